@@ -56,10 +56,7 @@ def test_a_model_is_put_back(alone, change):
 
 
 def test_two_at_once_are_two_models():
-    with (
-        pool.pool("vit_debug", **SETTINGS) as one,
-        pool.pool("vit_debug", **SETTINGS) as other,
-    ):
+    with pool.pool("vit_debug", **SETTINGS) as one, pool.pool("vit_debug", **SETTINGS) as other:
         assert one is not other
         assert state.weights_digest(one) == state.weights_digest(other)
 

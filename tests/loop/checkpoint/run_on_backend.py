@@ -34,8 +34,6 @@ OPTIMIZERS = {
 
 
 class Losses(keras.callbacks.Callback):
-    """The loss of every step."""
-
     saves_itself = True
 
     def __init__(self):
@@ -69,7 +67,6 @@ def fit(model, folder):
 
 
 def values(model):
-    """Weights, slots and the outputs for all rows."""
     held = {f"weight {k}": v for k, v in state.named(model.weights).items()}
     held |= {f"slot {k}": v for k, v in state.slots(model.optimizer).items()}
     outputs = keras.ops.convert_to_numpy(model(keras.ops.convert_to_tensor(X)))

@@ -25,15 +25,32 @@ def runs():
 
 @pytest.fixture(scope="module")
 def written(exchange):
-    """Folders of what each backend has run."""
     return find(exchange, SCRIPT)
 
 
-def test_a_run_of_each_optimizer_is_left_for_the_others(exchange, backend):
-    folder = leave(exchange, backend, SCRIPT)
+@pytest.fixture(scope="module")
+def left(exchange, backend):
+    return leave(exchange, backend, SCRIPT)
+
+
+def losses_of(folder, optimizer):
+    return json.loads((folder / f"{optimizer}.json").read_text())
+
+
+def test_a_run_of_each_optimizer_is_left_for_the_others(left):
     for optimizer in OPTIMIZERS:
-        losses = json.loads((folder / f"{optimizer}.json").read_text())
+        losses = losses_of(left, optimizer)
         assert np.mean(losses[-8:]) < np.mean(losses[:8])
+
+
+def test_steps_outside_of_fit_leave_nothing_behind(runs, left, tmp_path):
+    """A checkpoint fills a model all the same that was trained outside of `fit`."""
+    shutil.copytree(left / "sgd", tmp_path / "run")
+    model = runs.make_model("sgd")
+    runs.more(model)
+    runs.keras.utils.set_random_seed(3)
+    losses = runs.fit(model, tmp_path / "run")[runs.SAVED - runs.LAST :]
+    np.testing.assert_array_equal(losses, losses_of(left, "sgd")[runs.SAVED :])
 
 
 @across
@@ -63,7 +80,7 @@ def test_the_next_losses_are_those_of_the_other_backend(runs, written, tmp_path,
         shutil.copytree(source / optimizer, folder)
         runs.keras.utils.set_random_seed(3)
         losses = runs.fit(model, folder)
-        expected = json.loads((source / f"{optimizer}.json").read_text())
+        expected = losses_of(source, optimizer)
         assert len(expected) == runs.LAST
         got = losses[runs.SAVED - runs.LAST :]  # without the step that is told once more
         np.testing.assert_allclose(

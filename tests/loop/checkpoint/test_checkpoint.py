@@ -77,6 +77,7 @@ def test_evaluation_takes_the_moving_average(model, folder):
     np.testing.assert_array_equal(got, averages["first_kernel_average"])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
 def test_a_damaged_checkpoint_is_passed_over(folder, name, damage):
@@ -95,6 +96,7 @@ def test_a_damaged_checkpoint_is_passed_over(folder, name, damage):
     assert "step_00000002" in passed_over[0]
 
 
+@pytest.mark.once
 def test_when_none_verifies_all_are_named(folder):
     for step in (1, 2):
         (folder / f"step_0000000{step}" / "model.safetensors").write_bytes(b"")
@@ -104,12 +106,14 @@ def test_when_none_verifies_all_are_named(folder):
     assert "step_00000002" in str(e.value)
 
 
+@pytest.mark.once
 def test_no_checkpoint_at_all(tmp_path, model):
     assert manager.newest(tmp_path / "nowhere") is None
     with pytest.raises(manager.CheckpointError, match="there is no checkpoint"):
         manager.restore_newest(tmp_path, model)
 
 
+@pytest.mark.once
 def test_old_ones_go(model, folder):
     for step in (3, 4):
         save(folder, model, step=step, keep=3)
@@ -117,6 +121,7 @@ def test_old_ones_go(model, folder):
     assert names == ["step_00000004", "step_00000003", "step_00000002"]
 
 
+@pytest.mark.once
 def test_the_best_one_stays(model, tmp_path):
     for step, value in enumerate([3.0, 1.0, 2.0, 1.0, float("nan")], 1):
         save(tmp_path, model, step=step, keep=1, best="loss", logs={"loss": value})
@@ -124,6 +129,7 @@ def test_the_best_one_stays(model, tmp_path):
     assert names == ["step_00000005", "step_00000002"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("fails_at", [1, 4])
 def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
     calls = []
@@ -154,6 +160,7 @@ def test_a_checkpoint_of_another_model_fills_nothing(folder):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.once
 def test_another_format_is_refused(folder):
     path = folder / "step_00000002"
     found = json.loads((path / "state.json").read_text())
@@ -173,6 +180,7 @@ def test_a_state_that_is_not_finite_is_not_saved(model, folder):
     assert manager.newest(folder)[1].step == 2
 
 
+@pytest.mark.once
 def test_one_that_does_not_verify_does_not_push_a_good_one_out(model, folder):
     (folder / "step_00000002" / "model.safetensors").write_bytes(b"")
     (folder / "step_00000002").rename(folder / "step_00000009")
@@ -181,6 +189,7 @@ def test_one_that_does_not_verify_does_not_push_a_good_one_out(model, folder):
 
 
 def test_digest_sees_values_and_paths(model):
+    fill(model, 0)
     before = state.weights_digest(model)
     assert state.weights_digest(model) == before
     kernel = model.get_layer("first").kernel

@@ -15,6 +15,7 @@ def found_as(stored, wanted):
     return as_counted(found, {"model": dict.fromkeys(wanted)})["model"]
 
 
+@pytest.mark.once
 def test_numbers_move_together_and_keep_their_order():
     stored = ["dense/kernel", "dense_9/kernel", "dense_10/kernel", "block_0/norm/scale", "x:slot"]
     wanted = ["dense_2/kernel", "dense_11/kernel", "dense_12/kernel", "block_0/norm_3/scale"]
@@ -26,6 +27,7 @@ def test_numbers_move_together_and_keep_their_order():
     }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "wanted",
     [

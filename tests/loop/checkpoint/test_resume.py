@@ -10,8 +10,6 @@ from kmodels.checkpoint.saving import SaveInterval
 from kmodels.core.errors import InputError
 from stopped_runs import BATCH, EPOCHS, STEPS, Kill, Killed, X, Y, fit, make_model, run
 
-ALL = {"use_ema": True, "gradient_accumulation_steps": 2}
-
 
 def steps_in(folder):
     return [int(path.name[-8:]) for path in manager.list_checkpoints(folder)]

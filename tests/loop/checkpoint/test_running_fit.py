@@ -12,7 +12,7 @@ from kmodels.checkpoint import state
 from kmodels.core import keras_internals
 from kmodels.models import ViTImageClassifier
 from kmodels.training import TrainStep
-from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, X, Y, make_model
+from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, X, Y, make_model, put_back
 from stopped_runs import fit as keras_fit
 
 
@@ -64,11 +64,9 @@ def step():
 def parts(model, x, folder, stops, shaped=None):
     """Weights, history and what EarlyStopping knows, after as many parts as there are stops."""
     model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
-    first = [(v, np.array(state.host_values(v))) for v in variables]
+    first = put_back(model)
     for stop in (*stops, None):
-        for variable, values in first:
-            state.put(variable, values)
+        first()
         keras.utils.set_random_seed(7)
         checkpoint, early = Checkpoint(folder, every=2), keras.callbacks.EarlyStopping("loss")
         callbacks = [checkpoint, early, *([] if stop is None else [Kill(stop)])]
@@ -82,17 +80,16 @@ def parts(model, x, folder, stops, shaped=None):
                 model.fit(x, Y, **settings)
             checkpoint.wait()
         assert checkpoint.fit is None
-    for variable, values in first:
-        state.put(variable, values)
+    first()
     assert history is model.history
     return found
 
 
-@pytest.mark.parametrize("shaped", [None, nested, in_a_list_of_keras])
-def test_a_task_tells_what_it_is_in(task, tmp_path, nobody_looks, shaped):
+def test_a_task_tells_what_it_is_in(task, tmp_path, nobody_looks):
     whole = parts(*task, tmp_path / "whole", ())
-    assert parts(*task, tmp_path / "cut", (3, 6), shaped) == whole
     assert len(whole[1]["loss"]) == EPOCHS
+    for shaped in (None, nested, in_a_list_of_keras):
+        assert parts(*task, tmp_path / str(shaped), (3, 6), shaped) == whole, shaped
 
 
 def test_a_train_step_tells_too(step, tmp_path, nobody_looks):
@@ -100,13 +97,19 @@ def test_a_train_step_tells_too(step, tmp_path, nobody_looks):
     assert parts(*step, tmp_path / "cut", (3, 6)) == whole
 
 
-def test_after_an_error_of_it_signals_have_their_former_meaning(step, tmp_path, nobody_looks):
-    model, x = step
+@pytest.mark.parametrize("own", [True, False])
+def test_after_an_error_signals_have_their_former_meaning(step, tmp_path, own):
+    # A suite that a shell put into the background ignores the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    callbacks = [Checkpoint(tmp_path), Kill(1)]
     try:
         with pytest.raises(Killed):
-            model.fit(x, Y, verbose=0, callbacks=[Checkpoint(tmp_path), Kill(1)])
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if own:
+                step[0].fit(step[1], Y, verbose=0, callbacks=callbacks)
+            else:
+                keras_fit(make_model(), callbacks)
+        if own:
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:

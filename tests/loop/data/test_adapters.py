@@ -1,4 +1,4 @@
-"""What `fit` is given, on the backend in use; other frameworks' loaders: test_adapters_across."""
+"""What `fit` is given, on the backend in use; each kind of data: test_any_data."""
 
 import keras
 import numpy as np
@@ -9,129 +9,29 @@ from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, ImageLoader, as_dataset, order
 from kmodels.data.fit.batches import as_tuple, to_numpy
 from kmodels.data.fit.run import FollowEpoch
-from kmodels.data.fit.stream import OneShot
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
 Y = np.arange(11, dtype="float32")[:, None]
 
 
-class Total(keras.metrics.Metric):
-    """Sum of labels, and of their squares: tells lost and repeated samples."""
-
-    def __init__(self, name="total", power=1):
-        super().__init__(name=name)
-        self.power = power
-        self.total = self.add_variable(shape=(), initializer="zeros", name="total")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32") ** self.power))
-
-    def result(self):
-        return self.total + 0.0
+def label(y_true, y_pred):
+    return y_true
 
 
 @pytest.fixture(scope="module")
 def model():
     inputs = keras.Input((2,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse", metrics=[Total(), Total("squares", 2)], jit_compile=False)
-    model.optimizer.learning_rate = 0.0
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[label], jit_compile=False)
     return model
 
 
 class Batches:
-    """An iterable of batches that is no iterator."""
-
-    def __init__(self, size=4, kind=tuple, sized=True):
-        self.batches = [
-            kind((X[at : at + size], Y[at : at + size])) for at in range(0, len(X), size)
-        ]
-        if sized:
-            self.__class__ = SizedBatches
-
     def __iter__(self):
-        return iter(self.batches)
-
-
-class SizedBatches(Batches):
-    def __len__(self):
-        return len(self.batches)
-
-
-class Samples:
-    """Numbered samples, as a torch Dataset: no __iter__."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, index):
-        return X[index], Y[index]
-
-
-class Python(keras.utils.PyDataset):
-    def __init__(self):
-        super().__init__()
+        return ((X[at : at + 4], Y[at : at + 4]) for at in range(0, len(X), 4))
 
     def __len__(self):
         return 3
-
-    def __getitem__(self, index):
-        return X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
-
-
-def as_dict(pair):
-    return {"image": pair[0], "label": pair[1]}
-
-
-GIVEN = {
-    "arrays": lambda: (X, Y),
-    "tensors": lambda: (keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y)),
-    "iterable": lambda: (Batches(), None),
-    "lists": lambda: (Batches(kind=list), None),
-    "dictionaries": lambda: (Batches(kind=as_dict), None),
-    "list of batches": lambda: (Batches().batches, None),
-    "samples": lambda: (Samples(), None),
-    "PyDataset": lambda: (Python(), None),
-}
-
-
-@pytest.mark.parametrize("kind", GIVEN)
-@pytest.mark.parametrize("preprocess", [None, lambda x, y=None: (x, y)])
-def test_each_epoch_sees_every_sample_once(model, kind, preprocess):
-    x, y = GIVEN[kind]()
-    held_out = (X, Y) if y is not None else GIVEN[kind]()[0]
-    told = arguments(
-        "fit", x, y, preprocess=preprocess, epochs=2, batch_size=4, verbose=0, shuffle=True,
-        validation_data=held_out,
-    )  # fmt: skip
-    history = model.fit(**told).history
-    for name in ("total", "val_total"):
-        assert history[name] == [55.0, 55.0], name
-    for name in ("squares", "val_squares"):
-        assert history[name] == [385.0, 385.0], name
-    logs = model.evaluate(**arguments("evaluate", x, y, verbose=0, return_dict=True))
-    assert logs["total"] == 55.0
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_a_stream_of_unknown_length(model):
-    history = model.fit(**arguments("fit", Batches(sized=False), epochs=2, verbose=0, shuffle=True))
-    assert history.history["total"] == [55.0, 55.0]
-
-
-def test_no_batch_of_a_generator_is_lost_or_repeated(model):
-    endless = (Batches().batches[i % 3] for i in range(10**6))
-    told = arguments("fit", endless, epochs=2, steps_per_epoch=3, verbose=0, shuffle=True)
-    assert model.fit(**told).history["squares"] == [385.0, 385.0]
-
-
-def test_a_used_up_generator_says_so():
-    once = OneShot(iter([1, 2, 3]))
-    assert next(iter(once)) == 1  # Keras builds the model
-    once.begin()
-    assert list(once) == [1, 2, 3]
-    with pytest.raises(InputError, match="the generator is used up; give steps_per_epoch"):
-        list(once)
 
 
 def test_predict(model):
@@ -169,31 +69,26 @@ def test_follow_epoch_starts_where_training_starts(model):
 
 
 def test_class_weight_reaches_a_stream(model):
-    told = arguments(
-        "fit",
-        Batches(),
-        epochs=1,
-        verbose=0,
-        shuffle=True,
-        class_weight=dict.fromkeys(range(11), 0.0),
-    )
+    weights = dict.fromkeys(range(11), 0.0)
+    told = arguments("fit", Batches(), verbose=0, shuffle=True, class_weight=weights)
     assert model.fit(**told).history["loss"] == [0.0]
 
 
 def test_validation_split_takes_the_last_part(model):
     told = arguments("fit", X, Y, validation_split=0.3, verbose=0, shuffle=True, batch_size=4)
     history = model.fit(**told).history
-    assert history["total"] == [21.0] and history["val_total"] == [34.0]
-    with pytest.raises(InputError, match="validation_split needs arrays, not SizedBatches"):
+    assert history["label"] == [3.0] and history["val_label"] == [8.5]
+    with pytest.raises(InputError, match="validation_split needs arrays, not Batches"):
         arguments("fit", Batches(), validation_split=0.3, shuffle=True)
     with pytest.raises(InputError, match="leaves a part empty"):
         arguments("fit", X, Y, validation_split=0.99, shuffle=True)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((Batches(), Y), "SizedBatches makes its own batches, so y cannot be given"),
+        ((Batches(), Y), "Batches makes its own batches, so y cannot be given"),
         ((Batches(), None, Y), "so sample_weight cannot be given"),
         ((object(),), "cannot train on object; give arrays"),
         (("words",), "cannot train on 'words'"),
@@ -207,6 +102,7 @@ def test_errors(arguments, message):
         as_dataset(*arguments)
 
 
+@pytest.mark.once
 def test_batches_of_strange_shape():
     with pytest.raises(InputError, match="4 items per batch"):
         as_tuple((1, 2, 3, 4))

@@ -45,6 +45,21 @@ class Seen(keras.metrics.Metric):
         return self.total + 0.0
 
 
+class Total(keras.metrics.Metric):
+    """Sum of squared labels, in whatever order: tells lost and repeated samples."""
+
+    def __init__(self, name="total"):
+        super().__init__(name=name)
+        self.total = self.add_variable(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32") ** 2))
+
+    def result(self):
+        return self.total + 0.0
+
+
+TOTAL = float((Y.astype("float32") ** 2).sum())
 WANTED = float((PLACES * (1000 * Y + SEEN[:, 0])).sum())
 
 
@@ -55,7 +70,7 @@ def model():
     dense = keras.layers.Dense(1, use_bias=False)
     model = keras.Model(inputs, dense(joined))
     dense.kernel.assign(KERNEL)
-    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Seen()])
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Seen(), Total()])
     return model
 
 
@@ -75,13 +90,15 @@ class Samples:
         return named(index)
 
 
-class Batches:
+class Stream:
     def __init__(self, make):
         self.make = make
 
     def __iter__(self):
         return map(self.make, LOADED)
 
+
+class Batches(Stream):
     def __len__(self):
         return len(LOADED)
 
@@ -145,6 +162,12 @@ def torch_loader(workers):
     return make
 
 
+def numbered_loader(folder):
+    from torch.utils.data import DataLoader
+
+    return DataLoader(Samples(), BATCH)
+
+
 def web_dataset(folder):
     import webdataset
 
@@ -202,6 +225,8 @@ KINDS = {
         {},
     ),
     "iterable": (lambda folder: Batches(pair), {}),
+    "lists": (lambda folder: Batches(lambda rows: [*pair(rows)]), {}),
+    "iterable of unknown length": (lambda folder: Stream(pair), {}),
     "named columns": (lambda folder: Batches(named), {}),
     "list of batches": (lambda folder: list(Batches(pair)), {}),
     "generator function": (lambda folder: lambda: iter(Batches(pair)), {}),
@@ -213,6 +238,7 @@ KINDS = {
 }
 ELSEWHERE = {
     "DataLoader": (torch_loader(0), {}),
+    "DataLoader, named columns": (numbered_loader, {}),
     "DataLoader, 2 workers": (torch_loader(2), {}),
     "WebDataset": (web_dataset, {}),
     "WebLoader": (web_loader, {}),
@@ -225,6 +251,10 @@ ELSEWHERE = {
 }
 
 
+def halved(x, y=None):
+    return x, y / 2
+
+
 def check(model, folder, make, told):
     def given():
         made = make(folder)
@@ -235,8 +265,7 @@ def check(model, folder, make, told):
     x, y = given()
     if not told:  # an endless one to validate on would have to be told too
         data, labels = given()
-        data = data if labels is None else (data, labels)
-        told["validation_data"] = data
+        told["validation_data"] = data if labels is None else (data, labels)
     history = run(model, "fit", x, y, epochs=2, shuffle=False, **settings, **told).history
     assert history["seen"] == [WANTED, WANTED]
     assert history.get("val_seen", [WANTED, WANTED]) == [WANTED, WANTED]
@@ -245,9 +274,18 @@ def check(model, folder, make, told):
     assert logs["seen"] == WANTED
     x, _ = given()
     np.testing.assert_array_equal(run(model, "predict", x, **settings, **steps), SEEN)
+    x, y = given()
+    if "validation_data" in told:
+        data, labels = given()
+        told["validation_data"] = data if labels is None else (data, labels)
+    told["preprocess"] = halved
+    history = run(model, "fit", x, y, epochs=2, shuffle=True, **settings, **told).history
+    assert history["total"] == [TOTAL / 4, TOTAL / 4]
+    assert history.get("val_total", [TOTAL / 4, TOTAL / 4]) == [TOTAL / 4, TOTAL / 4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
     check(model, tmp_path, *KINDS[kind])
 

@@ -13,8 +13,6 @@ from kmodels.data.fit.feed import workers_of
 
 
 class Time:
-    """A clock that the test turns."""
-
     def __init__(self, monkeypatch, cores):
         self.now = self.cpu = 100.0
         monkeypatch.setattr(data_wait, "perf_counter", lambda: self.now)
@@ -39,6 +37,7 @@ class Time:
 SLOW = [0.1] * 20
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("settings", "cores", "waits", "making_cpu", "said"),
     [
@@ -62,12 +61,12 @@ SLOW = [0.1] * 20
     ],
 )  # fmt: skip
 def test_the_line(monkeypatch, settings, cores, waits, making_cpu, said):
-    line = Time(monkeypatch, cores).epoch(
-        data_wait.DataWaitTimer(*settings), waits, 0.05, making_cpu
-    )
+    timer = data_wait.DataWaitTimer(*settings)
+    line = Time(monkeypatch, cores).epoch(timer, waits, 0.05, making_cpu)
     assert line is None if said is None else said in line
 
 
+@pytest.mark.once
 def test_the_share_of_a_run(monkeypatch):
     clock, turned = data_wait.DataWaitTimer(), Time(monkeypatch, 4)
     assert clock.share == 0.0
@@ -76,6 +75,7 @@ def test_the_share_of_a_run(monkeypatch):
     assert clock.share == pytest.approx(1 / 3)
 
 
+@pytest.mark.once
 def test_a_pipeline_that_is_ahead_of_the_steps(monkeypatch):
     """Steps of 30 ms; batches ready at 100, 110, 120, 200 ms; two of the four are late."""
     clock, turned = data_wait.DataWaitTimer(), Time(monkeypatch, 4)
@@ -96,24 +96,41 @@ def test_a_pipeline_that_is_ahead_of_the_steps(monkeypatch):
     assert clock.waited == pytest.approx(0.1 + 0.01) and clock.batches == 4
 
 
-def test_slow_data_is_told_after_the_epoch(capsys):
-    def slow():
-        for _ in range(8):
-            time.sleep(0.05)
-            yield np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
+def slow():
+    for _ in range(8):
+        time.sleep(0.05)
+        yield np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
 
+
+def tf_data():
+    """A pipeline that TensorFlow goes through by itself under its own backend."""
+    import tensorflow as tf
+
+    spec = tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1))
+    return tf.data.Dataset.from_generator(slow, output_signature=spec)
+
+
+KINDS = {"generator": (lambda: slow, "worker")}
+if keras.backend.backend() == "tensorflow":
+    KINDS["tf.data"] = tf_data, "num_parallel_calls=tf.data.AUTOTUNE"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slow_data_is_told_after_the_epoch(capsys, kind):
+    make, advice = KINDS[kind]
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
-    run(model, "fit", slow, epochs=2, shuffle=True, verbose=2)
+    run(model, "fit", make(), epochs=2, shuffle=True, verbose=2)
     said = capsys.readouterr().out.splitlines()
     waited = [line for line in said if line.startswith("waited for data ")]
-    assert len(waited) == 2 and "worker" in waited[1]
+    assert len(waited) == 2 and advice in waited[1]
     # Each stands below the line of its epoch.
     assert said.index(waited[0]) < said.index("Epoch 2/2")
-    run(model, "fit", slow, shuffle=True, verbose=0)
+    run(model, "fit", make(), shuffle=True, verbose=0)
     assert not capsys.readouterr().out
 
 
+@pytest.mark.once
 def test_the_workers_of_data():
     class Loader(keras.utils.PyDataset):
         num_workers = 3

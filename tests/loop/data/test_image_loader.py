@@ -43,21 +43,20 @@ def wanted(epochs, seed=3):
 
 
 @pytest.mark.parametrize("first", [0, 4])
-def test_fit_sees_every_sample_in_the_order_of_the_epoch(model, first):
+@pytest.mark.parametrize("told", [False, True])
+def test_fit_sees_every_sample_in_the_order_of_the_epoch(model, first, told):
+    """That of the loader, or, where a callback sets it, that of `fit`."""
     source = Recording()
     loader = ImageLoader(source, 4, shuffle=True, seed=3)
-    loader.set_epoch(first)
-    model.fit(loader, epochs=3, shuffle=False, verbose=0)
+    settings = {"shuffle": False, "verbose": 0}
+    if told:
+        tell = keras.callbacks.LambdaCallback(on_epoch_begin=lambda n, _: loader.set_epoch(n))
+        settings |= {"callbacks": [tell], "initial_epoch": first}
+    else:
+        loader.set_epoch(first)
+    model.fit(loader, epochs=3 + first * told, **settings)
     # Keras reads a batch or two before it trains, to learn their shapes.
     assert source.seen[-3 * COUNT :] == wanted(range(first, first + 3))
-
-
-def test_set_epoch_from_a_callback_rules(model):
-    source = Recording()
-    loader = ImageLoader(source, 4, shuffle=True, seed=3)
-    tell = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: loader.set_epoch(epoch))
-    model.fit(loader, epochs=7, initial_epoch=5, shuffle=False, verbose=0, callbacks=[tell])
-    assert source.seen[-2 * COUNT :] == wanted([5, 6])
 
 
 def test_resuming_in_the_middle_of_an_epoch(model):
@@ -74,14 +73,13 @@ def test_resuming_in_the_middle_of_an_epoch(model):
         loader.set_epoch(0, skip=3)
 
 
+@pytest.mark.once
 def test_the_last_batch():
-    assert [len(x) for x, _ in ImageLoader(ArraySource(IMAGES, LABELS), 4)] == [4, 4, 3]
-    assert [len(x) for x, _ in ImageLoader(ArraySource(IMAGES, LABELS), 4, drop_last=True)] == [
-        4,
-        4,
-    ]
+    source = ArraySource(IMAGES, LABELS)
+    for drop_last, sizes in ((False, [4, 4, 3]), (True, [4, 4])):
+        assert [len(x) for x, _ in ImageLoader(source, 4, drop_last=drop_last)] == sizes
     with pytest.raises(IndexError, match="batch 3 of 3"):
-        ImageLoader(ArraySource(IMAGES, LABELS), 4)[3]
+        ImageLoader(source, 4)[3]
 
 
 def test_workers_give_the_same_batches():
@@ -103,6 +101,7 @@ def test_workers_give_the_same_batches():
     assert helped._pool is None
 
 
+@pytest.mark.once
 def test_workers_need_no_main_guard_and_no_framework(tmp_path):
     """A plain script: with spawn or forkserver, each worker would run it again."""
     script = tmp_path / "script.py"
@@ -120,6 +119,7 @@ def test_workers_need_no_main_guard_and_no_framework(tmp_path):
     assert done.stdout.split() == ["once", "2"], done.stderr
 
 
+@pytest.mark.once
 def test_errors_of_workers_arrive():
     class Local(ArraySource):
         pass

@@ -33,6 +33,7 @@ def counted(made, end=None, error=None):
         raise error
 
 
+@pytest.mark.once
 def test_in_order_and_no_further_ahead_than_told():
     made = []
     ahead = prefetch.Ahead(counted(made), 3, lambda number: -number)
@@ -44,6 +45,7 @@ def test_in_order_and_no_further_ahead_than_told():
     assert not threads()
 
 
+@pytest.mark.once
 def test_an_end_and_an_error_come_after_what_was_made_before():
     error = OSError("the disk is gone")
     for wanted, given in ((StopIteration, None), (OSError, error)):
@@ -55,6 +57,7 @@ def test_an_end_and_an_error_come_after_what_was_made_before():
         ahead.settle()  # which ends too
 
 
+@pytest.mark.once
 def test_left_alone_it_ends():
     closed = threading.Event()
 
@@ -71,6 +74,7 @@ def test_left_alone_it_ends():
     assert closed.wait(10) and not threads()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("works", [True, False])
 def test_time_in_which_the_device_is_busy_is_no_wait(monkeypatch, works):
     """The batch comes five seconds later by the clock; a device that worked meanwhile lost none."""
@@ -123,32 +127,29 @@ class Batches:
             yield X[start : start + 4] + np.random.rand(), Y[start : start + 4]
 
 
-def test_an_error_of_the_data_arrives_as_it_was(model, ahead):
-    for arguments in ({"x": Batches(8)}, {"x": Batches(), "validation_data": Batches(8)}):
-        held_out = arguments.get("validation_data")
-        more = {} if held_out is None else {"validation_data": as_dataset(held_out)}
-        with pytest.raises(OSError, match="cannot read image 17"):
-            run(model, "fit", arguments["x"], shuffle=False, verbose=0, **more)
-        assert not threads()
+class Later(Batches):
+    """Goes wrong at the first batch after so many passes."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.passes = passes
+
+    def __iter__(self):
+        self.passes -= 1
+        self.wrong = 0 if self.passes < 0 else None
+        return super().__iter__()
 
 
-def test_the_model_survives_a_first_batch_that_goes_wrong(model, ahead):
-    """In a later epoch, and in the validation of one: Keras on JAX has taken the weights out."""
-
-    class Later(Batches):
-        def __init__(self, passes):
-            super().__init__()
-            self.passes = passes
-
-        def __iter__(self):
-            self.passes -= 1
-            self.wrong = 0 if self.passes < 0 else None
-            return super().__iter__()
-
-    for told in ({"x": Later(1)}, {"x": Batches(), "validation_data": as_dataset(Later(1))}):
-        with pytest.raises(OSError, match="cannot read image 17"):
-            run(model, "fit", told.pop("x"), epochs=3, shuffle=False, verbose=0, **told)
-        assert np.isfinite(model.predict(X, verbose=0)).all()
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("validation", [False, True])
+def test_an_error_of_the_data_arrives_as_it_was(model, ahead, epochs, validation):
+    """Also at the first batch of a later epoch: Keras on JAX has taken the weights out."""
+    wrong = Batches(8) if epochs == 1 else Later(1)
+    x, more = (Batches(), {"validation_data": as_dataset(wrong)}) if validation else (wrong, {})
+    with pytest.raises(OSError, match="cannot read image 17"):
+        run(model, "fit", x, epochs=epochs, shuffle=False, verbose=0, **more)
+    assert not threads()
+    assert np.isfinite(model.predict(X, verbose=0)).all()
 
 
 def test_training_that_is_stopped_leaves_no_thread(model, ahead):
@@ -245,6 +246,7 @@ def test_no_batch_of_a_generator_is_lost_to_building_the_model(model, ahead):
     assert seen[-9:] == list(range(9))
 
 
+@pytest.mark.once
 def test_settings(monkeypatch):
     monkeypatch.setenv("KMODELS_PREFETCH", "many")
     with pytest.raises(InputError, match="KMODELS_PREFETCH is 'many'; give a number of batches"):

@@ -18,6 +18,7 @@ def weights_of(loader):
     return np.concatenate([loader[i][2] for i in range(len(loader))])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("make", [pad, pack])
 def test_the_mean_over_all_positions_is_the_mean_over_tokens(make):
     loader = TextLoader(make(examples(), 8, 0), 3)
@@ -48,6 +49,7 @@ def test_evaluation_gives_the_loss_per_token_packed_or_not():
         assert loss == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.once
 def test_an_epoch_has_each_row_once_in_an_order_of_seed_and_epoch():
     rows = pad(examples(), 8, 0)
     rows[0]["row"] = np.arange(7)
@@ -71,6 +73,7 @@ def test_an_epoch_has_each_row_once_in_an_order_of_seed_and_epoch():
     assert order(TextLoader(rows, 3, shuffle=True, seed=5)) == first
 
 
+@pytest.mark.once
 def test_nothing_to_learn_and_wrong_numbers():
     x, labels, weights = pad(examples(), 8, 0)
     with pytest.raises(InputError, match="the data is empty"):

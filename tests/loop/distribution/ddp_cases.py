@@ -43,8 +43,6 @@ def digest(variables):
 
 
 class Steps(keras.callbacks.Callback):
-    """What a callback sees after each step."""
-
     def __init__(self):
         super().__init__()
         self.logs = []
@@ -57,7 +55,6 @@ class Steps(keras.callbacks.Callback):
 
 
 def trained(model, plan, optimizer, data, epochs=2, **compiled):
-    """What a run of a few steps shows."""
     model = model if plan is None else plan.prepare(model)
     compiled = {
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -20,7 +20,6 @@ FULL = ROWS // BATCH * BATCH
 
 
 def numbers(rows=ROWS, seed=0):
-    """Images and labels."""
     rng = np.random.default_rng(seed)
     x = rng.random((rows, 8, 8, 3), "float32")
     return x, np.eye(CLASSES, dtype="float32")[rng.integers(0, CLASSES, rows)]
@@ -43,8 +42,6 @@ class Batches(keras.utils.PyDataset):
 
 
 class Samples:
-    """One sample by number, for loaders of other packages."""
-
     def __init__(self, x, y):
         self.x, self.y = x, y
 
@@ -69,12 +66,10 @@ def pictures(x, y):
 
 
 def numbered(x, y):
-    """A PyDataset."""
     return Batches(x, y), None
 
 
 def generated(x, y):
-    """A generator function, of batches with names."""
 
     def batches():
         for start in range(0, len(x), BATCH):
@@ -110,21 +105,18 @@ def dataloader(x, y):
 
 
 def tf_data(x, y):
-    """A tf.data pipeline."""
     import tensorflow as tf
 
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH), None
 
 
 def grain(x, y):
-    """A grain MapDataset, shuffled."""
     import grain
 
     return grain.MapDataset.source(Samples(*arrays(x, y))).seed(1).shuffle().batch(BATCH), None
 
 
 def datasets(x, y):
-    """A Hugging Face data set, shuffled by kmodels."""
     from datasets import Dataset
 
     x, y = arrays(x, y)
@@ -132,7 +124,6 @@ def datasets(x, y):
 
 
 def vit(spec, **compiled):
-    """A small model over a mesh, or without one."""
     plan = distribute(spec)
     keras.utils.set_random_seed(3)
     backbone = ViTBackbone(
@@ -145,9 +136,9 @@ def vit(spec, **compiled):
     return model
 
 
-def fed(spec, kinds):
+def fed(spec, kinds, model=None):
     """Two epochs of each kind of data from the same weights, and evaluation and prediction."""
-    model, found = vit(spec), {}
+    model, found = model or vit(spec), {}
     # Of weights in parts no process has all.
     first = model.get_weights() if len(kinds) > 1 else None
     whole, held_out = numbers(), numbers(HELD_OUT, seed=1)
@@ -169,7 +160,6 @@ def fed(spec, kinds):
 
 
 def spread(spec):
-    """A mesh of its own."""
     return fed(spec, [arrays])["arrays"]
 
 
@@ -184,9 +174,8 @@ class Stop(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.01
 
 
-def followed(spec, folder):
-    """Who writes, and who decides."""
-    model, name = vit(spec), f"{folder}/{processes.index()}"
+def followed(model, folder):
+    name = f"{folder}/{processes.index()}"
     callbacks = [
         keras.callbacks.CSVLogger(f"{name}.csv"),
         keras.callbacks.ModelCheckpoint(f"{name}.weights.h5", save_weights_only=True),
@@ -199,7 +188,6 @@ def followed(spec, folder):
 
 
 def refused(spec):
-    """What is told before the first step."""
     model, me, found = vit(spec, metrics=["accuracy"]), processes.index(), {}
     plan, (x, y) = current(), numbers()
     assert plan is not None
@@ -250,11 +238,14 @@ def unequal(spec):
 if __name__ == "__main__":
     specs, folder, *names = sys.argv[1:]
     main, *others = specs.split(";")
-    found: dict[str, Any] = {"fed": fed(main, [globals()[name] for name in names])}
+    model = vit(main)
+    found: dict[str, Any] = {"fed": fed(main, [globals()[name] for name in names], model)}
+    if folder:
+        found["followed"] = followed(model, folder)
+        found["files"] = sorted(path.name for path in Path(folder).iterdir())
     found |= {other: spread(other) for other in others}
     if folder:
-        found |= {"refused": refused(main), "followed": followed(main, folder)}
-        found["files"] = sorted(path.name for path in Path(folder).iterdir())
+        found["refused"] = refused(main)
     print(json.dumps(found), flush=True)
     if folder:
         unequal(main)

@@ -29,14 +29,9 @@ GRACE = 15.0
 
 @dataclass(frozen=True)
 class Process:
-    """What one process runs.
+    """What one process runs: a Python file, or a module by its name, without a slash and a dot.
 
-    Attributes:
-        script: a Python file; a name without a slash and a dot, such as "torch.distributed.run",
-            is a module.
-        arguments: for it.
-        env: variables beside those of the tests; None takes one away.
-        folder: where it runs, by default that of the tests.
+    `env` is put over the variables of the tests; None takes one away.
     """
 
     script: Path | str
@@ -47,15 +42,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Output:
-    """What one process left.
-
-    Attributes:
-        status: as `subprocess` has it, -9 for SIGKILL.
-        stdout: all of it.
-        stderr: all of it.
-        seconds: how long it ran.
-        late: whether it was killed because time was up.
-    """
+    """What one process left; `late`: it was killed because time was up."""
 
     status: int
     stdout: str
@@ -64,19 +51,16 @@ class Output:
     late: bool
 
     def result(self) -> Any:
-        """The last line of stdout, read as JSON."""
         return json.loads(self.stdout.splitlines()[-1])
 
 
 def free_port() -> int:
-    """A port on this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def torch_ranks(count: int, **env: str) -> list[dict[str, str]]:
-    """What torchrun tells each of `count` processes on one machine."""
     port = str(free_port())
     return [
         {
@@ -115,13 +99,8 @@ def launch(
 ) -> list[Output]:
     """Runs all at once; when it returns, they and all that they started are gone.
 
-    Args:
-        processes: one for each rank.
-        seconds: after these all that still run are killed.
-        check: raises `AssertionError`, with the end of what each wrote, where one fails or is late.
-
-    Returns:
-        The outputs, in the order of the processes.
+    After so many seconds all that still run are killed. With `check` an `AssertionError` shows the
+    end of what each wrote, where one fails or is late.
     """
     with tempfile.TemporaryDirectory() as folder:
         children = [_Child(process, Path(folder) / str(i)) for i, process in enumerate(processes)]
@@ -195,7 +174,6 @@ class _Child:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The children of a process and theirs."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
     parents = [tuple(map(int, line.split())) for line in table.stdout.splitlines()]
     found = [pid]

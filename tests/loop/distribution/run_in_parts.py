@@ -77,7 +77,6 @@ def fit(plan, model, folder, *callbacks, epochs=EPOCHS):
 
 
 def everything(model):
-    """The variables of a model and its optimizer, by part and name."""
     held = state.parts(model, False)
     return {
         f"{part} {name}": variable
@@ -87,7 +86,6 @@ def everything(model):
 
 
 def values(model):
-    """Their values, gathered."""
     return state.whole(everything(model))
 
 
@@ -100,7 +98,6 @@ def draw(model):
 
 
 def keep(file, arrays: Any):
-    """For other processes."""
     np.savez(file, **arrays)
 
 
@@ -118,7 +115,6 @@ def differing(model, expected):
 
 
 def newest(run) -> Any:
-    """The newest checkpoint, of which there is one."""
     return manager.newest(run)
 
 

@@ -30,15 +30,16 @@ def in_parts(test):
 
 
 def acts(mesh, others):
-    """What the script is told."""
     meshes = {"restored": "+".join([mesh, *others])}
     return [f"{act}:{meshes.get(act, mesh)}" for act in AFTER]
 
 
 def start(backend, folder, *told, check=True):
-    """Two processes of a run."""
     env = {"KERAS_BACKEND": backend, "KMODELS_PROCESS_SECONDS": "20"}
     env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "cache")
+    # Each process makes the same model several times, and its program is compiled once.
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     ranks = jax_ranks(2, 2, **env) if backend == "jax" else torch_ranks(2, **env)
     return launch([Process(SCRIPT, [str(folder), *told], env=r) for r in ranks], 240, check)
 
@@ -67,7 +68,6 @@ def run_torch(folder):
 
 
 def resumed(folder):
-    """What the first process says when a killed run continues."""
     return f"resumed from {folder}/killed/step_00000005 at step 5"
 
 
@@ -189,6 +189,7 @@ def test_torch_reads_and_writes_the_same_files(ran, backend):
         np.testing.assert_array_equal(written[name].read(), array)
 
 
+@pytest.mark.once
 def test_any_cut_of_parts_gives_the_whole(tmp_path):
     rng = np.random.default_rng(0)
     whole = {"a": rng.normal(size=(5, 4)), "b": rng.integers(0, 9, (3,)), "c": np.array(2.5)}
@@ -208,6 +209,7 @@ def test_any_cut_of_parts_gives_the_whole(tmp_path):
         read_parts(paths[:2] + paths[:1])
 
 
+@pytest.mark.once
 def test_a_run_of_fewer_or_more_processes_takes_what_differs(tmp_path, monkeypatch):
     def be(index, count):
         monkeypatch.setattr(processes, "index", lambda: index)
@@ -233,6 +235,7 @@ def test_a_run_of_fewer_or_more_processes_takes_what_differs(tmp_path, monkeypat
             np.testing.assert_array_equal(found, wanted[index])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["averages of the own rows", "averages over all rows"])
 def test_what_one_process_counted_is_counted_once(kind, tmp_path, monkeypatch):
     own = kind == "averages of the own rows"

@@ -12,8 +12,14 @@ from kmodels.checkpoint.state import slots
 from kmodels.core.dispatch import generic_only
 from kmodels.core.errors import InputError
 from kmodels.distribution import current, distribute, layout, parse_mesh
+from kmodels.models.two_towers.presets import PRESETS as TWO_TOWERS
 from kmodels.training import AdamW
 from tolerances import tolerance
+
+if keras.backend.backend() != "jax":
+    pytest.skip("needs JAX", allow_module_level=True)
+
+from compiled_step_jax import compiled_step
 
 STEPS, BATCH = 40, 16
 rng = np.random.default_rng(0)
@@ -32,24 +38,18 @@ def _no_mesh_left():
 
 
 def in_force():
-    """The plan in force; there is one."""
     plan = current()
     assert plan is not None
     return plan
 
 
+VIT = {"image_shape": (16, 16, 3), "num_layers": 1, "num_heads": 2}
+VIT |= {"hidden_dim": 32, "mlp_dim": 64}
+
+
 def make_vit(dtype="float32", lora=False):
-    backbone = models.ViTBackbone(
-        image_shape=(16, 16, 3),
-        patch_size=8,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=32,
-        mlp_dim=64,
-        dropout_rate=0.1,
-        attention_dropout=0.1,
-        dtype=dtype,
-    )
+    rates = {"dropout_rate": 0.1, "attention_dropout": 0.1}
+    backbone = models.ViTBackbone(patch_size=8, dtype=dtype, **rates, **VIT)
     model = models.ViTImageClassifier(backbone, 10)
     if lora:
         model.enable_lora(4, dropout=0.1, targets="all-linear")
@@ -58,15 +58,7 @@ def make_vit(dtype="float32", lora=False):
 
 def make_rows():
     """A ViT on rows of patches, in each of which two images of different grids stand."""
-    backbone = models.NaFlexViTBackbone(
-        image_shape=(16, 16, 3),
-        patch_size=4,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=32,
-        mlp_dim=64,
-        dropout_rate=0.1,
-    )
+    backbone = models.NaFlexViTBackbone(patch_size=4, dropout_rate=0.1, **VIT)
     draw = np.random.default_rng(1)
     grids = np.array([[[2, 3], [1, 4]], [[3, 3], [0, 0]]])[np.arange(ROWS) % 2]
     patches = draw.normal(size=(ROWS, 12, 48)).astype("float32")
@@ -78,16 +70,11 @@ def make_rows():
 
 
 def make_gemma(dtype="float32", lora=True):
+    dropout = 0.0 if lora else 0.1
     backbone = models.GemmaBackbone(
-        vocabulary_size=64,
-        num_layers=1,
-        num_query_heads=4,
-        num_key_value_heads=1,
-        hidden_dim=32,
-        intermediate_dim=64,
-        head_dim=8,
-        dropout=0.0 if lora else 0.1,
-        dtype=dtype,
+        **{"num_layers": 1, "num_query_heads": 4, "num_key_value_heads": 1, "head_dim": 8},
+        **{"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 64},
+        **{"dropout": dropout, "dtype": dtype},
     )
     model = models.GemmaCausalLM(backbone)
     if lora:
@@ -109,25 +96,16 @@ def compiled(make, mesh, **options):
     return model, data, more
 
 
-def train(make, mesh, callbacks=None, **options):
+def train(make, mesh, **options):
     """Mean losses of the epochs of 40 steps, and the model.
 
     The attention that is made for a CPU declines where heads are cut, and draws in another order.
     """
+    settings = {"epochs": STEPS * BATCH // ROWS, "batch_size": BATCH, "shuffle": False}
     with generic_only("attention"):
-        return _train(make, mesh, callbacks, **options)
-
-
-def _train(make, mesh, callbacks, **options):
-    model, data, more = compiled(make, mesh, **options)
-    settings = {
-        "batch_size": BATCH,
-        "epochs": STEPS * BATCH // ROWS,
-        "shuffle": False,
-        "callbacks": callbacks,
-        "verbose": 0,
-    }
-    return np.array(model.fit(*data, **more, **settings).history["loss"]), model
+        model, data, more = compiled(make, mesh, **options)
+        history = model.fit(*data, **more, **settings, verbose=0).history
+    return np.array(history["loss"]), model
 
 
 def make_experts(dtype="float32", lora=False):
@@ -156,22 +134,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_do_not_depend_on_the_mesh(backend, case):
-    if backend != "jax":
-        return
+def test_losses_do_not_depend_on_the_mesh(case):
     make, options, meshes = CASES[case]
     alone, _ = train(make, None, **options)
     assert alone[-1] < alone[0] - 0.1
     dtype = "bfloat16" if "bfloat16" in case else "float32"
     for mesh in meshes:
         losses, model = train(make, mesh, **options)
-        np.testing.assert_allclose(
-            losses,
-            alone,
-            rtol=0,
-            atol=tolerance("losses_of_ranks", dtype),
-            err_msg=f"{case} {mesh}",
-        )
+        atol = tolerance("losses_of_ranks", dtype)
+        np.testing.assert_allclose(losses, alone, rtol=0, atol=atol, err_msg=mesh)
         check_bytes(model)
 
 
@@ -201,29 +172,13 @@ def on_first_device(variable):
 
 
 def program(mesh):
-    """The training step of a ViT as XLA compiled it."""
-    import jax
-
     model, (images, labels), _ = compiled(make_vit, mesh)
-    model.optimizer.build(model.trainable_variables)
-    groups = (model.trainable_variables, model.non_trainable_variables)
-    groups += (model.optimizer.variables, model.metrics_variables)
-    state = tuple([variable.value for variable in group] for group in groups)
-    shardings = jax.tree.map(lambda array: array.sharding, state)
-    layout_of = keras.distribution.distribution().get_data_layout
-    batch = [
-        jax.device_put(array, layout_of(array.shape).backend_layout)
-        for array in (images[:BATCH], labels[:BATCH])
-    ]
-    step = jax.jit(model.train_step, out_shardings=(None, shardings))
-    return step.lower(state, tuple(batch)).compile().as_text() or ""
+    return compiled_step(model, (images[:BATCH], labels[:BATCH])).as_text() or ""
 
 
 @pytest.mark.parametrize("mesh", ["fsdp=8", "data=2,fsdp=2,model=2"])
-def test_weights_travel_and_activations_stay(backend, mesh):
+def test_weights_travel_and_activations_stay(mesh):
     """Rows are cut over data and fsdp together; a device never has those of another."""
-    if backend != "jax":
-        return
     text, mesh = program(mesh), parse_mesh(mesh)
     tokens = 5
     rows = {int(found) for found in re.findall(rf"f32\[(\d+),{tokens},", text)}
@@ -249,9 +204,7 @@ def make_functional():
     return keras.Model(inputs, outputs), (IMAGES, LABELS), {}
 
 
-def test_a_model_of_ones_own(backend):
-    if backend != "jax":
-        return
+def test_a_model_of_ones_own():
     alone, _ = train(make_functional, None)
     for mesh, kernel in (("data=8", (4, 4, 3, 32)), ("fsdp=8", (4, 4, 3, 4))):
         losses, model = train(make_functional, mesh)
@@ -263,9 +216,7 @@ def test_a_model_of_ones_own(backend):
             model.fit(IMAGES[:12], LABELS[:12], batch_size=12, verbose=0)
 
 
-def test_what_would_be_lost_is_said(backend):
-    if backend != "jax":
-        return
+def test_what_would_be_lost_is_said():
     early, _, _ = make_functional()
     plan = distribute("fsdp=8")
     with pytest.raises(InputError, match="not on the mesh fsdp=8, the first conv/kernel: they wer"):
@@ -273,10 +224,7 @@ def test_what_would_be_lost_is_said(backend):
     model, data, _ = compiled(make_vit, "data=4,model=2")
     keras.utils.clear_session()
     for check in (in_force().prepare, lambda model: model.fit(*data, verbose=0)):
-        with pytest.raises(
-            InputError,
-            match="mesh data=4,model=2 was dropped; call distr",
-        ):
+        with pytest.raises(InputError, match="mesh data=4,model=2 was dropped; call distr"):
             check(model)
     distribute(None)
     assert current() is None
@@ -286,10 +234,8 @@ def test_what_would_be_lost_is_said(backend):
         plan.prepare(model)
 
 
-def test_a_short_last_batch_and_predictions(backend):
+def test_a_short_last_batch_and_predictions():
     """Tasks fill it up with rows that weigh nothing, and give the rows that were asked for."""
-    if backend != "jax":
-        return
     alone, _, _ = compiled(make_vit, None)
     images, labels = IMAGES[:21], LABELS[:21]
     wanted = alone.evaluate(images, labels, batch_size=BATCH, verbose=0)
@@ -302,9 +248,7 @@ def test_a_short_last_batch_and_predictions(backend):
     )
 
 
-def test_a_dataset_of_ones_own_is_preprocessed_once(backend):
-    if backend != "jax":
-        return
+def test_a_dataset_of_ones_own_is_preprocessed_once():
     seen = []
 
     class Batches(keras.utils.PyDataset):
@@ -324,53 +268,38 @@ def test_a_dataset_of_ones_own_is_preprocessed_once(backend):
     assert len(seen) >= 4 and set(seen) == {1.0}
 
 
-def test_negatives_of_the_whole_batch(backend):
-    """On JAX the loss of pairs does not depend on the mesh; elsewhere one process is one device."""
-    if backend != "jax":
-        return
-    ids = np.random.default_rng(0).integers(3, 300, (16, 2, 9)).astype("int32")
-    inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
-    labels = np.zeros(16, "int32")
-
-    def losses():
-        keras.utils.set_random_seed(0)
-        model = models.GemmaTextEmbedder.from_preset("embedding_gemma_debug")
-        if current() is not None:
-            model = in_force().prepare(model)
-        model.compile(keras.optimizers.SGD(1e-2))
-        found = model.fit(inputs, labels, batch_size=8, epochs=3, shuffle=False, verbose=0)
-        # Evaluation fills its last batch, of 4 rows.
-        short = {name: x[:12] for name, x in inputs.items()}
-        return [*found.history["loss"], model.evaluate(short, labels[:12], batch_size=8, verbose=0)]
-
-    alone = losses()
-    distribute("data=4,fsdp=2")
-    np.testing.assert_allclose(losses(), alone, rtol=0, atol=tolerance("losses"))
-
-
-@pytest.mark.parametrize("name", ["clip_debug", "siglip_debug"])
-def test_pairs_of_images_and_texts_of_the_whole_batch(backend, name):
-    """On JAX the logits of all pairs do not depend on the mesh, nor does a short last batch."""
-    if backend != "jax":
-        return
+@pytest.mark.parametrize("name", ["embedding_gemma_debug", "clip_debug", "siglip_debug"])
+def test_negatives_and_pairs_of_the_whole_batch(name):
+    """The loss of all pairs does not depend on the mesh, nor does a short last batch."""
     rng = np.random.default_rng(0)
-    inputs = {
-        "images": rng.normal(size=(16, 16, 16, 3)).astype("float32"),
-        "token_ids": rng.integers(3, 300, (16, 9)).astype("int32"),
-    }
+    if name == "embedding_gemma_debug":
+        task, layers = models.GemmaTextEmbedder, {"num_layers": 1}
+        ids = rng.integers(3, 300, (16, 2, 9)).astype("int32")
+        inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    else:
+        task = models.ImageTextSimilarity
+        images = rng.normal(size=(16, 16, 16, 3)).astype("float32")
+        inputs = {"images": images, "token_ids": rng.integers(3, 300, (16, 9)).astype("int32")}
+        layers = {k: {**x, "num_layers": 1} for k, x in TWO_TOWERS[name].items() if "encoder" in k}
     labels = np.zeros(16, "int32")
 
-    def losses():
+    def losses(mesh):
+        plan = distribute(mesh)
         keras.utils.set_random_seed(0)
-        model = models.ImageTextSimilarity.from_preset(name)
-        if current() is not None:
-            model = in_force().prepare(model)
+        model = task.from_preset(name, **layers)
+        model = model if plan is None else plan.prepare(model)
         model.compile(keras.optimizers.SGD(1e-2))
-        found = model.fit(inputs, labels, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        history = model.fit(inputs, labels, batch_size=8, epochs=3, shuffle=False, verbose=0)
         # Evaluation fills its last batch, of 4 rows.
         short = {name: x[:12] for name, x in inputs.items()}
-        return [*found.history["loss"], model.evaluate(short, labels[:12], batch_size=8, verbose=0)]
+        last = model.evaluate(short, labels[:12], batch_size=8, verbose=0)
+        return [*history.history["loss"], last]
 
-    alone = losses()
-    distribute("data=4,fsdp=2")
-    np.testing.assert_allclose(losses(), alone, rtol=0, atol=tolerance("losses"))
+    alone, wide = losses(None), losses("data=4,fsdp=2")
+    np.testing.assert_allclose(wide, alone, rtol=0, atol=tolerance("losses"))
+
+
+def test_too_few_devices():
+    with pytest.raises(InputError, match="needs 64 devices and there are 8"):
+        distribute("data=64")
+    assert current() is None

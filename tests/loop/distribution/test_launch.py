@@ -6,6 +6,7 @@ import time
 import pytest
 from launch import Process, jax_ranks, launch, torch_ranks
 
+pytestmark = pytest.mark.once
 SCRIPT = """
 import json, os, subprocess, sys, time
 what = sys.argv[1]

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.core import keras_internals
 from kmodels.distribution import distribute
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
@@ -101,6 +100,7 @@ def test_precision_lora_and_remat_count(backend):
         assert one.estimate.part(HEAD) <= 2 * 4 * 8 * 64 * 256_000 / parts
 
 
+@pytest.mark.once
 def test_an_axis_that_does_not_divide_leaves_a_weight_whole():
     """Gemma 2B has one key/value head of 256 outputs, which two devices do not part."""
     whole, cut = (Plan("gemma_2b_en", Setup(2, 16), mesh=mesh) for mesh in ("data=1", "model=2"))
@@ -111,6 +111,7 @@ def test_an_axis_that_does_not_divide_leaves_a_weight_whole():
     assert exchanges(cut)[name] == 18 * 2 * 2 * 16 * 256 * 4
 
 
+@pytest.mark.once
 def test_27_billion_weights_on_512_devices_take_seconds_and_no_memory():
     def resident():
         text = Path("/proc/self/status").read_text()
@@ -135,7 +136,6 @@ MEASURED = [
 
 
 def script(name):
-    """A script of benchmarks/."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -144,7 +144,6 @@ def script(name):
 
 
 def real(name, setup):
-    """The model of a plan, as a run makes it."""
     cls = GemmaCausalLM if name.startswith("gemma") else ViTImageClassifier
     model = cls.from_preset(name, dtype=setup.precision)
     if setup.quantize:
@@ -177,8 +176,7 @@ def test_weights_and_slots_are_what_a_device_holds(backend, name, mesh, setup):
 
 
 def program(name, mesh, setup):
-    """The training step as XLA compiled it for a device of the mesh."""
-    import jax
+    from compiled_step_jax import compiled_step
 
     distribute(mesh)
     text = name.startswith("gemma")
@@ -194,18 +192,7 @@ def program(name, mesh, setup):
     else:
         shape = (setup.batch_size, *model.backbone.config.image_shape)
         batch = (np.ones(shape, "float32"), np.zeros(setup.batch_size, "int32"))
-    model.optimizer.build(model.trainable_variables)
-    keras_internals.symbolic_build(model, batch)
-    groups = (model.trainable_variables, model.non_trainable_variables)
-    groups += (model.optimizer.variables, model.metrics_variables)
-    state = tuple([variable.value for variable in group] for group in groups)
-    layout_of = keras.distribution.distribution().get_data_layout
-    placed = jax.tree.map(
-        lambda array: jax.device_put(array, layout_of(array.shape).backend_layout), batch
-    )
-    out = (None, jax.tree.map(lambda array: array.sharding, state))
-    step = jax.jit(model.train_step, donate_argnums=0, out_shardings=out)
-    return step.lower(state, placed).compile()
+    return compiled_step(model, batch)
 
 
 WIDTHS = {"f32": 4, "bf16": 2, "s32": 4, "pred": 1}
@@ -260,6 +247,7 @@ def test_sums_and_memory_of_a_model_axis_are_those_of_the_compiled_step(backend)
     assert 0.5 < moving / memory.temp_size_in_bytes < 2.0
 
 
+@pytest.mark.once
 def test_the_command(capsys):
     arguments = "--preset gemma_2b_en --mesh data=2,fsdp=4 --batch-size 16 --sequence-length 64"
     with pytest.raises(SystemExit) as done:
@@ -276,6 +264,7 @@ def test_the_command(capsys):
     assert "2 (n-1)/n S" in shown and "Rajbhandari et al. 2020" in shown and "gathered" in shown
 
 
+@pytest.mark.once
 def test_the_page_quotes_the_results():
     scaling = script("scaling")
     text = scaling.PAGE.read_text()

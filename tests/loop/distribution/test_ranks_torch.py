@@ -37,7 +37,6 @@ RUNS = [f"{m}:{n}" for m, names in (TWO | FOUR).items() for n in names if n not 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny Gemma on the disk."""
     keras.utils.set_random_seed(2)
     path = tmp_path_factory.mktemp("ranks") / "gemma"
     return GemmaCausalLM.from_preset(parts_torch.PRESET).save_to_preset(path)
@@ -45,7 +44,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    """What one process finds."""
     parts_torch.folder = folder
     cases = ddp_cases.CASES | parts_torch.CASES
     cases |= {"split": ddp_cases.split} if SPLITS else {}
@@ -218,8 +216,7 @@ REFUSED_IN_PARTS = {
 
 
 @pytest.mark.parametrize(
-    ("run", "parts"),
-    [("data=-1:refused", REFUSED), ("fsdp=2:refused_in_parts", REFUSED_IN_PARTS)],
+    ("run", "parts"), [("data=-1:refused", REFUSED), ("fsdp=2:refused_in_parts", REFUSED_IN_PARTS)]
 )
 def test_what_cannot_be_is_said_in_one_line(run, parts, ranks):
     for rank in ranks[run]:

@@ -14,23 +14,10 @@ from kmodels.lora.enable import adapters
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from tolerances import tolerance
 
-VIT = {
-    "image_shape": (8, 8, 1),
-    "patch_size": 4,
-    "num_layers": 2,
-    "num_heads": 2,
-    "hidden_dim": 16,
-    "mlp_dim": 24,
-}
-GEMMA = {
-    "vocabulary_size": 50,
-    "num_layers": 2,
-    "num_query_heads": 2,
-    "num_key_value_heads": 1,
-    "hidden_dim": 16,
-    "intermediate_dim": 32,
-    "head_dim": 8,
-}
+VIT = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 2, "num_heads": 2}
+VIT |= {"hidden_dim": 16, "mlp_dim": 24}
+GEMMA = {"vocabulary_size": 50, "num_layers": 2, "num_query_heads": 2, "num_key_value_heads": 1}
+GEMMA |= {"hidden_dim": 16, "intermediate_dim": 32, "head_dim": 8}
 IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 1)).astype("float32")
 TOKENS = {
     "token_ids": np.arange(10, dtype="int32").reshape(2, 5),
@@ -118,14 +105,19 @@ def test_what_was_done_to_a_model_is_in_its_file(change, tmp_path):
         change(model)
         wanted = to_numpy(model(x))
         model.save(tmp_path / "model.keras")
-        check_same(keras.saving.load_model(tmp_path / "model.keras"), model, x, wanted)
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        check_same(loaded, model, x, wanted)
         model.save_to_preset(tmp_path / make.__name__)
         again = type(model).from_preset(tmp_path / make.__name__, dtype=model.dtype_policy)
         if change is not merged:
             check_same(again, model, x, wanted)
-        else:  # a model of its own, which others may train
-            check_outputs(again, wanted, x)
-            assert len(again.trainable_weights) == len(make().trainable_weights)
+            continue
+        # A model of its own, which others may train.
+        assert len(again.trainable_weights) == len(make().trainable_weights)
+        for each in (loaded, again):
+            with pytest.raises(InputError, match=r"a file holds the merged kernels alone; load wh"):
+                each.unmerge_lora()
+            check_outputs(each, wanted, x)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -202,6 +194,7 @@ def in_eight_bits(model):
     model.quantize("int8")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("saved", "loaded", "message"),
     [
@@ -226,6 +219,7 @@ def test_weights_that_do_not_fit_are_refused_in_a_line(saved, loaded, message, t
         np.testing.assert_array_equal(new, old)
 
 
+@pytest.mark.once
 def test_weights_of_other_sizes_are_refused_in_a_line(tmp_path):
     classifier().save_weights(tmp_path / "model.weights.h5")
     wider = ViTImageClassifier(ViTBackbone(**{**VIT, "hidden_dim": 32}), num_classes=3)

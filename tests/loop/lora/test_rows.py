@@ -17,16 +17,8 @@ from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from tolerances import tolerance
 
-SIZES = {
-    "vocabulary_size": 50,
-    "num_layers": 1,
-    "num_query_heads": 2,
-    "num_key_value_heads": 1,
-    "hidden_dim": 16,
-    "intermediate_dim": 32,
-    "head_dim": 8,
-    "final_logit_soft_cap": 3.0,
-}
+SIZES = {"vocabulary_size": 50, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1}
+SIZES |= {"hidden_dim": 16, "intermediate_dim": 32, "head_dim": 8, "final_logit_soft_cap": 3.0}
 CHOSEN = [31, 4, 49]
 IDS = np.random.default_rng(0).integers(1, 50, (4, 8)).astype("int32")
 IDS[:, ::3] = [[4, 31, 4]]
@@ -55,7 +47,6 @@ def shaken(model):
 
 @pytest.fixture(scope="module")
 def plain():
-    """A model that takes no adapter in."""
     return task()
 
 
@@ -231,9 +222,8 @@ def test_a_checkpoint_holds_the_rows_and_not_the_table(tmp_path):
     for each in (model, again):
         each.compile(keras.optimizers.SGD(0.5))
     model.fit(X, Y, verbose=0, callbacks=[Checkpoint(tmp_path)])
-    held = {
-        name for file in tmp_path.rglob("model*.safetensors") for name in read_safetensors(file)
-    }
+    files = tmp_path.rglob("model*.safetensors")
+    held = {name for file in files for name in read_safetensors(file)}
     assert "token_embedding/lora_rows" in held and "token_embedding/embeddings" not in held
     model.fit(X, Y, initial_epoch=1, epochs=2, verbose=0)
     again.fit(X, Y, epochs=2, verbose=0, callbacks=[Checkpoint(tmp_path)])
@@ -268,6 +258,7 @@ def test_new_tokens_are_trained_beside_the_adapters(tmp_path):
     assert not any("base_layer" in name for name in names)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -295,6 +286,7 @@ def test_wrong_tokens_change_nothing(plain, settings, message):
     assert [(v.path, v.trainable) for v in plain.weights] == before
 
 
+@pytest.mark.once
 def test_a_model_without_a_table_or_its_values_is_told():
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
     model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
@@ -307,6 +299,7 @@ def test_a_model_without_a_table_or_its_values_is_told():
     assert not adapters(model)
 
 
+@pytest.mark.once
 def test_a_table_that_transformers_has_no_name_for_is_refused(tmp_path, monkeypatch):
     model = with_rows()
     names = [{k: v for k, v in t.items() if "block" in k} for t in model.backbone.peft_names(model)]
@@ -321,68 +314,54 @@ STEM = "base_model.model.model.embed_tokens."
 DELTA = f"{STEM}token_adapter.trainable_tokens_delta"
 
 
-def head_alone(config, arrays):
-    arrays["base_model.model.lm_head.token_adapter.trainable_tokens_delta"] = arrays[DELTA] + 1
+HEAD = "base_model.model.lm_head."
+ROWS, TABLE = np.ones((3, 16), "float32"), np.ones((50, 16), "float32")
+NO_ROWS = {"trainable_token_indices": None}
 
 
-def other_head(config, arrays):
-    config["trainable_token_indices"] = {"embed_tokens": [4, 31, 49], "lm_head": [4, 31, 48]}
-
-
-def no_indices(config, arrays):
-    del config["trainable_token_indices"]
-
-
-def no_rows(config, arrays):
-    del arrays[DELTA]
-
-
-def too_few(config, arrays):
-    arrays[DELTA] = arrays[DELTA][:2]
-
-
-def no_module(config, arrays):
-    no_indices(config, arrays)
-    no_rows(config, arrays)
-    config["modules_to_save"] = ["embed_tokens"]
-
-
-def untied(config, arrays):
-    no_module(config, arrays)
-    arrays[f"{STEM}weight"] = np.zeros((50, 16), "float32")
-
-
-def differing(config, arrays):
-    untied(config, arrays)
-    config.update(modules_to_save=["embed_tokens", "lm_head"])
-    arrays["base_model.model.lm_head.weight"] = np.ones((50, 16), "float32")
-
-
+@pytest.mark.once
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("config", "arrays", "message"),
     [
-        (head_alone, "lm_head and model.embed_tokens have rows each, and here they are one"),
-        (other_head, "so give a list of ids, or the same ids by 'embed_tokens' and 'lm_head'"),
-        (no_indices, "it has rows of tokens and no trainable_token_indices"),
-        (no_rows, "it has trainable_token_indices and no rows"),
-        (too_few, r"the trained rows are \(2, 16\), the model needs \(3, 16\)"),
-        (no_module, "modules_to_save names embed_tokens, which it does not hold"),
-        (untied, "without ensure_weight_tying left the other of table and lm_head as it was"),
-        (differing, "lm_head and model.embed_tokens have a table each, and here they are one"),
+        (
+            *({}, {f"{HEAD}token_adapter.trainable_tokens_delta": ROWS}),
+            "lm_head and model.embed_tokens have rows each, and here they are one",
+        ),
+        (
+            {"trainable_token_indices": {"embed_tokens": [4, 31, 49], "lm_head": [4, 31, 48]}},
+            *({}, "so give a list of ids, or the same ids by 'embed_tokens' and 'lm_head'"),
+        ),
+        (NO_ROWS, {}, "it has rows of tokens and no trainable_token_indices"),
+        ({}, {DELTA: None}, "it has trainable_token_indices and no rows"),
+        ({}, {DELTA: ROWS[:2]}, r"the trained rows are \(2, 16\), the model needs \(3, 16\)"),
+        (
+            *(NO_ROWS | {"modules_to_save": ["embed_tokens"]}, {DELTA: None}),
+            "modules_to_save names embed_tokens, which it does not hold",
+        ),
+        (
+            NO_ROWS | {"modules_to_save": ["embed_tokens"]},
+            {DELTA: None, f"{STEM}weight": TABLE * 0},
+            "without ensure_weight_tying left the other of table and lm_head as it was",
+        ),
+        (
+            NO_ROWS | {"modules_to_save": ["embed_tokens", "lm_head"]},
+            {DELTA: None, f"{STEM}weight": TABLE * 0, f"{HEAD}weight": TABLE},
+            "lm_head and model.embed_tokens have a table each, and here they are one",
+        ),
     ],
 )
 def test_files_that_say_something_else_of_the_table_are_refused(
-    adapter, plain, change, message, tmp_path
+    adapter, plain, config, arrays, message, tmp_path
 ):
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    arrays = {
-        k: v.read() for k, v in read_safetensors(adapter / "adapter_model.safetensors").items()
-    }
-    change(config, arrays)
-    folder = tmp_path
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    held = {k: LazyArray(x.shape, x.dtype, lambda x=x: x) for k, x in arrays.items()}
-    write_safetensors(folder / "adapter_model.safetensors", held, {"format": "pt"})
+    """Settings and tensors of a written file that are changed, or left out where they are None."""
+    there = json.loads((adapter / "adapter_config.json").read_text()) | config
+    there = {name: value for name, value in there.items() if (name, value) not in NO_ROWS.items()}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(there))
+    read = read_safetensors(adapter / "adapter_model.safetensors")
+    tensors = {name: tensor.read() for name, tensor in read.items()} | arrays
+    tensors = {name: x for name, x in tensors.items() if x is not None}
+    held = {name: LazyArray(x.shape, x.dtype, lambda x=x: x) for name, x in tensors.items()}
+    write_safetensors(tmp_path / "adapter_model.safetensors", held, {"format": "pt"})
     with pytest.raises(InputError, match=message) as caught:
-        plain.load_adapter(folder)
+        plain.load_adapter(tmp_path)
     assert "\n" not in str(caught.value) and not adapters(plain) and not rows(plain)

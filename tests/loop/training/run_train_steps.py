@@ -145,8 +145,6 @@ def preference():
 
 
 class Losses(keras.callbacks.Callback):
-    """The loss of every step."""
-
     def __init__(self):
         super().__init__()
         self.found = []

@@ -137,13 +137,10 @@ if keras.backend.backend() == "torch":
         _losses(model, (4,))
         assert not counter.frame_count
 
-    def test_a_keras_file_keeps_the_choice(counter, tmp_path) -> None:
+    def test_a_keras_file_keeps_the_choice_and_run_eagerly_wins(counter, tmp_path) -> None:
         model = _compile(_model(1), True)
         model.save(tmp_path / "model.keras")
         assert compiling.compiled(keras.models.load_model(tmp_path / "model.keras"))
-
-    def test_run_eagerly_wins_with_keras_warning(counter) -> None:
-        model = _model(1)
         with pytest.warns(UserWarning, match="run_eagerly"):
             model.compile("sgd", "mse", run_eagerly=True, jit_compile=True)
         assert not compiling.compiled(model)

@@ -182,6 +182,7 @@ def test_steps_are_those_of_the_paper_and_the_teacher_follows():
 FOLLOW = {"a": WeightAverage("b")}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -193,10 +194,7 @@ FOLLOW = {"a": WeightAverage("b")}
         ),
         (
             lambda: TrainStep(
-                {"a": made(1), "b": DINOHead(2, 3, 4)},
-                len,
-                ["b"],
-                averages=FOLLOW,
+                {"a": made(1), "b": DINOHead(2, 3, 4)}, len, ["b"], averages=FOLLOW
             )._players.averages.build(),
             "a cannot follow b, whose weights have other shapes",
         ),
@@ -218,6 +216,7 @@ def test_wrong_settings_are_refused(build, message):
         build()
 
 
+@pytest.mark.once
 def test_views_are_of_the_same_images_and_draw_their_own_numbers():
     images = rng.integers(0, 255, (6, 8, 8, 1)).astype("uint8")
     source = ArraySource(images, np.arange(6))

@@ -153,7 +153,7 @@ def test_players_have_their_own_losses_and_optimizers():
         kmodels.train_step(squares)(state_, BATCHES[0])
 
 
-def test_what_cannot_work_is_told(backend):
+def test_what_cannot_work_is_told():
     def nothing(model, batch, training):
         return ops.mean(batch["x"])
 

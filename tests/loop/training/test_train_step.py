@@ -153,6 +153,13 @@ def test_distillation_is_what_numpy_makes_of_it():
     assert len(step.trainable_variables) == len(step.optimizer._trainable_variables) == 2
 
 
+OUTSIDE = []
+
+
+def with_state_outside(model, batch, training):
+    return mean(model, batch, training) + ops.mean(OUTSIDE[0](batch[0], training=training))
+
+
 def small():
     return keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
 
@@ -162,6 +169,7 @@ def mean(model, batch, training):
 
 
 WRONG = {
+    "changes norm/moving_mean, which the step does not hold": with_state_outside,
     "returned nothing": lambda model, batch, training: None,
     r"returned shape \(48, 1\)": lambda model, batch, training: model(batch[0]),
     "returned int32": lambda model, batch, training: ops.argmax(model(batch[0])[0]) * 0,
@@ -185,6 +193,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_loss_is_told_in_a_line(message):
+    OUTSIDE[:] = [make_model()]
     step = TrainStep(small(), WRONG[message])
     step.compile("sgd")
     with pytest.raises(InputError, match=message) as caught:
@@ -192,61 +201,57 @@ def test_a_wrong_loss_is_told_in_a_line(message):
     assert "\n" not in str(caught.value)
 
 
-def test_state_that_the_step_does_not_hold_is_told():
-    outside = make_model()
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda two: TrainStep(two, mean, train=["c"]), "is to train 'c'; the models are a, b"),
+        (lambda two: TrainStep(two, {"a": mean, "c": mean}), "objective c is to train 'c'"),
+        (
+            lambda two: TrainStep(two, {"a": mean, "b": mean}, train=["a"]),
+            "train must name the models of each of a, b",
+        ),
+        (lambda two: TrainStep(two, mean, train={"a": ["a"]}), "train is named by objective"),
+        (lambda two: TrainStep({"a": 3}, mean), "got int as 'a'; give Keras models"),
+        (lambda two: TrainStep(small(), "mse"), "a loss is 'mse'; give a function"),
+        (lambda two: TrainStep(two, {}), "there is no objective"),
+    ],
+)
+def test_what_no_step_can_be_made_of_is_told(make, message):
+    with pytest.raises(InputError, match=message):
+        make({"a": small(), "b": small()})
 
-    def loss(model, batch, training):
-        return mean(model, batch, training) + ops.mean(outside(batch[0], training=training))
 
-    step = TrainStep(small(), loss)
-    step.compile("sgd")
-    with pytest.raises(InputError, match="changes norm/moving_mean, which the step does not hold"):
-        step.fit(X, Y, batch_size=48, verbose=0)
-
-
+@pytest.mark.once
 def test_wrong_settings_are_told():
-    models = {"a": small(), "b": small()}
-    with pytest.raises(InputError, match="is to train 'c'; the models are a, b"):
-        TrainStep(models, mean, train=["c"])
-    with pytest.raises(InputError, match="objective c is to train 'c'"):
-        TrainStep(models, {"a": mean, "c": mean})
-    with pytest.raises(InputError, match="train must name the models of each of a, b"):
-        TrainStep(models, {"a": mean, "b": mean}, train=["a"])
-    with pytest.raises(InputError, match="train is named by objective"):
-        TrainStep(models, mean, train={"a": ["a"]})
-    with pytest.raises(InputError, match="got int as 'a'; give Keras models"):
-        TrainStep({"a": 3}, mean)
-    with pytest.raises(InputError, match="a loss is 'mse'; give a function"):
-        TrainStep(small(), "mse")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="there is no objective"):
-        TrainStep(models, {})
-    step = TrainStep(models, {"a": mean, "b": mean})
-    with pytest.raises(InputError, match="give one for each of a, b"):
-        step.compile({"a": "sgd"})
-    with pytest.raises(InputError, match="several objectives cannot share"):
-        step.compile(AdamW())
     shared = AdamW()
-    with pytest.raises(InputError, match="two objectives have the same optimizer"):
-        step.compile({"a": shared, "b": shared})
+    step = TrainStep({"a": small(), "b": small()}, {"a": mean, "b": mean})
+    for optimizer, message in (
+        ({"a": "sgd"}, "give one for each of a, b"),
+        (shared, "several objectives cannot share"),
+        ({"a": shared, "b": shared}, "two objectives have the same optimizer"),
+    ):
+        with pytest.raises(InputError, match=message):
+            step.compile(optimizer)
     step.compile("sgd")
-    with pytest.raises(InputError, match=r"set step\.optimizer\.by_player"):
-        step.optimizer.learning_rate = 0.1
-    with pytest.raises(InputError, match="holds several models; call one of them"):
-        step(X)
-    with pytest.raises(InputError, match="holds a Python function"):
-        step.get_config()
-    with pytest.raises(InputError, match=r"give a keras\.metrics object"):
-        step.compile("sgd", metrics=["accuracy"])
+    for act, message in (
+        (lambda: setattr(step.optimizer, "learning_rate", 0.1), r"set step\.optimizer\.by_player"),
+        (lambda: step(X), "holds several models; call one of them"),
+        (step.get_config, "holds a Python function"),
+        (lambda: step.compile("sgd", metrics=["accuracy"]), r"give a keras\.metrics object"),
+    ):
+        with pytest.raises(InputError, match=message):
+            act()
     frozen = small()
     frozen.trainable = False
-    step = TrainStep(frozen, mean)
-    step.compile("sgd")
-    with pytest.raises(InputError, match="has nothing to train: all variables"):
-        step.fit(X, Y, verbose=0)
-    step = TrainStep(small(), mean)
-    step.compile("sgd", metrics=[accuracy()])
-    with pytest.raises(InputError, match="metric 'accuracy', which no loss function logs"):
-        step.fit(X, Y, verbose=0)
+    for model, metrics, message in (
+        (frozen, [], "has nothing to train: all variables"),
+        (small(), [accuracy()], "metric 'accuracy', which no loss function logs"),
+    ):
+        step = TrainStep(model, mean)
+        step.compile("sgd", metrics=metrics)
+        with pytest.raises(InputError, match=message):
+            step.fit(X, Y, verbose=0)
 
 
 def test_evaluation_may_log_less_and_not_more():
@@ -290,3 +295,27 @@ def test_on_torch_the_blocks_of_all_models_are_compiled(backend):
         assert not step.jit_compile  # Keras would compile the whole step, in pieces.
     with pytest.raises(InputError, match="and these have none"):
         TrainStep(small(), mean).compile("sgd", jit_compile=True)
+
+
+def test_a_step_begins_without_the_gradients_of_the_one_before(monkeypatch, backend):
+    if backend != "torch":
+        return
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1)
+    model.compile(keras.optimizers.SGD(0.1), crossentropy)
+
+    def held():
+        return sum(v.value.grad is not None for v in model.trainable_variables)
+
+    during, call = [], model.call
+
+    def watched(*args, **kwargs):
+        during.append(held())
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(model, "call", watched)
+    images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
+    for _ in range(2):
+        model.train_on_batch(images, np.arange(2))
+        assert held() == len(model.trainable_variables)
+    # Keras builds the model by a call before the first step.
+    assert len(during) >= 2 and not any(during)

@@ -19,7 +19,6 @@ def read(folder):
 
 @pytest.fixture(scope="module")
 def found(exchange):
-    """What each backend found."""
     return {name: read(folder) for name, folder in find(exchange, SCRIPT).items()}
 
 

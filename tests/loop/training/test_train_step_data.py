@@ -25,6 +25,7 @@ def generate():
     yield from BATCHES
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "data", [BATCHES, Loader(), generate, functools.partial(iter, BATCHES), generate()]
 )
@@ -39,6 +40,7 @@ def test_dictionaries_stay_whole(data):
         np.testing.assert_array_equal(batch["image"], wanted["image"])
 
 
+@pytest.mark.once
 def test_what_has_no_names_goes_its_way():
     arrays = {"image": np.zeros((4, 3)), "label": np.zeros(4)}
     assert whole(arrays) is arrays

@@ -7,6 +7,7 @@ import pytest
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
 from kmodels.training import TrainStep
+from stopped_runs import Kill, Killed
 from tolerances import tolerance
 
 ops = keras.ops
@@ -69,25 +70,6 @@ def test_each_turn_sees_what_the_one_before_changed():
     for model, wanted in zip(models.values(), ((a, b), (w, c)), strict=True):
         for found, expected in zip(arrays(model), wanted, strict=True):
             np.testing.assert_allclose(found, expected, rtol=0, atol=limit)
-
-
-class Killed(Exception):
-    """What stands for kill -9 inside a test."""
-
-
-class Kill(keras.callbacks.Callback):
-    """Ends `fit` at the end of a step, counted from 1."""
-
-    saves_itself = True
-
-    def __init__(self, step):
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
 
 
 _MADE = []
