@@ -3,15 +3,13 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import keras
 import pytest
 
-from kmodels import InputError
+from command_line import run
 from kmodels.lora import LoraSettings
 from kmodels.memory import estimate
 from kmodels.memory.sizes import (
@@ -25,8 +23,10 @@ from kmodels.memory.sizes import (
     width_of,
 )
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
-from kmodels.tools import cli, plan
+from kmodels.tools import plan
 from kmodels.training import AdamW
+from python_process import run_python
+from refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -64,10 +64,8 @@ def test_weights_and_slots_are_those_of_the_real_model(name, setup):
     trained, frozen = model.trainable_weights, model.non_trainable_weights
     seeds = [v for v in frozen if "seed" in v.path]
     assert found.count(TRAINED) == sum(math.prod(v.shape) for v in trained)
-    assert (found.part(TRAINED), found.part(FROZEN)) == (
-        weight(trained),
-        weight(frozen) - weight(seeds),
-    )
+    assert found.part(TRAINED) == weight(trained)
+    assert found.part(FROZEN) == weight(frozen) - weight(seeds)
     assert {h.name for h in found.held if h.part in (TRAINED, FROZEN)} == {
         v.path for v in (*trained, *frozen) if v not in seeds
     }
@@ -128,78 +126,66 @@ def test_what_lowers_the_peak_is_told_with_its_worth():
     less = plan.Plan("vit_base_patch16_224", Setup(4), available=GIB)
     assert savings["--batch-size 4"] == found.bytes - less.bytes > 0
     assert list(savings.values()) == sorted(savings.values(), reverse=True)
-    with pytest.raises(InputError, match=r"needs about \d.* GiB and there are 1.0 GiB: ") as error:
-        plan.check(found, ("--batch-size", "--precision"), "--anyway")
-    text = str(error.value)
-    assert "--batch-size 4 saves " in text and "--anyway goes on" in text and "\n" not in text
+    message, flags = (
+        r"needs about \d.* GiB and there are 1.0 GiB: ",
+        ("--batch-size", "--precision"),
+    )
+    text = refused(message, plan.check, found, flags, "--anyway")
+    assert "--batch-size 4 saves " in text and "--anyway goes on" in text
     assert "--optimizer" not in text
     plan.check(plan.Plan("vit_debug", Setup(8)), (), "--anyway")
 
 
 def test_the_command(capsys):
-    arguments = "--preset gemma3_270m --batch-size 4 --sequence-length 512 --precision bfloat16"
-    with pytest.raises(SystemExit) as done:
-        cli.main(["plan", *arguments.split(), "--rank", "4", "--generate", "600", "--json"])
-    assert done.value.code == 0
+    small = "--preset gemma3_270m --batch-size 4 --sequence-length 512 --precision bfloat16"
+    assert run("plan", *small.split(), "--rank", "4", "--generate", "600", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 268_098_176 + 184_320
     # keys and values, 18 layers, 4 rows, one head of 256, two bytes
     assert found["cache_bytes"] == 2 * 18 * 4 * 600 * 256 * 2
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "--preset", "vit_debug", "--image-size", "32", "--memory", "1GiB"])
+    run("plan", "--preset", "vit_debug", "--image-size", "32", "--memory", "1GiB")
     shown = capsys.readouterr().out
     assert "trained weights" in shown and "it fits" in shown and "1.0 GiB" in shown
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("gemma3_270", "'gemma3_270' is neither a preset nor a directory; did you mean gemma3"),
+        ("gemma3_debug --targets keys", "LoRA target 'keys' is not a linear layer"),
+        ("gemma3_debug --rank 0", "LoRA rank is 0"),
+        ("gemma3_debug --remat all", "remat is 'all'; choose none, block, attention, mlp"),
+        ("gemma3_debug --full --quantize int8", "quantize is 'int8' but all weights are"),
+        ("gemma3_debug --quantize int2", "quantization mode is 'int2'"),
+        ("gemma3_debug --optimizer x", "optimizer is 'x'; choose adamw"),
+        ("gemma3_debug --batch-size 0", "batch size is 0; give at least 1"),
+        ("gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
+        ("gemma3_debug --image-size 32", "takes no images"),
+        ("gemma3_debug --memory much", "'much' is not an amount of memory"),
         (
-            "--preset gemma3_270",
-            "'gemma3_270' is neither a preset nor a directory; did you mean gemma3",
-        ),
-        ("--preset gemma3_debug --targets keys", "LoRA target 'keys' is not a linear layer"),
-        ("--preset gemma3_debug --rank 0", "LoRA rank is 0"),
-        ("--preset gemma3_debug --remat all", "remat is 'all'; choose none, block, attention, mlp"),
-        ("--preset gemma3_debug --full --quantize int8", "quantize is 'int8' but all weights are"),
-        ("--preset gemma3_debug --quantize int2", "quantization mode is 'int2'"),
-        ("--preset gemma3_debug --optimizer x", "optimizer is 'x'; choose adamw"),
-        ("--preset gemma3_debug --batch-size 0", "batch size is 0; give at least 1"),
-        ("--preset gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
-        ("--preset gemma3_debug --image-size 32", "takes no images"),
-        ("--preset gemma3_debug --memory much", "'much' is not an amount of memory"),
-        (
-            "--preset gemma_debug --mesh fsdp=3",
+            "gemma_debug --mesh fsdp=3",
             "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6",
         ),
         (
-            "--preset gemma_debug --mesh data=-1",
+            "gemma_debug --mesh data=-1",
             "the mesh data=-1 takes the devices that are left; give all lengths",
         ),
         (
-            "--preset gemma_debug --mesh data=2,sequence=4",
+            "gemma_debug --mesh data=2,sequence=4",
             "data=2,sequence=4 cuts rows by their tokens, which a plan does not count; leave seq",
         ),
-        ("--preset gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
+        ("gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
     ],
 )
 def test_wrong_settings_are_one_line(capsys, arguments, message):
-    with pytest.raises(SystemExit) as done:
-        cli.main(["plan", *arguments.split()])
+    assert run("plan", "--preset", *arguments.split()) == 2
     error = capsys.readouterr().err
-    assert done.value.code == 2 and error.count("\n") == 1 and message in error
+    assert error.count("\n") == 1 and message in error
 
 
 def test_a_process_takes_about_what_was_foretold(backend):
     script = ROOT / "benchmarks" / "memory_plan.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--backends", backend, "--cases", "small"],
-        env={**os.environ, "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(script, "--backends", backend, "--cases", "small", XLA_FLAGS="")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert 0.5 < found["ratio"] < 2.0, found

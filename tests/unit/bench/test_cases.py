@@ -14,6 +14,7 @@ from kmodels.tools.bench.compare import Refused, differences
 from kmodels.tools.bench.largest import largest
 from kmodels.tools.bench.options import ENVIRONMENT, BenchOptions
 from kmodels.tools.bench.result import result, times
+from refusals import refused
 
 ALL = {"jax", "torch", "tensorflow", "keras"}
 
@@ -66,8 +67,7 @@ def test_what_is_not_installed_is_left_out_or_an_error(there):
     rows, notes = labels()
     assert rows == ["jax · float32 · auto · override"]
     assert notes[0] == "left out: torch is not installed: pip install 'kmodels[torch]'"
-    with pytest.raises(InputError, match=r"torch is not installed: pip install 'kmodels\[torch\]'"):
-        labels(backends="jax,torch")
+    refused(r"torch is not installed: pip install 'kmodels\[torch\]'", labels, backends="jax,torch")
 
 
 def test_a_backend_takes_the_modes_that_it_has(there):
@@ -92,8 +92,7 @@ def test_openxla_needs_torchax_which_may_be_elsewhere(there, monkeypatch):
     rows, notes = labels(backends="torch", compile=("none", "openxla"))
     assert rows == ["torch · float32 · none · override"]
     assert notes[0].startswith("left out: openxla needs torchax; make an environment for it")
-    with pytest.raises(InputError, match="openxla needs torchax"):
-        labels(backends="torch", compile=("openxla",))
+    refused("openxla needs torchax", labels, backends="torch", compile=("openxla",))
     settings = {"backends": "torch", "compile": ("none", "openxla")}
     for more in ({"python": ("openxla=/there",)}, {}):
         found, notes = bench.make_cases(BenchOptions("vit_debug", **settings, **more))
@@ -134,13 +133,9 @@ def test_wrong_settings_are_one_line(settings, message):
 
 def test_lists_and_sizes():
     assert bench.numbers("workers", "0, 2") == (0, 2)
-    with pytest.raises(InputError, match="workers is two; give whole numbers"):
-        bench.numbers("workers", "0,two")
+    refused("workers is two; give whole numbers", bench.numbers, "workers", "0,two")
     assert parse_bytes("1.5GiB") == 3 * 2**29
-    with pytest.raises(
-        InputError, match="'much' is not an amount of memory; give one such as 80GiB"
-    ):
-        parse_bytes("much")
+    refused("'much' is not an amount of memory; give one such as 80GiB", parse_bytes, "much")
 
 
 def row(label, precision="float32", losses=(6.9, 6.8, 6.7), **facts):

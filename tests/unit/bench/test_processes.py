@@ -10,10 +10,7 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.tools.children import Child, ChildError, LeftOut, OutOfMemory, installed
 
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
-]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from kmodels.tools.bench import cases as making
 from kmodels.tools.bench import turns
 from kmodels.tools.children import ChildError, LeftOut, OutOfMemory
 
-pytestmark = pytest.mark.once
-
 FACTS = {
     **{"parameters": 10, "dropout": {}, "text": False, "compile": "none", "device": "cpu x1"},
     **{"cpu": True, "host_bytes": 2**34, "variables": "float32", "compute": "float32"},

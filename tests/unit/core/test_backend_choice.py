@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kmodels.core import backend_choice
-from kmodels.core.errors import InputError
+from python_process import run_python
+from refusals import refused
 
-pytestmark = pytest.mark.once
 SOURCE = Path(backend_choice.__file__).parents[2]
 
 
@@ -83,10 +82,7 @@ def test_a_keras_that_is_imported_keeps_its_backend(machine, monkeypatch):
 )
 def test_a_backend_that_is_not_there_is_told_in_a_line(machine, installed, variable, words):
     machine(installed, None, variable)
-    with pytest.raises(InputError) as error:
-        backend_choice.check_backend()
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(words, backend_choice.check_backend)
 
 
 @pytest.fixture
@@ -105,11 +101,6 @@ def keras_packages(monkeypatch):
     return make
 
 
-def test_the_oldest_keras_is_the_floor_of_the_package():
-    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
-    assert f"keras>={backend_choice.OLDEST_KERAS}" in project["dependencies"]
-
-
 @pytest.mark.parametrize(
     "installed",
     [
@@ -123,6 +114,8 @@ def test_the_oldest_keras_is_the_floor_of_the_package():
 def test_a_keras_that_is_new_enough(keras_packages, installed):
     keras_packages(**installed)
     backend_choice.check_keras()
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    assert f"keras>={backend_choice.OLDEST_KERAS}" in project["dependencies"]
 
 
 @pytest.mark.parametrize(
@@ -158,54 +151,38 @@ def test_an_imported_keras_counts_as_it_is(monkeypatch):
         backend_choice.check_keras()
 
 
-@pytest.mark.parametrize("module", [False, True])
-def test_processes_with_an_old_keras(tmp_path, module):
-    """As `import kmodels` and as the command, with the metadata of another version in front."""
+@pytest.mark.parametrize(("words", "code"), [(("-c", "import kmodels"), 1), (("-m", "kmodels"), 2)])
+def test_processes_with_an_old_keras(tmp_path, words, code):
+    """The metadata of another version stands in front on the path."""
     metadata = tmp_path / "keras-3.5.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: keras\nVersion: 3.5.0\n")
-    done = subprocess.run(
-        [sys.executable, *(("-m", "kmodels") if module else ("-c", "import kmodels"))],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == (2 if module else 1)
+    done = run_python(*words, PYTHONPATH=f"{tmp_path}{os.pathsep}{SOURCE}")
+    assert done.returncode == code
     assert "and 3.5.0 is installed; pip install" in done.stderr.splitlines()[-1]
-    assert done.stderr.count("\n") == 1 or not module
+    assert done.stderr.count("\n") == 1 or code == 1
 
 
 @pytest.mark.parametrize("program", ["doctor", "vit"])
 def test_commands_end_with_a_line_and_no_trace(program, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "kmodels", program],
-        env={**os.environ, "KERAS_BACKEND": "wrong"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert not done.stdout
-    assert done.stderr.count("\n") == 1
+    done = run_python("-m", "kmodels", program, cwd=tmp_path, KERAS_BACKEND="wrong")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "KERAS_BACKEND is 'wrong'" in done.stderr
 
 
-def test_a_fresh_home_works_twice(tmp_path, backend):
+def test_a_fresh_home_works_twice(tmp_path):
     """Keras writes a keras.json that names TensorFlow, which must not decide the second time."""
-    code = "import kmodels; kmodels.models; import keras; print(keras.backend.backend())"
-    chosen = []
-    for _ in range(2):
-        left_out = ("KERAS_BACKEND", "KERAS_HOME")
-        known = {name: value for name, value in os.environ.items() if name not in left_out}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**known, "HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        chosen.append(done.stdout.strip())
+    home = {"HOME": str(tmp_path), "KERAS_HOME": None, "KERAS_BACKEND": None}
+    imports = "import kmodels; kmodels.models; import keras; print(keras.backend.backend())"
+    command = "from kmodels.tools import cli; cli.main(['doctor'])"
+    done = run_python("-c", f"{imports}; {command}", **home, KMODELS_GENERIC_OPS="nonsense")
+    (backend,) = backend_choice.installed_backends()[:1]
+    assert done.stdout.strip() == backend, done.stderr
+    # The command ends with the wrong name in the environment, which the imports do not mind.
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("kmodels: KMODELS_GENERIC_OPS names")
+    assert "Traceback" not in done.stderr
     assert (tmp_path / ".keras" / "keras.json").is_file()
-    assert chosen == [backend_choice.installed_backends()[0]] * 2
+    # Keras takes its backend from the variable, so its own import is left out the second time.
+    done = run_python("-c", "import os, kmodels; print(os.environ['KERAS_BACKEND'])", **home)
+    assert done.stdout.strip() == backend, done.stderr

@@ -1,10 +1,10 @@
 """Writing that leaves the former file whole until the new one is."""
 
+import os
+
 import pytest
 
 from kmodels.core.files import atomic_directory, atomic_write
-
-pytestmark = pytest.mark.once
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -30,45 +30,39 @@ def test_a_failed_write_leaves_the_file_and_no_litter(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_a_directory_is_replaced_as_a_whole(tmp_path):
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A directory with two files, one of them in a folder."""
     path = tmp_path / "checkpoint"
     with atomic_directory(path) as new:
         (new / "a").write_text("1")
         (new / "sub").mkdir()
         (new / "sub" / "b").write_text("1")
-    with atomic_directory(path) as new:
+    return path
+
+
+def test_a_directory_is_replaced_as_a_whole(checkpoint):
+    with atomic_directory(checkpoint) as new:
         (new / "a").write_text("2")
-        assert (path / "a").read_text() == "1"
-    assert [p.name for p in path.iterdir()] == ["a"]
-    assert (path / "a").read_text() == "2"
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+        assert (checkpoint / "a").read_text() == "1"
+    assert [p.name for p in checkpoint.iterdir()] == ["a"]
+    assert (checkpoint / "a").read_text() == "2"
+    assert [p.name for p in checkpoint.parent.iterdir()] == ["checkpoint"]
 
 
-def test_a_failed_directory_leaves_the_former_one(tmp_path):
-    path = tmp_path / "checkpoint"
-    with atomic_directory(path) as new:
-        (new / "a").write_text("1")
-    with pytest.raises(ValueError, match="broken"), atomic_directory(path) as new:
-        (new / "a").write_text("2")
-        raise ValueError("broken")
-    assert (path / "a").read_text() == "1"
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
-
-
-def test_an_exchange_that_fails_half_way_brings_the_former_one_back(tmp_path, monkeypatch):
-    import os
-
-    path = tmp_path / "checkpoint"
-    with atomic_directory(path) as new:
-        (new / "a").write_text("1")
+@pytest.mark.parametrize("error", [ValueError, OSError], ids=["while written", "while exchanged"])
+def test_a_failed_directory_leaves_the_former_one(checkpoint, monkeypatch, error):
     replace = os.replace
 
     def flaky(source, target):
-        if str(target) == str(path) and ".old." not in str(source):
-            raise OSError("no")
+        if str(target) == str(checkpoint) and ".old." not in str(source):
+            raise OSError("broken")
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", flaky)
-    with pytest.raises(OSError, match="no"), atomic_directory(path) as new:
+    with pytest.raises(error, match="broken"), atomic_directory(checkpoint) as new:
         (new / "a").write_text("2")
-    assert (path / "a").read_text() == "1"
+        if error is ValueError:
+            raise ValueError("broken")
+    assert (checkpoint / "a").read_text() == "1"
+    assert error is OSError or [p.name for p in checkpoint.parent.iterdir()] == ["checkpoint"]

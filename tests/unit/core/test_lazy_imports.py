@@ -1,13 +1,11 @@
 """A process on JAX or torch leaves TensorFlow alone, where it happens to be installed."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 
 from kmodels.core import keras_internals
+from python_process import run_python
 
 PROGRAM = """
 import sys
@@ -36,12 +34,7 @@ print("done")
 @pytest.mark.across("jax", "torch")
 @pytest.mark.needs("tensorflow")
 def test_tensorflow_is_left_to_those_who_import_it(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", PROGRAM, tmp_path)
     assert done.stdout.endswith("done\n"), done.stderr
 
 

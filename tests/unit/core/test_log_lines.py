@@ -1,13 +1,12 @@
 """What TensorFlow logs at its import, and what of it a user of the command sees."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kmodels.core.framework_internals import log_lines_tensorflow
+from python_process import run_python
 
 SOURCE = Path(log_lines_tensorflow.__file__).parents[3]
 INFORMATION = (
@@ -30,16 +29,9 @@ assert tensorflow.found
 """
 
 
-def run(words, **variables):
-    known = {name: value for name, value in os.environ.items() if not name.startswith("TF_CPP")}
-    done = subprocess.run(
-        [sys.executable, *words],
-        env={**known, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(*words, **variables):
+    hidden = {name: None for name in os.environ if name.startswith("TF_CPP")}
+    done = run_python(*words, **{**hidden, **variables})
     return done.returncode, done.stderr
 
 
@@ -55,20 +47,17 @@ def path(tmp_path):
     return f"{tmp_path}{os.pathsep}{SOURCE}"
 
 
-@pytest.mark.once
 def test_information_is_hidden_and_nothing_else(path):
-    assert run(["-c", IMPORT], PYTHONPATH=path) == (0, PROBLEMS)
     every = f"{IMPORT}tensorflow.config.list_physical_devices()\n"
-    assert run(["-c", every], PYTHONPATH=path) == (0, PROBLEMS + NO_DRIVER)
-    shown = run(["-c", IMPORT], PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="0")
+    assert run("-c", every, PYTHONPATH=path) == (0, PROBLEMS + NO_DRIVER)
+    shown = run("-c", IMPORT, PYTHONPATH=path, TF_CPP_MIN_LOG_LEVEL="0")
     assert shown == (0, INFORMATION + PROBLEMS)
 
 
-@pytest.mark.once
 def test_an_import_that_fails_shows_why(path, tmp_path):
     package = tmp_path / "tensorflow" / "__init__.py"
     package.write_text(f"{package.read_text()}import no_such_module\n")
-    code, said = run(["-c", IMPORT], PYTHONPATH=path)
+    code, said = run("-c", IMPORT, PYTHONPATH=path)
     assert code == 1 and said.startswith(PROBLEMS)
     assert "No module named 'no_such_module'" in said
 
@@ -76,6 +65,6 @@ def test_an_import_that_fails_shows_why(path, tmp_path):
 @pytest.mark.needs("tensorflow")
 def test_a_wrong_use_on_tensorflow_is_one_line(tmp_path):
     words = ["-m", "kmodels", "vit", "--preset", "vit_nothing", "--out", str(tmp_path / "run")]
-    code, said = run(words, KERAS_BACKEND="tensorflow")
+    code, said = run(*words, KERAS_BACKEND="tensorflow")
     assert code == 2
     assert said.startswith("vit: error: 'vit_nothing' is neither") and said.count("\n") == 1

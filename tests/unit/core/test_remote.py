@@ -10,12 +10,12 @@ pytest.importorskip("fsspec")
 import fsspec
 
 from kmodels.core import remote
-from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.remote.address import open_address
+from refusals import refused
 from remote_storage import FailingFileSystem, empty_storage, files
 
-pytestmark = [pytest.mark.once, pytest.mark.needs("fsspec")]
+pytestmark = pytest.mark.needs("fsspec")
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,7 @@ def test_which_are_addresses():
     for address in ("gs://b/x", "s3://b", "memory://x", Path("gs://b")):
         assert remote.is_remote(address)
         if str(address).startswith("gs"):
-            with pytest.raises(InputError, match="is an address"):
-                local_path(address)
+            refused("is an address", local_path, address)
     for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x", "file:///x", Path("file:///x")):
         assert not remote.is_remote(path)
     assert local_path("file:///x/y") == local_path(Path("file:///x/y")) == Path("/x/y")
@@ -75,8 +74,8 @@ def test_what_others_put_there_is_read_as_it_is():
     system.pipe({"/plain/x/y/b.txt": b"new"})
     assert remote.local_copy("memory://plain/x/y/b.txt").read_text() == "new"
     assert remote.list_matching("memory://plain/x*") == ["memory:///plain/xx"]
-    with pytest.raises(InputError, match="there is no file or directory memory://plain/z"):
-        remote.local_copy("memory://plain/z")
+    missing = "memory://plain/z"
+    refused(f"there is no file or directory {missing}", remote.local_copy, missing)
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -87,11 +86,10 @@ def test_a_write_that_fails_leaves_the_former_whole(tmp_path, fail_at, cut):
     held = files("failing://run")
     new = directory(tmp_path / "b", one="3" * 99, two="4" * 99)
     FailingFileSystem.reset(fail_at, cut and fail_at < 3)  # the last one is a single request
-    with pytest.raises(InputError) as caught:
-        remote.publish(new, "failing://run/a")
-    line = str(caught.value)
-    assert "\n" not in line
-    assert line.startswith("cannot write failing://run/a: ConnectionResetError: ")
+    line = refused(
+        "^cannot write failing://run/a: ConnectionResetError: ",
+        *(remote.publish, new, "failing://run/a"),
+    )
     assert "Connection reset by peer; check the address, the permission and the connection" in line
     assert FailingFileSystem.writes == fail_at
     assert read(remote.fetch("failing://run/a")) == {"one": "1", "two": "2"}
@@ -103,8 +101,8 @@ def test_a_write_that_fails_leaves_the_former_whole(tmp_path, fail_at, cut):
 
 def test_a_first_write_that_fails_leaves_nothing(tmp_path):
     FailingFileSystem.reset(fail_at=2)
-    with pytest.raises(InputError, match="cannot write"):
-        remote.publish(directory(tmp_path / "a", one="1", two="2"), "failing://run/a")
+    written = directory(tmp_path / "a", one="1", two="2")
+    refused("cannot write", remote.publish, written, "failing://run/a")
     assert remote.list_published("failing://run") == files("failing://run") == []
 
 
@@ -113,8 +111,8 @@ def test_what_a_storage_cuts_without_an_error_is_seen(tmp_path, monkeypatch):
         self.pipe_file(rpath, Path(lpath).read_bytes()[:-1])
 
     monkeypatch.setattr(FailingFileSystem, "put_file", put_file)
-    with pytest.raises(InputError, match="has 1 bytes after 2 were written"):
-        remote.publish(directory(tmp_path / "a", one="11"), "failing://run/a")
+    written = directory(tmp_path / "a", one="11")
+    refused("has 1 bytes after 2 were written", remote.publish, written, "failing://run/a")
     assert files("failing://run") == []
 
 
@@ -123,12 +121,10 @@ def test_damage_is_found(tmp_path):
     system = fsspec.filesystem("memory")
     (one,) = [path for path in files("memory://run/a") if path.endswith("one")]
     system.pipe_file(one, b"2")
-    with pytest.raises(InputError, match="one is not what was published"):
-        remote.fetch("memory://run/a")
+    refused("one is not what was published", remote.fetch, "memory://run/a")
     assert not remote.fetch_published("memory://run/a", tmp_path / "b")
     system.rm_file(one)
-    with pytest.raises(InputError, match="cannot read memory://run/a: FileNotFoundError"):
-        remote.fetch("memory://run/a")
+    refused("cannot read memory://run/a: FileNotFoundError", remote.fetch, "memory://run/a")
     assert not remote.fetch_published("memory://run/a", tmp_path / "b")
 
 
@@ -143,24 +139,22 @@ def test_no_file_is_written_outside(tmp_path, name):
     assert not list(tmp_path.rglob("out"))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 2}', b"\xff", b"null"])
-def test_what_is_not_published_is_absent(tmp_path, content):
-    fsspec.filesystem("memory").pipe_file("/run/a/published.json", content)
-    assert remote.list_published("memory://run") == []
-    assert not remote.fetch_published("memory://run/a", tmp_path / "b")
+def test_what_is_not_published_is_absent(tmp_path):
+    for content in (b"", b"{", b"[]", b'{"format": 2}', b"\xff", b"null"):
+        fsspec.filesystem("memory").pipe_file("/run/a/published.json", content)
+        assert remote.list_published("memory://run") == []
+        assert not remote.fetch_published("memory://run/a", tmp_path / "b")
 
 
 def test_errors_are_one_line(tmp_path, monkeypatch):
     remote.publish(directory(tmp_path / "a", one="1"), "failing://run/a")
     FailingFileSystem.reset(denied=True)
-    with pytest.raises(InputError, match="cannot read failing://run/a: PermissionError: 403") as e:
-        remote.fetch("failing://run/a")
-    assert "\n" not in str(e.value)
-    with pytest.raises(InputError, match=r"xyzzy://b/x cannot be opened: .*xyzzy"):
-        remote.fetch("xyzzy://b/x")
+    denied = "cannot read failing://run/a: PermissionError: 403"
+    refused(denied, remote.fetch, "failing://run/a")
+    refused("xyzzy://b/x cannot be opened: .*xyzzy", remote.fetch, "xyzzy://b/x")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(InputError, match=r"gs://b/x needs the package fsspec: pip install 'kmod"):
-        remote.fetch("gs://b/x")
+    missing = "gs://b/x needs the package fsspec: pip install 'kmod"
+    refused(missing, remote.fetch, "gs://b/x")
 
 
 def test_a_file_goes_there_whole_or_not_at_all(tmp_path):
@@ -171,8 +165,7 @@ def test_a_file_goes_there_whole_or_not_at_all(tmp_path):
     assert files("failing://run") == ["/run/sub/x.txt"]
     for cut in (False, True):
         FailingFileSystem.reset(fail_at=1, cut=cut)
-        with pytest.raises(InputError, match=r"cannot write failing://run/sub/x\.txt: Connection"):
-            make("second")
+        refused(r"cannot write failing://run/sub/x\.txt: Connection", make, "second")
         assert files("failing://run") == ["/run/sub/x.txt"]
         assert remote.fetch("failing://run/sub/x.txt").read_text() == "first"
     FailingFileSystem.reset()
@@ -189,7 +182,9 @@ def test_a_file_that_arrives_short_is_not_taken(monkeypatch):
     monkeypatch.setattr(
         type(system), "put_file", lambda self, local, path, **_: self.pipe_file(path, b"new")
     )
-    with pytest.raises(InputError, match="has 3 bytes after 6 were written; write it again"):
-        remote.write_file("memory://run/x.txt", lambda file: file.write_text("newest"))
+    refused(
+        "has 3 bytes after 6 were written; write it again",
+        *(remote.write_file, "memory://run/x.txt", lambda file: file.write_text("newest")),
+    )
     assert files("memory://run") == ["/run/x.txt"]
     assert system.cat_file("/run/x.txt") == b"former"

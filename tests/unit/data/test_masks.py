@@ -1,13 +1,10 @@
 """Images with masks: made scenes, files, and batches that cut and mirror both alike."""
 
 import numpy as np
-import pytest
 from PIL import Image
 
-from kmodels.core.errors import InputError
 from kmodels.data import MaskArrays, MaskLoader, Resizing, made_scenes, open_masks
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 
 def test_scenes_are_a_function_of_the_seed():
@@ -69,32 +66,26 @@ def test_files(tmp_path):
     assert shown == {mask.astype("int32").tobytes() for mask in masks}
     (tmp_path / "classes.txt").write_text("ground\na\nb\nc\nd\n")
     assert open_masks(f"folder:{tmp_path}").class_names[0] == "ground"
-    Image.fromarray(images[0]).save(tmp_path / "train" / "masks" / "0.png")
-    with pytest.raises(InputError, match=r"0\.png has 3 channels; give a PNG whose values are"):
-        open_masks(f"folder:{tmp_path}").train.batch(np.arange(6))
-    Image.fromarray(masks[0][:5]).save(tmp_path / "train" / "masks" / "0.png")
-    with pytest.raises(InputError, match="has 14x5 pixels and its image 14x12; give masks of the"):
-        open_masks(f"folder:{tmp_path}", validation_split=0.0).train.batch(np.arange(8))
-    (tmp_path / "train" / "masks" / "0.png").write_bytes(b"none")
-    with pytest.raises(InputError, match=r"0.png is not a PNG of a mask \("):
-        open_masks(f"folder:{tmp_path}", validation_split=0.0).train.batch(np.arange(8))
-    (tmp_path / "train" / "masks" / "0.png").unlink()
-    with pytest.raises(InputError, match=r"has no PNG for 0\.png; add them"):
-        open_masks(f"folder:{tmp_path}")
+    mask, rows = tmp_path / "train" / "masks" / "0.png", np.arange(8)
+    train = open_masks(f"folder:{tmp_path}", validation_split=0.0).train
+    Image.fromarray(images[0]).save(mask)
+    refused(r"0\.png has 3 channels; give a PNG whose values are", train.batch, rows)
+    Image.fromarray(masks[0][:5]).save(mask)
+    refused("has 14x5 pixels and its image 14x12; give masks of the", train.batch, rows)
+    mask.write_bytes(b"none")
+    refused(r"0.png is not a PNG of a mask \(", train.batch, rows)
+    mask.unlink()
+    refused(r"has no PNG for 0\.png; add them", open_masks, f"folder:{tmp_path}")
 
 
 def test_what_cannot_be_is_said(tmp_path):
     images, masks = made_scenes(4, (8, 8))
-    with pytest.raises(InputError, match=r"images have shape .* and masks .*; give \(n, H, W, C\)"):
-        MaskArrays(images, masks[:3])
-    cropping = Resizing(crop_to_aspect_ratio=True)
-    with pytest.raises(InputError, match="crop_to_aspect_ratio=True, which leaves pixels"):
-        MaskLoader(MaskArrays(images, masks), 2, resizing=cropping)
-    with pytest.raises(InputError, match="data is digits; give one of scenes"):
-        open_masks("digits")
-    with pytest.raises(InputError, match="data is scenes:2; give scenes:N with N at least 10"):
-        open_masks("scenes:2")
-    with pytest.raises(InputError, match="there is no folder"):
-        open_masks(f"folder:{tmp_path / 'nowhere'}")
-    with pytest.raises(InputError, match=r"images has no images; give DIR/images and DIR/masks"):
-        open_masks(f"folder:{tmp_path}")
+    message = r"images have shape .* and masks .*; give \(n, H, W, C\)"
+    refused(message, MaskArrays, images, masks[:3])
+    pairs, cropping = MaskArrays(images, masks), Resizing(crop_to_aspect_ratio=True)
+    message = "crop_to_aspect_ratio=True, which leaves pixels"
+    refused(message, MaskLoader, pairs, 2, resizing=cropping)
+    refused("data is digits; give one of scenes", open_masks, "digits")
+    refused("data is scenes:2; give scenes:N with N at least 10", open_masks, "scenes:2")
+    refused("there is no folder", open_masks, f"folder:{tmp_path / 'nowhere'}")
+    refused("images has no images; give DIR/images and DIR/masks", open_masks, f"folder:{tmp_path}")

@@ -3,14 +3,11 @@
 import pickle
 
 import numpy as np
-import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, Augment, NaFlexLoader, Resizing
 from kmodels.data.images.naflex.mixing import mix, pairs_of
 from kmodels.data.images.naflex.patches import grid_of, patches_of
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 PLAIN = Resizing()
 SIDES = ((40, 90), (64, 64), (33, 20), (120, 31), (16, 200), (70, 75), (9, 9), (55, 100))
@@ -43,13 +40,9 @@ def cut(x):
     for row, grids in enumerate(x["spatial_shapes"]):
         at = 0
         for place, (rows, columns) in enumerate(grids.tolist()):
-            if rows * columns:
-                yield (
-                    (row, place),
-                    x["pixel_values"][row, at : at + rows * columns],
-                    (rows, columns),
-                )
-                at += rows * columns
+            if size := rows * columns:
+                yield (row, place), x["pixel_values"][row, at : at + size], (rows, columns)
+                at += size
         assert not x["pixel_values"][row, at:].any()
 
 
@@ -81,11 +74,10 @@ def test_epochs_states_and_workers():
     assert len(again) == 2
     same(again[0], first[2])
     data.on_epoch_end()
-    assert data.epoch == 1 and not np.array_equal(
-        data[0][0]["pixel_values"], first[0][0]["pixel_values"]
-    )
+    pixels = first[0][0]["pixel_values"]
+    assert data.epoch == 1 and not np.array_equal(data[0][0]["pixel_values"], pixels)
     part = loader(shuffle=True, augment=data.maker.augment).part(1, 2)
-    np.testing.assert_array_equal(part[0][0]["pixel_values"], first[0][0]["pixel_values"][1:2])
+    np.testing.assert_array_equal(part[0][0]["pixel_values"], pixels[1:2])
     shuffled = sorted(g for x, *_ in first for _, _, g in cut(x))
     assert len(shuffled) == 24 and len(set(shuffled)) > 8
 
@@ -111,29 +103,25 @@ def test_large_batches_get_fewer_patches_and_lengths_are_drawn():
     sizes = [sum(len(p) for _, p, _ in cut(tight[i][0])) for i in range(4)]
     assert max(sizes) <= 128 and min(sizes) > 64
     free = [len(p) for i in range(4) for _, p, _ in cut(loader(enlarge=True)[i][0])]
-    drawn = [
-        len(p) for i in range(4) for _, p, _ in cut(loader(enlarge=True, min_num_patches=9)[i][0])
-    ]
+    some = loader(enlarge=True, min_num_patches=9)
+    drawn = [len(p) for i in range(4) for _, p, _ in cut(some[i][0])]
     assert min(free) > 30 and min(drawn) < 20 < max(drawn) <= 48
 
 
 def test_crops_keep_the_aspect_ratio_of_their_image():
     data = loader(augment=Augment(random_resized_crop=(0.2, 1.0)), patch_size=1, max_num_patches=64)
-    boxes = np.concatenate(
-        [data.maker._boxes([SIDES[i]] * 200, 0, np.arange(200)) for i in range(len(SIDES))]
-    )
-    height, width = boxes[:, 3] - boxes[:, 1], boxes[:, 2] - boxes[:, 0]
-    ratio = np.repeat([w / h for h, w in SIDES], 200)
-    assert (width / height / ratio).min() > 0.74 and (width / height / ratio).max() < 1.34
-    assert (boxes >= 0).all() and (
-        width * height / np.repeat([h * w for h, w in SIDES], 200)
-    ).min() > 0.19
+    boxes = [data.maker._boxes([side] * 200, 0, np.arange(200)) for side in SIDES]
+    left, top, right, bottom = np.moveaxis(boxes, -1, 0)
+    height, width = np.array(SIDES).T[..., None]
+    ratio = (right - left) / (bottom - top) / (width / height)
+    assert ratio.min() > 0.74 and ratio.max() < 1.34
+    area = (right - left) * (bottom - top) / (width * height)
+    assert np.min(boxes) >= 0 and area.min() > 0.19
 
 
 def test_mixing_takes_the_common_middle():
-    images = [
-        np.full((h, w, 1), float(i), "float32") for i, (h, w) in enumerate([(8, 4), (6, 6), (2, 8)])
-    ]
+    sides = enumerate([(8, 4), (6, 6), (2, 8)])
+    images = [np.full((h, w, 1), float(i), "float32") for i, (h, w) in sides]
     labels, samples = np.eye(3, dtype="float32"), np.arange(3)
     assert pairs_of([x.shape[:2] for x in images]) == [(0, 1)]
     mixed, targets = mix(images, labels, Augment(mixup=1.0, num_classes=3), 1, 0, samples)
@@ -155,15 +143,10 @@ def test_mixing_takes_the_common_middle():
 
 
 def test_messages():
-    with pytest.raises(InputError, match="min_num_patches is 99, max_num_patches 48"):
-        loader(min_num_patches=99)
-    with pytest.raises(InputError, match="1 rows of 2 images hold no batch of 6"):
-        loader(rows=1, images_per_row=2)
-    with pytest.raises(InputError, match="rows is 0"):
-        loader(rows=0)
-    with pytest.raises(InputError, match="the data is empty"):
-        NaFlexLoader(Pictures(0), 2)
-    with pytest.raises(InputError, match="drop_last leaves nothing of 24"):
-        NaFlexLoader(Pictures(), 25, drop_last=True)
-    with pytest.raises(InputError, match="6 images do not fit into 1 rows of 5 patches and 6"):
-        loader(rows=1, images_per_row=6, row_length=5, max_num_patches=5)[0]
+    refused("min_num_patches is 99, max_num_patches 48", loader, min_num_patches=99)
+    refused("1 rows of 2 images hold no batch of 6", loader, rows=1, images_per_row=2)
+    refused("rows is 0", loader, rows=0)
+    refused("the data is empty", NaFlexLoader, Pictures(0), 2)
+    refused("drop_last leaves nothing of 24", NaFlexLoader, Pictures(), 25, drop_last=True)
+    short = loader(rows=1, images_per_row=6, row_length=5, max_num_patches=5)
+    refused("6 images do not fit into 1 rows of 5 patches and 6", short.__getitem__, 0)

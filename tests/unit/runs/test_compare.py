@@ -4,11 +4,9 @@ import pytest
 import run_folders
 
 from browser import look
-from kmodels.core.errors import InputError
 from kmodels.runs.compare import Comparison
 from kmodels.tools import cli
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 
 @pytest.fixture
@@ -112,5 +110,4 @@ def test_wrong_uses_give_a_line(names, message, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "compare.html").exists()
-    with pytest.raises(InputError, match="cannot be compared"):
-        Comparison(["a"])
+    refused("cannot be compared", Comparison, ["a"])

@@ -5,11 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.runs import plots, probe
 from kmodels.tools.bench import report
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 
 @pytest.fixture
@@ -36,8 +34,7 @@ def test_a_benchmark_has_its_table_without_a_picture(bare, tmp_path):
 
 
 def test_a_probe_is_refused_before_it_begins(bare):
-    with pytest.raises(InputError, match=r"needs scikit-learn: pip install 'kmodels\[probe\]'"):
-        probe.check_installed()
+    refused(r"needs scikit-learn: pip install 'kmodels\[probe\]'", probe.check_installed)
 
 
 def test_with_the_packages_nothing_is_refused():

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.runs.flags import Common, flag, parse
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 RECIPES = sorted((Path(__file__).resolve().parents[3] / "recipes").glob("*.py"))
 
@@ -75,9 +73,7 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
     ],
 )
 def test_wrong_words_are_one_line(words, message):
-    with pytest.raises(InputError, match=message) as caught:
-        parse(Settings, words.split())
-    assert "\n" not in str(caught.value)
+    refused(message, parse, Settings, words.split())
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])

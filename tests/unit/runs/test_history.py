@@ -2,11 +2,7 @@
 
 import csv
 
-import pytest
-
 from kmodels.runs.history import COLUMNS, History
-
-pytestmark = pytest.mark.once
 
 
 def read(path):

@@ -8,14 +8,12 @@ import pytest
 import run_folders
 
 from browser import look
-from kmodels.core.errors import InputError
 from kmodels.runs import predictions, report
 from kmodels.runs.page import charts
 from kmodels.runs.page.confusion import confusion
 from kmodels.runs.page.run import read
 from kmodels.tools import cli
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -165,16 +163,14 @@ def test_a_run_that_is_not_finished(tmp_path):
 
 
 def test_no_run(tmp_path, capsys):
-    with pytest.raises(InputError, match="holds no run: no config"):
-        report.write(tmp_path)
+    refused("holds no run: no config", report.write, tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SystemExit) as stopped:
         cli.main(["report", str(tmp_path)])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"config.json cannot be read"):
-        report.write(tmp_path)
+    refused("config.json cannot be read", report.write, tmp_path)
 
 
 def test_the_command_writes_it(run, capsys):

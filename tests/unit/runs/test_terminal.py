@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -14,13 +13,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from command_line import run
 from kmodels.runs import console
 from kmodels.runs.progress import Progress
 
-pytestmark = pytest.mark.once
-
-ROOT = Path(__file__).resolve().parents[3]
-RECIPE = ROOT / "recipes" / "vit.py"
+RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "vit.py"
 SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8", "--epochs", "2")
 # What each run has to say, word by word.
 SAID = (
@@ -37,17 +34,14 @@ def eighty_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def environment():
-    kept = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    return {**kept, "TERM": "xterm-256color"}
-
-
 def on_a_terminal(folder, *arguments):
     """Exit code and text of a recipe on a terminal of 80 columns."""
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(folder)
-        os.execve(sys.executable, [sys.executable, str(RECIPE), *arguments], environment())
+        os.environ["TERM"] = "xterm-256color"
+        del os.environ["COLUMNS"]
+        os.execv(sys.executable, [sys.executable, str(RECIPE), *arguments])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     found = b""
     while True:
@@ -82,17 +76,13 @@ def test_a_terminal_of_80_columns(tmp_path):
     assert any("12/12" in line and "loss" in line for line in lines)  # the bar
 
 
-def test_piped(tmp_path):
-    done = subprocess.run(
-        [sys.executable, RECIPE, *SMALL, "--out", "out"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    check(lines_of(done.stdout))
+def test_piped(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS")
+    assert run("vit", *SMALL, "--out", "out") == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    check(lines_of(said))
 
 
 def test_words_stay_whole(capsys):

@@ -1,5 +1,6 @@
 """Chat templates: ids, texts and masks of transformers' on dialogues of every kind."""
 
+import re
 import sys
 
 import numpy as np
@@ -9,6 +10,7 @@ from chat_cases import DIALOGUES, GEMMA2, GEMMA3, GEMMA_MARKED, MARKED, QWEN3, T
 from kmodels.core.errors import InputError
 from kmodels.text import Tokenizer, demo
 from kmodels.text.training import train_tokenizer
+from refusals import refused
 
 TEMPLATES = {
     "gemma2": GEMMA2,
@@ -51,7 +53,6 @@ def tried(call, error):
         return "refused"
 
 
-@pytest.mark.once
 @pytest.mark.needs("transformers")
 def test_ids_are_those_of_transformers(pair):
     import jinja2
@@ -74,7 +75,6 @@ def test_ids_are_those_of_transformers(pair):
         assert refused >= 6
 
 
-@pytest.mark.once
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize("pair", ["gemma2", "gemma3", "qwen3", "qwen marked"], indirect=True)
 def test_a_last_message_goes_on_as_with_transformers(pair):
@@ -86,7 +86,6 @@ def test_a_last_message_goes_on_as_with_transformers(pair):
         assert found == wanted
 
 
-@pytest.mark.once
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize("pair", ["gemma marked", "qwen marked"], indirect=True)
 def test_masks_of_marked_templates_are_those_of_transformers(pair):
@@ -123,7 +122,6 @@ def learnt(tokenizer, dialogue, **options):
     return [tokenizer.decode(ids[begin:end]) for begin, end in zip(begins, ends, strict=True)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("template", [GEMMA2, GEMMA3])
 def test_replies_are_found_by_prefixes(gemma, template):
     tokenizer = Tokenizer.from_file(gemma)
@@ -135,15 +133,13 @@ def test_replies_are_found_by_prefixes(gemma, template):
     assert learnt(tokenizer, MESSAGES[:1]) == []
 
 
-@pytest.mark.once
 def test_replies_of_thinking_models(folders):
     tokenizer = Tokenizer.from_file(folders["qwen3"])
     tokenizer.chat_template = QWEN3
     last = "<think>\n\n</think>\n\nHello.<|im_end|>"
     assert learnt(tokenizer, MESSAGES[:2]) == [last]
     # An earlier reply stands there without thoughts, unlike when it was the last.
-    with pytest.raises(InputError, match=r"does not begin the chat as it writes messages\[:2\]"):
-        learnt(tokenizer, MESSAGES)
+    refused(r"does not begin the chat as it writes messages\[:2\]", learnt, tokenizer, MESSAGES)
     called = DIALOGUES["a call and its result"][0]
     tokenizer.chat_template = MARKED
     assert learnt(tokenizer, called, tools=[TOOL]) == [
@@ -153,7 +149,6 @@ def test_replies_of_thinking_models(folders):
     ]
 
 
-@pytest.mark.once
 def test_replies_without_a_token_that_ends_them(gemma):
     tokenizer = Tokenizer.from_file(gemma)
     tokenizer.chat_template = (
@@ -175,7 +170,6 @@ def weather(place: str, days: int = 1) -> str:
     return place * days
 
 
-@pytest.mark.once
 @pytest.mark.needs("transformers")
 def test_functions_as_tools_are_read_as_by_transformers(pair):
     ours, theirs = pair
@@ -186,60 +180,32 @@ def test_functions_as_tools_are_read_as_by_transformers(pair):
         ours.apply_chat_template(MESSAGES[:1], tools=[lambda: 1])
 
 
-@pytest.mark.once
 def test_what_a_template_cannot_do_is_one_line(gemma, monkeypatch):
     for module in ("transformers", "transformers.utils"):
         monkeypatch.setitem(sys.modules, module, None)
     tokenizer = Tokenizer.from_file(gemma)
     tokenizer.chat_template = GEMMA2
-    apply = tokenizer.apply_chat_template
-    chat = MESSAGES[:1]
-
+    chat, mask = MESSAGES[:1], {"return_assistant_tokens_mask": True}
     upper = "{% filter upper %}{% generation %}a{% endgeneration %}{% endfilter %}"
-
-    for call, message in (
-        (lambda: apply([]), 'a chat is a list of {"role"'),
-        (lambda: apply("Hello"), 'a chat is a list of {"role"'),
-        (lambda: apply([chat, []]), "the chat is empty; give at least one message"),
-        (lambda: apply([*chat, "b"]), "a message is a str; give"),
-        (lambda: apply(chat, tools=[weather]), "tools holds the function weather; give its JSON"),
-        (
-            lambda: apply([{"role": "user", "content": np.ones(3)}]),
-            "content holds a ndarray; a chat",
-        ),
-        (lambda: apply(chat, max_length=3), "takes no max_length: a chat is never cut"),
-        (
-            lambda: apply(chat, add_generation_prompt=True, continue_final_message=True),
-            "give one of them",
-        ),
-        (
-            lambda: apply(chat, tokenize=False, return_assistant_tokens_mask=True),
-            "return_assistant_tokens_mask marks tokens of whole chats",
-        ),
-        (
-            lambda: apply([{"role": "user"}], continue_final_message=True),
-            "the last message has no text to continue",
-        ),
-        (
-            lambda: apply(chat, continue_final_message=True, chat_template="{{ bos_token }}"),
-            "leaves the last message out; it cannot be continued",
-        ),
-        (
-            lambda: apply(
-                chat,
-                return_assistant_tokens_mask=True,
-                chat_template=upper,
-            ),
-            "changes what it marks with {% generation %}",
-        ),
-        (
-            lambda: apply(MESSAGES[1:2], return_assistant_tokens_mask=True, chat_template="a"),
-            r"does not begin the chat as it writes messages[:1]",
-        ),
-        (lambda: apply(chat, chat_template="{{ 1 / 0 }}"), "cannot write this chat: division by"),
-        (lambda: apply(chat, chat_template="{{ messages + 1 }}"), "cannot write this chat: can"),
-        (lambda: apply(chat, chat_template="{{ ''.__class__.__mro__ }}"), "cannot write this chat"),
+    ends, continues = {"add_generation_prompt": True}, {"continue_final_message": True}
+    as_text, no_chat = {"tokenize": False}, {"chat_template": "a"}
+    bare = {"chat_template": "{{ bos_token }}"}
+    for messages, options, message in (
+        ([], {}, 'a chat is a list of {"role"'),
+        ("Hello", {}, 'a chat is a list of {"role"'),
+        ([chat, []], {}, "the chat is empty; give at least one message"),
+        ([*chat, "b"], {}, "a message is a str; give"),
+        (chat, {"tools": [weather]}, "tools holds the function weather; give its JSON"),
+        (said(("user", np.ones(3))), {}, "content holds a ndarray; a chat"),
+        (chat, {"max_length": 3}, "takes no max_length: a chat is never cut"),
+        (chat, ends | continues, "give one of them"),
+        (chat, mask | as_text, "return_assistant_tokens_mask marks tokens of whole chats"),
+        ([{"role": "user"}], continues, "the last message has no text to continue"),
+        (chat, continues | bare, "leaves the last message out; it cannot be continued"),
+        (chat, {"chat_template": upper, **mask}, "changes what it marks with {% generation %}"),
+        (MESSAGES[1:2], mask | no_chat, "does not begin the chat as it writes messages[:1]"),
+        (chat, {"chat_template": "{{ 1 / 0 }}"}, "cannot write this chat: division by"),
+        (chat, {"chat_template": "{{ messages + 1 }}"}, "cannot write this chat: can"),
+        (chat, {"chat_template": "{{ ''.__class__.__mro__ }}"}, "cannot write this chat"),
     ):
-        with pytest.raises(InputError) as raised:
-            call()
-        assert message in str(raised.value) and "\n" not in str(raised.value)
+        refused(re.escape(message), tokenizer.apply_chat_template, messages, **options)

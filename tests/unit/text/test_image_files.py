@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kmodels.core.errors import InputError
 from kmodels.text import read_records
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 
 @pytest.fixture
@@ -42,13 +40,9 @@ def test_paths_begin_at_the_file(folder, monkeypatch):
         {"text": "none", "images": [], "image": None},
     )
     monkeypatch.chdir(folder.parent)
-    for path in (file, f"{folder.name}/a.jsonl"):
+    for path, start in ((file, folder), (f"{folder.name}/a.jsonl", folder.name)):
         rows = read_records(path).rows
-        start = "" if path is file else folder.name
-        a, b, c = (
-            str(folder / n) if path is file else f"{start}/{n}"
-            for n in ("a.png", "b.jpg", "inner/c.png")
-        )
+        a, b, c = (f"{start}/{name}" for name in ("a.png", "b.jpg", "inner/c.png"))
         assert rows[0] == {"prompts": "a", "responses": "b", "images": [a, str(folder / "b.jpg")]}
         assert rows[1] == {"text": "t", "image": c}
         assert rows[2]["images"] == {"path": a}
@@ -79,9 +73,7 @@ def test_folders(folder, form):
         content = "\n".join(["file_name,text,empty,", *rows])
         (folder / form).write_text("\ufeff" + content, encoding="utf-8")
     found = read_records(folder).rows
-    assert found == [
-        {"text": text, "images": ([str(folder / name)])} for name, text in said.items()
-    ]
+    assert found == [{"text": text, "images": [f"{folder}/{name}"]} for name, text in said.items()]
 
 
 def test_other_fields_of_metadata(folder):
@@ -95,61 +87,55 @@ def test_other_fields_of_metadata(folder):
     assert found[1]["images"] == [str(folder / "a.png"), str(folder / "b.jpg")]
 
 
-def test_what_is_refused(folder):
-    file = folder / "x.jsonl"
-    damaged = folder / "damaged.png"
-    damaged.write_bytes((folder / "a.png").read_bytes()[:60])
-    for record, message in (
-        ({"text": "t", "image": "no.png"}, f"line 1: there is no image {folder / 'no.png'}"),
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"text": "t", "image": "no.png"}, "line 1: there is no image {folder}/no.png"),
         ({"text": "t", "image": "https://a.b/c.png"}, "line 1: https://a.b/c.png is an address of"),
         ({"text": "t", "image": 3}, "line 1: an image is a int; give the path of a file"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "http://a.b/c"}]}]},
             "address",
         ),
-    ):
-        with pytest.raises(InputError) as raised:
-            read_records(lines(file, record))
-        assert message in str(raised.value) and str(file) in str(raised.value)
-        assert "\n" not in str(raised.value)
-    good = {"text": "t", "image": "a.png"}
-    bad = {"text": "t", "image": "damaged.png"}
-    assert len(read_records(lines(file, bad, good))) == 2  # it raises where it is used
-    found = read_records(lines(file, bad, good), skip_bad=True)
+    ],
+)
+def test_records_that_are_refused(folder, record, message):
+    file = lines(folder / "x.jsonl", record)
+    assert str(file) in refused(message.format(folder=folder), read_records, file)
+
+
+def test_an_image_that_is_damaged(folder):
+    (folder / "damaged.png").write_bytes((folder / "a.png").read_bytes()[:60])
+    good, bad = ({"text": "t", "image": name} for name in ("a.png", "damaged.png"))
+    file = lines(folder / "x.jsonl", bad, good)
+    assert len(read_records(file)) == 2  # it raises where it is used
+    found = read_records(file, skip_bad=True)
     assert len(found) == 1 and "damaged.png: truncated or damaged" in found.skipped[0]
-    for content, message in (
-        (b'{"text": "t"}\n', "metadata.jsonl line 1: field 'file_name' is missing"),
-        (b"[1]\n", "metadata.jsonl line 1: a list where an object belongs, with 'file_name'"),
-        (b'{"file_name": "a.png"}\n', "line 1: the fields images are not a record: give"),
-    ):
-        (folder / "metadata.jsonl").write_bytes(content)
-        with pytest.raises(InputError) as raised:
-            read_records(folder)
-        assert message in str(raised.value)
-    (folder / "metadata.jsonl").unlink()
-    for content, message in (
-        (b"file_name,text\nno.png,t\n", "metadata.csv line 2: there is no image"),
-        (b"file_name,text\na.png,\xff\n", "metadata.csv is not UTF-8 at byte"),
-        (
-            b'file_name,text\na.png,"' + b"x" * 140_000 + b'"\n',
-            "metadata.csv is not a table: field",
-        ),
-        (b"file_name,text\n", "holds no records; give one JSON object a line"),
-    ):
-        (folder / "metadata.csv").write_bytes(content)
-        with pytest.raises(InputError) as raised:
-            read_records(folder)
-        assert message in str(raised.value)
-    (folder / "metadata.csv").unlink()
-    with pytest.raises(
-        InputError, match=r"has no metadata.jsonl, no metadata.csv and no image with"
-    ):
-        read_records(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("jsonl", b'{"text": "t"}\n', "line 1: field 'file_name' is missing"),
+        ("jsonl", b"[1]\n", "line 1: a list where an object belongs, with 'file_name'"),
+        ("jsonl", b'{"file_name": "a.png"}\n', "line 1: the fields images are not a record: give"),
+        ("csv", b"file_name,text\nno.png,t\n", "line 2: there is no image"),
+        ("csv", b"file_name,text\na.png,\xff\n", "is not UTF-8 at byte"),
+        ("csv", b'file_name,text\na.png,"' + b"x" * 140_000 + b'"\n', "is not a table: field"),
+        ("csv", b"file_name,text\n", "holds no records; give one JSON object a line"),
+    ],
+)
+def test_metadata_that_is_refused(folder, name, content, message):
+    (folder / f"metadata.{name}").write_bytes(content)
+    where = "" if "no records" in message else rf"metadata\.{name} "
+    refused(where + message, read_records, folder)
+
+
+def test_a_folder_without_texts_is_refused(folder):
+    refused("has no metadata.jsonl, no metadata.csv and no image with", read_records, folder)
     (folder / "a.txt").write_text("an a")
-    with pytest.raises(InputError, match=r"b.jpg: there is no b.txt beside it"):
-        read_records(folder)
+    refused("b.jpg: there is no b.txt beside it", read_records, folder)
     found = read_records(folder, skip_bad=True)
-    assert len(found) == 1 and len(found.skipped) == 3
+    assert len(found) == 1 and len(found.skipped) == 2
     (folder / "b.txt").write_bytes(b"\xff")
-    with pytest.raises(InputError, match=r"b.jpg: b.txt is not UTF-8 at byte 1"):
-        read_records(folder)
+    refused("b.jpg: b.txt is not UTF-8 at byte 1", read_records, folder)

@@ -1,14 +1,11 @@
 """Packed rows hold every example once, whole, and apart from its neighbours."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmodels.data.packing import assign
 from kmodels.text import Example, pack, pad
-
-pytestmark = pytest.mark.once
 
 LENGTH = 16
 

@@ -2,34 +2,23 @@
 
 import pytest
 
-from kmodels.core.errors import InputError
+from chat_cases import said
 from kmodels.models.gemma.preprocessor import CHATS
 from kmodels.text import Template
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 RECORD = {"instruction": "Say {response}.", "context": "", "response": "Hi {context}."}
 WITH_CONTEXT = RECORD | {"context": "Now."}
-CHAT = {
-    "messages": [
-        {"role": "system", "content": "Be short."},
-        {"role": "user", "content": " a "},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d"},
-    ]
-}
+SAID = "Instruction:\nSay {response}.\n\n"
+TURNS = [("system", "Be short."), ("user", " a "), ("assistant", "b"), ("user", "c")]
+CHAT = {"messages": said(*TURNS, ("assistant", "d"))}
 
 
 @pytest.mark.parametrize(
     ("spec", "record", "prompt"),
     [
-        ("instruction", RECORD, "Instruction:\nSay {response}.\n\nResponse:\n"),
-        (
-            "instruction",
-            WITH_CONTEXT,
-            "Instruction:\nSay {response}.\n\nContext:\nNow.\n\nResponse:\n",
-        ),
+        ("instruction", RECORD, f"{SAID}Response:\n"),
+        ("instruction", WITH_CONTEXT, f"{SAID}Context:\nNow.\n\nResponse:\n"),
         ("Q: {instruction} A: {response}", WITH_CONTEXT, "Q: Say {response}.\n\nNow. A: "),
         ("{context}|{instruction}|{response}", RECORD, "|Say {response}.|"),
     ],
@@ -78,14 +67,12 @@ def test_chat_is_that_of_the_instruction_tuned_models():
 
 @pytest.mark.parametrize("spec", ["nothing", "{response} {instruction}", "{response}"])
 def test_an_unknown_template(spec):
-    with pytest.raises(
-        InputError, match=r"choose auto, chat_template, instruction, alpaca, gemma, gemma4, or"
-    ):
-        Template(spec, CHATS)
+    message = "choose auto, chat_template, instruction, alpaca, gemma, gemma4, or"
+    refused(message, Template, spec, CHATS)
 
 
 def test_records_that_a_template_cannot_write():
-    with pytest.raises(InputError, match="messages need a chat template; template is 'alpaca'"):
-        Template("alpaca")(CHAT)
-    with pytest.raises(InputError, match="field 'messages' has no reply to learn from"):
-        Template("gemma", CHATS)({"messages": [{"role": "user", "content": "a"}]})
+    message = "messages need a chat template; template is 'alpaca'"
+    refused(message, Template("alpaca"), CHAT)
+    question = {"messages": [{"role": "user", "content": "a"}]}
+    refused("field 'messages' has no reply to learn from", Template("gemma", CHATS), question)

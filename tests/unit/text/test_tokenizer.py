@@ -4,13 +4,11 @@ import pytest
 import tokenizers
 
 import hub_models
-from kmodels.core.errors import InputError
 from kmodels.text import Tokenizer, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from kmodels.text.training import train_tokenizer
+from refusals import refused
 from sentencepiece_files import sentencepiece_model, words_model
-
-pytestmark = pytest.mark.once
 
 TEXT = "Hello  wörld,\n\n 123 times\ttab \U0001f600   end "
 SPECIAL = "<start_of_turn>user\nHello<end_of_turn>\n"
@@ -34,6 +32,8 @@ def test_text_comes_back_whole_without_special_tokens(tokenizer):
     assert tokenizer.detokenize(tokenizer(TEXT)) == TEXT
     assert tokenizer.detokenize([[2, *ids, 1, 0] for ids in tokenizer([TEXT, "a"])]) == [TEXT, "a"]
     assert tokenizer.detokenize(tokenizer(SPECIAL)) == "user\nHello\n"
+    refused("this is not text", tokenizer, "\ud800")
+    refused("int where text belongs", tokenizer, [3])
 
 
 def test_training_gives_the_same_tokenizer_each_time(tokenizer):
@@ -63,41 +63,26 @@ def test_transformers_reads_it_with_equal_ids(tokenizer, tmp_path):
 
 
 def test_a_file_that_is_no_tokenizer(tmp_path):
-    with pytest.raises(InputError, match=r"holds no tokenizer: neither tokenizer.json nor tokeni"):
-        Tokenizer.from_file(tmp_path)
-    with pytest.raises(InputError, match=r"no tokenizer at .*a.json: no such file"):
-        Tokenizer.from_file(tmp_path / "a.json")
+    refused("holds no tokenizer: neither tokenizer.json nor tokeni", Tokenizer.from_file, tmp_path)
+    refused("no tokenizer at .*a.json: no such file", Tokenizer.from_file, tmp_path / "a.json")
     for name, message in (("a.json", "a tokenizer.json"), ("a.model", "a SentencePiece model")):
         (tmp_path / name).write_bytes(b"\xff not this")
-        with pytest.raises(InputError, match=f"{name} is not {message}"):
-            Tokenizer.from_file(tmp_path / name)
+        refused(f"{name} is not {message}", Tokenizer.from_file, tmp_path / name)
+    other = model_file(tmp_path / "a.model", kind=4)
+    refused("model of kind 4; unigram, BPE and word are read", Tokenizer.from_file, other)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_config.json is not readable JSON"):
-        Tokenizer.from_file(tmp_path / "a.json")
-
-
-def test_half_a_surrogate_pair_and_other_things_that_are_no_text(tokenizer):
-    for wrong, message in (("\ud800", "this is not text"), ([3], "int where text belongs")):
-        with pytest.raises(InputError, match=message):
-            tokenizer(wrong)
+    refused("tokenizer_config.json is not readable JSON", Tokenizer.from_file, tmp_path / "a.json")
 
 
 # --- SentencePiece --------------------------------------------------------------------------------
 
+TURNS = ("<start_of_turn>", "<end_of_turn>", "\n\n", "\u2581\u2581")
 PIECES = [
-    ("<pad>", 0.0, CONTROL),
-    ("<eos>", 0.0, CONTROL),
-    ("<bos>", 0.0, CONTROL),
+    *((text, 0.0, CONTROL) for text in ("<pad>", "<eos>", "<bos>")),
     ("<unk>", 0.0, UNKNOWN),
-    ("<start_of_turn>", 0.0, USER_DEFINED),
-    ("<end_of_turn>", 0.0, USER_DEFINED),
-    ("\n\n", 0.0, USER_DEFINED),
-    ("\u2581\u2581", 0.0, USER_DEFINED),
+    *((text, 0.0, USER_DEFINED) for text in TURNS),
     *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
-    ("ab", 0.0, NORMAL),
-    ("bc", -1.0, NORMAL),
-    ("\u2581ab", -2.0, NORMAL),
-    ("abc", -3.0, NORMAL),
+    *((text, float(-rank), NORMAL) for rank, text in enumerate(("ab", "bc", "\u2581ab", "abc"))),
     *((char, -10.0, NORMAL) for char in "abc\u2581"),
 ]
 FIRST = 8 + 256
@@ -121,11 +106,6 @@ def test_sentencepiece_merges_by_score(tmp_path):
     assert tokenizer.special_token_ids == [0, 1, 2, 4, 5]
     for text in (" abc", "a  c", " c\n\nd é"):
         assert tokenizer.detokenize(tokenizer(text)) == text
-
-
-def test_sentencepiece_of_an_unknown_kind(tmp_path):
-    with pytest.raises(InputError, match="model of kind 4; unigram, BPE and word are read"):
-        Tokenizer.from_file(model_file(tmp_path / "a.model", kind=4))
 
 
 def test_a_model_of_words_cuts_at_blanks(tmp_path):
@@ -222,8 +202,7 @@ def test_sentencepiece_reads_what_was_written_with_equal_ids(complete):
 def test_what_a_sentencepiece_file_cannot_hold(complete):
     lower = tokenizers.Tokenizer.from_str(complete.core.to_str())
     lower.normalizer = tokenizers.normalizers.Lowercase()
-    with pytest.raises(InputError, match=r"a SentencePiece file holds.*BPE over Lowercase"):
-        Tokenizer(lower).to_sentencepiece()
+    write = Tokenizer(lower).to_sentencepiece
+    refused("a SentencePiece file holds.*BPE over Lowercase", write)
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>"))
-    with pytest.raises(InputError, match=r"a SentencePiece file holds.*WordLevel"):
-        Tokenizer(words).to_sentencepiece()
+    refused("a SentencePiece file holds.*WordLevel", Tokenizer(words).to_sentencepiece)

@@ -5,10 +5,8 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from kmodels.core.errors import InputError
 from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, square_grid
-
-pytestmark = pytest.mark.once
+from refusals import refused
 
 SIZES = [(14, 16), (16, 14), (8, 5), (5, 11), (7, 7), (2, 9), (24, 3)]
 
@@ -62,5 +60,4 @@ def test_prefix_rows_stay_and_axes_are_not_swapped():
 
 def test_a_table_of_no_square_says_what_is_missing():
     assert square_grid(49, "pos") == (7, 7)
-    with pytest.raises(InputError, match="pos has 50 rows for patches, which is no square"):
-        square_grid(50, "pos")
+    refused("pos has 50 rows for patches, which is no square", square_grid, 50, "pos")

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from kmodels.weights import Transform, identity, patch_kernel, prepend_zeros, reshape, transpose
 from kmodels.weights.transforms import source_shape, split_points
 
-pytestmark = pytest.mark.once
-
 CASES: list[tuple[str, Transform, tuple[int, ...]]] = [
     ("identity", identity, (3, 4)),
     ("transpose", transpose, (3, 5)),
