@@ -94,6 +94,15 @@ def jax_ranks(count: int, devices: int = 2, **env: str) -> list[dict[str, str]]:
     ]
 
 
+def jax_cache(folder: Path) -> dict[str, str]:
+    """Has JAX processes compile a program once that they make several times."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 def launch(
     processes: Sequence[Process], seconds: float = 120.0, check: bool = True
 ) -> list[Output]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import run_in_parts
-from launch import ROOT, Process, jax_ranks, launch, torch_ranks
+from launch import ROOT, Process, jax_cache, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import format, manager, state
 from kmodels.core.errors import InputError
@@ -35,11 +35,7 @@ def acts(mesh, others):
 
 
 def start(backend, folder, *told, check=True):
-    env = {"KERAS_BACKEND": backend, "KMODELS_PROCESS_SECONDS": "20"}
-    env["JAX_COMPILATION_CACHE_DIR"] = str(folder / "cache")
-    # Each process makes the same model several times, and its program is compiled once.
-    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    env = {"KERAS_BACKEND": backend, "KMODELS_PROCESS_SECONDS": "20", **jax_cache(folder / "cache")}
     ranks = jax_ranks(2, 2, **env) if backend == "jax" else torch_ranks(2, **env)
     return launch([Process(SCRIPT, [str(folder), *told], env=r) for r in ranks], 240, check)
 

@@ -4,7 +4,7 @@ import input_cases
 import keras
 import numpy as np
 import pytest
-from launch import Process, jax_ranks, launch, torch_ranks
+from launch import Process, jax_cache, jax_ranks, launch, torch_ranks
 
 from kmodels.core.errors import InputError
 from tolerances import tolerance
@@ -26,9 +26,9 @@ MESHES = ("fsdp=4", "data=2,model=2", "model=4") if BACKEND == "jax" else ()
 MAIN = "data=4" if BACKEND == "jax" else "data=2"
 
 
-def _processes(kinds, meshes=(), folder="", **options):
+def _processes(kinds, cache, meshes=(), folder="", **options):
     arguments = [";".join((MAIN, *meshes)), str(folder), *(kind.__name__ for kind in kinds)]
-    ranks = jax_ranks(2) if BACKEND == "jax" else torch_ranks(2)
+    ranks = jax_ranks(2, **jax_cache(cache)) if BACKEND == "jax" else torch_ranks(2)
     return launch(
         [Process(input_cases.__file__, arguments, rank) for rank in ranks], 280, **options
     )
@@ -44,7 +44,8 @@ def _compare(found, wanted):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    outputs = _processes(EVERYWHERE, MESHES, tmp_path_factory.mktemp("written"), check=False)
+    cache, written = (tmp_path_factory.mktemp(name) for name in ("cache", "written"))
+    outputs = _processes(EVERYWHERE, cache, MESHES, written, check=False)
     for output in outputs:
         assert not output.late and output.stdout.splitlines()[-1][0] == "{", output.stderr[-3000:]
     return outputs
@@ -105,9 +106,9 @@ def test_data_that_ends_early_ends_the_run(two):
 
 
 @pytest.mark.across("jax", "torch")
-def test_data_of_other_packages():
+def test_data_of_other_packages(tmp_path):
     wanted = input_cases.fed(None, OF_OTHERS)
-    for output in _processes(OF_OTHERS):
+    for output in _processes(OF_OTHERS, tmp_path):
         found = output.result()["fed"]
         assert found.keys() == wanted.keys()
         for kind in wanted:

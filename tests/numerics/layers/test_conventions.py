@@ -157,7 +157,7 @@ ABSTRACT = {
     "DecoderAttention",
     "DecoderBlock",
     "EncoderBlock",
-    *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/families/gemma/test_experts.py
+    *("Experts", "GroupedDense", "Router"),  # or two outputs: tests/families/gemma4/test_gemma4.py
     # Towers hold a whole model, and the head takes two inputs: tests/families/two_towers.
     *("NaFlexVisionTower", "SimilarityHead", "TextTower", "VisionTower"),
     # No batch, two inputs or two outputs: tests/families.

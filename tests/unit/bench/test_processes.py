@@ -1,6 +1,5 @@
 """Children that are driven, stopped, killed; none of them imports Keras."""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from kmodels.core.errors import InputError
 from kmodels.tools.children import Child, ChildError, LeftOut, OutOfMemory, installed
+from refusals import refused
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
@@ -68,19 +68,15 @@ def test_nothing_that_it_started_is_left(make):
         ("forget", OutOfMemory, "^toy: no more$"),
         ("crash", ChildError, "^toy: ValueError: a first line and a second$"),
         ("exit", ChildError, "^toy: ended with status 0: the last words$"),
+        ("draw", ChildError, "^toy: ValueError: agg$"),
     ],
 )
-def test_failures_are_one_line(make, what, kind, message):
+def test_failures_are_one_line(make, monkeypatch, what, kind, message):
+    # What a notebook draws with is not passed on: another interpreter need not have it.
+    monkeypatch.setenv("MPLBACKEND", "module://of_a_notebook")
     with make(what) as child, pytest.raises(kind, match=message) as caught:
         child.started()
     assert type(caught.value) is kind
-
-
-def test_a_notebooks_drawing_is_not_passed_on(make, monkeypatch):
-    """Another interpreter need not have what a notebook draws with, and then cannot draw at all."""
-    monkeypatch.setenv("MPLBACKEND", "module://of_a_notebook")
-    with make("draw") as child, pytest.raises(ChildError, match="ValueError: agg"):
-        child.started()
 
 
 def test_one_that_hangs_is_killed(make):
@@ -104,5 +100,5 @@ def test_what_another_interpreter_has(tmp_path):
     python.symlink_to(sys.executable)
     assert installed(str(python), ["json", "no_such_package"]) == {"json"}
     assert installed(sys.executable, ["json", "no_such_package"]) == {"json"}
-    with pytest.raises(InputError, match="nowhere is not a Python that runs"):
-        installed(os.path.join(tmp_path, "nowhere"), ["json"])
+    nowhere = str(tmp_path / "nowhere")
+    refused("nowhere is not a Python that runs", installed, nowhere, ["json"])

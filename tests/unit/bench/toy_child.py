@@ -13,18 +13,17 @@ from kmodels.tools.children import LeftOut, OutOfMemory
 def work(job, link):
     print("noise on stdout")
     what = job["what"]
-    if what == "refuse":
-        raise InputError("the setting is wrong; give another")
-    if what == "leave_out":
-        raise LeftOut("has no such thing")
-    if what == "crash":
-        raise ValueError("a first line\n\x1b[1mand a second\x1b[0m")
+    errors = {
+        "refuse": InputError("the setting is wrong; give another"),
+        "leave_out": LeftOut("has no such thing"),
+        "crash": ValueError("a first line\n\x1b[1mand a second\x1b[0m"),
+        "forget": OutOfMemory("no more"),
+        "draw": ValueError(os.environ.get("MPLBACKEND")),
+    }
+    if what in errors:
+        raise errors[what]
     if what == "hang":
         time.sleep(60)
-    if what == "forget":
-        raise OutOfMemory("no more")
-    if what == "draw":
-        raise ValueError(os.environ["MPLBACKEND"])
     if what == "exit":
         print("the last words", file=sys.stderr)
         sys.exit(3)
