@@ -73,3 +73,9 @@ def look(page: Path, width: int, folder: Path) -> dict:
     told = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.DOTALL)
     assert told, done.stderr[-500:]
     return json.loads(unescape(told[1]))
+
+
+def check_fits(seen: dict) -> None:
+    """Checks that nothing is wider than its place, and that no text is too small to read."""
+    assert seen["page"] <= seen["width"] and seen["wide"] == []
+    assert seen["smallest"] >= 11

@@ -148,6 +148,14 @@ def test_the_command(capsys):
     assert "trained weights" in shown and "it fits" in shown and "1.0 GiB" in shown
 
 
+MESHES = {
+    "fsdp=3": "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6",
+    "data=-1": "the mesh data=-1 takes the devices that are left; give all lengths",
+    "data=2,sequence=4": "data=2,sequence=4 cuts rows by their tokens, which a plan does not count;"
+    " leave seq",
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,19 +170,8 @@ def test_the_command(capsys):
         ("gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
         ("gemma3_debug --image-size 32", "takes no images"),
         ("gemma3_debug --memory much", "'much' is not an amount of memory"),
-        (
-            "gemma_debug --mesh fsdp=3",
-            "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6",
-        ),
-        (
-            "gemma_debug --mesh data=-1",
-            "the mesh data=-1 takes the devices that are left; give all lengths",
-        ),
-        (
-            "gemma_debug --mesh data=2,sequence=4",
-            "data=2,sequence=4 cuts rows by their tokens, which a plan does not count; leave seq",
-        ),
         ("gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
+        *((f"gemma_debug --mesh {mesh}", message) for mesh, message in MESHES.items()),
     ],
 )
 def test_wrong_settings_are_one_line(capsys, arguments, message):
@@ -183,6 +180,7 @@ def test_wrong_settings_are_one_line(capsys, arguments, message):
     assert error.count("\n") == 1 and message in error
 
 
+@pytest.mark.each_backend
 def test_a_process_takes_about_what_was_foretold(backend):
     script = ROOT / "benchmarks" / "memory_plan.py"
     done = run_python(script, "--backends", backend, "--cases", "small", XLA_FLAGS="")

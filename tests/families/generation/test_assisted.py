@@ -21,8 +21,7 @@ from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from tolerances import TOLERANCES
 
-WINDOW = 8
-# Past two windows, and longer than the rings of the blocks that have one.
+# Past two windows of 8, and longer than the rings of the blocks that have one.
 LENGTH = 46
 # Longer than the window, shorter, one token.
 LENGTHS = (19, 3, 1)

@@ -252,23 +252,19 @@ def test_beam_search_finds_what_is_more_likely(model, prompts):
         model.generate(inputs, 9, stop_token_ids=None, num_return_sequences=5)
     with pytest.raises(InputError, match="BeamSampler has no token before it has all"):
         model.generate(inputs, 9, stop_token_ids=None, stream=print)
+    best = found[::3]
+    stop = int(best[0, 6])
+    stopped = model.generate(inputs, 9, stop_token_ids=[stop])
     model.use_sampler("greedy")
+    # Beams end where a stop token is chosen.
+    row = stopped["token_ids"][0][stopped["padding_mask"][0] == 1]
+    assert row[-1] == stop or len(row) == 9
+    assert stop not in row[5:-1]
     for row in range(2):
         beams = found[3 * row :][:3]
         *scores, single = _log_probabilities(model, [*beams, greedy[row]], 5)
         assert sorted(scores, reverse=True) == scores
         assert scores[0] >= single - 1e-5
-
-
-def test_beams_end_where_a_stop_token_is_chosen(model, prompts):
-    inputs = {"token_ids": np.array([prompts[0]])}
-    model.use_sampler(BeamSampler(num_beams=2))
-    whole = model.generate(inputs, 12, stop_token_ids=None)["token_ids"][0]
-    found = model.generate(inputs, 12, stop_token_ids=[int(whole[6])])
-    model.use_sampler("greedy")
-    row = found["token_ids"][0][found["padding_mask"][0] == 1]
-    assert row[-1] == whole[6] or len(row) == 12
-    assert whole[6] not in row[5:-1]
 
 
 def test_contrastive_search_without_a_penalty_is_greedy(model, prompts, continued):

@@ -270,6 +270,9 @@ class Noisy(Numbered):
         return x + np.random.normal(size=x.shape).astype("float32"), y
 
 
+NOT_SOUGHT = r" cannot be sought; give it state_dict\(\) and load_state_dict\(\)"
+
+
 def with_workers(rows):
     return Numbered(rows, workers=2)
 
@@ -277,9 +280,9 @@ def with_workers(rows):
 @pytest.mark.parametrize(
     ("make", "loader", "settings", "reason"),
     [
-        (quick, generator, {}, "batches cannot be sought; give it state_dict"),
+        (quick, generator, {}, "batches" + NOT_SOUGHT),
         pytest.param(
-            *(quick, plain_torch_loader, {}, "DataLoader cannot be sought; give it state_dict"),
+            *(quick, plain_torch_loader, {}, "DataLoader" + NOT_SOUGHT),
             marks=pytest.mark.needs("torch"),
         ),
         (quick, Noisy, {}, "Noisy draws from the random generators of Py"),

@@ -90,6 +90,11 @@ class Samples:
         return named(index)
 
 
+class Pairs(Samples):
+    def __getitem__(self, index):
+        return pair(index)
+
+
 class Stream:
     def __init__(self, make):
         self.make = make
@@ -232,6 +237,7 @@ KINDS = {
     "generator function": (lambda folder: lambda: iter(Batches(pair)), {}),
     "endless generator": (lambda folder: endless(), {"steps_per_epoch": 3}),
     "samples": (lambda folder: Samples(), {}),
+    "samples in pairs": (lambda folder: Pairs(), {}),
     "PyDataset": (lambda folder: Python(), {}),
     "TarShards": (shards, {}),
     "TFRecords": (records, {}),

@@ -31,12 +31,6 @@ WEIGHTS = np.ones((ROWS, 8), "float32")
 WEIGHTS[::3, 5:] = 0.0
 
 
-@pytest.fixture(autouse=True)
-def _no_mesh_left():
-    yield
-    distribute(None)
-
-
 def in_force():
     plan = current()
     assert plan is not None

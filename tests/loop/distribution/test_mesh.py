@@ -20,7 +20,8 @@ from kmodels.layers.shard_granularity import granularity_of
 from kmodels.models.common.sharding import DECODER
 from kmodels.models.vit import sharding as vit
 
-pytestmark = pytest.mark.once  # Of no device, and on TensorFlow in test_replicas_tensorflow.
+# No test here needs devices; what TensorFlow refuses is in test_replicas_tensorflow.py.
+pytestmark = pytest.mark.once
 FSDP, BOTH = Mesh(fsdp=4), Mesh(fsdp=2, model=2)
 
 

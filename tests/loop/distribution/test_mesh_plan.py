@@ -24,12 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
 GIB = 2**30
 
 
-@pytest.fixture(autouse=True)
-def _no_mesh_left():
-    yield
-    distribute(None)
-
-
 def exchanges(plan):
     """(axis, kind, what) -> S."""
     return {(one.axis, one.kind, one.what): one.size for one in plan.exchanges}
@@ -111,7 +105,6 @@ def test_an_axis_that_does_not_divide_leaves_a_weight_whole():
     assert exchanges(cut)[name] == 18 * 2 * 2 * 16 * 256 * 4
 
 
-@pytest.mark.once
 def test_27_billion_weights_on_512_devices_take_seconds_and_no_memory():
     def resident():
         text = Path("/proc/self/status").read_text()

@@ -10,16 +10,9 @@ from launch import ROOT, Process, jax_ranks, launch
 
 from kmodels.checkpoint.manager import CheckpointError
 from kmodels.core.errors import InputError
-from kmodels.distribution import distribute
 from kmodels.training import load_orbax, save_orbax
 
 SCRIPT = ROOT / "tests" / "loop" / "distribution" / "run_in_parts.py"
-
-
-@pytest.fixture(autouse=True)
-def _no_mesh_left():
-    yield
-    distribute(None)
 
 
 @pytest.mark.needs("orbax")

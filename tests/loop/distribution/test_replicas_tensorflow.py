@@ -27,11 +27,6 @@ if keras.backend.backend() == "tensorflow":
     WEIGHTS[::3, 2:] = 0.0
     MEAN = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    @pytest.fixture(autouse=True)
-    def _no_mesh_left():
-        yield
-        distribute(None)
-
     def vit(dtype="float32"):
         backbone = models.ViTBackbone(
             **{"image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2},

@@ -30,12 +30,6 @@ PADDED = {"token_ids": IDS[:, :-1], "padding_mask": MASK}
 WINDOWS = {"sliding_window_size": 24, "use_sliding_window_attention": True}
 
 
-@pytest.fixture(autouse=True)
-def _no_mesh_left():
-    yield
-    distribute(None)
-
-
 def compiled(mesh, rank=None, **variants):
     plan = distribute(mesh)
     keras.utils.set_random_seed(3)

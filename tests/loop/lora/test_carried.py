@@ -87,10 +87,14 @@ def check_outputs(again, wanted, x):
     np.testing.assert_allclose(to_numpy(again(x)), wanted, rtol=0, atol=atol)
 
 
-def check_same(again, model, x, wanted):
-    check_outputs(again, wanted, x)
+def check_bits(again, model):
     for ours, theirs in zip(again.weights, model.weights, strict=True):
         np.testing.assert_array_equal(to_numpy(ours.value), to_numpy(theirs.value))
+
+
+def check_same(again, model, x, wanted):
+    check_outputs(again, wanted, x)
+    check_bits(again, model)
     assert names(again.trainable_weights) == names(model.trainable_weights)
     assert names(again.weights) == names(model.weights)
     parts = [(x.backbone, changes.describe(x, without=x.backbone)) for x in (again, model)]
@@ -111,7 +115,12 @@ def test_what_was_done_to_a_model_is_in_its_file(change, tmp_path):
         again = type(model).from_preset(tmp_path / make.__name__, dtype=model.dtype_policy)
         if change is not merged:
             check_same(again, model, x, wanted)
+            model.backbone.save_to_preset(tmp_path / "bare")
+            bare = type(model.backbone).from_preset(tmp_path / "bare", dtype=model.dtype_policy)
+            check_bits(bare, model.backbone)
+            assert changes.describe(bare) == changes.describe(model.backbone)
             continue
+        check_bits(again, model)
         # A model of its own, which others may train.
         assert len(again.trainable_weights) == len(make().trainable_weights)
         for each in (loaded, again):

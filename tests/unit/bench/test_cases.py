@@ -131,7 +131,7 @@ def test_lists_and_sizes():
     refused("'much' is not an amount of memory; give one such as 80GiB", parse_bytes, "much")
 
 
-ALLOWED = "; 0.0001 of it is allowed between them"
+WITHIN = "; 0.0001 of it is allowed between them"
 
 
 def row(label, precision="float32", losses=(6.9, 6.8, 6.7), **facts):
@@ -148,10 +148,10 @@ def row(label, precision="float32", losses=(6.9, 6.8, 6.7), **facts):
         (row("b", threads=1), "b: threads is 1, a has 2"),
         (row("b", keras="4"), "b: keras is '4', a has '3'"),
         (row("b", compute="bfloat16"), "b: compute is 'bfloat16', a has 'float32'"),
-        (row("b", losses=(6.9, 6.79, 6.7)), "b: the loss of step 2 is 6.79, a has 6.8" + ALLOWED),
+        (row("b", losses=(6.9, 6.79, 6.7)), "b: the loss of step 2 is 6.79, a has 6.8" + WITHIN),
         (
             row("b", losses=(math.nan, 6.8, 6.7)),
-            "b: the loss of step 1 is nan, a has 6.9" + ALLOWED,
+            "b: the loss of step 1 is nan, a has 6.9" + WITHIN,
         ),
     ],
 )

@@ -91,9 +91,9 @@ def keras_packages(monkeypatch):
 
     def make(**installed):
         def version(name):
-            if name.replace("-", "_") not in installed:
-                raise PackageNotFoundError(name)
-            return installed[name.replace("-", "_")]
+            if name.replace("-", "_") in installed:
+                return installed[name.replace("-", "_")]
+            raise PackageNotFoundError(name)
 
         monkeypatch.setattr(backend_choice, "version", version)
         monkeypatch.delitem(sys.modules, "keras")

@@ -99,19 +99,16 @@ def test_a_write_that_fails_leaves_the_former_whole(tmp_path, fail_at, cut):
     assert read(remote.fetch("failing://run/a")) == {"one": "3" * 99, "two": "4" * 99}
 
 
-def test_a_first_write_that_fails_leaves_nothing(tmp_path):
+def test_a_first_write_that_fails_or_is_cut_leaves_nothing(tmp_path, monkeypatch):
     FailingFileSystem.reset(fail_at=2)
-    written = directory(tmp_path / "a", one="1", two="2")
+    written = directory(tmp_path / "a", one="11", two="22")
     refused("cannot write", remote.publish, written, "failing://run/a")
     assert remote.list_published("failing://run") == files("failing://run") == []
 
-
-def test_what_a_storage_cuts_without_an_error_is_seen(tmp_path, monkeypatch):
     def put_file(self, lpath, rpath, **kwargs):
         self.pipe_file(rpath, Path(lpath).read_bytes()[:-1])
 
     monkeypatch.setattr(FailingFileSystem, "put_file", put_file)
-    written = directory(tmp_path / "a", one="11")
     refused("has 1 bytes after 2 were written", remote.publish, written, "failing://run/a")
     assert files("failing://run") == []
 

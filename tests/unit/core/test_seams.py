@@ -116,6 +116,7 @@ def test_every_call_names_its_protocol():
             assert told, f"{seam.protocol}: {ast.unparse(node)} has no docstring"
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.stem)
 def test_files_have_what_the_protocol_says(seam):
     files = seam.files

@@ -14,33 +14,18 @@ CLASSES = ("ankle boot", "pullover", "trouser", "a very long name of a class", "
 SETTINGS = {"recipe": "vit", "preset": "vit_debug", "data": LONG, "mesh": None, "seed": 3}
 DEFAULTS = {"preset": "vit_debug", "data": "digits", "mesh": None, "seed": 0, "out": None}
 RESULT = {
-    "recipe": "vit",
-    "backend": "jax",
-    "device": "cpu x1",
-    "precision": "float32",
-    "preset": "vit_debug",
-    "parameters": 1234567,
-    "trainable_parameters": 1000,
-    "steps": 30,
-    "epochs": 3,
+    "recipe": "vit", "backend": "jax", "device": "cpu x1", "precision": "float32",
+    "preset": "vit_debug", "parameters": 1234567, "trainable_parameters": 1000,
+    "steps": 30, "epochs": 3,
     "metrics": {"loss": 0.5, "val_accuracy": 0.5, "val_loss": None, "test_accuracy": 0.91237},
-    "samples_per_s": 1411.04,
-    "step_ms_median": 12.5,
-    "peak_memory_mb": 505.2,
-    "wait_for_data_share": 0.1088,
-    "overrides": {"attention": "override"},
+    "samples_per_s": 1411.04, "step_ms_median": 12.5, "peak_memory_mb": 505.2,
+    "wait_for_data_share": 0.1088, "overrides": {"attention": "override"},
     "versions": {"keras": "3.15.1"},
-}
+}  # fmt: skip
 NOTES = {
-    "recipe": "vit",
-    "defaults": DEFAULTS,
-    "model": "vit_debug",
+    "recipe": "vit", "defaults": DEFAULTS, "model": "vit_debug",
     "data": {
-        "source": LONG,
-        "unit": "images",
-        "train": 1437,
-        "validation": 180,
-        "test": 120,
+        "source": LONG, "unit": "images", "train": 1437, "validation": 180, "test": 120,
         "classes": list(CLASSES),
     },
     "best": "val_accuracy",
@@ -48,7 +33,7 @@ NOTES = {
         {"command": "kmodels vit", "started": "2026-11-23T14:46:47+00:00", "seconds": 100.0},
         {"command": "kmodels vit --resume", "started": "2026-11-24T10:00:00", "seconds": 40.0},
     ],
-}
+}  # fmt: skip
 SAMPLES = [
     {"prompt": "<script>alert(1)</script>", "before": "", "after": "b" * 400},
     {"prompt": "Which is larger?", "before": "No.", "after": "The sun.\nIt is a star."},
@@ -58,15 +43,7 @@ ACCURACIES = (0.25, 0.75, 0.5)
 
 
 def write(folder, settings=SETTINGS, result=RESULT, notes=None, scale=1.0):
-    """A folder with history and the files given.
-
-    Args:
-        folder: to make.
-        settings: config.json, or None.
-        result: result.json, or None.
-        notes: run.json, or None.
-        scale: of the losses.
-    """
+    """A folder with a history of losses times `scale`, and with the files that are not None."""
     folder.mkdir(parents=True, exist_ok=True)
     named = {"config.json": settings, "result.json": result, "run.json": notes}
     for name, content in named.items():

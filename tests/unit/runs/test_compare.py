@@ -3,9 +3,9 @@
 import pytest
 import run_folders
 
-from browser import look
+from browser import check_fits, look
+from command_line import run
 from kmodels.runs.compare import Comparison
-from kmodels.tools import cli
 from refusals import refused
 
 
@@ -18,19 +18,9 @@ def runs(tmp_path):
 @pytest.fixture
 def better(runs):
     """The second run's result is better by accuracy."""
-    import json
-
     path = runs[1] / "result.json"
-    found = json.loads(path.read_text())
-    found["metrics"]["test_accuracy"] = 0.95
-    path.write_text(json.dumps(found))
+    path.write_text(path.read_text().replace("0.91237", "0.95"))
     return runs
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["compare", *map(str, arguments)])
-    return stopped.value.code
 
 
 def test_the_best_of_a_row_is_marked(better):
@@ -52,11 +42,8 @@ def test_answers_stand_under_their_prompt(runs):
     first, second = Comparison(runs).samples
     assert second["prompt"] == "Which is larger?"
     answer = "The sun.\nIt is a star."
-    assert second["answers"] == [
-        ("before", "No.", None),
-        ("first/run", answer, 0),
-        ("second/run", answer, 1),
-    ]
+    answers = [("first/run", answer, 0), ("second/run", answer, 1)]
+    assert second["answers"] == [("before", "No.", None), *answers]
     assert len(first["answers"]) == 3
 
 
@@ -64,9 +51,8 @@ def test_answers_stand_under_their_prompt(runs):
 def test_a_browser_shows_all_of_it(better, tmp_path, width):
     images, *_ = run_folders.images(tmp_path / "images")
     seen = look(Comparison([*better, images]).write(tmp_path / "c.html"), width, tmp_path)
-    assert (seen["width"], seen["wide"]) == (width, [])
-    assert seen["page"] <= width
-    assert seen["smallest"] >= 11
+    assert seen["width"] == width
+    check_fits(seen)
     assert len(seen["canvases"]) >= 4 and min(seen["canvases"]) > 200
     for text in ("3 runs beside each other", "0.9500", "learning_rate", "(nothing)", "second/run"):
         assert text in seen["text"], text
@@ -75,19 +61,19 @@ def test_a_browser_shows_all_of_it(better, tmp_path, width):
 def test_the_command(better, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    assert run(*better) == 0
+    assert run("compare", *better) == 0
     shown = capsys.readouterr().out
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert "0.9500*" in shown and "* the best of a row" in shown
     assert shown.splitlines()[-1] == "compare.html"
-    assert run(*better, "--out", "both.html") == 0
+    assert run("compare", *better, "--out", "both.html") == 0
     assert (tmp_path / "both.html").read_text() == (tmp_path / "compare.html").read_text()
 
 
 def test_more_runs_than_a_terminal_has_room_for(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folders = [run_folders.write(tmp_path / f"run-{n}", scale=1.0 + n) for n in range(6)]
-    assert run(*folders, "--out", tmp_path / "c.html") == 0
+    assert run("compare", *folders, "--out", tmp_path / "c.html") == 0
     shown = capsys.readouterr().out
     assert shown.count("Results") == 2 and "run-5" in shown
     assert all(len(line) <= 80 for line in shown.splitlines() if "c.html" not in line)
@@ -106,7 +92,7 @@ def test_more_runs_than_a_terminal_has_room_for(tmp_path, capsys, monkeypatch):
 def test_wrong_uses_give_a_line(names, message, tmp_path, monkeypatch, capsys):
     run_folders.write(tmp_path / "a")
     monkeypatch.chdir(tmp_path)
-    assert run(*names) == 2
+    assert run("compare", *names) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "compare.html").exists()

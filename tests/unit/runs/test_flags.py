@@ -1,17 +1,13 @@
 """Recipes' command lines: flags of a dataclass, what is given and what is not, errors, the help."""
 
 import dataclasses
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from kmodels.runs.flags import Common, flag, parse
+from recipe_modules import RECIPES, load
 from refusals import refused
-
-RECIPES = sorted((Path(__file__).resolve().parents[3] / "recipes").glob("*.py"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,14 +86,10 @@ def test_help(word, capsys):
     assert any(line.startswith("--name") and line.endswith("a text") for line in lines)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda path: path.stem)
 def test_the_help_of_a_recipe_fits_80_columns(path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    spec = importlib.util.spec_from_file_location(f"help_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # where a dataclass looks up annotations
-    spec.loader.exec_module(module)
+    module = load(path.stem)
     with pytest.raises(SystemExit):
         module.main(["--help"])
     shown = capsys.readouterr().out

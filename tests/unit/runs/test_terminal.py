@@ -125,20 +125,10 @@ def test_lines_without_a_bar_are_told_now_and_then(capsys, monkeypatch):
     assert capsys.readouterr().out == "step 1,200 of 4,000  loss 0.5000  1:00:00 left\n"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0042, "4.2 ms"),
-        (0.25, "250 ms"),
-        (8.123, "8.1 s"),
-        (42, "42 s"),
-        (200, "3 min 20 s"),
-        (1800, "30 min"),
-        (7500, "2 h 5 min"),
-    ],
-)
-def test_times(value, text):
-    assert console.seconds(value) == text
+def test_times():
+    times = {0.0042: "4.2 ms", 0.25: "250 ms", 8.123: "8.1 s", 42: "42 s"}
+    times |= {200: "3 min 20 s", 1800: "30 min", 7500: "2 h 5 min"}
+    assert {value: console.seconds(value) for value in times} == times
 
 
 def test_paths_are_those_of_the_working_directory(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ each other's name cannot be told from the right ones there.
 import json
 import shutil
 import zipfile
+from functools import partial
 
 import h5py
 import keras
@@ -29,10 +30,14 @@ from kmodels.weights.readers import read_metadata
 from kmodels.weights.tensors import LazyArray
 
 
+def backbone():
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 12}
+    return ViTBackbone(image_shape=(8, 8, 3), patch_size=4, **sizes)
+
+
 @pytest.fixture(scope="module")
 def model():
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 12}
-    made = ViTImageClassifier(ViTBackbone(image_shape=(8, 8, 3), patch_size=4, **sizes), 5)
+    made = ViTImageClassifier(backbone(), 5)
     made.compile("adam", "mse")
     made.optimizer.build(made.trainable_variables)
     return made
@@ -121,15 +126,15 @@ def test_safetensors_of_another_package(model, tmp_path):
 
 
 @pytest.mark.needs("gguf")
-def test_gguf(model, tmp_path):
+def test_gguf(tmp_path):
     import gguf
 
     from kmodels.models.gemma.weights import gguf as weights_gguf
 
-    backbone = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
-    backbone.compile("sgd", "mse")
-    config = backbone.config
-    tensors = engine.export(backbone, weights_gguf.rules(config))
+    decoder = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
+    decoder.compile("sgd", "mse")
+    config = decoder.config
+    tensors = engine.export(decoder, weights_gguf.rules(config))
     names = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_up.weight")
     file = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(file, "gemma")
@@ -148,9 +153,9 @@ def test_gguf(model, tmp_path):
 
     def load():
         found = weights_gguf.FORMAT.open_checkpoint(file, {}, {}, True)
-        engine.load(backbone, found.tensors, found.rules, origin=file)
+        engine.load(decoder, found.tensors, found.rules, origin=file)
 
-    refused(load, backbone, "stray", "final_norm/scale", *names[1:])
+    refused(load, decoder, "stray", "final_norm/scale", *names[1:])
 
 
 def test_a_checkpoint_of_a_run(model, tmp_path):
@@ -197,17 +202,13 @@ def test_a_keras_file(tmp_path):
         for entry in (tmp_path / "inside").iterdir():
             archive.write(entry, entry.name)
     for optimizer in (True, False):
-        text = refused(
-            lambda optimizer=optimizer: load_keras_file(file, model, optimizer), model, *names
-        )
+        text = refused(partial(load_keras_file, file, model, optimizer), model, *names)
         assert "layers/stray/vars/0 is not in the model" in text
         assert "layers/dense_1/vars/0 is (3, 6), the model needs (6, 3)" in text
 
 
 def test_an_adapter(tmp_path):
-    model = ViTBackbone(
-        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=12
-    )
+    model = backbone()
     model.enable_lora(2)
     model.compile("sgd", "mse")
     rng = np.random.default_rng(0)
@@ -216,9 +217,8 @@ def test_an_adapter(tmp_path):
     folder = model.save_adapter(tmp_path / "adapter")
     file = folder / "adapter_model.safetensors"
     arrays = read(file)
-    stem = "base_model.model.layers.0.attention."
-    parts = [f"{stem}{name}.lora_A.weight" for name in ("q_proj", "v_proj")]
-    others = [f"{stem}{name}.lora_B.weight" for name in ("q_proj", "v_proj")]
+    stems = [f"base_model.model.layers.0.attention.{name}_proj.lora_" for name in "qv"]
+    parts, others = ([f"{stem}{part}.weight" for stem in stems] for part in "AB")
     sealed = read_metadata(file)
     write(file, swap(arrays, *parts), sealed)
     refused(lambda: model.load_adapter(folder), model, "settings or weights are not those")
