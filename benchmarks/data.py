@@ -206,9 +206,9 @@ def make_model():
 
 
 def measure_fit(folder: Path, rounds: int) -> dict:
+    import data  # this file, under a name that workers know it by
     import keras
 
-    import data  # this file, under a name that workers know it by
     from kmodels.data import ImageLoader, open_dataset
     from kmodels.data.fit.feed import DatasetAdapter
     from kmodels.data.fit.request import FitRequest, Method

@@ -156,3 +156,51 @@ def second_derivative(
         graph = tf.function(run, autograph=False)
         found = {"reverse": run, "forward": forward, "graph": graph}[mode](*tensors)
     return [to_numpy(x) for x in found]
+
+
+def trainable_gradients(model: Any) -> Any:
+    """Returns a function of the mean cube of a model's output in training and its gradients.
+
+    The function is compiled once, for any number of steps; a model that is changed needs a new one.
+    """
+    variables = model.trainable_weights
+
+    def loss(output):
+        return keras.ops.mean(output * output * output)
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        def run(values, states, x):
+            output, states = model.stateless_call(values, states, x, training=True)
+            return loss(output), states
+
+        compiled = jax.jit(jax.value_and_grad(run, has_aux=True))
+
+        def step(x):
+            states = [variable.value for variable in model.non_trainable_variables]
+            (value, states), gradients = compiled([v.value for v in variables], states, x)
+            for variable, state in zip(model.non_trainable_variables, states, strict=True):
+                variable.assign(state)
+            return value, gradients
+    elif keras.backend.backend() == "torch":
+        import torch
+
+        def step(x):
+            value = loss(model(x, training=True))
+            return value, torch.autograd.grad(value, [v.value for v in variables])
+    else:
+        import tensorflow as tf
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                value = loss(model(x, training=True))
+            return value, tape.gradient(value, [v.value for v in variables])
+
+    def run_step(x):
+        value, gradients = step(x)
+        by_path = {v.path: to_numpy(g) for v, g in zip(variables, gradients, strict=True)}
+        return float(to_numpy(keras.ops.stop_gradient(value))), by_path
+
+    return run_step

@@ -62,7 +62,7 @@ def models_found(dtype: str) -> dict[str, list[np.ndarray]]:
     """The mean cube of each smallest model's output, and its gradients."""
     import keras
 
-    from differentiate import trainable_gradients
+    from gradients import trainable_gradients
     from public_models import CASES
 
     found: dict[str, list[np.ndarray]] = {}

@@ -1,7 +1,8 @@
 """Whether anything of kmodels on torch waits for the device, which torch itself tells on CUDA.
 
-The tests prove it with a CPU that code takes for CUDA (`tests/numerics/overrides/test_no_sync_torch.py`);
-here a device is asked: under its synchronisation debug mode torch raises where the host would wait.
+The tests prove it with a CPU that code takes for CUDA
+(`tests/numerics/overrides/test_no_sync_torch.py`); here a device is asked: under its
+synchronisation debug mode torch raises where the host would wait.
 """
 
 import traceback

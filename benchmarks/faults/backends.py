@@ -3,8 +3,8 @@
     python benchmarks/faults/backends.py [--write]
 
 Needs all three backends. The model and the optimizers are those of
-tests/loop/checkpoint/run_on_backend.py (tests/loop/checkpoint/test_backends_across.py is the form of this
-with bars).
+tests/loop/checkpoint/run_on_backend.py (test_backends_across.py beside it is the form of this with
+bars).
 """
 
 import json
@@ -94,7 +94,11 @@ def main() -> None:
         folder = Path(name)
         for backend in BACKENDS:
             (folder / backend).mkdir()
-            on(backend, ROOT / "tests" / "loop" / "checkpoint" / "run_on_backend.py", folder / backend)
+            on(
+                backend,
+                ROOT / "tests" / "loop" / "checkpoint" / "run_on_backend.py",
+                folder / backend,
+            )
         for backend in BACKENDS:
             out = folder / f"{backend}.json"
             on(backend, __file__, "--go-on", folder, out)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from gradients import to_numpy
+from gradients import trainable_gradients
 from kmodels import InputError
 from kmodels.layers import remat
 from kmodels.models import GemmaBackbone, ViTBackbone
@@ -15,54 +15,6 @@ from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
 IMAGES = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
-
-
-def trainable_gradients(model):
-    """Returns a function of the mean cube of a model's output in training and its gradients.
-
-    The function is compiled once, for any number of steps; a model that is changed needs a new one.
-    """
-    variables = model.trainable_weights
-
-    def loss(output):
-        return keras.ops.mean(output * output * output)
-
-    if BACKEND == "jax":
-        import jax
-
-        def run(values, states, x):
-            output, states = model.stateless_call(values, states, x, training=True)
-            return loss(output), states
-
-        compiled = jax.jit(jax.value_and_grad(run, has_aux=True))
-
-        def step(x):
-            states = [variable.value for variable in model.non_trainable_variables]
-            (value, states), gradients = compiled([v.value for v in variables], states, x)
-            for variable, state in zip(model.non_trainable_variables, states, strict=True):
-                variable.assign(state)
-            return value, gradients
-    elif BACKEND == "torch":
-        import torch
-
-        def step(x):
-            value = loss(model(x, training=True))
-            return value, torch.autograd.grad(value, [v.value for v in variables])
-    else:
-        import tensorflow as tf
-
-        @tf.function
-        def step(x):
-            with tf.GradientTape() as tape:
-                value = loss(model(x, training=True))
-            return value, tape.gradient(value, [v.value for v in variables])
-
-    def run_step(x):
-        value, gradients = step(x)
-        by_path = {v.path: to_numpy(g) for v, g in zip(variables, gradients, strict=True)}
-        return float(to_numpy(keras.ops.stop_gradient(value))), by_path
-
-    return run_step
 
 
 def model(mode, lora=False, dtype="float32", rate=0.3):
