@@ -13,6 +13,7 @@ import gc
 import ipaddress
 import os
 import runpy
+import signal
 import socket
 import sys
 from importlib.metadata import version
@@ -58,6 +59,9 @@ def _xla_flags(given: str) -> str:
     return " ".join([given, *(flag for flag in ours if flag.split("=")[0] not in given)]).strip()
 
 
+# A shell has what it starts in the background ignore Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Everything here must stand before the first import of keras, in this process and in children.
 os.environ.setdefault("KERAS_BACKEND", _default_backend())
 BACKEND = os.environ["KERAS_BACKEND"]
