@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from source_tree import trees
+
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 BACKENDS = ("jax", "torch", "tensorflow")
 # What pyright compares: each file of a seam as a value of the seam's Protocol.
@@ -46,10 +48,9 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
-@functools.cache
 def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a file of the source."""
-    return ast.parse(path.read_text())
+    return trees()[str(path.relative_to(SOURCE / "kmodels"))]
 
 
 def calls() -> list[tuple[str, ast.Call, ast.Module]]:

@@ -53,19 +53,31 @@ def rooms() -> dict[str, set[str]]:
     return {unit: targets & found.keys() for unit, targets in found.items()}
 
 
-def share_of_any() -> tuple[int, int]:
-    """Parameters that are Any or a union with it, and all of them."""
-    found = total = 0
+def names_of_any() -> set[str]:
+    """`Any`, and what some file defines as another name of it: `Name = Any`, `Name: X = Any`."""
+    found = {"Any"}
     for tree in trees().values():
-        for parameter in parameters(tree):
-            total += 1
-            names = {
-                getattr(node, "id", getattr(node, "attr", ""))
-                for node in (ast.walk(parameter.annotation) if parameter.annotation else ())
-                if not isinstance(parameter.annotation, ast.Subscript)
-            }
-            found += "Any" in names
-    return found, total
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                named = isinstance(node.value, ast.Name | ast.Attribute)
+                if named and is_any(node.value, {"Any"}):
+                    found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def is_any(annotation: ast.expr | None, names: set[str]) -> bool:
+    """Whether it is one of these names, also in quotes, behind a dot, or as a part of a union."""
+    match annotation:
+        case ast.Constant(value=str() as text):
+            return is_any(ast.parse(text, mode="eval").body, names)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in names
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return is_any(left, names) or is_any(right, names)
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inside):
+            return is_any(inside, names)
+    return False
 
 
 def entered(call: Callable[[], object]) -> set[str]:
@@ -141,8 +153,10 @@ def main() -> int:
     print(f"rooms        {len(between)} with {arrows} arrows; in circles: {circles or 'none'}")
     chain = [name.removeprefix("kmodels.") for name in longest_chain(edges)]
     print(f"chain        {len(chain)} modules: {' > '.join(chain)}")
-    some, total = share_of_any()
-    print(f"Any          {some} of {total:,} parameters, {some / total:.1%}")
+    names = names_of_any()
+    of_any = [is_any(p.annotation, names) for tree in trees().values() for p in parameters(tree)]
+    share = sum(of_any) / len(of_any)
+    print(f"Any          {sum(of_any)} of {len(of_any):,} parameters, {share:.1%}")
     with tempfile.TemporaryDirectory() as folder:
         files = files_of_fit(Path(folder))
     for kind in ("plain", "saved", "resumed"):
