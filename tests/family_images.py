@@ -19,14 +19,8 @@ class ImageEncoder(Reference):
     """A vision transformer of transformers, timm or google-research."""
 
     checks: frozenset[str] = frozenset(("another_size", "export", "peer_loads"))
-    # Tensors of the file that are left aside, by how their names begin.
-    left: tuple[str, ...] = ()
-    # What is taken off the names of the others.
-    prefix: str = ""
     # Weights that the class of transformers has and the file does not.
     missing: tuple[str, ...] = ()
-    # Number of biases that the file leaves out, and that an export writes as zeros.
-    zeros: int = 0
 
     def results(self, start: str = "") -> Iterator[Result]:
         """Blocks in the order of computation, tokens, what is pooled, and logits.
@@ -112,8 +106,6 @@ class ImageEncoder(Reference):
 @dataclass
 class MaskedAutoencoder(Reference):
     """MAE's pretraining in transformers, with the noise that hides patches."""
-
-    zeros: int = 0
 
     def results(self) -> Iterator[Result]:
         """Pixels of all patches, which of them are hidden, and the loss."""

@@ -34,6 +34,9 @@ class Reference:
         peer: the class that reads its export, of transformers, or "timm".
         adapter: folders of adapters of PEFT over it, beside each of which stands an .npz file.
         lora: arguments of `enable_lora` for the adapters that are trained here.
+        left: beginnings of the names of tensors that are left aside.
+        prefix: what is taken off the names of the other tensors.
+        zeros: number of biases that the file leaves out, and that an export writes as zeros.
     """
 
     name: str
@@ -43,6 +46,9 @@ class Reference:
     peer: str = "AutoModelForCausalLM"
     adapter: str = ""
     lora: dict[str, Any] = field(default_factory=lambda: {"targets": "all-linear"})
+    left: tuple[str, ...] = ()
+    prefix: str = ""
+    zeros: int = 0
     root: Path = Path()
 
     @property

@@ -136,8 +136,6 @@ class ImageText(Reference):
     """A model of texts and images of transformers, on texts with no, one and two images."""
 
     peer: str = "AutoModelForImageTextToText"
-    # Tensors of the file that are left aside, by how their names begin.
-    left: tuple[str, ...] = ()
     # The token that stands for a piece of an image.
     image: int = 0
     # Cases whose roundings are compared with transformers', those of a string taken together.

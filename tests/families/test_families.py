@@ -84,12 +84,14 @@ def test_places_of_tokens_may_come_as_keras_hub_gives_them_or_not_at_all(row):
 @pytest.mark.parametrize("row", rows("export"), indirect=True)
 def test_export_is_what_was_read(row, tmp_path):
     row.export(row.model, tmp_path)
-    left, prefix = getattr(row, "left", ()), getattr(row, "prefix", "")
-    read = {n: t for n, t in read_safetensors(row.path).items() if not n.startswith(left)}
-    read = {name.removeprefix(prefix): tensor for name, tensor in read.items()}
+    read = {
+        name.removeprefix(row.prefix): tensor
+        for name, tensor in read_safetensors(row.path).items()
+        if not name.startswith(row.left)
+    }
     written = read_safetensors(tmp_path)
     zeros = set(written) - set(read)
-    assert len(zeros) == getattr(row, "zeros", 0) and set(read) <= set(written)
+    assert len(zeros) == row.zeros and set(read) <= set(written)
     assert all(name.endswith(".bias") and not written[name].read().any() for name in zeros)
     for name, tensor in read.items():
         np.testing.assert_array_equal(written[name].read(), tensor.read())
