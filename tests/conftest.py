@@ -158,9 +158,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text()
     if config.getoption("--across"):
-        return "mark.across" not in text and "mark.needs" not in text
+        return ("mark.across" not in text and "mark.needs" not in text) or None
     folder = collection_path.relative_to(TESTS).parts[0]
-    return BACKEND != "torch" and folder not in ON_EACH_BACKEND and "each_backend" not in text
+    on_torch_alone = folder not in ON_EACH_BACKEND and "each_backend" not in text
+    return (BACKEND != "torch" and on_torch_alone) or None
 
 
 def _is_chosen(item: pytest.Item, across: bool) -> bool:

@@ -5,7 +5,7 @@
 A wrong sign, an index that is off by one, a dropped mask, swapped names, a check that is left out:
 each is put alone into a copy of the repository, where the tests nearest to it run on torch, those
 of `make test-quick` first. All are to be caught by `make test` and thirty by `make test-quick`. It
-runs in the environment whose Python starts it, and takes about ten minutes.
+runs in the environment whose Python starts it.
 """
 
 import argparse

@@ -28,6 +28,8 @@ BACKEND = keras.backend.backend()
 if BACKEND == "tensorflow":
     pytest.skip("processes of TensorFlow do not train together", allow_module_level=True)
 
+# What restarts the processes is torchrun on torch, and the cluster on JAX.
+pytestmark = pytest.mark.each_backend
 LAUNCH = ROOT / "recipes" / "launch"
 CLUSTERS = Path(__file__).with_name("pretended_clusters.py")
 DYING = Path(__file__).with_name("dying_recipe.py")
