@@ -13,7 +13,7 @@ help:
 	@echo "make gemma                 fine-tune a small Gemma with LoRA (ARGS='--weights DIR --data FILE.jsonl' for a real one)"
 	@echo "make test                  the tests, each backend in its own environment (JOBS=8 for eight processes)"
 	@echo "make test BACKEND=torch    the tests of one backend"
-	@echo "make test-quick            what takes under three minutes, on torch"
+	@echo "make test-quick            unit, numerics and families on torch, before each commit"
 	@echo "make test-all              with tests/nightly: clusters, killed runs, peers"
 	@echo "make test-nightly          the same with the nightly build of Keras (BACKEND=torch for one)"
 	@echo "make test-newest           the same with the newest versions of everything"
