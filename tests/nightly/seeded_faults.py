@@ -32,7 +32,10 @@ NEAREST = {
     "weights/manifest": ("tests/families/weights/test_presets.py",),
     "weights": WEIGHTS,
     "models/vit/weights": TABLE,
-    "training/optim": ("tests/numerics/test_optimizer.py", "tests/loop/training"),
+    "training/optim": (
+        *("tests/numerics/test_optimizer.py", "tests/loop/training"),
+        "tests/programs/recipes/test_vit.py",
+    ),
     "training": ("tests/numerics/losses",),
     "checkpoint": ("tests/loop/checkpoint",),
     "distribution/engines": ("tests/loop/distribution/test_ranks_torch.py",),

@@ -223,3 +223,17 @@ if keras.backend.backend() == "torch":
         images, kernel = torch.ones(1, 4, 4, 1).bfloat16(), torch.ones(4, 2).bfloat16()
         reason = ops.patch_embedding.declines(images, kernel, patch_size=2)
         assert reason == "in half precision the matrix product is faster"
+
+    @pytest.mark.parametrize("rows", [3, 4096])
+    @pytest.mark.parametrize("scaled", [True, False])
+    def test_rms_norm_without_gradients_is_its_definition(rows, scaled) -> None:
+        """Small inputs and large ones take other paths there than where gradients are kept."""
+        rng = np.random.default_rng(0)
+        x, scale = rng.normal(size=(rows, 8)), rng.normal(size=8) if scaled else None
+        expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.5)
+        if scale is not None:
+            expected *= 1.0 + scale
+            scale = torch.as_tensor(scale, dtype=torch.float32)
+        with torch.no_grad():
+            found = ops.rms_norm(torch.as_tensor(x, dtype=torch.float32), scale, epsilon=0.5)
+        assert_near([found], [expected], tolerance("rms_norm"))
