@@ -12,6 +12,7 @@ import functools
 import gc
 import ipaddress
 import os
+import re
 import runpy
 import signal
 import socket
@@ -159,12 +160,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     text = collection_path.read_text()
     if config.getoption("--across"):
         return ("mark.across" not in text and "mark.needs" not in text) or None
-    folder = collection_path.relative_to(TESTS).parts[0]
-    on_torch_alone = folder not in ON_EACH_BACKEND and "each_backend" not in text
-    return (BACKEND != "torch" and on_torch_alone) or None
+    if BACKEND == "torch" or collection_path.relative_to(TESTS).parts[0] in ON_EACH_BACKEND:
+        return None
+    tonight = config.getoption("--nightly")
+    mark = "each_backend" if tonight else r"each_backend(?!\(\"nightly)"
+    return not re.search(mark, text) or None
 
 
-def _is_chosen(item: pytest.Item, across: bool) -> bool:
+def _is_for_this_backend(item: pytest.Item, nightly: bool) -> bool:
+    if BACKEND == "torch":
+        return True
+    if mark := item.get_closest_marker("each_backend"):
+        return nightly or "nightly" not in mark.args
+    on_each = item.path.relative_to(TESTS).parts[0] in ON_EACH_BACKEND
+    return on_each and not item.get_closest_marker("once")
+
+
+def _is_chosen(item: pytest.Item, across: bool, nightly: bool) -> bool:
     """Returns whether a test belongs to this run; see the markers in pyproject.toml."""
     marks = list(item.iter_markers("across"))
     needs = item.get_closest_marker("needs") is not None
@@ -173,10 +185,8 @@ def _is_chosen(item: pytest.Item, across: bool) -> bool:
         return bool(marks or needs) and BACKEND in backends
     if ENVIRONMENT not in BACKENDS:
         return not marks
-    on_each = item.path.relative_to(TESTS).parts[0] in ON_EACH_BACKEND
-    exception = item.get_closest_marker("once" if on_each else "each_backend") is not None
     # The full environment runs what a single one lacks by design: deselected, not skipped.
-    return not marks and not _missing(item) and (BACKEND == "torch" or on_each != exception)
+    return not marks and not _missing(item) and _is_for_this_backend(item, nightly)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -184,7 +194,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {
         item
         for item in items
-        if _is_chosen(item, across) and (nightly or not item.get_closest_marker("nightly"))
+        if _is_chosen(item, across, nightly)
+        and (nightly or not item.get_closest_marker("nightly"))
     }
     if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)

@@ -43,7 +43,7 @@ def test_load_generate_and_answer_by_the_chat_template(directory):
     assert model.chat(CHAT, max_new_tokens=5) == tokenizer.detokenize(said).strip()
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_lora_on_chats_and_an_adapter_of_peft(directory, tmp_path):
     model = GemmaCausalLM.from_preset(directory)
     model.enable_lora(rank=2, targets=["query", "value", "gate", "up", "down", "input_gate"])

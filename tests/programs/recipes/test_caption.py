@@ -16,7 +16,7 @@ def recipe():
     return load("caption")
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_a_resumed_run_ends_at_the_same_weights(recipe, tmp_path):
     whole = tmp_path / "whole"
     settings = [*SMALL, "--steps", "6", "--checkpoint-every", "3"]
@@ -42,7 +42,7 @@ def test_weights_and_data_go_together(recipe, tmp_path, capsys):
     assert "--weights and --data go together" in capsys.readouterr().err
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow", reason="its processes do not train together"
 )

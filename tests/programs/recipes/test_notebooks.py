@@ -35,8 +35,8 @@ def _for_this_backend():
             chosen.append(pytest.param(path, id=path.stem, marks=pytest.mark.across))
         elif (backend := os.environ["KERAS_BACKEND"]) in backends:
             waits = backend != "torch" and "torch" in backends and path.stem not in OWN_SECTIONS
-            marks = [pytest.mark.each_backend, *([pytest.mark.nightly] if waits else [])]
-            chosen.append(pytest.param(path, id=path.stem, marks=marks))
+            mark = pytest.mark.each_backend(*(["nightly"] if waits else []))
+            chosen.append(pytest.param(path, id=path.stem, marks=mark))
     return chosen
 
 

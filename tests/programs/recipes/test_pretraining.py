@@ -69,13 +69,13 @@ def test_a_run_leaves_an_encoder_and_its_probes(whole, capsys):
     assert result(fine)["parameters"] < found["parameters"]
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
     """Losses see masks, views, student, teacher and center; DINO's digest is the teacher's."""
     check_killed_run(whole.recipe, SMALL[whole.name], whole.out, tmp_path / "cut", 5)
 
 
-@pytest.mark.parametrize("tune", ["none", pytest.param("lora", marks=pytest.mark.each_backend)])
+@pytest.mark.parametrize("tune", ["none", pytest.param("lora", marks=pytest.mark.each_backend("nightly"))])
 def test_a_probe_ends_with_its_table_and_picture(tmp_path, capsys, tune):
     arguments = ["--neighbours", "3", "--tune", tune, "--rank", "2", "--epochs", "1"]
     assert load("vit_probe").main([*SMALL["vit_probe"], *arguments, "--out", str(tmp_path)]) == 0

@@ -18,7 +18,7 @@ def recipe():
     return load("segment")
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path):
     """The rest of a run gives the same bits: order, cuts, mirroring, dropout, batch norm."""
     whole = tmp_path / "whole"

@@ -19,7 +19,7 @@ DPO = (
 )
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_a_student_learns_what_its_teacher_says(tmp_path, capsys):
     recipe, out = load("distill"), tmp_path / "a"
     assert recipe.main([*DISTILL, "--out", str(out)]) == 0
@@ -56,7 +56,7 @@ def pairs(tmp_path):
     return path
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     recipe, out = load("dpo"), tmp_path / "a"
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(out)]) == 0
@@ -77,7 +77,7 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
 @pytest.mark.parametrize(
     ("preset", "steps"),
     [
-        pytest.param("clip_micro_patch7_28", 100, marks=pytest.mark.each_backend),
+        pytest.param("clip_micro_patch7_28", 100, marks=pytest.mark.each_backend("nightly")),
         ("siglip_micro_patch7_28", 30),
     ],
 )

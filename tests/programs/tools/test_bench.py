@@ -19,7 +19,7 @@ from kmodels.tools.bench.compare import LOSSES, differences
 BACKEND = keras.backend.backend()
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_one_backend_by_both_paths(capsys, tmp_path):
     code = run(
         *("bench", "vit_debug", "--backends", BACKEND, "--ops", "override,generic"),

@@ -16,7 +16,7 @@ from kmodels.tools.parity.compare import TOLERANCES, difference, stages
 BACKEND = keras.backend.backend()
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_a_planted_difference_is_found(tmp_path, capsys):
     keras.utils.set_random_seed(0)
     model = ViTImageClassifier.from_preset("vit_debug")
