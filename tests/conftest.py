@@ -194,8 +194,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {
         item
         for item in items
-        if _is_chosen(item, across, nightly)
-        and (nightly or not item.get_closest_marker("nightly"))
+        if _is_chosen(item, across, nightly) and (nightly or not item.get_closest_marker("nightly"))
     }
     if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)

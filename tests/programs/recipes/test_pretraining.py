@@ -75,7 +75,8 @@ def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
     check_killed_run(whole.recipe, SMALL[whole.name], whole.out, tmp_path / "cut", 5)
 
 
-@pytest.mark.parametrize("tune", ["none", pytest.param("lora", marks=pytest.mark.each_backend("nightly"))])
+@pytest.mark.each_backend("nightly")
+@pytest.mark.parametrize("tune", ["none", "lora"])
 def test_a_probe_ends_with_its_table_and_picture(tmp_path, capsys, tune):
     arguments = ["--neighbours", "3", "--tune", tune, "--rank", "2", "--epochs", "1"]
     assert load("vit_probe").main([*SMALL["vit_probe"], *arguments, "--out", str(tmp_path)]) == 0
