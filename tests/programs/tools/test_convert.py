@@ -141,7 +141,12 @@ def test_every_cell_of_the_table_has_a_test():
 @pytest.mark.filterwarnings("default")  # of the exporters
 @pytest.mark.parametrize(
     ("name", "family"),
-    [(name, family) for name, families in CASES[BACKEND].items() for family in families],
+    [
+        # Other families of a format wait for make test-all.
+        pytest.param(name, family, marks=[pytest.mark.nightly] * (number > 0))
+        for name, families in CASES[BACKEND].items()
+        for number, family in enumerate(families)
+    ],
 )
 def test_a_graph_gives_what_the_model_gives(name, family, sources, tmp_path):
     found = convert(sources(family), destination_of(tmp_path, name), name, sequence_length=16)
