@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from arrays import read_npz, to_numpy
+from kmodels.weights import read_safetensors
 
 # A result beside its reference: name, what was found, what was expected, row of the tolerances.
 Result = tuple[str, Any, np.ndarray, str]
@@ -73,6 +74,10 @@ class Reference:
     def model(self) -> Any:
         """The model of the directory, one in a process: whoever changes one reads a new one."""
         return self.read()
+
+    def tensors(self, folder: Path) -> dict[str, Any]:
+        """The tensors of a directory or file, by their names."""
+        return read_safetensors(folder)
 
     def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, np.ndarray]:
         """Inputs, and what the model gives for their last tokens without the adapter."""

@@ -4,6 +4,7 @@ A family adds rows to `FAMILIES`. `tests/families/test_families.py` has the chec
 ones that it passes, and what they need stands in it. References are those of `tests/references`.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,13 @@ from kmodels.models import (
     Gemma3ImageTextLM,
     Gemma4ImageTextLM,
     GemmaCausalLM,
+    GemmaTextEmbedder,
     ImageTextSimilarity,
     Qwen3CausalLM,
     ViTImageClassifier,
     ViTMAEForPreTraining,
 )
+from kmodels.weights import read_safetensors
 
 USE = frozenset(("training", "export", "files", "lora"))
 IMAGE_TEXT_CASES = ("none", "one", "two", "last")
@@ -273,6 +276,68 @@ class ImageText(Reference):
         return [("two", logits, self.expected["two_logits"], "bits")]
 
 
+@dataclass
+class TextEmbedder(Reference):
+    """A model of sentence-transformers, on texts of which one is longer than it takes."""
+
+    checks: frozenset[str] = frozenset(("export", "peer_loads", "files"))
+
+    @property
+    def texts(self) -> list[str]:
+        """What was encoded."""
+        return json.loads((self.root / self.name).with_name("texts.json").read_text())["texts"]
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The texts as token ids, padded."""
+        return {name: self.expected[name].astype("int32") for name in ("token_ids", "padding_mask")}
+
+    def batch(self) -> dict[str, Any]:
+        """What the model is called on."""
+        return {"x": self.inputs}
+
+    def tensors(self, folder: Path) -> dict[str, Any]:
+        """Those of the transformer, and of the modules behind it by the names of their folders."""
+        found = super().tensors(folder)
+        for path in folder.glob("*/model.safetensors"):
+            tensors = read_safetensors(path).items()
+            found |= {f"{path.parent.name}/{name}": tensor for name, tensor in tensors}
+        return found
+
+    def results(self) -> Iterator[Result]:
+        """Hidden states of tokens, and the vectors of texts, plain and with prompts."""
+        there = self.inputs["padding_mask"] == 1
+        hidden = run(self.model.backbone, self.inputs)
+        yield "hidden", hidden[there], self.expected["hidden"][there], "hidden"
+        yield "called", run(self.model, self.inputs), self.expected["plain"], "hidden"
+        for name, encode, size in (
+            ("plain", self.model.encode, 32),
+            ("query", self.model.encode_query, 2),
+            ("document", self.model.encode_document, 3),
+        ):
+            found = encode(self.texts, batch_size=size, normalize_embeddings=False)
+            yield name, found, self.expected[name], "hidden"
+
+    def errors_of_bfloat16(self) -> tuple[float, float]:
+        """Distances of hidden states from float64's: ours and transformers'."""
+        there = self.inputs["padding_mask"] == 1
+        exact, theirs = (self.expected[name][there] for name in ("hidden64", "hidden16"))
+        found = to_numpy(self.read(dtype="bfloat16").backbone(self.inputs))[there]
+        return np.abs(found - exact).mean(), np.abs(theirs - exact).mean()
+
+    def result_of_peer(self, folder: Path) -> list[Result]:
+        """What sentence-transformers computes with an exported directory."""
+        import sentence_transformers
+
+        theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+        assert theirs.similarity_fn_name == self.model.similarity_fn_name
+        assert theirs.max_seq_length == self.model.preprocessor.sequence_length == 20
+        return [
+            ("plain", theirs.encode(self.texts), self.expected["plain"], "hidden"),
+            ("query", theirs.encode_query(self.texts), self.expected["query"], "hidden"),
+        ]
+
+
 def _decoders(folder: str, task: Any, names: str, **more: Any) -> list[Decoder]:
     return [Decoder(f"{folder}/{name}", task, **more) for name in names.split()]
 
@@ -303,6 +368,12 @@ def _image_texts(names: str, checks: frozenset[str], **more: Any) -> list[ImageT
 
 FAMILIES: list[Reference] = [
     *_decoders("gemma", GemmaCausalLM, "gemma gemma2 gemma3"),
+    TextEmbedder(
+        *("embedding_gemma/gemma", GemmaTextEmbedder),
+        TextEmbedder.checks | {"bfloat16", "presets"},
+    ),
+    TextEmbedder("embedding_gemma/last", GemmaTextEmbedder),
+    TextEmbedder("embedding_gemma/first", GemmaTextEmbedder),
     *_decoders(
         *("gemma4", GemmaCausalLM, "all"),
         adapter="gemma4/adapter",

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import pairwise
 
 import keras
 import numpy as np
@@ -61,6 +62,7 @@ def parameters(c):
         ("gemma2_27b_en", 27_227_128_320),
         ("gemma3_270m", 268_098_176),
         ("gemma3_1b", 999_885_952),
+        ("embedding_gemma_300m", 307_581_696),
         ("qwen3_0.6b", 596_049_920),
         ("qwen3_1.7b", 1_720_574_976),
         ("qwen3_4b", 4_022_468_096),
@@ -71,11 +73,15 @@ def parameters(c):
 )
 def test_presets_have_the_published_number_of_parameters(name, published):
     backbone_class, config_class, presets = family(name)
-    assert parameters(config_class(**presets[name])) == published
+    fields = {key: x for key, x in presets[name].items() if not key.startswith("task_")}
+    config = config_class(**fields)
+    # An embedder has layers behind the backbone.
+    widths = [config.hidden_dim, *(layer["units"] for layer in presets[name].get("task_dense", ()))]
+    assert parameters(config) + sum(a * b for a, b in pairwise(widths)) == published
     # The formula is the model's own at a size that can be built.
     sizes = {"num_layers": 1, "vocabulary_size": 8, "hidden_dim": 8, "intermediate_dim": 8}
     with keras_internals.without_values():
-        small = backbone_class(**{**presets[name], **sizes, "head_dim": 2})
+        small = backbone_class(**{**fields, **sizes, "head_dim": 2})
     assert small.count_params() == parameters(small.config)
 
 
@@ -156,10 +162,13 @@ MASKED = {"token_ids": TOKEN_IDS, "padding_mask": MASK}
 @pytest.fixture(scope="module")
 def models():
     keras.utils.set_random_seed(1234)
-    return {
+    made = {
         name: GemmaCausalLM.from_preset(name, preprocessor=None, dtype=dtype)
         for name, dtype in DEBUG.items()
     }
+    sight = {"use_bidirectional_attention": True}
+    made["both sides"] = GemmaCausalLM.from_preset("gemma3_debug", preprocessor=None, **sight)
+    return made
 
 
 def there(values):
@@ -178,7 +187,8 @@ def assert_near(model, values, expected):
 # Padding between tokens is masked by each backend's own kernel of attention.
 @pytest.mark.each_backend
 def test_masked_tokens_are_as_if_they_were_not_there(models):
-    for model, dtype in zip(models.values(), ("bool", "int32", "float32", "bool"), strict=True):
+    dtypes = ("bool", "int32", "float32", "bool", "int32")
+    for model, dtype in zip(models.values(), dtypes, strict=True):
         inputs = {"token_ids": TOKEN_IDS, "padding_mask": MASK.astype(dtype)}
         assert_near(model, there(to_numpy(model(inputs))), to_numpy(model(ALONE)))
     # In training it counts as it does in a call.
@@ -194,25 +204,29 @@ def test_masked_tokens_are_as_if_they_were_not_there(models):
 def test_tokens_see_neither_padding_on_the_right_nor_what_follows(models):
     mask = np.repeat(MASK[2:], 3, 0)
     changed = np.where(np.arange(LENGTH) < 11, TOKEN_IDS, 5)
-    for model in models.values():
-        logits = to_numpy(model(TOKEN_IDS))
+    for name, model in models.items():
+        logits, other = to_numpy(model(TOKEN_IDS)), to_numpy(model(changed))
+        if name == "both sides":
+            assert np.abs(other[:, :11] - logits[:, :11]).max() > 1e-3
+            continue
         with_mask = to_numpy(model({"token_ids": TOKEN_IDS, "padding_mask": mask}))
         np.testing.assert_array_equal(with_mask, logits)
-        np.testing.assert_array_equal(to_numpy(model(changed))[:, :11], logits[:, :11])
+        np.testing.assert_array_equal(other[:, :11], logits[:, :11])
 
 
 def test_segments_and_positions_go_with_their_tokens(models):
-    model, cut = models["gemma2_debug"], 4
-    inputs = dict(MASKED)
+    # Padding has the number of a segment of tokens.
+    cut, inputs = 4, dict(MASKED)
     for name, values in (
         ("segment_ids", [0] * cut + [1] * (8 - cut)),
         ("positions", [*range(cut), *range(8 - cut)]),
     ):
         inputs[name] = np.zeros_like(TOKEN_IDS)
         inputs[name][MASK == 1] = values * 3
-    found = there(to_numpy(model(inputs)))
-    for part in (slice(0, cut), slice(cut, 8)):
-        assert_near(model, found[:, part], to_numpy(model(ALONE[:, part])))
+    for model in (models["gemma2_debug"], models["both sides"]):
+        found = there(to_numpy(model(inputs)))
+        for part in (slice(0, cut), slice(cut, 8)):
+            assert_near(model, found[:, part], to_numpy(model(ALONE[:, part])))
 
 
 def test_positions_may_be_called_position_ids(models):

@@ -13,7 +13,6 @@ import pytest
 from arrays import assert_same_tensors, read_npz, to_numpy
 from family_table import FAMILIES, rows, run
 from kmodels.layers import remat
-from kmodels.weights import read_safetensors
 from tolerances import tolerance
 
 # Folders that no row is about: files that other tests read.
@@ -86,10 +85,10 @@ def test_export_is_what_was_read(row, tmp_path):
     row.export(row.model, tmp_path)
     read = {
         name.removeprefix(row.prefix): tensor
-        for name, tensor in read_safetensors(row.path).items()
+        for name, tensor in row.tensors(row.path).items()
         if not name.startswith(row.left)
     }
-    written = read_safetensors(tmp_path)
+    written = row.tensors(tmp_path)
     zeros = set(written) - set(read)
     assert len(zeros) == row.zeros and set(read) <= set(written)
     assert all(name.endswith(".bias") and not written[name].read().any() for name in zeros)

@@ -1,16 +1,14 @@
-"""EmbeddingGemma against sentence-transformers: hidden states, vectors, prompts, files."""
+"""EmbeddingGemma beside the table of families: encoding, settings, modules, and pairs to learn."""
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
-from arrays import assert_same_tensors, read_npz, to_numpy
-from gradients import value_and_grad
-from kmodels import InputError, ops
+from arrays import to_numpy
+from family_table import row_of
 from kmodels.models import (
     Gemma3Backbone,
     GemmaBackbone,
@@ -18,403 +16,230 @@ from kmodels.models import (
     GemmaTextEmbedder,
     GemmaTextEmbedderPreprocessor,
 )
-from kmodels.models.gemma.family import transformers_form
-from numpy_attention import attention_and_gradients
+from kmodels.models.gemma.weights.huggingface import rules
+from kmodels.training import ContrastiveLoss
+from kmodels.weights import engine, read_safetensors
+from refusals import refused
 from tolerances import tolerance
 
-CASES = ("gemma", "last", "first")
 
-
-class Case:
-    """A directory of sentence-transformers with what it computes, and the model read from it."""
-
-    def __init__(self, folder):
-        self.path = folder / "model"
-        self.expected = read_npz(folder / "expected.npz")
-        self.texts = json.loads((folder.parent / "texts.json").read_text())["texts"]
-        self.model = GemmaTextEmbedder.from_preset(self.path)
-        names = ("token_ids", "padding_mask")
-        self.inputs = {name: self.expected[name].astype("int32") for name in names}
-
-
-@pytest.fixture(scope="module", params=CASES)
-def case(request, references):
-    return Case(references / "embedding_gemma" / request.param)
+@pytest.fixture(scope="module", params=["gemma", "last", "first"])
+def row(request, references):
+    return row_of(f"embedding_gemma/{request.param}", references)
 
 
 @pytest.fixture(scope="module")
 def gemma(references):
-    return Case(references / "embedding_gemma" / "gemma")
+    return row_of("embedding_gemma/gemma", references)
+
+
+@pytest.fixture
+def folder(gemma, tmp_path):
+    """A copy of its directory."""
+    return shutil.copytree(gemma.path, tmp_path / "model")
+
+
+def change(file, **settings):
+    """Writes other settings to a file of settings."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
 
 
 def near(found, expected, what="hidden"):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(what))
 
 
-# === Both sides ===
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-@pytest.mark.each_backend
-def test_hidden_states_of_padded_texts(gemma):
-    there = gemma.expected["padding_mask"].astype(bool)
-    found = to_numpy(gemma.model.backbone(gemma.inputs))
-    near(found[there], gemma.expected["hidden"][there])
+def test_windows_reach_to_both_sides(gemma):
     config = gemma.model.backbone.config
     # transformers halves the number in the file, and counts the token itself.
     assert config.sliding_window_size == 6
     assert [config.block(i).window for i in range(3)] == [4, None, 4]
+    there = gemma.inputs["padding_mask"] == 1
     for other in (4, 8):
         wrong = GemmaBackbone.from_preset(gemma.path, sliding_window_size=other)
         apart = np.abs(to_numpy(wrong(gemma.inputs))[there] - gemma.expected["hidden"][there])
         assert apart.max() > 100 * tolerance("hidden")
-
-
-def test_padding_on_either_side_is_as_if_it_were_not_there(gemma):
-    ids, mask = gemma.inputs["token_ids"], gemma.inputs["padding_mask"]
-    count = mask.sum(axis=1)
-    found = to_numpy(gemma.model.backbone(gemma.inputs))
-    rolled = {
-        name: np.stack([np.roll(row, -n) for row, n in zip(x, count, strict=True)])
-        for name, x in gemma.inputs.items()
-    }
-    behind = to_numpy(gemma.model.backbone(rolled))
-    for i, n in enumerate(count):
-        alone = to_numpy(gemma.model.backbone(ids[i : i + 1, :n]))[0]
-        near(found[i, :n], alone)
-        near(behind[i, ids.shape[1] - n :], alone)
-
-
-def test_texts_in_one_row_see_their_own_segment(gemma):
-    rows = [gemma.inputs["token_ids"][i, :n] for i, n in ((1, 12), (3, 7))]
-    packed = {
-        "token_ids": np.concatenate([*rows, [0, 0]])[None],
-        "padding_mask": np.array([[1] * 19 + [0] * 2]),
-        "positions": np.concatenate([np.arange(12), np.arange(7), [0, 0]])[None],
-        # Padding has a number that a text has too.
-        "segment_ids": np.array([[-1] * 12 + [5] * 7 + [5] * 2]),
-    }
-    found = to_numpy(gemma.model.backbone(packed))[0]
-    for row, start in ((rows[0], 0), (rows[1], 12)):
-        alone = to_numpy(gemma.model.backbone(row[None]))[0]
-        near(found[start : start + len(row)], alone)
-
-
-def test_a_causal_model_is_as_before():
-    """Same numbers, and nothing in its graph that would look at both sides."""
-    keras.utils.set_random_seed(1)
-    model = GemmaBackbone.from_preset("gemma3_debug")
-    ids = np.arange(12)[None] % 7
-    first = to_numpy(model(ids))
-    changed = np.concatenate([ids[:, :9], ids[:, 9:] + 1], axis=1)
-    np.testing.assert_array_equal(to_numpy(model(changed))[:, :9], first[:, :9])
-    both = GemmaBackbone.from_preset("gemma3_debug", use_bidirectional_attention=True)
-    both.set_weights(model.get_weights())
-    assert np.abs(to_numpy(both(changed))[:, :9] - to_numpy(both(ids))[:, :9]).max() > 1e-3
-
-
-def test_no_text_is_generated(gemma):
-    model = GemmaCausalLM(gemma.model.backbone)
-    with pytest.raises(InputError, match="use_bidirectional_attention is True, so tokens see"):
-        model.generate(np.array([[2, 5, 6]]), max_length=5, stop_token_ids=None)
-
-
-@pytest.mark.parametrize("length", [9, 300, 800])
-def test_the_window_to_both_sides(length):
-    """Grouped heads and segments, values and gradients against float64, also block by block."""
-    rng = np.random.default_rng(0)
-    shapes = ((2, length, 4, 6), (2, length, 2, 6), (2, length, 2, 6))
-    arrays = [rng.normal(size=shape).astype("float32") for shape in shapes]
-    segments = np.ones((2, length), "int32")
-    segments[0, -3:] = 0
-    given = {"window": 1 + length // 3, "segment_ids": segments, "scale": 0.3}
-    weight = np.random.default_rng(7).normal(size=shapes[0]).astype("float32")
-    output, gradients = attention_and_gradients(*arrays, weight, causal=False, **given)
-    found, ours = value_and_grad(
-        lambda q, k, v: ops.attention(q, k, v, causal=False, **given), *arrays
-    )
-    np.testing.assert_allclose(to_numpy(found), output, rtol=0, atol=tolerance("attention"))
-    for one, other in zip(ours, gradients, strict=True):
-        scale = np.abs(other).max()
-        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance("attention") * scale)
+    # The published size.
+    fields = GemmaBackbone.presets["embedding_gemma_300m"]
+    own = {name: value for name, value in fields.items() if not name.startswith("task_")}
+    config = GemmaBackbone.make_config(**own)
+    assert [config.block(i).window for i in range(12)] == [*[257] * 5, None] * 2
 
 
 # === Vectors ===
 
 
-@pytest.mark.each_backend
-def test_vectors_are_those_of_sentence_transformers(case):
-    near(case.model.encode(case.texts, normalize_embeddings=False), case.expected["plain"])
-    found = case.model.encode_query(case.texts, batch_size=2, normalize_embeddings=False)
-    near(found, case.expected["query"])
-    found = case.model.encode_document(case.texts, batch_size=3, normalize_embeddings=False)
-    near(found, case.expected["document"])
-    near(to_numpy(case.model(case.inputs)), case.expected["plain"])
-    near(case.model.predict(case.inputs, verbose=0), case.expected["plain"])
-
-
-def test_unit_vectors(case):
-    plain = case.expected["plain"]
-    unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
-    found = case.model.encode(case.texts)
-    near(found, unit, "logits_across")
+def test_unit_vectors_and_how_alike_they_are(row):
+    model, plain, query = row.model, row.expected["plain"], row.expected["query"]
+    found = model.encode(row.texts)
+    near(found, unit(plain), "logits_across")
     assert found.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, rtol=1e-6)
-    near(case.model.encode(case.texts[1]), unit[1], "logits_across")
+    near(model.encode(row.texts[1]), unit(plain)[1], "logits_across")
+    assert model.similarity_fn_name == ("dot" if row.name.endswith("last") else "cosine")
+    near(model.similarity(plain, query), row.expected["similarity"], "logits")
+    assert model.similarity(plain[0], query[:2]).shape == (1, 2)
 
 
-def test_similarities(case):
-    a, b = case.expected["plain"], case.expected["query"]
-    assert case.model.similarity_fn_name == ("cosine" if case.path.parent.name != "last" else "dot")
-    near(case.model.similarity(a, b), case.expected["similarity"], "logits")
-    assert case.model.similarity(a[0], b[:2]).shape == (1, 2)
-
-
-@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
-def test_each_similarity(name):
-    model = GemmaTextEmbedder.from_preset("embedding_gemma_debug", similarity_fn_name=name)
+def test_each_similarity():
     a, b = np.random.default_rng(0).normal(size=(2, 3, 5)).astype("float32")
-    expected = {
+    for name, expected in {
         "cosine": lambda x, y: x @ y / np.linalg.norm(x) / np.linalg.norm(y),
         "dot": lambda x, y: x @ y,
         "euclidean": lambda x, y: -np.sqrt(((x - y) ** 2).sum()),
         "manhattan": lambda x, y: -np.abs(x - y).sum(),
-    }[name]
-    near(model.similarity(a, b), [[expected(x, y) for y in b] for x in a], "first_loss")
+    }.items():
+        model = GemmaTextEmbedder.from_preset("embedding_gemma_debug", similarity_fn_name=name)
+        assert model.count_params() < 100_000
+        near(model.similarity(a, b), [[expected(x, y) for y in b] for x in a], "first_loss")
 
 
-def test_shorter_vectors(gemma):
+def test_shorter_vectors_and_prompts(gemma):
+    model, texts = gemma.model, gemma.texts
     plain = gemma.expected["plain"][:, :8]
-    unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
-    near(gemma.model.encode(gemma.texts, truncate_dim=8), unit, "logits_across")
-    found = gemma.model.encode(gemma.texts, truncate_dim=8, normalize_embeddings=False)
-    near(found, plain)
-    model = GemmaTextEmbedder.from_preset(gemma.path, truncate_dim=8)
-    near(model.encode(gemma.texts), unit, "logits_across")
-    with pytest.raises(InputError, match="truncate_dim is 25; the vectors have 24 numbers"):
-        gemma.model.encode(gemma.texts, truncate_dim=25)
+    near(model.encode(texts, truncate_dim=8), unit(plain), "logits_across")
+    near(model.encode(texts, truncate_dim=8, normalize_embeddings=False), plain)
+    prompts = {"query": "task: search result | query: ", "document": "title: none | text: "}
+    assert model.prompts == prompts
+    named = model.encode(texts[1], prompt_name="query")
+    np.testing.assert_array_equal(named, model.encode(texts[1], prompt=prompts["query"]))
+    np.testing.assert_array_equal(named, model.encode(prompts["query"] + texts[1]))
+    other = gemma.read(truncate_dim=8, default_prompt_name="query")
+    near(other.encode(texts, prompt=""), unit(plain), "logits_across")
+    near(other.encode(texts[1], truncate_dim=24), named, "logits_across")
 
 
-def test_prompts(gemma):
-    model, text = gemma.model, gemma.texts[1]
-    assert model.prompts == {
-        "query": "task: search result | query: ",
-        "document": "title: none | text: ",
-    }
-    named = model.encode(text, prompt_name="query")
-    np.testing.assert_array_equal(named, model.encode(text, prompt=model.prompts["query"]))
-    np.testing.assert_array_equal(named, model.encode(model.prompts["query"] + text))
-    with pytest.raises(InputError, match="no prompt 'question'; the model's are"):
-        model.encode(text, prompt_name="question")
-    default = GemmaTextEmbedder.from_preset(gemma.path, default_prompt_name="query")
-    near(default.encode(text), named, "logits_across")
-    near(default.encode(text, prompt=""), model.encode(text), "logits_across")
-    with pytest.raises(InputError, match="no prompt 'answer'"):
-        GemmaTextEmbedder.from_preset(gemma.path, default_prompt_name="answer")
-
-
-def test_the_order_and_the_size_of_batches_change_nothing(gemma):
+def test_the_order_and_the_size_of_batches_change_nothing(gemma, capsys):
     texts = [f"{text} {i}" for i in range(3) for text in gemma.texts]
-    once = gemma.model.encode(texts, batch_size=len(texts))
+    once = gemma.model.encode(texts, batch_size=len(texts), show_progress_bar=True)
+    assert "18/18" in capsys.readouterr().out
     near(gemma.model.encode(texts, batch_size=4), once, "logits_across")
     near(gemma.model.encode(texts[::-1], batch_size=5)[::-1], once, "logits_across")
     assert gemma.model.encode([]).shape == (0, 24)
 
 
-def test_a_bar_is_printed(gemma, capsys):
-    gemma.model.encode(gemma.texts, show_progress_bar=True)
-    assert "6/6" in capsys.readouterr().out
-
-
-def test_what_encode_does_not_take(gemma):
-    with pytest.raises(InputError, match="encode got a int among the texts"):
-        gemma.model.encode(["a", 3])
-    with pytest.raises(InputError, match="encode needs a preprocessor"):
-        GemmaTextEmbedder(gemma.model.backbone).encode("a")
-
-
-def test_bfloat16_is_as_close_to_float64_as_transformers(gemma):
-    there = gemma.expected["padding_mask"].astype(bool)
-    backbone = GemmaBackbone.from_preset(gemma.path, dtype="bfloat16")
-    exact = gemma.expected["hidden64"][there]
-    ours = np.abs(to_numpy(backbone(gemma.inputs))[there] - exact).mean()
-    assert ours < 1.1 * np.abs(gemma.expected["hidden16"][there] - exact).mean()
-
-
 def test_half_precision(gemma):
-    model = GemmaTextEmbedder.from_preset(gemma.path, dtype="mixed_bfloat16")
+    model = gemma.read(dtype="mixed_bfloat16")
     found = model.encode(gemma.texts, normalize_embeddings=False)
     np.testing.assert_allclose(found, gemma.expected["plain"], rtol=0, atol=0.1)
     assert to_numpy(model(gemma.inputs)).dtype == found.dtype == np.float32
 
 
-# === Settings ===
+# === Settings and files ===
 
 
-def test_settings_that_are_none():
-    for settings, message in (
-        ({"pooling": "max"}, "pooling is 'max'; the model supports mean, cls, lasttoken"),
-        ({"dense": [{"units": 0}]}, "units of dense layer 0"),
+def test_what_is_refused(gemma, tmp_path):
+    model, make = gemma.model, GemmaTextEmbedder.from_preset
+    causal = GemmaCausalLM(model.backbone)
+    gelu = {"units": 4, "activation": "gelu"}
+    for message, call, given, settings in (
         (
-            {"dense": [{"units": 4, "activation": "gelu"}]},
-            "dense layer 0 has the activation 'gelu'",
+            "truncate_dim is 25; the vectors have 24 numbers",
+            model.encode,
+            ["a"],
+            {"truncate_dim": 25},
         ),
-        ({"dense": [{"units": 4, "bias": 1}]}, "dense layer 0 has bias; give units"),
-        ({"similarity_fn_name": "angle"}, "similarity_fn_name is 'angle'"),
+        ("no prompt 'ask'; the model's are", model.encode, ["a"], {"prompt_name": "ask"}),
+        ("no prompt 'ask'", gemma.read, [], {"default_prompt_name": "ask"}),
+        ("encode got a int among the texts", model.encode, [["a", 3]], {}),
+        ("encode needs a preprocessor", GemmaTextEmbedder(model.backbone).encode, ["a"], {}),
+        (
+            "pooling is 'max'; the model supports mean, cls",
+            make,
+            ["gemma3_debug"],
+            {"pooling": "max"},
+        ),
+        ("units of dense layer 0", make, ["gemma3_debug"], {"dense": [{"units": 0}]}),
+        ("layer 0 has the activation 'gelu'", make, ["gemma3_debug"], {"dense": [gelu]}),
+        ("layer 0 has bias; give", make, ["gemma3_debug"], {"dense": [{"units": 4, "bias": 1}]}),
+        ("similarity_fn_name is 'x'", make, ["gemma3_debug"], {"similarity_fn_name": "x"}),
+        ("Gemma3Backbone ends at the hid", Gemma3Backbone, [], {"is_embedding_model": True}),
+        (
+            "use_bidirectional_attention is True, so",
+            *(causal.generate, [np.array([[2, 5]]), 5], {"stop_token_ids": None}),
+        ),
+        (
+            "GGUF .* no place for use_bidirectional_attention",
+            *(causal.export_to_gguf, [tmp_path / "model.gguf"], {}),
+        ),
     ):
-        with pytest.raises(InputError, match=message):
-            GemmaTextEmbedder.from_preset("gemma3_debug", **settings)
-    with pytest.raises(InputError, match="Gemma3Backbone ends at the hidden states; give it to"):
-        Gemma3Backbone(is_embedding_model=True)
+        refused(message, call, *given, **settings)
+    for preset in ("gemma_debug", "gemma2_debug", "gemma4_debug"):
+        other = GemmaBackbone.from_preset(preset, use_bidirectional_attention=True)
+        message = "no counterpart for .*use_bidirectional_attention"
+        refused(message, other.export_to_transformers, tmp_path / preset)
 
 
-def test_the_sizes_of_the_preset():
-    """307,581,696 parameters, as keras-hub lists its embedding_gemma3_300m."""
-    config, dense = published()
-    width, head = config.hidden_dim, config.head_dim
-    attention = 2 * width * head * (config.num_query_heads + config.num_key_value_heads)
-    block = attention + 3 * width * config.mlp_dim + 4 * width + 2 * head
-    count = config.vocabulary_size * width + config.num_layers * block + width
-    assert count + 768 * dense[0] + dense[0] * dense[1] == 307_581_696
-    assert [config.block(i).window for i in range(24)] == [
-        None if i % 6 == 5 else 257 for i in range(24)
-    ]
-    model = GemmaTextEmbedder.from_preset("embedding_gemma_debug")
-    assert model.count_params() < 100_000 and model.settings["dense"][0]["units"] == 48
-
-
-@pytest.mark.across("torch")
-def test_the_preset_has_as_many_parameters_as_the_original():
-    import torch
-
-    from torchvision_cpu import define_torchvision_operators
-
-    define_torchvision_operators()
-    import transformers
-
-    config, dense = published()
-    form = transformers_form(SimpleNamespace(config=config))[0]
-    names = set(form) - {"architectures", "model_type"}
-    theirs = transformers.Gemma3TextConfig(**{name: form[name] for name in names})
-    assert theirs.sliding_window == config.block(0).window == 257
-    with torch.device("meta"):
-        model = transformers.AutoModel.from_config(theirs)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert count + 768 * dense[0] + dense[0] * dense[1] == 307_581_696
-
-
-def published():
-    """The config of the published size, and the widths of its dense layers."""
-    fields = GemmaBackbone.presets["embedding_gemma_300m"]
-    own = {name: value for name, value in fields.items() if not name.startswith("task_")}
-    dense = [layer["units"] for layer in fields["task_dense"]]
-    return GemmaBackbone.make_config(**own), dense
-
-
-# === Files ===
-
-
-def test_export_is_what_was_read(case, tmp_path):
-    out = case.model.export_to_transformers(tmp_path / "out")
-    assert_same_tensors(out, case.path)
-    folders = sorted(path.parent.name for path in case.path.glob("*/model.safetensors"))
-    assert folders == sorted(path.parent.name for path in out.glob("*/model.safetensors"))
-    for folder in folders:
-        assert_same_tensors(out / folder, case.path / folder)
-    again = GemmaTextEmbedder.from_preset(out)
-    assert again.backbone.config == case.model.backbone.config
-    assert again.settings == case.model.settings
-    assert again.preprocessor.sequence_length == case.model.preprocessor.sequence_length == 20
-    np.testing.assert_array_equal(again.encode(case.texts), case.model.encode(case.texts))
-    again.export_to_transformers(out)  # in place of itself
+def test_files_keep_what_stands_around_the_transformer(row, tmp_path):
+    expected = row.model.encode_query(row.texts)
+    out = row.model.export_to_transformers(tmp_path / "out")
+    row.model.save_to_preset(tmp_path / "own")
+    row.model.save(tmp_path / "model.keras")
+    held = keras.models.load_model(tmp_path / "model.keras")
+    for again in (held, *map(GemmaTextEmbedder.from_preset, (out, tmp_path / "own"))):
+        assert again.settings == row.model.settings
+        assert again.preprocessor.sequence_length == 20
+        np.testing.assert_array_equal(again.encode_query(row.texts), expected)
+    row.model.export_to_transformers(out)  # in place of itself
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"also holds notes\.txt"):
-        again.export_to_transformers(out)
+    refused(r"also holds notes\.txt", row.model.export_to_transformers, out)
 
 
-@pytest.mark.needs("sentence_transformers")
-@pytest.mark.across("torch")
-def test_sentence_transformers_loads_the_export(case, tmp_path):
-    from torchvision_cpu import define_torchvision_operators
-
-    define_torchvision_operators()
-    import sentence_transformers
-
-    out = case.model.export_to_transformers(tmp_path / "out")
-    theirs = sentence_transformers.SentenceTransformer(str(out), device="cpu")
-    near(theirs.encode(case.texts), case.expected["plain"])
-    near(theirs.encode_query(case.texts), case.expected["query"])
-    assert theirs.similarity_fn_name == case.model.similarity_fn_name
-    assert theirs.max_seq_length == 20
-
-
-def test_our_own_files(case, tmp_path):
-    expected = case.model.encode_query(case.texts)
-    case.model.save_to_preset(tmp_path / "own")
-    again = GemmaTextEmbedder.from_preset(tmp_path / "own")
-    np.testing.assert_array_equal(again.encode_query(case.texts), expected)
-    case.model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(again.encode_query(case.texts), expected)
-    assert again.settings == case.model.settings
-
-
-def test_backbone_and_causal_model_read_the_directory(gemma, tmp_path):
-    gemma.model.save_to_preset(tmp_path / "own")
-    for path in (gemma.path, tmp_path / "own"):
-        for model in (GemmaBackbone.from_preset(path), GemmaCausalLM.from_preset(path).backbone):
-            np.testing.assert_array_equal(
-                to_numpy(model(gemma.inputs)), to_numpy(gemma.model.backbone(gemma.inputs))
-            )
+def test_backbones_and_causal_models_read_the_directory_and_the_other_way(gemma, tmp_path):
+    hidden = to_numpy(gemma.model.backbone(gemma.inputs))
+    for model in (
+        GemmaBackbone.from_preset(gemma.path),
+        GemmaCausalLM.from_preset(gemma.path).backbone,
+    ):
+        np.testing.assert_array_equal(to_numpy(model(gemma.inputs)), hidden)
     lm = GemmaCausalLM.from_preset("gemma3_debug", preprocessor=None)
     lm.save_to_preset(tmp_path / "causal")
     embedder = GemmaTextEmbedder.from_preset(tmp_path / "causal")
     assert embedder.settings["dense"] == [] and embedder.backbone.config == lm.backbone.config
+    # Other dense layers start anew.
+    assert gemma.read(dense=[{"units": 7}]).encode("a").shape == (7,)
 
 
-def test_other_dense_layers_start_anew(gemma):
-    model = GemmaTextEmbedder.from_preset(gemma.path, dense=[{"units": 7}])
-    assert model.encode("a").shape == (7,)
+RELU = "torch.nn.modules.activation.ReLU"
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("file", "settings", "message"),
     [
         ("1_Pooling/config.json", {"pooling_mode": "max"}, "the pooling is max"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "the pooling is cls, mean"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is False"),
-        (
-            "2_Dense/config.json",
-            {"activation_function": "torch.nn.modules.activation.ReLU"},
-            "activation_function is torch.nn.modules.activation.ReLU",
-        ),
+        ("2_Dense/config.json", {"activation_function": RELU}, f"activation_function is {RELU}"),
         ("2_Dense/config.json", {"use_residual": True}, "use_residual is True"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
     ],
 )
-def test_settings_of_modules_without_a_counterpart(gemma, tmp_path, file, change, message):
-    folder = shutil.copytree(gemma.path, tmp_path / "model")
-    held = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**held, **change}))
-    with pytest.raises(InputError, match=message):
-        GemmaTextEmbedder.from_preset(folder)
+def test_settings_of_modules_without_a_counterpart(folder, file, settings, message):
+    change(folder / file, **settings)
+    refused(message, GemmaTextEmbedder.from_preset, folder)
 
 
 @pytest.mark.parametrize("extra", ["LayerNorm", "Transformer"])
-def test_modules_without_a_counterpart(gemma, tmp_path, extra):
-    folder = shutil.copytree(gemma.path, tmp_path / "model")
+def test_modules_without_a_counterpart(folder, extra):
     modules = json.loads((folder / "modules.json").read_text())
     more = {"idx": 5, "name": "5", "path": "5", "type": f"sentence_transformers.models.{extra}"}
     (folder / "modules.json").write_text(json.dumps([*modules, more]))
-    with pytest.raises(InputError, match=rf"lists Transformer, .*, Normalize, {extra}; the model"):
-        GemmaTextEmbedder.from_preset(folder)
+    message = f"lists Transformer, .*, Normalize, {extra}; the model"
+    refused(message, GemmaTextEmbedder.from_preset, folder)
     modules[0]["path"] = "0_Transformer"
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(InputError, match="has the Transformer in 0_Transformer"):
-        GemmaTextEmbedder.from_preset(folder)
+    refused("has the Transformer in 0_Transformer", GemmaTextEmbedder.from_preset, folder)
 
 
-def test_files_of_older_versions(gemma, tmp_path):
-    folder = shutil.copytree(gemma.path, tmp_path / "model")
+def test_files_of_older_versions_and_the_length_of_a_text(gemma, folder):
+    # The tokenizer's, and at most what the transformer was made for, as in the original.
+    for positions, length in ((12, 12), (64, 20)):
+        change(folder / "config.json", max_position_embeddings=positions)
+        found = GemmaTextEmbedder.from_preset(folder).preprocessor
+        assert found.sequence_length == length
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
     )
@@ -424,28 +249,135 @@ def test_files_of_older_versions(gemma, tmp_path):
     assert model.settings == gemma.model.settings and model.preprocessor.sequence_length == 9
 
 
-@pytest.mark.parametrize(("positions", "length"), [(12, 12), (64, 20)])
-def test_the_length_of_a_text(gemma, tmp_path, positions, length):
-    """The tokenizer's, and at most what the transformer was made for, as in the original."""
-    folder = shutil.copytree(gemma.path, tmp_path / "model")
-    held = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**held, "max_position_embeddings": positions}))
-    assert GemmaTextEmbedder.from_preset(folder).preprocessor.sequence_length == length
-
-
 def test_the_tokenizer_says_what_stands_around_a_text(gemma):
     preprocessor = GemmaTextEmbedderPreprocessor.from_preset(gemma.path)
     assert preprocessor.add_start_token and preprocessor.add_end_token
-    found = gemma.model.preprocessor(gemma.texts)
-    np.testing.assert_array_equal(found["token_ids"], gemma.inputs["token_ids"])
-    np.testing.assert_array_equal(found["padding_mask"], gemma.inputs["padding_mask"])
+    for name, array in gemma.model.preprocessor(gemma.texts).items():
+        np.testing.assert_array_equal(array, gemma.inputs[name])
 
 
-def test_files_without_a_place_for_both_sides(gemma, tmp_path):
-    backbone = gemma.model.backbone
-    with pytest.raises(InputError, match=r"GGUF .* no place for use_bidirectional_attention"):
-        GemmaCausalLM(backbone).export_to_gguf(tmp_path / "model.gguf")
-    for preset in ("gemma_debug", "gemma2_debug", "gemma4_debug"):
-        other = GemmaBackbone.from_preset(preset, use_bidirectional_attention=True)
-        with pytest.raises(InputError, match=r"no counterpart for .*use_bidirectional_attention"):
-            other.export_to_transformers(tmp_path / preset)
+# === Pairs to learn ===
+
+TRIPLETS = ("anchor", "positive", "negative")
+MATRYOSHKA = {"matryoshka_dims": [24, 8, 5], "matryoshka_weights": [1.0, 0.5, 2.0]}
+LOSSES = {
+    "pairs": (TRIPLETS[:2], {}),
+    "negatives": (TRIPLETS, {}),
+    "matryoshka": (TRIPLETS, MATRYOSHKA),
+}
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_are_those_of_sentence_transformers(gemma, name):
+    columns, settings = LOSSES[name]
+    model = gemma.read()
+    before = model.get_weights()
+    model.compile(keras.optimizers.SGD(1.0), ContrastiveLoss(**settings))
+    pairs = json.loads((gemma.path.parents[1] / "texts.json").read_text())["pairs"]
+    loss = model.train_on_batch({column: pairs[column] for column in columns})
+    np.testing.assert_allclose(loss, gemma.expected[f"loss_{name}"], rtol=tolerance("losses"))
+    # A step at a rate of 1 is the gradient; so each tensor of the files has the place of its own.
+    model.set_weights([a - to_numpy(b) for a, b in zip(before, model.weights, strict=True)])
+    form = model.beside_transformer()[1]
+    tensors = engine.export(model, [*rules(model.backbone.config, "0.model."), *form])
+    names = {f"{i}_Dense/linear.{x}": f"{i}.linear.{x}" for i in (2, 3) for x in ("weight", "bias")}
+    start = f"gradient_{name}_"
+    found = {start + names.get(key, key): tensor.read() for key, tensor in tensors.items()}
+    assert set(found) == {key for key in gemma.expected if key.startswith(start)}
+    for key, gradient in found.items():
+        expected = gemma.expected[key]
+        limit = tolerance("hidden") * max(np.abs(expected).max(), 1)
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=limit, err_msg=key)
+
+
+def records(count=12):
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+    return [
+        {
+            "query": f"{words[i % 9]} {i}",
+            "document": f"{words[i % 9]} {words[i * 4 % 9]}",
+            "negative_1": words[(i + 3) % 9],
+            "negative_2": words[(i + 5) % 9],
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_fit_learns_and_what_was_learnt_is_kept(gemma, tmp_path, dtype):
+    model = gemma.read(dtype=dtype)
+    loss = ContrastiveLoss(scale=10, matryoshka_dims=(24, 8))
+    model.compile(keras.optimizers.Adam(3e-3), loss=loss)
+    history = model.fit(records(), batch_size=4, epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.8 * history[0]
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(again.loss, ContrastiveLoss)
+    np.testing.assert_array_equal(again.encode("fox"), model.encode("fox"))
+    losses = [m.fit(records(), batch_size=4, verbose=0).history["loss"] for m in (model, again)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=tolerance("losses"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_adapters_learn_alone_and_are_merged_into_the_export(gemma, tmp_path, dtype):
+    model = gemma.read(dtype=dtype)
+    model.backbone.enable_lora(rank=4)
+    for layer in model.dense_layers:
+        layer.trainable = False
+    model.compile(keras.optimizers.Adam(3e-3), ContrastiveLoss(scale=10, matryoshka_dims=(24, 8)))
+    before = {v.path: to_numpy(v) for v in model.weights}
+    history = model.fit(records(), batch_size=4, epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.8 * history[0]
+    moved = {v.path for v in model.weights if (to_numpy(v) != before[v.path]).any()}
+    assert moved and all("/lora_" in path for path in moved)
+    expected = model.encode("fox")
+    assert np.isfinite(expected).all()
+    refused("no place for LoRA adapters", model.export_to_transformers, tmp_path / "out")
+    model.backbone.merge_lora()
+    out = model.export_to_transformers(tmp_path / "out")
+    assert set(read_safetensors(out)) == set(read_safetensors(gemma.path))
+    if dtype == "float32":
+        near(GemmaTextEmbedder.from_preset(out).encode("fox"), expected, "logits_across")
+
+
+def evaluated(model, data, **settings):
+    return model.evaluate(data, batch_size=12, verbose=0, **settings)
+
+
+def test_forms_weights_and_prompts_of_pairs(gemma):
+    rows, model = records(), gemma.read()
+    model.compile()
+    # Records, columns, arrays, batches, and token ids give the same loss.
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    arrays = {name: np.array(column, object) for name, column in columns.items()}
+    named = {"anchor": columns["query"], "positive": columns["document"]}
+    named |= {name: columns[name] for name in ("negative_1", "negative_2")}
+    ids, labels = model.preprocessor(rows)
+    assert ids["token_ids"].shape == ids["padding_mask"].shape == (12, 4, 20)
+    assert labels.shape == (12,) and not labels.any()
+    found = [evaluated(model, x) for x in (rows, columns, arrays, named)]
+    found += [evaluated(model, ids, y=labels)]
+    found += [model.evaluate(iter([(ids, labels)]), verbose=0)]
+    np.testing.assert_allclose(found, found[0], rtol=1e-6)
+    # Prompts stand in front of texts.
+    written = [
+        {name: ("q: " if name == "query" else "d: ") + text for name, text in row.items()}
+        for row in rows
+    ]
+    wanted = evaluated(model, written)
+    model.preprocessor.query_prompt, model.preprocessor.document_prompt = "q: ", "d: "
+    assert evaluated(model, rows) == wanted != found[0]
+    # Pairs of no weight are not there.
+    weights = np.array([1, 2, 1, 1, 0, 0], "float32")
+    weighted = evaluated(model, rows[:6], sample_weight=weights)
+    model.compile(loss=ContrastiveLoss(reduction="sum"))
+    few = evaluated(model, rows[:4], sample_weight=weights[:4])
+    np.testing.assert_allclose(weighted, few / 6, rtol=1e-5)
+    for given, message in (
+        (({"anchor": ["a"], "label": ["b"]},), "got the columns anchor, label; give texts, or"),
+        (({"anchor": ["a"]},), "got the columns anchor"),
+        (([{"anchor": "a", "positive": "b"}, {"anchor": "a"}],), "one pair has anchor"),
+        (({"anchor": ["a"], "positive": ["b"]}, [1]), "pairs have no labels"),
+    ):
+        refused(message, model.preprocessor, *given)
