@@ -179,13 +179,6 @@ def test_a_vision_tower_is_named_and_not_exported_as_if_whole(written, with_pict
         np.testing.assert_array_equal(one.predict(ids, verbose=0), model.predict(ids, verbose=0))
 
 
-@pytest.mark.needs("gguf")
-def test_the_checkpoints_own_chat_template_goes_into_a_gguf(directory, tmp_path):
-    model = GemmaCausalLM.from_preset(directory)
-    model.export_to_gguf(tmp_path / "model.gguf", "float32")
-    assert Tokenizer.from_file(tmp_path / "model.gguf").chat_template == TEMPLATE
-
-
 def test_what_the_generation_config_asks_for_is_said_and_can_be_had(directory, caplog):
     with caplog.at_level(logging.WARNING, "kmodels"):
         model = GemmaCausalLM.from_preset(directory)

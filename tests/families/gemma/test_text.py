@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
+import hub_models
 from arrays import to_numpy
-from kmodels.data.fit import adapters as data_adapters
 from kmodels.models import (
     Gemma3CausalLM,
     Gemma3CausalLMPreprocessor,
@@ -172,40 +172,21 @@ def test_texts_as_keras_hub_packs_them(preprocessor, tokenizer):
     assert x["token_ids"].dtype == labels.dtype == np.int32 and weights.dtype == np.float32
 
 
-@pytest.mark.needs("keras_hub", "sentencepiece", "tensorflow_text")
-def test_ids_labels_and_weights_equal_keras_hubs(tmp_path):
+@pytest.mark.needs("keras_hub", "tensorflow_text")
+def test_ids_labels_and_weights_equal_keras_hubs():
     import keras_hub
-    import sentencepiece
 
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(demo.texts()),
-        model_prefix=str(tmp_path / "tokenizer"),
-        model_type="bpe",
-        vocab_size=600,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        **{"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
-        **{"pad_piece": "<pad>", "bos_piece": "<bos>", "eos_piece": "<eos>"},
-        minloglevel=2,
-    )
-    model = tmp_path / "tokenizer.model"
+    proto = hub_models.tokenizer(demo.texts()).to_sentencepiece()
     theirs = keras_hub.models.GemmaCausalLMPreprocessor(
-        keras_hub.models.GemmaTokenizer(model.read_bytes()), sequence_length=40
+        keras_hub.models.GemmaTokenizer(proto), sequence_length=40
     )
-    ours = GemmaCausalLMPreprocessor(model, sequence_length=40)
+    ours = GemmaCausalLMPreprocessor(GemmaTokenizer(proto), sequence_length=40)
     texts = [f"Instruction:\n{r['instruction']}" for r in demo.instructions().rows[:20]]
     texts += demo.texts()[:5]
-    x, labels, weights = ours(texts)
-    their_x, *others = theirs(texts)
     prompts = ours.generate_preprocess(texts)
     expected = theirs.generate_preprocess(texts, sequence_length=40)
-    for left, right in ((x, their_x), (prompts, expected)):
-        for name, value in left.items():
-            np.testing.assert_array_equal(value, np.asarray(right[name]))
-    for left, right in zip((labels, weights), others, strict=True):
-        np.testing.assert_array_equal(left, np.asarray(right))
+    pairs = [(ours(texts), theirs(texts)), (prompts, expected)]
+    keras.tree.map_structure(np.testing.assert_array_equal, *zip(*pairs, strict=True))
     assert ours.generate_postprocess(prompts) == list(theirs.generate_postprocess(expected))
 
 
@@ -263,27 +244,6 @@ def test_no_row_without_something_to_learn(tokenizer, length):
     refused("example 1 has no token to learn: it is empty", preprocessor, ["a", ""])
 
 
-def test_chat(preprocessor, tokenizer):
-    preprocessor.template, preprocessor.loss_on = "gemma", "responses"
-    preprocessor.sequence_length = 40
-    turns = [("user", "a"), ("assistant", "b"), ("user", "a"), ("assistant", "c")]
-    record = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    x, labels, weights = preprocessor([record])
-    replies = [*tokenizer("b<end_of_turn>"), *tokenizer("c<end_of_turn>")]
-    assert labels[weights > 0].tolist() == replies
-    assert END not in x["token_ids"][x["padding_mask"] > 0]
-    prompt = preprocessor.generate_preprocess(record)
-    text = tokenizer.core.decode(
-        prompt["token_ids"][prompt["padding_mask"] > 0].tolist(), skip_special_tokens=False
-    )
-    assert text.startswith("<bos><start_of_turn>user\na<end_of_turn>\n")
-    assert text.endswith("<start_of_turn>model\n") and "c" not in text
-    fields = tokenizer.to_dict()
-    fields["json"] = json.dumps(json.loads(fields["json"])).replace("<end_of_turn>", "<end>")
-    message = "template 'gemma' needs the tokens <end_of_turn>, which"
-    refused(message, GemmaCausalLMPreprocessor, fields, template="gemma")
-
-
 def test_prompts_and_back(preprocessor):
     prompts = preprocessor.generate_preprocess(["the cat", " a b"])
     assert prompts["token_ids"].shape == (2, 12)
@@ -299,39 +259,32 @@ def test_prompts_and_back(preprocessor):
     assert preprocessor.generate_postprocess(asked) == "Instruction:\na\n\nResponse:\n"
 
 
-def test_settings_and_files_come_back(preprocessor, tmp_path):
-    preprocessor.template = "{instruction}={response}"
-    preprocessor.save(tmp_path)
-    for again in (
-        GemmaCausalLMPreprocessor.from_preset(tmp_path),
-        GemmaCausalLMPreprocessor(**preprocessor.to_dict()),
-    ):
-        assert again.to_dict() == preprocessor.to_dict() or again.template == preprocessor.template
-        assert np.array_equal(again("the cat")[1], preprocessor("the cat")[1])
-    longer = GemmaCausalLMPreprocessor.from_preset(tmp_path, sequence_length=20)
-    assert longer.sequence_length == 20
-    (tmp_path / "preprocessor.json").write_text("{")
-    message = r"preprocessor.json is not readable JSON"
-    refused(message, GemmaCausalLMPreprocessor.from_preset, tmp_path)
-
-
-def test_a_preprocessor_keeps_its_tokenizer_through_config_and_preset(tmp_path):
+def test_settings_and_the_tokenizer_come_back_from_config_and_files(tmp_path):
     tokenizer = Gemma3Tokenizer(PROTO, has_vision_tokens=False)
-    preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=5, name="mine")
+    preprocessor = Gemma3CausalLMPreprocessor(
+        tokenizer, sequence_length=5, name="mine", template="{instruction}={response}"
+    )
     assert preprocessor.tokenizer is tokenizer and preprocessor.loss_on == "responses"
-    preprocessor.save_to_preset(tmp_path / "saved")
+    kind, folder = Gemma3CausalLMPreprocessor, tmp_path / "saved"
+    preprocessor.save_to_preset(folder)
     for again in (
-        Gemma3CausalLMPreprocessor.from_config(preprocessor.get_config()),
-        Gemma3CausalLMPreprocessor.from_preset(tmp_path / "saved"),
+        kind(**preprocessor.to_dict()),
+        kind.from_config(preprocessor.get_config()),
+        kind.from_preset(folder),
         copy.deepcopy(preprocessor),
     ):
         assert isinstance(again.tokenizer, Gemma3Tokenizer)
         assert again.sequence_length == 5 and again.loss_on == "responses"
+        assert again.template == preprocessor.template
         data = {"prompts": "the", "responses": "fox"}
         np.testing.assert_array_equal(again(data)[1], preprocessor(data)[1])
-    (tmp_path / "saved" / "preprocessor.json").write_text('{"class_name": "Other"}')
-    message = "json holds a Other, not a GemmaCausalLMPreprocessor"
-    refused(message, GemmaCausalLMPreprocessor.from_preset, tmp_path / "saved")
+    assert kind.from_preset(folder, sequence_length=20).sequence_length == 20
+    for content, message in (
+        ('{"class_name": "Other"}', "json holds a Other, not a GemmaCausalLMPreprocessor"),
+        ("{", "preprocessor.json is not readable JSON"),
+    ):
+        (folder / "preprocessor.json").write_text(content)
+        refused(message, GemmaCausalLMPreprocessor.from_preset, folder)
 
 
 def test_wrong_settings_and_inputs(preprocessor, tokenizer):
@@ -342,6 +295,10 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
     refused(message, GemmaCausalLMPreprocessor, tokenizer, loss_on="x")
     message = "tokenizer is a int; give a GemmaTokenizer, or the path"
     refused(message, GemmaCausalLMPreprocessor, 3)
+    fields = tokenizer.to_dict()
+    fields["json"] = json.dumps(json.loads(fields["json"])).replace("<end_of_turn>", "<end>")
+    message = "template 'gemma' needs the tokens <end_of_turn>, which"
+    refused(message, GemmaCausalLMPreprocessor, fields, template="gemma")
     refused("labels are made from the texts; to learn", preprocessor, ["a"], ["b"])
     message = "there are 1 sample weights for 2 texts; give one each"
     refused(message, preprocessor, ["the", "fox"], sample_weight=[1.0])
@@ -407,51 +364,16 @@ def test_the_script_that_keras_users_know(preset):
     assert gemma_lm.generate(prompt, max_length=40, strip_prompt=True) == text[len(prompt) :]
 
 
-def test_fit_takes_records_and_columns_as_well(tokenizer):
-    text = GemmaCausalLMPreprocessor(tokenizer, sequence_length=200)
-    pairs = [{"prompts": row["instruction"], "responses": row["response"]} for row in ROWS]
-    columns = {name: [pair[name] for pair in pairs] for name in ("prompts", "responses")}
-    chats = [
-        {"messages": [{"role": "user", "content": p}, {"role": "model", "content": r}]}
-        for p, r in zip(*columns.values(), strict=True)
-    ]
-    for given in (ROWS, pairs, columns, chats):
-        text.template = "gemma" if given is chats else "instruction"
-        dataset = data_adapters.as_dataset(given, batch_size=4, preprocess=text)
-        assert dataset.num_batches == 3
-        _, labels, weights = dataset[1]
-        _, expected, _ = text((pairs if given is columns else given)[4:8])
-        assert np.array_equal(labels, expected) and labels.shape == weights.shape == (4, 200)
-
-
-def test_each_packed_example_has_the_loss_it_has_alone(preset):
+def test_packed_rows_have_the_loss_of_padded_ones(preset):
     # Windows of 8 tokens, and a global layer: neither sees the neighbour in the row.
     model = GemmaCausalLM.from_preset(preset)
     text = model.preprocessor
     text.sequence_length, text.loss_on = 250, "responses"
     alone, packed = text(ROWS), text.pack(ROWS)
     assert len(packed[1]) < len(alone[1])
-    assert packed[0]["padding_mask"].mean() > alone[0]["padding_mask"].mean()
-    targets = [sorted(labels[weights > 0]) for _, labels, weights in (alone, packed)]
-    assert targets[0] == targets[1]
-    expected, found = (losses(model, *data[:2]) * data[2] for data in (alone, packed))
-    segments = packed[0]["segment_ids"]
-    by_example = {}
-    for row, ids in enumerate(segments):
-        for segment in range(1, ids.max() + 1):
-            here = ids == segment
-            by_example[tuple(packed[0]["token_ids"][row, here])] = found[row, here].sum()
-    assert len(by_example) == len(ROWS)
-    for row, total in enumerate(expected.sum(-1)):
-        size = alone[0]["padding_mask"][row].sum() - 1
-        key = tuple(alone[0]["token_ids"][row, :size])
-        assert by_example[key] == pytest.approx(total, rel=1e-5)
-    # Evaluation gives the loss per token, packed or not.
-    text.loss_on = "all"
     model.compile()
     logs = [
-        model.evaluate(TextLoader(make(ROWS), 3), return_dict=True, verbose=0)
-        for make in (text, text.pack)
+        model.evaluate(TextLoader(rows, 3), return_dict=True, verbose=0) for rows in (alone, packed)
     ]
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
     # An untrained model gives every token about the same share.
@@ -464,7 +386,6 @@ def test_what_is_saved_holds_the_preprocessor(preset):
     for made in (model, again):
         assert made.preprocessor.template == "auto"
         assert made.preprocessor.tokenizer.vocabulary_size() == 500
-    assert GemmaCausalLM.from_preset(preset, preprocessor=None).preprocessor is None
     # The vocabulary is a file of its own, which transformers and tokenizers read.
     assert (preset / "config.json").stat().st_size < 4000
     assert Tokenizer.from_file(preset).vocabulary_size() == 500
@@ -475,42 +396,33 @@ PAIRS = {
     "responses": [" sat", " ran", " 1", " 2"],
 }
 TEXTS = [prompt + response for prompt, response in zip(*PAIRS.values(), strict=True)]
-
-
-def as_users_hold(kind, data):
-    """Prompts with responses, or plain texts, as users hold them."""
-    paired = data is PAIRS
-    records = data
-    if paired:
-        records = [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
-    if kind == "columns":
-        return data if paired else np.array(data)
-    if kind == "records":
-        return records
-    if kind == "generator":
-        halves = (slice(0, 2), slice(2, 4))
-        if paired:
-            return ({name: column[half] for name, column in data.items()} for half in halves)
-        return (data[half] for half in halves)
-    if kind == "pandas":
-        pandas = pytest.importorskip("pandas")
-        return pandas.DataFrame(data) if paired else pandas.Series(data)
-    if kind == "datasets":
-        datasets = pytest.importorskip("datasets")
-        held = datasets.Dataset.from_dict(data if paired else {"text": data})
-        return held if paired else held["text"]
-    if kind == "torch":
-        return pytest.importorskip("torch").utils.data.DataLoader(records, batch_size=2)
-    tf = pytest.importorskip("tensorflow")
-    return tf.data.Dataset.from_tensor_slices(data).batch(2)
-
-
-BATCHED = ("generator", "torch", "tf.data")
-PEERS = {"pandas": "pandas", "datasets": "datasets", "torch": "torch", "tf.data": "tensorflow"}
-KINDS = [
-    *("columns", "records", "generator"),
-    *(pytest.param(kind, marks=pytest.mark.needs(peer)) for kind, peer in PEERS.items()),
-]
+RECORDS = [dict(zip(PAIRS, row, strict=True)) for row in zip(*PAIRS.values(), strict=True)]
+HALVES = [{name: column[i : i + 2] for name, column in PAIRS.items()} for i in (0, 2)]
+imported = pytest.importorskip
+# How users hold texts, and prompts with responses; of what is in batches `fit` makes none.
+KINDS = {
+    "columns": (lambda: np.array(TEXTS), lambda: PAIRS),
+    "records": (lambda: TEXTS, lambda: RECORDS),
+    "generator": (lambda: iter((TEXTS[:2], TEXTS[2:])), lambda: iter(HALVES)),
+    "pandas": (
+        lambda: imported("pandas").Series(TEXTS),
+        lambda: imported("pandas").DataFrame(PAIRS),
+    ),
+    "datasets": (
+        lambda: imported("datasets").Dataset.from_dict({"text": TEXTS})["text"],
+        lambda: imported("datasets").Dataset.from_dict(PAIRS),
+    ),
+    "torch": tuple(
+        lambda data=data: imported("torch").utils.data.DataLoader(data, batch_size=2)
+        for data in (TEXTS, RECORDS)
+    ),
+    "tensorflow": tuple(
+        lambda data=data: imported("tensorflow").data.Dataset.from_tensor_slices(data).batch(2)
+        for data in (TEXTS, PAIRS)
+    ),
+}
+BATCHED = ("generator", "torch", "tensorflow")
+PEERS = ("pandas", "datasets", "torch", "tensorflow")
 
 
 @pytest.fixture(scope="module")
@@ -523,11 +435,13 @@ def model(tokenizer):
     return model
 
 
-@pytest.mark.parametrize("data", [TEXTS, PAIRS], ids=["texts", "pairs"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_as_they_come_are_what_the_preprocessor_makes_of_them(model, kind, data):
-    x, y, weights = model.preprocessor(data)
+@pytest.mark.parametrize("paired", [False, True], ids=["texts", "pairs"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(x, marks=[pytest.mark.needs(x)] * (x in PEERS)) for x in KINDS]
+)
+def test_texts_as_they_come_are_what_the_preprocessor_makes_of_them(model, kind, paired):
+    x, y, weights = model.preprocessor(PAIRS if paired else TEXTS)
     wanted = model.evaluate(x, y, sample_weight=weights, batch_size=2, verbose=0)
-    given = as_users_hold(kind, data)
+    given = KINDS[kind][paired]()
     found = model.evaluate(given, batch_size=None if kind in BATCHED else 2, verbose=0)
     assert [float(x) for x in found] == pytest.approx([float(x) for x in wanted], rel=1e-5)
