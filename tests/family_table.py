@@ -5,7 +5,7 @@ ones that it passes, and what they need stands in it. References are those of `t
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -468,19 +468,31 @@ def row_of(name: str, root: Path) -> Any:
     return row
 
 
-def rows(check: str, each_backend: tuple[str, ...] = ()) -> list[Any]:
+# One row of each forward pass. Others differ in their files alone, or mix what these have.
+_NAMES = """
+embedding_gemma/gemma gemma/gemma gemma/gemma2 gemma/gemma3 gemma3_vision gemma4/all
+gemma4/all_experts gemma4_vision/tower gemma4_vision/unified naflex qwen3/bias qwen3/untied
+vit/hf_token vit/timm_gap vit/timm_map vit/timm_pre_norm vit/timm_registers vit/timm_scale
+vit/timm_tanh vit_eomt/dinov2 vit_kinds/clip vit_kinds/deit_token vit_kinds/dinov2_giant
+vit_kinds/siglip vit_mae/pixels vit_recent/dinov3_gated vit_recent/ijepa vit_recent/timm_pe
+"""
+FORWARD_PASSES = frozenset(_NAMES.split())
+
+
+def rows(check: str, each_backend: Collection[str] = ()) -> list[Any]:
     """The rows that pass a check, as parameters of its test; "results" and "adapter" are known.
 
     Args:
         check: name of the check.
-        each_backend: names of rows that run on each backend though the test runs on torch alone.
+        each_backend: names of the rows that run on each backend each time; the others do so in the
+            nightly tests. By default all run on torch alone.
     """
     known = {"results": lambda row: True, "adapter": lambda row: bool(row.adapter)}
     applies = known.get(check, lambda row: check in row.checks)
-    return [
-        pytest.param(
-            row, id=row.name, marks=[pytest.mark.each_backend] * (row.name in each_backend)
-        )
-        for row in FAMILIES
-        if applies(row)
-    ]
+
+    def marks(row: Reference) -> list[Any]:
+        if not each_backend:
+            return []
+        return [pytest.mark.each_backend(*([] if row.name in each_backend else ["nightly"]))]
+
+    return [pytest.param(row, id=row.name, marks=marks(row)) for row in FAMILIES if applies(row)]
