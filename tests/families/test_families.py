@@ -47,6 +47,8 @@ def test_every_reference_has_a_row(references):
         for path in (references / folder).glob("*/expected.npz")
     }
     assert there <= named
+    on_each = {*FORWARD_PASSES, *RESIZED, *GENERATED, *ADAPTED}
+    assert on_each <= {row.name for row in FAMILIES}
 
 
 @pytest.mark.parametrize("row", rows("results", each_backend=FORWARD_PASSES), indirect=True)
