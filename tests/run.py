@@ -37,8 +37,9 @@ from environments import (
     say,
 )
 
-FOLDERS = ("unit", "numerics", "families", "loop", "programs")
-QUICK = FOLDERS[:3]
+# Files of few long tests first, so that no process is left with one of them at the end.
+FOLDERS = ("programs", "loop", "families", "numerics", "unit")
+QUICK = FOLDERS[2:]
 NIGHTLY = "nightly"
 # Longest first, and backends leave files for those across frameworks, which come last.
 ORDER = ("torch", "jax", "tensorflow")
@@ -152,7 +153,7 @@ def run_suite(environment: str, backend: str, arguments: list[str], jobs: int) -
     command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
     command.append(f"--junitxml={results}")
     if jobs > 1:
-        command += [f"--numprocesses={jobs}", "--dist=loadfile"]
+        command += [f"--numprocesses={jobs}", "--dist=loadfile", "--no-loadscope-reorder"]
     if across:
         command.append("--across")
     say(outcome.name, "tests begin")
@@ -243,7 +244,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.references:
         return 0 if write_references() else 1
-    folders = QUICK if options.quick else (*FOLDERS, NIGHTLY) if options.all else FOLDERS
+    folders = QUICK if options.quick else (NIGHTLY, *FOLDERS) if options.all else FOLDERS
     arguments = options.pytest or [f"tests/{name}" for name in folders]
     if options.versions == "lowest" and not options.pytest:
         arguments = list(CORE)
