@@ -1,15 +1,24 @@
-"""Generation: the cache against the whole model, samplers, stopping, streaming, compiled shapes."""
+"""Generation: the rings of the cache, samplers, stopping, streaming, compiled shapes.
+
+That tokens with the cache are those without is a check of tests/families/test_families.py.
+"""
 
 import keras
 import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.core.errors import InputError
+from kmodels import transforms
 from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continue_prompts
 from kmodels.generation.generate import bucket
+from kmodels.generation.protocol import empty_cache
+from kmodels.memory import activations, estimate
+from kmodels.memory.sizes import Setup
 from kmodels.models import GemmaBackbone, GemmaCausalLM
+from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.presets import PRESETS
+from refusals import refused
+from tolerances import tolerance
 
 # The loops and the caches are each backend's own.
 pytestmark = pytest.mark.each_backend
@@ -88,6 +97,81 @@ def test_stop_tokens_end_a_row_and_streaming_tells_each_token(model, inputs, pro
         assert found["token_ids"][row][mask].tolist() == prompt + new
     bare = model.generate(inputs, max_length=29, stop_token_ids=None, strip_prompt=True)
     assert bare["token_ids"][1, :16].tolist() == continued[1][13:]
+    # There may be nothing to do.
+    assert continue_prompts(model.backbone, [[3, 4]], max_length=2, sampler=GREEDY) == [[3, 4]]
+
+
+# === Caches ===
+
+# Blocks of other heads and widths, of which two use the keys and values of another.
+UNEVEN = PRESETS["gemma4_debug"]
+
+
+@pytest.mark.parametrize("policy", ["float32", "bfloat16", "mixed_bfloat16"])
+def test_rings_have_the_compute_dtype_and_a_window_bounds_them_whatever_the_length(policy):
+    backbone = GemmaBackbone(**UNEVEN, dtype=policy)
+    assert backbone.cache_windows == [8, None] and backbone.cache_shapes == [(2, 8), (1, 16)]
+    every = range(backbone.config.vocabulary_size)
+    for max_length, slots in ((16, 16 + 16), (300, 16 + 512))[: 2 if policy == "float32" else 1]:
+        loops, found = {}, []
+
+        def look(row, token, loops=loops, found=found):
+            (loop,) = loops.values()
+            rings = loop.rings.values() if isinstance(loop.rings, dict) else loop.rings
+            found.extend((keras.backend.standardize_dtype(x.dtype), x.shape) for x in rings)
+
+        settings = {"max_length": max_length, "sampler": GREEDY, "loops": loops}
+        continue_prompts(backbone, [[3, 4, 5]], stop=every, on_token=look, **settings)
+        assert {dtype for dtype, _ in found} == {backbone.compute_dtype}
+        numbers = [int(np.prod(shape)) for _, shape in found]
+        assert numbers == [8 * 2 * 8] * 2 + [slots * 16] * 2
+
+
+def test_one_array_holds_the_caches_of_all_blocks():
+    model = GemmaCausalLM(GemmaBackbone(**UNEVEN))
+    ids = np.random.default_rng(6).integers(3, 320, (2, 9)).astype("int32")
+    cache = empty_cache(model.backbone, 2, 12)
+    assert tuple(cache.shape) == (2, 2, 2, 12, 2, 16)
+    # Called as it is, it is on JAX a program for each op of each length and block.
+    jax = keras.backend.backend() == "jax"
+    extend = transforms.jit(model.call_with_cache) if jax else model.call_with_cache
+    parts = []
+    for start, end in ((0, 6), (6, 7), (7, 9)):
+        new, index = map(keras.ops.convert_to_tensor, (ids[:, start:end], np.int32(start)))
+        logits, _, cache = extend(new, cache, index)
+        parts.append(to_numpy(logits))
+    expected, limit = model.predict(ids, verbose=0), tolerance("logits")
+    np.testing.assert_allclose(np.concatenate(parts, 1), expected, rtol=0, atol=limit)
+
+
+def test_the_estimate_asks_each_block():
+    setup = Setup(2, 16)
+    plain, uneven = (GemmaBackbone.make_config(**x) for x in (PRESETS["gemma_debug"], UNEVEN))
+    assert estimate.cache_bytes(sizes(uneven), setup, 20) == 2 * 2 * 20 * (2 * 8 + 16) * 4
+    held = {array.name: array for array in activations.of_step([], sizes(uneven), setup)}
+    for index, (width, mlp) in enumerate(((8, 64), (16, 64), (8, 128), (16, 128))):
+        assert held[f"block_{index}/attention/turned_query"].shape == (2, 16, 4, width)
+        assert held[f"block_{index}/mlp/gate"].shape == (2, 16, mlp)
+    # What a norm of queries was given.
+    names = {array.name for array in activations.of_step([], sizes(plain), setup)}
+    assert "block_1/attention/query" in set(held) - names
+
+
+# === Samplers ===
+
+
+def test_the_penalty_knows_all_tokens_of_a_row(model, prompts):
+    penalty, changed = 3.0, 0
+    sampler = Sampler(temperature=0.0, repetition_penalty=penalty)
+    rows = continue_prompts(model.backbone, prompts, max_length=30, sampler=sampler)
+    for row, prompt, logits in zip(rows, prompts, whole_model(model, rows), strict=True):
+        for i in range(len(prompt), len(row)):
+            scores, held = logits[i - 1].copy(), sorted(set(row[:i]))
+            known = scores[held]
+            scores[held] = np.where(known > 0, known / penalty, known * penalty)
+            assert row[i] == scores.argmax()
+            changed += scores.argmax() != logits[i - 1].argmax()
+    assert changed > 3
 
 
 def test_bucket_sizes():
@@ -178,10 +262,6 @@ def test_calls_differ_and_repeat_after_the_seed_is_set(model, prompts):
     assert calls[1][5:] == DRAWN
 
 
-def test_nothing_to_do(model):
-    assert continue_prompts(model.backbone, [[3, 4]], max_length=2, sampler=GREEDY) == [[3, 4]]
-
-
 PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
 
 
@@ -213,8 +293,7 @@ PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
     ],
 )
 def test_settings_that_cannot_be(model, call, message):
-    with pytest.raises(InputError, match=message):
-        call(model)
+    refused(message, call, model)
 
 
 def test_each_prompt_has_its_own_new_tokens_and_its_own_sequences(
@@ -248,10 +327,11 @@ def test_beam_search_finds_what_is_more_likely(model, prompts):
     greedy = model.generate(inputs, 9, stop_token_ids=None)["token_ids"]
     model.use_sampler(BeamSampler(num_beams=4))
     found = model.generate(inputs, 9, stop_token_ids=None, num_return_sequences=3)["token_ids"]
-    with pytest.raises(InputError, match="num_return_sequences is 5"):
-        model.generate(inputs, 9, stop_token_ids=None, num_return_sequences=5)
-    with pytest.raises(InputError, match="BeamSampler has no token before it has all"):
-        model.generate(inputs, 9, stop_token_ids=None, stream=print)
+    for settings, message in (
+        ({"num_return_sequences": 5}, "num_return_sequences is 5"),
+        ({"stream": print}, "BeamSampler has no token before it has all"),
+    ):
+        refused(message, model.generate, inputs, 9, stop_token_ids=None, **settings)
     best = found[::3]
     stop = int(best[0, 6])
     stopped = model.generate(inputs, 9, stop_token_ids=[stop])
@@ -289,10 +369,8 @@ def test_a_call_with_cache_of_ones_own_is_what_generate_calls(model, prompts, mo
     inputs = {"token_ids": np.array([prompts[0]])}
     found = model.generate(inputs, 8, stop_token_ids=None)["token_ids"][0].tolist()
     assert found == [*prompts[0], 7, 7, 7]
-    with pytest.raises(
-        InputError, match="own call_with_cache, which supports neither streams nor beams"
-    ):
-        model.generate(inputs, 8, stop_token_ids=None, stream=print)
+    message = "own call_with_cache, which supports neither streams nor beams"
+    refused(message, model.generate, inputs, 8, stop_token_ids=None, stream=print)
 
 
 def test_scores_are_logits_and_losses_and_layers_can_be_changed(model, prompts):
