@@ -16,7 +16,6 @@ from kmodels.models import (
     GemmaCausalLMPreprocessor,
     GemmaConfig,
     Qwen3Backbone,
-    Qwen3CausalLM,
     Qwen3Config,
 )
 from kmodels.models.gemma import presets as gemma_presets
@@ -85,14 +84,14 @@ def test_presets_have_the_published_number_of_parameters(name, published):
     assert small.count_params() == parameters(small.config)
 
 
-@pytest.mark.parametrize("name", ["gemma_debug", "gemma2_debug", "gemma3_debug", "qwen3_debug"])
-def test_debug_presets_are_small_and_share_keys_among_queries(name):
-    backbone_class, config_class, presets = family(name)
-    config = config_class(**presets[name])
-    assert parameters(config) < 100_000
-    assert config.num_key_value_heads < config.num_query_heads
-    if backbone_class is GemmaBackbone:
-        assert config.generation == int(name[5].replace("_", "1"))
+def test_debug_presets_are_small_and_share_keys_among_queries():
+    generations = {"gemma_debug": 1, "gemma2_debug": 2, "gemma3_debug": 3, "qwen3_debug": None}
+    for name, generation in generations.items():
+        _, config_class, presets = family(name)
+        config = config_class(**presets[name])
+        assert parameters(config) < 100_000
+        assert config.num_key_value_heads < config.num_query_heads
+        assert getattr(config, "generation", None) == generation
 
 
 @pytest.mark.parametrize(
@@ -340,10 +339,9 @@ def test_fewer_rows_are_the_first_ones():
     model.resize_token_embeddings(300)
     np.testing.assert_array_equal(table(model), before[:300])
     model.resize_token_embeddings(301, pad_to_multiple_of=16)
-    assert model.backbone.config.vocabulary_size == len(table(model)) == 304
     for given in ((0,), (3.5,), (330, 0)):
         refused(r"new_num_tokens|pad_to_multiple_of", model.resize_token_embeddings, *given)
-    assert model.backbone.config.vocabulary_size == 304
+    assert model.backbone.config.vocabulary_size == len(table(model)) == 304
 
 
 def test_compiled_functions_the_optimizer_and_generation_follow():
@@ -390,10 +388,13 @@ def test_files_and_copies_have_the_new_table(tmp_path):
     model.save(tmp_path / "task.keras")
     model.save_to_preset(tmp_path / "preset")
     read = keras.saving.load_model(tmp_path / "task.keras")
-    for other in (read, GemmaCausalLM.from_preset(tmp_path / "preset"), copy.deepcopy(model)):
+    assert len(read.trainable_variables) == len(model.trainable_variables)
+    others = [read, GemmaCausalLM.from_preset(tmp_path / "preset"), copy.deepcopy(model)]
+    model.merge_lora()
+    others.append(GemmaCausalLM.from_preset(model.export_to_transformers(tmp_path / "export")))
+    for other in others:
         found = other.predict(WITH_NEW, verbose=0)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("logits"))
-    assert len(read.trainable_variables) == len(model.trainable_variables)
 
 
 def test_a_larger_tokenizer_fits_afterwards():
@@ -407,44 +408,3 @@ def test_a_larger_tokenizer_fits_afterwards():
     model.fit(["the cat", "a dog"], verbose=0)
     refused("tokens and the embedding table 320 rows", model.resize_token_embeddings, OLD)
     assert len(table(model)) == tokenizer.vocabulary_size()
-
-
-@pytest.mark.needs("transformers")
-def test_transformers_reads_it_and_gives_the_same_mean(tmp_path):
-    import torch
-    import transformers
-
-    model = task()
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    theirs = load(model.export_to_transformers(tmp_path / "before"))
-    torch.manual_seed(0)
-    theirs.resize_token_embeddings(4000)
-    model.resize_token_embeddings(4000)
-    # Theirs are drawn around the mean, so that theirs on average are ours.
-    drawn = theirs.get_input_embeddings().weight[OLD:].detach().numpy()
-    np.testing.assert_allclose(drawn.mean(0), table(model)[-1], rtol=0, atol=1e-3)
-    again = load(model.export_to_transformers(tmp_path / "after"))
-    assert again.config.vocab_size == 4000
-    ids = np.where(IDS % 5, IDS, 3999)
-    with torch.no_grad():
-        found = again(torch.from_numpy(ids).long()).logits.numpy()
-    wanted = model.predict(ids, verbose=0)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("logits"))
-
-
-# === Output layers of their own ===
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_mixed_bfloat16_and_lora_train(tied):
-    model = Qwen3CausalLM.from_preset(
-        "qwen3_debug", preprocessor=None, tie_word_embeddings=tied, dtype="mixed_bfloat16"
-    )
-    paths = {v.path for v in model.weights}
-    assert ("token_embedding/reverse_embeddings" in paths) == (not tied)
-    model.backbone.enable_lora(rank=2)
-    names = {v.path.rsplit("/", 1)[-1] for v in model.trainable_variables}
-    assert names == {"lora_a", "lora_b"}
-    model.compile(optimizer=keras.optimizers.Adam(1e-2))
-    losses = model.fit(IDS[:, :-1], IDS[:, 1:], epochs=6, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]

@@ -26,7 +26,7 @@ from sentencepiece_files import words_model
 
 WORDS = ("the", "quick", "fox")
 PROTO = words_model(WORDS)
-PAD, END, START = 0, 1, 2
+END, START = 1, 2
 ROWS = demo.instructions().rows[:9]
 
 
@@ -157,21 +157,6 @@ def test_tokenizers_and_preprocessors_in_tf_data(words):
 # === What a preprocessor makes ===
 
 
-def test_texts_as_keras_hub_packs_them(preprocessor, tokenizer):
-    short, long = "the cat", "the cat " * 20
-    x, labels, weights = preprocessor([short, long])
-    ids = tokenizer(short)
-    row = [START, *ids, END]
-    assert x["token_ids"][0].tolist() == row + [PAD] * (12 - len(row))
-    assert x["padding_mask"][0].tolist() == [1] * len(row) + [0] * (12 - len(row))
-    assert labels[0].tolist() == [*ids, END] + [PAD] * (13 - len(row))
-    assert weights[0].tolist() == [1.0] * (len(row) - 1) + [0.0] * (13 - len(row))
-    # Cut at the end, the end token kept.
-    assert labels[1].tolist() == [*tokenizer(long)[:11], END] and weights[1].all()
-    assert preprocessor.cut.examples == 1
-    assert x["token_ids"].dtype == labels.dtype == np.int32 and weights.dtype == np.float32
-
-
 @pytest.mark.needs("keras_hub", "tensorflow_text")
 def test_ids_labels_and_weights_equal_keras_hubs():
     import keras_hub
@@ -188,6 +173,9 @@ def test_ids_labels_and_weights_equal_keras_hubs():
     pairs = [(ours(texts), theirs(texts)), (prompts, expected)]
     keras.tree.map_structure(np.testing.assert_array_equal, *zip(*pairs, strict=True))
     assert ours.generate_postprocess(prompts) == list(theirs.generate_postprocess(expected))
+    assert 0 < ours.cut.examples < len(texts)
+    dtypes = keras.tree.map_structure(lambda x: x.dtype.name, ours(texts))
+    assert dtypes == ({"token_ids": "int32", "padding_mask": "int32"}, "int32", "float32")
 
 
 def test_every_way_to_give_texts(preprocessor):
