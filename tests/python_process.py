@@ -7,17 +7,18 @@ from pathlib import Path
 
 
 def run_python(
-    *words: object, cwd: Path | None = None, **variables: str | None
+    *words: object, cwd: Path | None = None, seconds: int = 240, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python to its end and returns its exit code and what it wrote.
 
     Args:
         words: of the command line, behind the interpreter.
         cwd: the working directory.
+        seconds: after which it is killed.
         variables: of the environment, beside those of this process; None removes one.
     """
     environment = {k: v for k, v in {**os.environ, **variables}.items() if v is not None}
     return subprocess.run(
         [sys.executable, *map(str, words)],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240,
+        cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=seconds,
     )  # fmt: skip

@@ -163,13 +163,6 @@ def test_processes_with_an_old_keras(tmp_path, words, code):
     assert done.stderr.count("\n") == 1 or code == 1
 
 
-@pytest.mark.parametrize("program", ["doctor", "vit"])
-def test_commands_end_with_a_line_and_no_trace(program, tmp_path):
-    done = run_python("-m", "kmodels", program, cwd=tmp_path, KERAS_BACKEND="wrong")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "KERAS_BACKEND is 'wrong'" in done.stderr
-
-
 def test_a_fresh_home_works_twice(tmp_path):
     """Keras writes a keras.json that names TensorFlow, which must not decide the second time."""
     home = {"HOME": str(tmp_path), "KERAS_HOME": None, "KERAS_BACKEND": None}

@@ -1,4 +1,7 @@
-"""The image in docs/architecture.md, held by the syntax trees: who may import what."""
+"""The image in docs/architecture.md, held by the syntax trees: who may import what.
+
+Every parameter says its type, and overrides have the types of their op.
+"""
 
 import ast
 import re
@@ -13,6 +16,8 @@ from source_tree import (
     file_imports,
     imports,
     lookups,
+    parameters,
+    parameters_of,
     source_imports,
     trees,
     unit_of,
@@ -20,6 +25,8 @@ from source_tree import (
 
 # Any of these would belong to one framework as well, though its name differs.
 FRAMEWORK_PACKAGES = {*FRAMEWORKS, "jaxlib", "flax", "optax", "torchvision", "tensorflow_text"}
+# What a backend's file says in place of `Tensor`.
+OWN_TENSOR = re.compile(r"\b(?:torch\.Tensor|jax\.Array|tf\.Tensor)\b")
 # Every look upwards that there is today: an import, or a name that something else looks up. A star
 # stands for a name that is put together. This list only gets shorter.
 UPWARD = {
@@ -126,12 +133,6 @@ def test_frameworks_only_in_their_files():
 
 
 def test_private_keras_only_in_keras_internals():
-    wrong = [
-        f"{file}:{line}"
-        for file, line, name in source_imports()
-        if name.startswith("keras.src") and not file.startswith("core/keras_internals/")
-    ]
-    assert not wrong, wrong
     named = [
         str(path.relative_to(ROOT))
         for path in SOURCE.rglob("*.py")
@@ -166,3 +167,39 @@ def test_no_path_of_one_machine():
         if path.is_file() and machine.search(path.read_text(errors="replace")):
             wrong.append(name)
     assert not wrong, f"these name a path that exists on one machine only: {wrong}"
+
+
+def test_each_parameter_has_an_annotation():
+    missing = [
+        f"{file}:{parameter.lineno} {parameter.arg}"
+        for file, tree in trees().items()
+        for parameter in parameters(tree)
+        if parameter.annotation is None
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def signature(tree: ast.Module, name: str) -> dict[str, str]:
+    """The annotations of a function at the top of a file by its parameters, "return" its result."""
+    function = next(
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    found = {each.arg: ast.unparse(each.annotation) for each in parameters_of(function)}
+    return {**found, "return": ast.unparse(function.returns)}
+
+
+def test_overrides_have_the_types_of_their_op():
+    """The type checker compares only results: a backend's own class is no `Tensor` to it."""
+    compared = 0
+    for file, tree in trees().items():
+        if not file.startswith("overrides/"):
+            continue
+        stem = file.removeprefix("overrides/").removesuffix(".py")
+        for node in tree.body:
+            decorators = getattr(node, "decorator_list", [])
+            if any(ast.unparse(d).startswith("override(") for d in decorators):
+                op, found = stem.rpartition("_")[0], signature(tree, node.name)
+                found = {name: OWN_TENSOR.sub("Tensor", text) for name, text in found.items()}
+                assert found == signature(trees()[f"ops/{op}.py"], op), node.name
+                compared += 1
+    assert compared > 20

@@ -9,6 +9,8 @@ from PIL import Image
 from kmodels.text import read_records
 from refusals import refused
 
+LONG = b'file_name,text\na.png,"' + b"x" * 140_000 + b'"\n'
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -87,23 +89,6 @@ def test_other_fields_of_metadata(folder):
     assert found[1]["images"] == [str(folder / "a.png"), str(folder / "b.jpg")]
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"text": "t", "image": "no.png"}, "line 1: there is no image {folder}/no.png"),
-        ({"text": "t", "image": "https://a.b/c.png"}, "line 1: https://a.b/c.png is an address of"),
-        ({"text": "t", "image": 3}, "line 1: an image is a int; give the path of a file"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "url": "http://a.b/c"}]}]},
-            "address",
-        ),
-    ],
-)
-def test_records_that_are_refused(folder, record, message):
-    file = lines(folder / "x.jsonl", record)
-    assert str(file) in refused(message.format(folder=folder), read_records, file)
-
-
 def test_an_image_that_is_damaged(folder):
     (folder / "damaged.png").write_bytes((folder / "a.png").read_bytes()[:60])
     good, bad = ({"text": "t", "image": name} for name in ("a.png", "damaged.png"))
@@ -113,22 +98,31 @@ def test_an_image_that_is_damaged(folder):
     assert len(found) == 1 and "damaged.png: truncated or damaged" in found.skipped[0]
 
 
+IN_A_CHAT = {"role": "user", "content": [{"type": "image", "url": "http://a.b/c"}]}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("jsonl", b'{"text": "t"}\n', "line 1: field 'file_name' is missing"),
-        ("jsonl", b"[1]\n", "line 1: a list where an object belongs, with 'file_name'"),
-        ("jsonl", b'{"file_name": "a.png"}\n', "line 1: the fields images are not a record: give"),
-        ("csv", b"file_name,text\nno.png,t\n", "line 2: there is no image"),
-        ("csv", b"file_name,text\na.png,\xff\n", "is not UTF-8 at byte"),
-        ("csv", b'file_name,text\na.png,"' + b"x" * 140_000 + b'"\n', "is not a table: field"),
-        ("csv", b"file_name,text\n", "holds no records; give one JSON object a line"),
+        ("x.jsonl", {"text": "t", "image": "no.png"}, "line 1: there is no image {folder}/no.png"),
+        ("x.jsonl", {"text": "t", "image": "https://a.b/c"}, "line 1: https://a.b/c is an address"),
+        ("x.jsonl", {"text": "t", "image": 3}, "line 1: an image is a int; give the path of a"),
+        ("x.jsonl", {"messages": [IN_A_CHAT]}, "address"),
+        ("metadata.jsonl", {"text": "t"}, "line 1: field 'file_name' is missing"),
+        ("metadata.jsonl", [1], "line 1: a list where an object belongs, with 'file_name'"),
+        ("metadata.jsonl", {"file_name": "a.png"}, "line 1: the fields images are not a record:"),
+        ("metadata.csv", b"file_name,text\nno.png,t\n", "line 2: there is no image"),
+        ("metadata.csv", b"file_name,text\na.png,\xff\n", "is not UTF-8 at byte"),
+        ("metadata.csv", LONG, "is not a table: field"),
+        ("metadata.csv", b"file_name,text\n", "holds no records; give one JSON object a line"),
     ],
 )
-def test_metadata_that_is_refused(folder, name, content, message):
-    (folder / f"metadata.{name}").write_bytes(content)
-    where = "" if "no records" in message else rf"metadata\.{name} "
-    refused(where + message, read_records, folder)
+def test_what_is_refused(folder, name, content, message):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode() + b"\n"
+    (folder / name).write_bytes(text)
+    source = folder / name if name == "x.jsonl" else folder
+    line = refused(message.format(folder=folder), read_records, source)
+    assert name in line or "no records" in line
 
 
 def test_a_folder_without_texts_is_refused(folder):

@@ -4,6 +4,7 @@ import pytest
 import tokenizers
 
 import hub_models
+from kmodels.models import GemmaTokenizer
 from kmodels.text import Tokenizer, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from kmodels.text.training import train_tokenizer
@@ -56,9 +57,14 @@ def test_transformers_reads_it_with_equal_ids(tokenizer, tmp_path):
     from transformers import AutoTokenizer
 
     tokenizer.save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs(TEXT)["input_ids"] == [2, *tokenizer(TEXT)]
-    assert theirs.decode(theirs(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
+    ours, theirs = GemmaTokenizer.from_preset(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in (TEXT, "the cat sat", " two  blanks\n\n", "wörld \U0001f600"):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text) == [2, *tokenizer(text)]
+        assert ours.encode(text, add_special_tokens=False) == ours(text)
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=True) == ours.detokenize(ids) == text
+        assert theirs.decode(ids, skip_special_tokens=True) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (2, 1, 0)
 
 

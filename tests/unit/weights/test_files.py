@@ -83,17 +83,6 @@ def test_shards_are_found_by_their_index(tmp_path):
         refused("which is not a file of the directory; copy the direct", read_safetensors, tmp_path)
 
 
-def test_a_directory_without_safetensors_says_what_it_holds(tmp_path):
-    (tmp_path / "weights.h5").write_bytes(b"x")
-    refused(r"but weights\.h5; write it again as safetensors", read_safetensors, tmp_path)
-
-
-def test_a_pickled_file_needs_torch_and_holds_nothing_but_tensors(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    message = r"pytorch_model\.bin (needs torch|is damaged or holds more than).*; write it"
-    refused(message, read_safetensors, tmp_path)
-
-
 @pytest.mark.needs("torch")
 def test_tensors_of_a_pickled_file(tmp_path):
     import torch
@@ -126,9 +115,18 @@ def test_npz_arrays_are_lazy_and_checked_first(tmp_path):
     refused(r"a\.npy holds Python objects; only arrays are read", read_npz, file)
 
 
-def test_json_that_is_no_object_is_named(tmp_path):
-    file = tmp_path / "x.json"
-    file.write_text("[1]")
-    refused(r"x\.json holds a JSON list; an object is needed", read_json, file)
-    file.write_bytes(b"{\xff")
-    refused(r"x\.json is not readable JSON", read_json, file)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("weights.h5", b"x", r"but weights\.h5; write it again as safetensors"),
+        ("pytorch_model.bin", b"x", "(needs torch|is damaged or holds more than).*; write it"),
+        ("x.json", b"[1]", r"x\.json holds a JSON list; an object is needed"),
+        ("x.json", b"{\xff", r"x\.json is not readable JSON"),
+    ],
+)
+def test_other_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    if name == "x.json":
+        refused(message, read_json, tmp_path / name)
+    else:
+        refused(message, read_safetensors, tmp_path)

@@ -2,7 +2,8 @@
 ones are found wherever the format has a hash; the model keeps every bit.
 
 Files of other packages (safetensors, GGUF, `.keras`) carry no hash: two tensors of one shape under
-each other's name cannot be told from the right ones there.
+each other's name cannot be told from the right ones there. Safetensors and GGUF are read by rules:
+tests/families/weights/test_engine.py.
 """
 
 import json
@@ -21,8 +22,7 @@ from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.state import digest, named, slots, weights_digest
 from kmodels.core.errors import InputError
 from kmodels.lora.enable import adapters
-from kmodels.models import GemmaBackbone, ViTBackbone, ViTImageClassifier
-from kmodels.models.vit.weights import huggingface
+from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import load_keras_file
 from kmodels.weights import engine, native, read_safetensors, write_safetensors
 from kmodels.weights.manifest import write_manifest
@@ -107,55 +107,6 @@ def test_a_saved_model(model, tmp_path):
     in_order = {name: arrays[name] for name in engine.variables(model)}
     write(file, swap(in_order, *parts), {"format": "kmodels"})
     refused(load, model, "the content of model.safetensors was changed")
-
-
-def test_safetensors_of_another_package(model, tmp_path):
-    folder = model.export_to_transformers(tmp_path / "other")
-    file = folder / "model.safetensors"
-    description = json.loads((folder / "config.json").read_text())
-    prefix = next(name for name in read(file) if "layernorm_before.weight" in name)
-    prefix = prefix.removesuffix("layernorm_before.weight")
-    names = ("classifier.bias", f"{prefix}intermediate.dense.bias", "classifier.weight")
-    write(file, spoil(read(file), *names), {"format": "pt"})
-
-    def load():
-        found = huggingface.open_checkpoint(folder, description, {}, True)
-        engine.load(model, found.tensors, found.rules, origin=file)
-
-    refused(load, model, "stray", "logits/bias", *names[1:])
-
-
-@pytest.mark.needs("gguf")
-def test_gguf(tmp_path):
-    import gguf
-
-    from kmodels.models.gemma.weights import gguf as weights_gguf
-
-    decoder = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
-    decoder.compile("sgd", "mse")
-    config = decoder.config
-    tensors = engine.export(decoder, weights_gguf.rules(config))
-    names = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_up.weight")
-    file = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(file, "gemma")
-    writer.add_block_count(config.num_layers)
-    writer.add_embedding_length(config.hidden_dim)
-    writer.add_feed_forward_length(config.mlp_dim)
-    writer.add_head_count(config.num_query_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    for name, array in spoil({k: t.read() for k, t in tensors.items()}, *names).items():
-        writer.add_tensor(name, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-    def load():
-        found = weights_gguf.FORMAT.open_checkpoint(file, {}, {}, True)
-        engine.load(decoder, found.tensors, found.rules, origin=file)
-
-    refused(load, decoder, "stray", "final_norm/scale", *names[1:])
 
 
 def test_a_checkpoint_of_a_run(model, tmp_path):
