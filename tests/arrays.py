@@ -28,6 +28,21 @@ def assert_same_tensors(one: Path, other: Path) -> None:
         np.testing.assert_array_equal(written[name].read(), tensor.read())
 
 
+def assert_equal(found: Any, wanted: Any, atol: float = 0.0) -> None:
+    """Two dictionaries or two rows of arrays, tensors or variables have the same values."""
+    if isinstance(found, dict):
+        assert set(found) == set(wanted)
+        found, wanted = found.items(), [wanted[name] for name in found]
+    else:
+        found = [(getattr(one, "path", ""), one) for one in found]
+    for (name, one), other in zip(found, wanted, strict=True):
+        one, other = to_numpy(one), to_numpy(other)
+        if atol:
+            np.testing.assert_allclose(one, other, rtol=0, atol=atol, err_msg=name)
+        else:
+            np.testing.assert_array_equal(one, other, err_msg=name)
+
+
 def read_npz(path: Any) -> dict[str, np.ndarray]:
     """All arrays of an `.npz` file, which is closed again."""
     with np.load(path) as held:

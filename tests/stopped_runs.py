@@ -88,11 +88,19 @@ def fit(model, callbacks, epochs=EPOCHS, **settings):
     )  # fmt: skip
 
 
-def run(folder, stops=(), others=lambda: [], optimizer=None, epochs=EPOCHS, **settings):
+def run(
+    folder,
+    stops=(),
+    others=lambda: [],
+    optimizer=None,
+    epochs=EPOCHS,
+    kind=Checkpoint,
+    **settings,
+):
     """Trains to the end, in as many parts as there are stops; each part is a process's worth."""
     for stop in (*stops, None):
         model = make_model(**(optimizer or {}))
-        callbacks = [Checkpoint(folder, **settings), *others()]
+        callbacks = [kind(folder, **settings), *others()]
         if stop is None:
             return model, fit(model, callbacks, epochs), callbacks[1:]
         with pytest.raises(Killed):

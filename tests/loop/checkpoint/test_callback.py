@@ -1,5 +1,6 @@
 """kmodels.callbacks.Checkpoint in a plain Keras `fit`: stopped anywhere, the same bits come out."""
 
+import functools
 import json
 import os
 import signal
@@ -10,12 +11,13 @@ import keras
 import numpy as np
 import pytest
 
+from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
 from kmodels.checkpoint.saving import SaveInterval
-from kmodels.core.errors import InputError
 from kmodels.training import AdamW, track_step_loss
 from kmodels.weights import read_safetensors
+from refusals import refused
 from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, X, Y, fit, make_model, run
 from tolerances import tolerance
 
@@ -38,9 +40,17 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(whole, tmp_path):
     assert len(history.history["loss"]) == EPOCHS
 
 
+class Own(Checkpoint):
+    """Keras' own `fit` is found from a subclass too."""
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+
+
 def test_one_checkpoint_per_epoch_and_a_schedule_and_a_scaled_loss(tmp_path):
     def go(folder, stops):
-        model, history, _ = run(tmp_path / folder, stops, optimizer={"rate": "cosine", **HALF})
+        settings = {"optimizer": {"rate": "cosine", **HALF}, "kind": Own}
+        model, history, _ = run(tmp_path / folder, stops, **settings)
         left_out = STEPS * EPOCHS - int(model.optimizer.iterations)
         assert 1 < left_out < 2 * STEPS
         scale = float(state.slots(model.optimizer)["dynamic_scale"].value)
@@ -130,69 +140,64 @@ def test_hooks_that_are_called_again_change_nothing(tmp_path):
     np.testing.assert_allclose(whole[1]["learning_rate"], rates, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_ends(whole, tmp_path, capsys, signum, code):
-    """Once at the last batch of an epoch: its validation comes after the resume."""
-    before = signal.getsignal(signum)
-    # After the resume, the last step before it is told once more.
-    for step in (4, STEPS - 4 + 1):
-        with pytest.raises(SystemExit) as left:
-            kill = Kill(step, lambda: os.kill(os.getpid(), signum))
+class KillInTest(Kill):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.act()
+
+
+def test_signals_save_and_end(whole, tmp_path, capsys):
+    """In a step, within validation, and in an epoch's last batch, before its validation."""
+    for kind, left, signum, code, step in (
+        (Kill, 4, signal.SIGTERM, 143, 4),
+        (KillInTest, None, signal.SIGINT, 130, STEPS),
+        # After a resume, the last step before it is told once more.
+        (Kill, STEPS + 1, signal.SIGTERM, 143, 2 * STEPS),
+    ):
+        before = signal.getsignal(signum)
+        kill = kind(left, functools.partial(os.kill, os.getpid(), signum))
+        with pytest.raises(SystemExit) as ended:
             fit(make_model(**ALL), [kill, Checkpoint(tmp_path)])
-        assert left.value.code == code
-        assert signal.getsignal(signum) is before
-    said = capsys.readouterr()
-    assert f"stopped at step 6 by signal {signum:d}; run it again to go on" in said.err
-    assert f"resumed from {tmp_path}/step_00000004 at step 4" in said.out
-    described = json.loads((tmp_path / "step_00000006" / "state.json").read_text())
-    assert (described["epoch"], described["batch"]) == (0, STEPS)
-    model, history, _ = run(tmp_path, optimizer=ALL)
-    assert (state.weights_digest(model), history.history) == whole
-
-
-def test_a_signal_within_validation_too(whole, tmp_path):
-    class KillInTest(keras.callbacks.Callback):
-        def on_test_batch_end(self, batch, logs=None):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(SystemExit):
-        fit(make_model(**ALL), [KillInTest(), Checkpoint(tmp_path)])
-    assert json.loads((tmp_path / "step_00000006" / "state.json").read_text())["batch"] == STEPS
+        assert (ended.value.code, signal.getsignal(signum)) == (code, before)
+        said = capsys.readouterr()
+        assert f"stopped at step {step} by signal {signum:d}; run it again to go on" in said.err
+        described = json.loads((tmp_path / f"step_{step:08d}" / "state.json").read_text())
+        epoch, batch = divmod(step - 1, STEPS)
+        assert (described["epoch"], described["batch"]) == (epoch, batch + 1)
+    assert f"resumed from {tmp_path}/step_00000006 at step 6" in said.out
     model, history, _ = run(tmp_path, optimizer=ALL)
     assert (state.weights_digest(model), history.history) == whole
 
 
 def test_a_loss_that_is_not_finite_is_told_and_never_saved(tmp_path):
-    model = make_model()
     bad = X.copy()
     bad[9] = np.nan
-    callbacks = [Checkpoint(tmp_path, every=1)]
-    message = r"the loss is nan at step 3 \(learning rate 0.05\); the last finite one was \d.*"
-    with pytest.raises(InputError, match=message + "; checkpoint step_00000002 is good; check"):
-        model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=callbacks, verbose=0)
-    assert manager.newest(tmp_path)[1].step == 2
-    # Where nobody looks at the loss, the state itself is looked at.
-    model = make_model()
-    callbacks = [Checkpoint(tmp_path / "b", every=1, stop_on_non_finite=False)]
-    with pytest.raises(InputError, match="is not finite, so this state is not saved"):
-        model.fit(bad, Y, batch_size=BATCH, shuffle=False, callbacks=callbacks, verbose=0)
-    assert manager.newest(tmp_path / "b")[1].step == 2
+    told = r"the loss is nan at step 3 \(learning rate 0.05\); the last finite one was \d.*"
+    for looks, message in (
+        (True, told + "; checkpoint step_00000002 is good; check"),
+        # Where nobody looks at the loss, the state itself is looked at.
+        (False, "is not finite, so this state is not saved"),
+    ):
+        folder = tmp_path / str(looks)
+        settings = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        settings["callbacks"] = [Checkpoint(folder, every=1, stop_on_non_finite=looks)]
+        refused(message, make_model().fit, bad, Y, **settings)
+        assert manager.newest(folder)[1].step == 2
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     run(tmp_path, epochs=1, settings={"data": "a"})
-    with pytest.raises(InputError, match="is of another run: data was 'a'; give the same"):
-        run(tmp_path, epochs=2, settings={"data": "b"})
-    with pytest.raises(
-        InputError, match="holds checkpoints of a run; continue it with resume=True"
-    ):
-        run(tmp_path, resume=False)
-    model = make_model()
-    with pytest.raises(InputError, match="an epoch had 6 batches, not 11"):
-        model.fit(X, Y, batch_size=2, epochs=2, callbacks=[Checkpoint(tmp_path)], verbose=0)
+    other = {"epochs": 2, "settings": {"data": "b"}}
+    refused("is of another run: data was 'a'; give the same", run, tmp_path, **other)
+    message = "holds checkpoints of a run; continue it with resume=True"
+    refused(message, run, tmp_path, resume=False)
+    model, callbacks = make_model(), [Checkpoint(tmp_path)]
+    smaller = {"batch_size": 2, "epochs": 2, "callbacks": callbacks, "verbose": 0}
+    refused("an epoch had 6 batches, not 11", model.fit, X, Y, **smaller)
     keras.utils.set_random_seed(8)
-    with pytest.raises(InputError, match="the random seed was 7"):
-        fit(model, [Checkpoint(tmp_path)], epochs=2)
+    refused("the random seed was 7", fit, model, callbacks, epochs=2)
 
 
 OTHER = """
@@ -211,8 +216,8 @@ def test_another_process_is_kept_out_until_it_dies(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdout=subprocess.PIPE)
     try:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(InputError, match=f"another run is using {tmp_path}; wait for its end"):
-            fit(make_model(), [Checkpoint(tmp_path)])
+        message = f"another run is using {tmp_path}; wait for its end"
+        refused(message, fit, make_model(), [Checkpoint(tmp_path)])
     finally:
         other.kill()
         other.communicate()
@@ -227,18 +232,15 @@ def test_settings():
     assert SaveInterval("300s").seconds == 300.0
     assert all(SaveInterval(given).once_an_epoch for given in (0, "0", None))
     for wrong in ("s", "5m", "-1", "0s"):
-        with pytest.raises(InputError, match=f"the distance of checkpoints is '{wrong}'; give"):
-            Checkpoint("x", every=wrong)
-    with pytest.raises(InputError, match="keep is 0; give at least 1"):
-        Checkpoint("x", keep=0)
-    with pytest.raises(InputError, match="mode is 'best'; choose one of auto, min, max"):
-        Checkpoint("x", mode="best")
+        refused(f"the distance of checkpoints is '{wrong}'; give", Checkpoint, "x", every=wrong)
+    refused("keep is 0; give at least 1", Checkpoint, "x", keep=0)
+    refused("mode is 'best'; choose one of auto, min, max", Checkpoint, "x", mode="best")
     assert (Checkpoint("x", best="val_accuracy").mode, Checkpoint("x").mode) == ("max", "min")
 
 
 def test_a_best_that_nobody_logs(tmp_path):
-    with pytest.raises(InputError, match="best is 'val_los', which no epoch logs; choose one of"):
-        run(tmp_path, epochs=1, best="val_los")
+    message = "best is 'val_los', which no epoch logs; choose one of"
+    refused(message, run, tmp_path, epochs=1, best="val_los")
 
 
 def test_one_callback_for_two_fits_after_an_error(whole, tmp_path):
@@ -279,12 +281,10 @@ def test_of_a_frozen_base_only_a_hash_is_kept(tmp_path):
     trained = model.get_weights()
     model = make()
     manager.restore_newest(tmp_path, model)
-    for one, other in zip(model.get_weights(), trained, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(model.get_weights(), trained)
     kernel = model.get_layer("second").kernel
     kernel.assign(kernel + 1.0)
-    with pytest.raises(InputError, match=r"trained beside other frozen weights \(DIR/base\); give"):
-        go(model, 2)
+    refused(r"trained beside other frozen weights \(DIR/base\); give", go, model, 2)
 
 
 def test_a_step_that_is_not_finite_can_be_skipped():
@@ -316,8 +316,7 @@ def test_a_step_that_is_not_finite_can_be_skipped():
     other.compile(AdamW(0.1, ema=0.9, accumulate=2), loss)
     rows = np.r_[0:BATCH, 2 * BATCH : ROWS]
     other.fit(X[rows], Y[rows], batch_size=BATCH, shuffle=False, verbose=0)
-    for one, expected in zip(weights, other.get_weights(), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=0, atol=tolerance("dense"))
+    assert_equal(weights, other.get_weights(), tolerance("dense"))
 
 
 def test_by_the_clock(tmp_path, monkeypatch):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from any_data import run
+from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.core.errors import InputError
 from kmodels.data import ImageLoader, StatefulLoader
 from kmodels.models import ViTImageClassifier
 from kmodels.text import TextLoader
+from refusals import refused
 from stopped_runs import Kill, Killed, put_back
 
 BATCH, STEPS, EPOCHS, CUT = 4, 6, 2, 8
@@ -335,12 +336,10 @@ def test_a_state_that_no_checkpoint_holds(tmp_path):
 
     holds = "the state of the data holds a Wrong; have state_dict.. give numbers, strings, "
     said = rf"^Wrong.state_dict.. returned ..object.: wrong, in two lines.: {holds}[a-z, ]+$"
-    with pytest.raises(InputError, match=said):
-        train(quick, Wrong, tmp_path / "refused before the first step")
+    refused(said, train, quick, Wrong, tmp_path / "refused before the first step")
     assert not list(tmp_path.glob("*/step_*"))
     Wrong.first_with = 2  # Keras may look at the first batch before.
-    with pytest.raises(InputError, match=f"^{holds}"):
-        train(quick, Wrong, tmp_path / "refused at the first checkpoint")
+    refused(f"^{holds}", train, quick, Wrong, tmp_path / "refused at the first checkpoint")
 
 
 @pytest.mark.once
@@ -357,9 +356,7 @@ def test_our_loaders_have_a_state():
         assert loader.state_dict() == {"epoch": 1, "batch": 3}
         other.load_state_dict({"epoch": 1, "batch": 2})
         assert len(other) == len(loader) - 2
-        expected, got = keras.tree.flatten(batches[2]), keras.tree.flatten(other[0])
-        for one, another in zip(expected, got, strict=True):
-            np.testing.assert_array_equal(one, another)
+        assert_equal(*map(keras.tree.flatten, (other[0], batches[2])))
         assert other.state_dict() == {"epoch": 1, "batch": 3}
         other.load_state_dict({"epoch": 1, "batch": len(loader)})
         assert (other.state_dict(), len(other)) == ({"epoch": 2, "batch": 0}, len(loader))

@@ -7,7 +7,7 @@ import pytest
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
 from kmodels.checkpoint.saving import SaveInterval
-from kmodels.core.errors import InputError
+from refusals import refused
 from stopped_runs import BATCH, EPOCHS, STEPS, Kill, Killed, X, Y, fit, make_model, run
 
 
@@ -54,12 +54,11 @@ def test_of_two_checkpoints_the_first_resumes_the_run(tmp_path, capsys, turned):
 
 def test_two_checkpoints_that_cannot_be_together(tmp_path):
     message = f"two Checkpoints of one fit have the directory {tmp_path}/a; give each its own"
-    with pytest.raises(InputError, match=message):
-        fit(make_model(), [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b/../a")])
+    same = [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b/../a")]
+    refused(message, fit, make_model(), same)
     run(tmp_path / "a", epochs=1)
     message = f"{tmp_path}/a holds checkpoints of a run and {tmp_path}/b none, whose Checkpoint"
-    with pytest.raises(InputError, match=message):
-        fit(make_model(), [Checkpoint(tmp_path / "b"), Checkpoint(tmp_path / "a")])
+    refused(message, fit, make_model(), [Checkpoint(tmp_path / "b"), Checkpoint(tmp_path / "a")])
 
 
 def test_a_fit_that_has_nothing_left_to_train_says_so(tmp_path):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from any_data import run
-from kmodels.core.errors import InputError
 from kmodels.data import TarShards, TFRecords
 from record_files import write_shard, write_tfrecords
+from refusals import refused
 
 ROWS, BATCH = 11, 4
 A = np.arange(2 * ROWS, dtype="float32").reshape(ROWS, 2)
@@ -45,18 +45,11 @@ class Seen(keras.metrics.Metric):
         return self.total + 0.0
 
 
-class Total(keras.metrics.Metric):
+class Total(keras.metrics.Sum):
     """Sum of squared labels, in whatever order: tells lost and repeated samples."""
 
-    def __init__(self, name="total"):
-        super().__init__(name=name)
-        self.total = self.add_variable(shape=(), initializer="zeros", name="total")
-
     def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_true, "float32") ** 2))
-
-    def result(self):
-        return self.total + 0.0
+        super().update_state(keras.ops.cast(y_true, "float32") ** 2)
 
 
 TOTAL = float((Y.astype("float32") ** 2).sum())
@@ -70,7 +63,7 @@ def model():
     dense = keras.layers.Dense(1, use_bias=False)
     model = keras.Model(inputs, dense(joined))
     dense.kernel.assign(KERNEL)
-    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Seen(), Total()])
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Seen(), Total("total")])
     return model
 
 
@@ -155,22 +148,13 @@ def endless():
         yield from map(pair, LOADED)
 
 
-def torch_loader(workers):
+def torch_loader(data, workers=0):
     def make(folder):
         from torch.utils.data import DataLoader
 
-        # The workers have to import it, so it is of a package.
-        return DataLoader(
-            shards(folder), BATCH, num_workers=workers, persistent_workers=workers > 0
-        )
+        return DataLoader(data(folder), BATCH, num_workers=workers, persistent_workers=workers > 0)
 
     return make
-
-
-def numbered_loader(folder):
-    from torch.utils.data import DataLoader
-
-    return DataLoader(Samples(), BATCH)
 
 
 def web_dataset(folder):
@@ -243,9 +227,10 @@ KINDS = {
     "TFRecords": (records, {}),
 }
 ELSEWHERE = {
-    "DataLoader": (torch_loader(0), {}),
-    "DataLoader, named columns": (numbered_loader, {}),
-    "DataLoader, 2 workers": (torch_loader(2), {}),
+    "DataLoader": (torch_loader(shards), {}),
+    "DataLoader, named columns": (torch_loader(lambda folder: Samples()), {}),
+    # The workers have to import the data, so it is of a package.
+    "DataLoader, 2 workers": (torch_loader(shards, 2), {}),
     "WebDataset": (web_dataset, {}),
     "WebLoader": (web_loader, {}),
     "tf.data": (tf_data(pair), {}),
@@ -266,28 +251,23 @@ def check(model, folder, make, told):
         made = make(folder)
         return made if isinstance(made, tuple) else (made, None)
 
-    told, settings = dict(told), {"batch_size": BATCH, "verbose": 0}
+    def fit(**settings):
+        if not told:  # an endless one to validate on would have to be told too
+            data, labels = given()
+            settings["validation_data"] = data if labels is None else (data, labels)
+        return run(model, "fit", *given(), epochs=2, **settings, **told, **quiet).history
+
+    quiet = {"batch_size": BATCH, "verbose": 0}
     steps = {"steps": told["steps_per_epoch"]} if told else {}
-    x, y = given()
-    if not told:  # an endless one to validate on would have to be told too
-        data, labels = given()
-        told["validation_data"] = data if labels is None else (data, labels)
-    history = run(model, "fit", x, y, epochs=2, shuffle=False, **settings, **told).history
-    assert history["seen"] == [WANTED, WANTED]
-    assert history.get("val_seen", [WANTED, WANTED]) == [WANTED, WANTED]
-    x, y = given()
-    logs = run(model, "evaluate", x, y, return_dict=True, **settings, **steps)
+    history = fit(shuffle=False)
+    assert history["seen"] == history.get("val_seen", [WANTED] * 2) == [WANTED] * 2
+    logs = run(model, "evaluate", *given(), return_dict=True, **quiet, **steps)
     assert logs["seen"] == WANTED
-    x, _ = given()
-    np.testing.assert_array_equal(run(model, "predict", x, **settings, **steps), SEEN)
-    x, y = given()
-    if "validation_data" in told:
-        data, labels = given()
-        told["validation_data"] = data if labels is None else (data, labels)
-    told["preprocess"] = halved
-    history = run(model, "fit", x, y, epochs=2, shuffle=True, **settings, **told).history
-    assert history["total"] == [TOTAL / 4, TOTAL / 4]
-    assert history.get("val_total", [TOTAL / 4, TOTAL / 4]) == [TOTAL / 4, TOTAL / 4]
+    predicted = run(model, "predict", given()[0], **quiet, **steps)
+    np.testing.assert_array_equal(predicted, SEEN)
+    history = fit(shuffle=True, preprocess=halved)
+    quarter = [TOTAL / 4] * 2
+    assert history["total"] == history.get("val_total", quarter) == quarter
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -320,15 +300,16 @@ def test_nothing_holds_the_data_after_the_run(model, method):
 
 
 def test_what_is_no_data_or_ends(model):
-    once = (pair(rows) for rows in LOADED)
-    with pytest.raises(InputError, match="the generator is used up; give steps_per_epoch"):
-        run(model, "fit", once, epochs=2, shuffle=False, verbose=0)
-    with pytest.raises(InputError, match="the data gives single samples; give batches"):
-        run(model, "fit", iter([pair(0)]), shuffle=False, verbose=0)
-    uneven = Samples()
-    uneven.__class__ = type("Uneven", (Samples,), {"__getitem__": lambda self, i: (A[: 1 + i], i)})
-    with pytest.raises(InputError, match="samples of one batch differ in size"):
-        run(model, "fit", uneven, shuffle=False, verbose=0)
+    class Uneven(Samples):
+        def __getitem__(self, index):
+            return A[: 1 + index], index
+
+    for message, data, epochs in (
+        ("the generator is used up; give steps_per_epoch", map(pair, LOADED), 2),
+        ("the data gives single samples; give batches", iter([pair(0)]), 1),
+        ("samples of one batch differ in size", Uneven(), 1),
+    ):
+        refused(message, run, model, "fit", data, epochs=epochs, shuffle=False, verbose=0)
 
 
 @pytest.mark.across("jax")
@@ -339,8 +320,9 @@ def test_data_that_workers_cannot_be_given(model):
     class Local(Samples):
         pass
 
-    with pytest.raises(InputError, match=r"cannot be sent to workers .* set num_workers to 0"):
-        run(model, "fit", DataLoader(Local(), BATCH, num_workers=1), shuffle=False, verbose=0)
+    data = DataLoader(Local(), BATCH, num_workers=1)
+    message = r"cannot be sent to workers .* set num_workers to 0"
+    refused(message, run, model, "fit", data, shuffle=False, verbose=0)
 
 
 @pytest.mark.across("torch")

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, Augment, ImageLoader, order
+from refusals import refused
 
 COUNT = 11
 IMAGES = np.arange(COUNT * 12, dtype="uint8").reshape(COUNT, 4, 3, 1)
@@ -59,20 +59,6 @@ def test_fit_sees_every_sample_in_the_order_of_the_epoch(model, first, told):
     assert source.seen[-3 * COUNT :] == wanted(range(first, first + 3))
 
 
-def test_resuming_in_the_middle_of_an_epoch(model):
-    source = Recording()
-    loader = ImageLoader(source, 4, shuffle=True, seed=3)
-    loader.set_epoch(2, skip=1)
-    assert len(loader) == 2
-    model.fit(loader, epochs=1, shuffle=False, verbose=0)
-    # Keras may read a batch before it trains, and on TensorFlow the next epoch ahead of its time.
-    starts = range(len(source.seen) - 6)
-    assert any(source.seen[at : at + 7] == wanted([2])[4:] for at in starts)
-    assert len(loader) == 3
-    with pytest.raises(InputError, match="skip is 3; give 0 to 2"):
-        loader.set_epoch(0, skip=3)
-
-
 @pytest.mark.once
 def test_the_last_batch():
     source = ArraySource(IMAGES, LABELS)
@@ -80,6 +66,7 @@ def test_the_last_batch():
         assert [len(x) for x, _ in ImageLoader(source, 4, drop_last=drop_last)] == sizes
     with pytest.raises(IndexError, match="batch 3 of 3"):
         ImageLoader(source, 4)[3]
+    refused("skip is 3; give 0 to 2", ImageLoader(source, 4).set_epoch, 0, skip=3)
 
 
 def test_workers_give_the_same_batches():
@@ -124,11 +111,10 @@ def test_errors_of_workers_arrive():
     class Local(ArraySource):
         pass
 
-    with pytest.raises(InputError, match="cannot be sent to workers"):
-        ImageLoader(Local(IMAGES, LABELS), 4, workers=1)[0]
+    local = ImageLoader(Local(IMAGES, LABELS), 4, workers=1)
+    refused("cannot be sent to workers", local.__getitem__, 0)
     loader = ImageLoader(ArraySource(IMAGES, LABELS), 4, workers=1, mean=(0.1, 0.2))
-    with pytest.raises(InputError, match="mean has 2"):
-        loader[0]
+    refused("mean has 2", loader.__getitem__, 0)
     loader.close()
     loader = ImageLoader(ArraySource(IMAGES, LABELS), 4, workers=1)
     loader[0]
@@ -137,5 +123,4 @@ def test_errors_of_workers_arrive():
     with pytest.raises(RuntimeError, match="a data worker ended with -9"):
         loader[2]  # the worker may have made batch 1 ahead
     loader.close()
-    with pytest.raises(InputError, match="workers is -1"):
-        ImageLoader(ArraySource(IMAGES, LABELS), 4, workers=-1)
+    refused("workers is -1", ImageLoader, ArraySource(IMAGES, LABELS), 4, workers=-1)

@@ -2,19 +2,18 @@
 
 import gc
 import threading
-from contextlib import nullcontext
 
 import keras
 import numpy as np
 import pytest
 
 from any_data import run
-from kmodels.callbacks import Checkpoint
-from kmodels.core.errors import InputError
+from arrays import assert_equal
 from kmodels.data import ArraySource, ImageLoader
 from kmodels.data.fit import prefetch
 from kmodels.data.fit.adapters import as_dataset
 from kmodels.data.fit.feed import DatasetAdapter, batches_ahead
+from refusals import refused
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
 Y = np.arange(11, dtype="float32")[:, None]
@@ -180,39 +179,8 @@ def test_random_numbers_of_the_data_are_the_same(model, monkeypatch):
         run(model, "fit", Batches(), epochs=2, shuffle=False, verbose=0, callbacks=[Look()])
         found.append((model.get_weights(), states))
     for weights, _ in found[1:]:
-        for one, other in zip(weights, found[0][0], strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_equal(weights, found[0][0])
     assert found[1][1] == found[2][1]
-
-
-def test_a_run_cut_within_an_epoch_ends_with_the_same_bits(model, ahead, tmp_path):
-    """The data draws from the generator whose state the checkpoint holds."""
-
-    class Cut(keras.callbacks.Callback):
-        left = 5
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-    first, found = model.get_weights(), []
-    for folder, cuts in (("a", ()), ("b", (Cut(),))):
-        for cut in (*cuts, None):
-            keras.utils.set_random_seed(7)
-            model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
-            model.set_weights(first)
-            told = {"callbacks": [Checkpoint(tmp_path / folder, every=1), *([cut] if cut else [])]}
-            # What begins within an epoch goes through its batches again, and says so.
-            resumes = cuts and cut is None
-            with pytest.warns(UserWarning, match="Batches cannot") if resumes else nullcontext():
-                try:
-                    run(model, "fit", Batches(), epochs=3, shuffle=False, verbose=0, **told)
-                except KeyboardInterrupt:
-                    told["callbacks"][0].wait()
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_a_loader_counts_what_was_taken_and_not_what_was_made(model, ahead):
@@ -249,5 +217,4 @@ def test_no_batch_of_a_generator_is_lost_to_building_the_model(model, ahead):
 @pytest.mark.once
 def test_settings(monkeypatch):
     monkeypatch.setenv("KMODELS_PREFETCH", "many")
-    with pytest.raises(InputError, match="KMODELS_PREFETCH is 'many'; give a number of batches"):
-        batches_ahead()
+    refused("KMODELS_PREFETCH is 'many'; give a number of batches", batches_ahead)

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.text import Example, TextLoader, pack, pad
+from refusals import refused
 
 
 def examples(count=7, seed=0):
@@ -76,10 +76,8 @@ def test_an_epoch_has_each_row_once_in_an_order_of_seed_and_epoch():
 @pytest.mark.once
 def test_nothing_to_learn_and_wrong_numbers():
     x, labels, weights = pad(examples(), 8, 0)
-    with pytest.raises(InputError, match="the data is empty"):
-        TextLoader((x, labels, weights * 0), 3)
+    refused("the data is empty", TextLoader, (x, labels, weights * 0), 3)
     loader = TextLoader((x, labels, weights), 3)
-    with pytest.raises(InputError, match="skip is 3; give 0 to 2 batches"):
-        loader.set_epoch(0, 3)
+    refused("skip is 3; give 0 to 2 batches", loader.set_epoch, 0, 3)
     with pytest.raises(IndexError, match="batch 3 of 3"):
         loader[3]

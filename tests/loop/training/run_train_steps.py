@@ -1,4 +1,4 @@
-"""Four trainings with losses of their own, one source for three backends: losses by step.
+"""Two trainings with losses of their own, one source for three backends: losses by step.
 
 KERAS_BACKEND=torch python tests/loop/training/run_train_steps.py FOLDER
 """
@@ -12,48 +12,19 @@ import numpy as np
 
 from kmodels import lora
 from kmodels.layers import initializers
-from kmodels.models import GemmaCausalLM, ViTImageClassifier
+from kmodels.models import GemmaCausalLM
 from kmodels.training import AdamW, StepCallbacks, TrainStep, track_step_loss
 
-STEPS, EPOCHS, BATCH, CLASSES, WIDTH = 4, 5, 8, 5, 12
+STEPS, EPOCHS, BATCH, WIDTH = 4, 5, 8, 12
 ops = keras.ops
 rng = np.random.default_rng(0)
 IMAGES = rng.normal(size=(STEPS * BATCH, 16, 16, 3)).astype("float32")
-LABELS = rng.integers(0, CLASSES, len(IMAGES))
 WORDS, OTHERS = rng.integers(1, 30, (2, len(IMAGES), 6))
 
 
 def dense(units, path, **settings):
     draw = initializers.Keyed(initializers.variance_scaling(1.0, "fan_avg", "uniform"), path)
     return keras.layers.Dense(units, kernel_initializer=draw, **settings)
-
-
-def distillation():
-    """A ViT teaches a smaller one by its soft labels (Hinton et al. 2015)."""
-    temperature, share = 2.0, 0.7
-
-    def loss_fn(models, batch, training):
-        images, labels = batch
-        logits = models["student"](images, training=training)
-        wanted = ops.softmax(models["teacher"](images, training=False) / temperature)
-        losses = keras.losses
-        soft = losses.categorical_crossentropy(wanted, logits / temperature, from_logits=True)
-        hard = losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-        logs = {"accuracy": (labels, logits)}
-        return ops.mean(share * temperature**2 * soft + (1 - share) * hard), logs
-
-    sizes = {"num_layers": 1, "hidden_dim": 8, "mlp_dim": 16}
-    teacher = ViTImageClassifier.from_preset(
-        "vit_debug", num_layers=1, num_classes=CLASSES, name="teacher"
-    )
-    student = ViTImageClassifier.from_preset("vit_debug", num_classes=CLASSES, **sizes)
-    for variable in teacher.weights:
-        # Its first logits are nearly equal: nothing to learn.
-        variable.assign(ops.multiply(variable.value, 3.0) if len(variable.shape) > 1 else variable)
-    step = TrainStep({"student": student, "teacher": teacher}, loss_fn, train=["student"])
-    metric = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-    step.compile(AdamW(3e-3, clip_norm=1.0), metrics=[metric])
-    return step, (IMAGES, LABELS)
 
 
 def gan():
@@ -85,39 +56,6 @@ def gan():
     adam = keras.optimizers.Adam
     step.compile({name: adam(2e-3, beta_1=0.5, epsilon=1e-5) for name in models})
     return step, (IMAGES[:, 0, :2].reshape(-1, 6) + 1.0, IMAGES[:, 1, :4, 0])
-
-
-class Scale(keras.layers.Layer):
-    """SigLIP's temperature, as its logarithm, and bias."""
-
-    def build(self, _):
-        self.t = self.add_weight((), keras.initializers.Constant(np.log(10.0)), name="t")
-        self.b = self.add_weight((), keras.initializers.Constant(-10.0), name="b")
-
-    def call(self, products):
-        return products * ops.exp(self.t) + self.b
-
-
-def contrastive():
-    """Images and texts, each pair alone (Zhai et al. 2023)."""
-
-    def loss_fn(models, batch, training):
-        towers = (models["image"], batch["image"]), (models["text"], batch["text"])
-        image, text = (ops.normalize(tower(x, training=training)) for tower, x in towers)
-        logits = models["scale"](ops.matmul(image, ops.transpose(text)))
-        signs = 2.0 * ops.eye(ops.shape(logits)[0], dtype=logits.dtype) - 1.0
-        return -ops.mean(ops.sum(ops.log_sigmoid(signs * logits), axis=-1))
-
-    tower = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=WIDTH)
-    words = initializers.Keyed(initializers.normal(0.5), "text/words")
-    inputs = keras.Input((6,), dtype="int32")
-    x = keras.layers.Embedding(30, WIDTH, embeddings_initializer=words)(inputs)
-    x = dense(WIDTH, "text/last")(keras.layers.GlobalAveragePooling1D()(x))
-    scale = Scale(name="scale")
-    scale.build(None)
-    step = TrainStep({"image": tower, "text": keras.Model(inputs, x), "scale": scale}, loss_fn)
-    step.compile(AdamW(3e-3, ema=0.9))
-    return step, ({"image": IMAGES, "text": WORDS},)
 
 
 def preference():
@@ -169,7 +107,7 @@ def train(make):
     return moving
 
 
-PROOFS = {f.__name__: f for f in (distillation, gan, contrastive, preference)}
+PROOFS = {f.__name__: f for f in (gan, preference)}
 
 
 def main(folder):

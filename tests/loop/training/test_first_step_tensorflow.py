@@ -24,11 +24,15 @@ if keras.backend.backend() == "tensorflow":
         finally:
             quick.rewrite_graphs_of(Path(__file__))
 
-    @pytest.mark.parametrize("method", ["fit", "evaluate"])
     @pytest.mark.parametrize(
-        "metrics", [{}, {"metrics": ["accuracy"]}, {"weighted_metrics": ["accuracy"]}]
+        ("method", "metrics"),
+        [
+            ("fit", {}),
+            ("fit", {"metrics": ["accuracy"]}),
+            ("evaluate", {"weighted_metrics": ["accuracy"]}),
+        ],
     )
-    def test_a_step_is_traced_once(metrics, method):
+    def test_a_step_is_traced_once(method, metrics):
         """Slots or metrics made while tracing would have TensorFlow trace all of it again."""
         model = ViTImageClassifier.from_preset("vit_debug", num_layers=1)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import to_numpy
+from arrays import assert_equal, to_numpy
 from kmodels.core.errors import InputError
 from kmodels.data import Augment, ViewLoader
 from kmodels.data.images.sources import ArraySource
@@ -32,25 +32,6 @@ def expected_loss(student, teacher, center, temperature, cold=0.1):
                 found = np.log(softmax(student[:, v] / cold))
                 total, pairs = total - (wanted * found).sum(-1), pairs + 1
     return total / pairs
-
-
-def test_loss_center_and_temperature_are_those_of_the_paper():
-    loss = DINOLoss(7, warmup_steps=2, center_momentum=0.8)
-    center = np.zeros(7)
-    given = [x.astype("float32") for x in (STUDENT, TEACHER)]
-    for temperature in (0.04, 0.055, 0.07, 0.07):
-        wanted = expected_loss(STUDENT, TEACHER, center, temperature)
-        # Outside of training nothing moves.
-        for training in (False, True):
-            found = to_numpy(loss(*given, training=training))
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=0)
-        center = 0.8 * center + 0.2 * TEACHER.mean((0, 1))  # eq. 4
-        np.testing.assert_allclose(to_numpy(loss.center.value), center, rtol=0, atol=1e-6)
-    # Center and temperature count.
-    other = expected_loss(STUDENT, TEACHER, np.zeros(7), 0.07)
-    assert np.abs(other - wanted).max() > 1e-2
-    assert np.abs(expected_loss(STUDENT, TEACHER, center, 0.04) - wanted).max() > 1e-2
-    assert DINOLoss.from_config(loss.get_config()).get_config() == loss.get_config()
 
 
 def sinkhorn_knopp(logits, temperature, iterations):
@@ -86,16 +67,11 @@ def test_sinkhorn_knopp_gives_each_number_its_share():
 
 
 def test_a_collapse_is_seen():
-    loss = DINOLoss(8)
-    same = np.zeros((6, 2, 8), "float32")
-    found = {name: float(to_numpy(x)) for name, x in loss.entropies(same).items()}
-    assert found["entropy"] > 0.999 and found["marginal_entropy"] > 0.999
-    same[..., 3] = 9.0
-    found = {name: float(to_numpy(x)) for name, x in loss.entropies(same).items()}
-    assert found["entropy"] < 1e-3 and found["marginal_entropy"] < 1e-3
-    spread = 9 * np.eye(8, dtype="float32")[:, None]
-    found = {name: float(to_numpy(x)) for name, x in loss.entropies(spread).items()}
-    assert found["entropy"] < 1e-3 and found["marginal_entropy"] > 0.999
+    flat, spread = np.zeros((6, 2, 8), "float32"), 9 * np.eye(8, dtype="float32")[:, None]
+    # A number for all images, or none; and one for each.
+    for given, entropy, marginal in ((flat + spread[3], 0, 0), (flat, 1, 1), (spread, 0, 1)):
+        found = {name: float(to_numpy(x)) for name, x in DINOLoss(8).entropies(given).items()}
+        assert found == pytest.approx({"entropy": entropy, "marginal_entropy": marginal}, abs=1e-3)
 
 
 def test_the_head_is_a_product_with_directions_of_length_one():
@@ -148,7 +124,7 @@ def steps_in_float64(weights, teacher, batches, rate, momentum):
         weights = [w - rate * np.einsum("bvd,bvk->dk", x, slope), b - rate * slope.sum((0, 1))]
         share = momentum(number)
         teacher = [share * t + (1 - share) * s for t, s in zip(teacher, weights, strict=True)]
-        center = 0.9 * center + 0.1 * given.mean((0, 1))
+        center = 0.8 * center + 0.2 * given.mean((0, 1))  # eq. 4
     return losses, weights, teacher, center
 
 
@@ -161,19 +137,20 @@ def test_steps_are_those_of_the_paper_and_the_teacher_follows():
 
     first = [[to_numpy(w.value).astype("float64") for w in m.weights] for m in (student, teacher)]
     losses, weights, followed, center = steps_in_float64(*first, batches, 0.05, momentum)
-    loss = DINOLoss(7, warmup_steps=2)
+    loss = DINOLoss(7, warmup_steps=2, center_momentum=0.8)
+    # Outside of training nothing moves.
+    loss(*(x.astype("float32") for x in (STUDENT, TEACHER)), training=False)
     models = {"student": student, "teacher": teacher, "loss": loss}
     averages = {"teacher": WeightAverage("student", momentum)}
     step = TrainStep(models, loss_fn, train=["student"], averages=averages)
     step.compile(keras.optimizers.SGD(0.05))
     logs = [step.fit(batch, batch_size=3, verbose=0).history for batch in batches]
     found = [log["loss"][0] for log in logs]
-    np.testing.assert_allclose(found, losses, rtol=1e-4, atol=0)
+    np.testing.assert_allclose(found, losses, rtol=1e-5, atol=0)
     assert {"loss", "entropy", "marginal_entropy"} == set(logs[0])
-    for model, wanted in ((student, weights), (teacher, followed)):
-        for weight, value in zip(model.weights, wanted, strict=True):
-            np.testing.assert_allclose(to_numpy(weight.value), value, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(to_numpy(loss.center.value), center, rtol=0, atol=1e-5)
+    found = [*student.weights, *teacher.weights, loss.center]
+    assert_equal(found, [*weights, *followed, center], 1e-5)
+    assert DINOLoss.from_config(loss.get_config()).get_config() == loss.get_config()
     # It moved, and towards the student.
     assert np.abs(followed[0] - first[1][0]).max() > 1e-2
     assert np.abs(to_numpy(other.weights[0].value) - followed[0]).max() > 1e-2
@@ -212,7 +189,7 @@ FOLLOW = {"a": WeightAverage("b")}
     ],
 )
 def test_wrong_settings_are_refused(build, message):
-    with pytest.raises((InputError, ValueError), match=message):
+    with pytest.raises(InputError, match=message):  # Keras adds lines where a layer was called
         build()
 
 
@@ -225,9 +202,8 @@ def test_views_are_of_the_same_images_and_draw_their_own_numbers():
     found, labels = loader[0]
     assert found.shape == (4, 4, 8, 8, 1) and len(loader) == 2
     np.testing.assert_array_equal(np.rint(found[:, 0] * 255), images[labels])
-    flipped = [np.array_equal(a, b[:, ::-1]) for a, b in zip(found[:, 1], found[:, 0], strict=True)]
-    same = [np.array_equal(a, b) for a, b in zip(found[:, 1], found[:, 0], strict=True)]
-    assert [a or b for a, b in zip(flipped, same, strict=True)] == [True] * 4
+    for plain, flipped in zip(found[:, 0], found[:, 1], strict=True):
+        assert any(np.array_equal(flipped, x) for x in (plain, plain[:, ::-1]))
     assert np.abs(found[:, 2] - found[:, 3]).max() > 0.05
     again = copy.copy(loader)
     np.testing.assert_array_equal(again[0][0], found)

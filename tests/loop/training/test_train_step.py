@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from any_data import run
+from arrays import assert_equal
 from kmodels.checkpoint import state
 from kmodels.core.errors import InputError
 from kmodels.layers import block_compile as compiling
 from kmodels.models import ViTImageClassifier
 from kmodels.training import AdamW, TrainStep
+from refusals import refused
 from tolerances import tolerance
 
 ops = keras.ops
@@ -80,25 +82,10 @@ def test_fit_is_what_keras_own_is(policy):
         keras.config.set_dtype_policy(before)
     (history, weights, slots), wanted = found
     assert history == wanted[0]
-    for mine, keras_own in ((weights, wanted[1]), (slots, wanted[2])):
-        assert set(mine) == set(keras_own)
-        for name, array in mine.items():
-            np.testing.assert_array_equal(array, keras_own[name], err_msg=name)
+    assert_equal(weights, wanted[1])
+    assert_equal(slots, wanted[2])
     assert weights["norm/moving_mean"].any()
     assert ("dynamic_scale" in " ".join(slots)) == (policy == "mixed_float16")
-
-
-def test_accumulated_batches_are_one_large_batch():
-    found = []
-    for batch, optimizer in ((24, AdamW(0.05)), (12, AdamW(0.05, accumulate=2))):
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-        step = TrainStep(model, classify)
-        step.compile(optimizer, metrics=[accuracy()])
-        step.fit(X, Y, batch_size=batch, epochs=3, shuffle=False, verbose=0)
-        found.append(list(values(model.variables).values()))
-    for large, small in zip(*found, strict=True):
-        np.testing.assert_allclose(small, large, rtol=0, atol=tolerance("optimizer"))
 
 
 class Layers(keras.Model):
@@ -145,19 +132,19 @@ def test_distillation_is_what_numpy_makes_of_it():
     history = step.fit(data, verbose=0).history
     limit = tolerance("optimizer")
     np.testing.assert_allclose(history["loss"], [np.mean(losses)], rtol=0, atol=limit)
-    for found, expected in zip(student.weights, (kernel, bias), strict=True):
-        np.testing.assert_allclose(state.host_values(found), expected, rtol=0, atol=limit)
-    for name, array in values(teacher.variables).items():
-        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    assert_equal(student.weights, (kernel, bias), limit)
+    assert_equal(values(teacher.variables), before)
     assert all(variable.trainable for variable in teacher.trainable_variables)
     assert len(step.trainable_variables) == len(step.optimizer._trainable_variables) == 2
 
 
-OUTSIDE = []
+@functools.cache
+def outside():
+    return make_model()
 
 
 def with_state_outside(model, batch, training):
-    return mean(model, batch, training) + ops.mean(OUTSIDE[0](batch[0], training=training))
+    return mean(model, batch, training) + ops.mean(outside()(batch[0], training=training))
 
 
 def small():
@@ -193,12 +180,10 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_wrong_loss_is_told_in_a_line(message):
-    OUTSIDE[:] = [make_model()]
+    outside()
     step = TrainStep(small(), WRONG[message])
     step.compile("sgd")
-    with pytest.raises(InputError, match=message) as caught:
-        step.fit(X, Y, batch_size=48, verbose=0)
-    assert "\n" not in str(caught.value)
+    refused(message, step.fit, X, Y, batch_size=48, verbose=0)
 
 
 @pytest.mark.once
@@ -218,8 +203,7 @@ def test_a_wrong_loss_is_told_in_a_line(message):
     ],
 )
 def test_what_no_step_can_be_made_of_is_told(make, message):
-    with pytest.raises(InputError, match=message):
-        make({"a": small(), "b": small()})
+    refused(message, make, {"a": small(), "b": small()})
 
 
 @pytest.mark.once
@@ -231,8 +215,7 @@ def test_wrong_settings_are_told():
         (shared, "several objectives cannot share"),
         ({"a": shared, "b": shared}, "two objectives have the same optimizer"),
     ):
-        with pytest.raises(InputError, match=message):
-            step.compile(optimizer)
+        refused(message, step.compile, optimizer)
     step.compile("sgd")
     for act, message in (
         (lambda: setattr(step.optimizer, "learning_rate", 0.1), r"set step\.optimizer\.by_player"),
@@ -240,7 +223,7 @@ def test_wrong_settings_are_told():
         (step.get_config, "holds a Python function"),
         (lambda: step.compile("sgd", metrics=["accuracy"]), r"give a keras\.metrics object"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=message):  # Keras adds lines where a layer was called
             act()
     frozen = small()
     frozen.trainable = False
@@ -250,8 +233,7 @@ def test_wrong_settings_are_told():
     ):
         step = TrainStep(model, mean)
         step.compile("sgd", metrics=metrics)
-        with pytest.raises(InputError, match=message):
-            step.fit(X, Y, verbose=0)
+        refused(message, step.fit, X, Y, verbose=0)
 
 
 def test_evaluation_may_log_less_and_not_more():
@@ -268,8 +250,7 @@ def test_evaluation_may_log_less_and_not_more():
     assert set(step.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss", "a"}
     step = TrainStep(small(), more)
     step.compile("sgd")
-    with pytest.raises(InputError, match="'b' is not among the logs of the first batch in trai"):
-        step.evaluate(X, Y, verbose=0)
+    refused("'b' is not among the logs of the first batch in trai", step.evaluate, X, Y, verbose=0)
 
 
 def test_a_single_model_is_called_and_predicts():
@@ -293,8 +274,7 @@ def test_on_torch_the_blocks_of_all_models_are_compiled(backend):
         step.compile("sgd", jit_compile=chosen)
         assert [compiling.compiled(model) for model in models.values()] == [chosen] * 2
         assert not step.jit_compile  # Keras would compile the whole step, in pieces.
-    with pytest.raises(InputError, match="and these have none"):
-        TrainStep(small(), mean).compile("sgd", jit_compile=True)
+    refused("and these have none", TrainStep(small(), mean).compile, "sgd", jit_compile=True)
 
 
 def test_a_step_begins_without_the_gradients_of_the_one_before(monkeypatch, backend):
