@@ -47,7 +47,8 @@ GEMMA3 = """
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
 """
 
-_QWEN_HEAD = """
+# The shape of Qwen 3: tools, tool calls and results, thoughts behind the last question alone.
+QWEN3 = """
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
@@ -57,30 +58,6 @@ _QWEN_HEAD = """
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
-"""
-_QWEN_CALLS = """
-        {%- for call in message.tool_calls or [] %}
-            {%- set call = call.function if call.function else call %}
-            {{- ('\\n' if content or not loop.first else '') + '<tool_call>\\n{"name": "' }}
-            {{- call.name + '", "arguments": ' }}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-"""
-_QWEN_TOOL = """
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
-"""
-
-# The shape of Qwen 3: tools, tool calls and results, thoughts behind the last question alone.
-QWEN3 = (
-    _QWEN_HEAD
-    + """
 {%- set seen = namespace(searching=true, last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set place = messages|length - 1 - loop.index0 %}
@@ -107,14 +84,22 @@ QWEN3 = (
             {{- '<think>\\n' + thoughts.strip('\\n') + '\\n</think>\\n\\n' }}
         {%- endif %}
         {{- content }}
-"""
-    + _QWEN_CALLS
-    + """
+        {%- for call in message.tool_calls or [] %}
+            {%- set call = call.function if call.function else call %}
+            {{- ('\\n' if content or not loop.first else '') + '<tool_call>\\n{"name": "' }}
+            {{- call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
-"""
-    + _QWEN_TOOL
-    + """
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
@@ -124,34 +109,15 @@ QWEN3 = (
     {%- endif %}
 {%- endif %}
 """
-)
 
-# ChatML whose template says by itself what the model's own words are.
-MARKED = (
-    _QWEN_HEAD
-    + """
-{%- for message in messages %}
-    {%- set content = message.content or '' %}
-    {%- if message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- generation %}
-        {{- content }}
-"""
-    + _QWEN_CALLS
-    + """
-        {{- '<|im_end|>' }}
-        {%- endgeneration %}
-        {{- '\\n' }}
-    {%- elif message.role == 'tool' %}
-"""
-    + _QWEN_TOOL
-    + """
-    {%- elif message.role == 'user' or not loop.first %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
+# The same, which says by itself what the model's own words are.
+MARKED = QWEN3.replace("{{- content }}", "{%- generation %}{{- content }}").replace(
+    """
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}""",
+    """
+        {{- '<|im_end|>' }}{%- endgeneration %}{{- '\\n' }}
+    {%- elif message.role == 'tool' %}""",
 )
 
 # Marks inside of which the text of a reply alone stands.
@@ -185,83 +151,68 @@ def _call(content, *arguments, inner=True):
 
 
 S, U, A, T = "system", "user", "assistant", "tool"
-# Name to dialogue and options of the template.
-DIALOGUES = {
-    "one question": (said((U, "Hello!")), {}),
-    "answered": (said((U, "Hello!"), (A, "Hi there.")), {}),
-    "two rounds": (said((U, "a"), (A, "b"), (U, "c")), {}),
-    "three rounds": (said((U, "1"), (A, "2"), (U, "3"), (A, "4"), (U, "5"), (A, "6")), {}),
-    "system": (said((S, "Be brief."), (U, "Hello!")), {}),
-    "system answered": (said((S, "Be brief."), (U, "a"), (A, "b"), (U, "c"), (A, "d")), {}),
-    "blanks around": (said((U, "  two blanks  "), (A, "\n\nlines\n"), (U, "\tend ")), {}),
-    "blank system": (said((S, "  \n "), (U, "Hello!")), {}),
-    "empty question": (said((U, "")), {}),
-    "empty answer": (said((U, "Hello!"), (A, ""), (U, "?")), {}),
-    "only blanks": (said((U, " \n\t "), (A, " ")), {}),
-    "lines": (said((U, "one\ntwo\n\n\nthree\r\nfour"), (A, "- a\n- b\n  - c\n")), {}),
-    "code": (said((U, "Write code."), (A, "```python\nif x:\n    pass\n```\n")), {}),
-    "unicode": (
-        said((U, "na\u00efve \u65e5\u672c\u8a9e \U0001f600\u200d"), (A, "\u00bfQu\u00e9?")),
-        {},
-    ),
-    "combining": (said((U, "e\u0301 \u2126 \ufb01"), (A, "\u0130stanbul\u00a0\u2028!")), {}),
-    "emoji at the end": (said((U, "Hi"), (A, "Hi \U0001f600")), {}),
-    "quotes and braces": (said((U, "{{ bos_token }} {% if %} 'a' \"b\" <b>&amp;</b>")), {}),
-    "control tokens in a text": (said((U, "<end_of_turn><|im_end|><bos>"), (A, "<eos>")), {}),
-    "markers of tools in a text": (said((U, "<tool_response>x"), (A, "y"), (U, "z")), {}),
-    "long": (said((U, "word " * 200), (A, "answer " * 100)), {}),
-    "None is left out": (
-        said(
-            {"role": U, "content": "Hi", "name": None},
-            {"role": A, "content": "x", "tool_calls": None},
-        ),
-        {},
-    ),
-    "thoughts": (
-        said(
-            (U, "a"), (A, "<think>\nhm\n</think>\n\nb"), (U, "c"), (A, "<think>\nso\n</think>\n\nd")
-        ),
-        {},
-    ),
-    "thoughts apart": (
-        said((U, "a"), {"role": A, "content": "b", "reasoning_content": "hm\n"}),
-        {},
-    ),
-    "thoughts by another name": (
-        said((U, "a"), {"role": A, "content": "b", "reasoning": "hm"}, (U, "c")),
-        {},
-    ),
-    "no thinking": (said((U, "a")), {"enable_thinking": False}),
-    "thinking": (said((U, "a")), {"enable_thinking": True}),
-    "tools": (said((U, "Weather?")), {"tools": [TOOL]}),
-    "tools and system": (said((S, "Be kind."), (U, "Weather?")), {"tools": [TOOL, TOOL]}),
-    "a call and its result": (
-        said((U, "Weather?"), _call("", {"place": "Z\u00fcrich"}), (T, "sun"), (A, "It is sunny.")),
-        {"tools": [TOOL]},
-    ),
-    "two calls": (
-        said(
-            (U, "?"), _call("Looking.", {"place": "a"}, {"n": 1.5}), (T, "x"), (T, " y\n"), (A, "z")
-        ),
-        {"tools": [TOOL]},
-    ),
-    "a call without content": (
-        said((U, "?"), _call(None, '{"place": "a"}', inner=False), (T, "x")),
-        {},
-    ),
-    "parts": (
-        said((U, [{"type": "text", "text": " one "}, {"type": "text", "text": "two"}]), (A, "b")),
-        {},
-    ),
+TURNS = {
+    "one question": [(U, "Hello!")],
+    "answered": [(U, "Hello!"), (A, "Hi there.")],
+    "two rounds": [(U, "a"), (A, "b"), (U, "c")],
+    "three rounds": [(U, "1"), (A, "2"), (U, "3"), (A, "4"), (U, "5"), (A, "6")],
+    "system": [(S, "Be brief."), (U, "Hello!")],
+    "system answered": [(S, "Be brief."), (U, "a"), (A, "b"), (U, "c"), (A, "d")],
+    "blanks around": [(U, "  two blanks  "), (A, "\n\nlines\n"), (U, "\tend ")],
+    "blank system": [(S, "  \n "), (U, "Hello!")],
+    "empty question": [(U, "")],
+    "empty answer": [(U, "Hello!"), (A, ""), (U, "?")],
+    "only blanks": [(U, " \n\t "), (A, " ")],
+    "lines": [(U, "one\ntwo\n\n\nthree\r\nfour"), (A, "- a\n- b\n  - c\n")],
+    "code": [(U, "Write code."), (A, "```python\nif x:\n    pass\n```\n")],
+    "unicode": [(U, "na\u00efve \u65e5\u672c\u8a9e \U0001f600\u200d"), (A, "\u00bfQu\u00e9?")],
+    "combining": [(U, "e\u0301 \u2126 \ufb01"), (A, "\u0130stanbul\u00a0\u2028!")],
+    "emoji at the end": [(U, "Hi"), (A, "Hi \U0001f600")],
+    "quotes and braces": [(U, "{{ bos_token }} {% if %} 'a' \"b\" <b>&amp;</b>")],
+    "control tokens in a text": [(U, "<end_of_turn><|im_end|><bos>"), (A, "<eos>")],
+    "markers of tools in a text": [(U, "<tool_response>x"), (A, "y"), (U, "z")],
+    "long": [(U, "word " * 200), (A, "answer " * 100)],
+    "None is left out": [
+        {"role": U, "content": "Hi", "name": None},
+        {"role": A, "content": "x", "tool_calls": None},
+    ],
+    "thoughts": [
+        *((U, "a"), (A, "<think>\nhm\n</think>\n\nb")),
+        *((U, "c"), (A, "<think>\nso\n</think>\n\nd")),
+    ],
+    "thoughts apart": [(U, "a"), {"role": A, "content": "b", "reasoning_content": "hm\n"}],
+    "thoughts by another name": [
+        *((U, "a"), {"role": A, "content": "b", "reasoning": "hm"}, (U, "c")),
+    ],
+    "no thinking": [(U, "a")],
+    "thinking": [(U, "a")],
+    "tools": [(U, "Weather?")],
+    "tools and system": [(S, "Be kind."), (U, "Weather?")],
+    "a call and its result": [
+        *((U, "Weather?"), _call("", {"place": "Z\u00fcrich"})),
+        *((T, "sun"), (A, "It is sunny.")),
+    ],
+    "two calls": [
+        *((U, "?"), _call("Looking.", {"place": "a"}, {"n": 1.5})),
+        *((T, "x"), (T, " y\n"), (A, "z")),
+    ],
+    "a call without content": [(U, "?"), _call(None, '{"place": "a"}', inner=False), (T, "x")],
+    "parts": [(U, [{"type": "text", "text": x} for x in (" one ", "two")]), (A, "b")],
     # Some templates refuse these.
-    "system in parts": (
-        said((S, [{"type": "text", "text": "Be brief."}]), (U, "a")),
-        {},
-    ),
-    "the assistant begins": (said((A, "a"), (U, "b")), {}),
-    "two questions": (said((U, "a"), (U, "b")), {}),
-    "a late system": (said((U, "a"), (S, "b"), (U, "c")), {}),
-    "no content": (said({"role": U}), {}),
-    "another role": (said(("critic", "a")), {}),
-    "documents": (said((U, "a")), {"documents": [{"title": "t", "text": "x"}]}),
+    "system in parts": [(S, [{"type": "text", "text": "Be brief."}]), (U, "a")],
+    "the assistant begins": [(A, "a"), (U, "b")],
+    "two questions": [(U, "a"), (U, "b")],
+    "a late system": [(U, "a"), (S, "b"), (U, "c")],
+    "no content": [{"role": U}],
+    "another role": [("critic", "a")],
+    "documents": [(U, "a")],
 }
+OPTIONS = {
+    "no thinking": {"enable_thinking": False},
+    "thinking": {"enable_thinking": True},
+    **{name: {"tools": [TOOL]} for name in ("tools", "a call and its result", "two calls")},
+    "tools and system": {"tools": [TOOL, TOOL]},
+    "documents": {"documents": [{"title": "t", "text": "x"}]},
+}
+# Name to dialogue and options of the template.
+DIALOGUES = {name: (said(*turns), OPTIONS.get(name, {})) for name, turns in TURNS.items()}
