@@ -1,14 +1,12 @@
 """The documentation builds as a site, strictly, with all its pages and images."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from browser import look
+from python_process import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.across, pytest.mark.needs("mkdocs", "mkdocstrings", "nbconvert")]
@@ -17,19 +15,9 @@ pytestmark = [pytest.mark.across, pytest.mark.needs("mkdocs", "mkdocstrings", "n
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, exchange):
     folder = tmp_path_factory.mktemp("site")
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "KMODELS_EXECUTED": str(exchange),
-            "NO_MKDOCS_2_WARNING": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
+    build = ("-m", "mkdocs", "build", "--strict", "--quiet", "-d", folder)
+    given = {"KMODELS_EXECUTED": str(exchange), "NO_MKDOCS_2_WARNING": "1"}
+    done = run_python(*build, cwd=ROOT, seconds=600, **given)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return folder
 

@@ -5,14 +5,13 @@ and the same losses.
 """
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kmodels.text import demo
+from python_process import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 # What every result of a table has beside its rows; correctness and suite have no times.
@@ -20,15 +19,9 @@ UNTIMED = {"correctness", "suite"}
 
 
 def accelerator(out: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    found = {"KMODELS_SMALL": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "accelerator"), "--out", str(out), *arguments],
-        env={**os.environ, **found, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    given = {"KMODELS_SMALL": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
+    program = ROOT / "benchmarks" / "accelerator"
+    return run_python(program, "--out", out, *arguments, seconds=300, **given)
 
 
 @pytest.mark.across("torch", "jax")
@@ -74,13 +67,8 @@ def test_packing_removes_padding_and_keeps_losses(backend, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:60]))
     small = ["--length", "128", "--batch", "2", "--steps", "2", "--rounds", "1", "--examples", "8"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "packing.py"), str(data), *small]
-    done = subprocess.run(
-        [*command, "--backends", backend],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = ROOT / "benchmarks" / "packing.py"
+    done = run_python(script, data, *small, "--backends", backend)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["rows"]["packed"] < found["rows"]["padded"] == found["records"] == 60

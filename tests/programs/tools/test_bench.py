@@ -120,15 +120,6 @@ def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.across("torch")
-def test_a_preset_that_does_not_exist_is_one_line(capsys, tmp_path):
-    assert run("bench", "vit_nowhere", "--backends", BACKEND, "--out", tmp_path / "none") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("kmodels: 'vit_nowhere' is neither a preset nor a directory")
-    assert len(error.strip().splitlines()) == 1
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_model_without_a_loss_of_its_own_is_refused():
     with pytest.raises(InputError, match="which has no loss of its own to train with; give a"):
         setting.make_model("clip_text_debug", "float32")

@@ -126,16 +126,3 @@ def test_table_shows_reasons_and_why_blocks_are_compiled_or_not(capsys, monkeypa
     told = json.loads(capsys.readouterr().out)["jit_compile"]
     assert ("measured" if BACKEND == "torch" else "Keras compiles the whole step") in told
     assert told.split()[0] in printed.split("jit compile")[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("doctor", "--jsn"), "--jsn"), (("nope",), "nope")],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys) -> None:
-    assert run(*arguments) == 2
-    captured = capsys.readouterr()
-    assert not captured.out
-    assert len(captured.err.strip().splitlines()) == 1
-    assert captured.err.startswith("kmodels: ")
-    assert message in captured.err
