@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels import InputError, lora
+from arrays import assert_equal, to_numpy
+from kmodels import lora
 from kmodels.lora.enable import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
+from refusals import refused
 
 SIZES = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 2, "num_heads": 2}
 SIZES |= {"hidden_dim": 16, "mlp_dim": 24}
@@ -24,11 +26,11 @@ def classifier(**settings):
 
 
 def numbers(model):
-    return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in model.weights}
+    return {v.path: np.array(to_numpy(v)) for v in model.weights}
 
 
 def output(model):
-    return np.asarray(keras.ops.convert_to_numpy(model(IMAGES, training=False)), "float32")
+    return np.asarray(to_numpy(model(IMAGES, training=False)), "float32")
 
 
 def shake(model, seed=0):
@@ -39,7 +41,7 @@ def shake(model, seed=0):
             variable.assign(rng.normal(size=variable.shape).astype("float32") * 0.3)
         if adapter.magnitude is not None:
             scale = 1 + rng.random(adapter.magnitude.shape).astype("float32")
-            adapter.magnitude.assign(keras.ops.convert_to_numpy(adapter.magnitude.value) * scale)
+            adapter.magnitude.assign(to_numpy(adapter.magnitude) * scale)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +49,27 @@ def plain():
     return backbone()
 
 
-@pytest.mark.parametrize("settings", [{}, {"dora": True}, {"rslora": True, "alpha": 3.0}])
-def test_starts_as_the_identity_merges_exactly_and_goes_away(settings):
-    model = backbone()
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, "float32"),
+        ({}, "bfloat16"),
+        ({"dora": True}, "float32"),
+        ({"rslora": True, "alpha": 3.0}, "float32"),
+    ],
+)
+def test_starts_as_the_identity_merges_exactly_and_goes_away(settings, dtype):
+    model = backbone(dtype=dtype)
     # Frozen: on torch what keeps nothing for a backward pass runs by other kernels.
     model.trainable = False
     frozen = output(model)
     model.trainable = True
     before, base = output(model), numbers(model)
     model.enable_lora(4, targets="all-linear", **settings)
+    # Adapters of narrow weights are wide.
+    assert {keras.backend.standardize_dtype(v.dtype) for v in model.trainable_weights} == {
+        "float32"
+    }
     np.testing.assert_array_equal(output(model), before)
     shake(model)
     adapted = output(model)
@@ -66,10 +80,11 @@ def test_starts_as_the_identity_merges_exactly_and_goes_away(settings):
     np.testing.assert_array_equal(output(model), adapted)
     model.merge_lora()
     assert numbers(model).keys() == base.keys()
-    np.testing.assert_allclose(output(model), adapted, rtol=0, atol=2e-6 * np.abs(adapted).max())
+    near = 2e-6 * np.abs(adapted).max() if dtype == "float32" else 0.1
+    np.testing.assert_allclose(output(model), adapted, rtol=0, atol=near)
     model.unmerge_lora()
     after = numbers(model)
-    assert all(np.array_equal(after[path], value) for path, value in base.items())
+    assert_equal({path: after[path] for path in base}, base)
     np.testing.assert_array_equal(output(model), adapted)
 
 
@@ -91,43 +106,8 @@ def test_trainable_parameters_are_the_sum_over_layers():
     assert adapters(model)["block_0/attention/query"].settings.scaling == 1.0
 
 
-def test_base_is_bit_equal_after_50_steps_and_has_no_slots():
-    model = classifier()
-    model.enable_lora(2, dropout=0.1, targets=("query", "mlp/up"))
-    base = numbers(model)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2), loss)
-    data = np.tile(IMAGES, (50, 1, 1, 1)), np.tile(LABELS, 50)
-    settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
-    losses = keras.Model.fit(model, *data, **settings).history["loss"]
-    assert np.isfinite(losses).all()
-    after = numbers(model)
-    changed = {path for path in base if not np.array_equal(base[path], after[path])}
-    assert changed == {v.path for v in model.trainable_weights}
-    # The head trains beside the adapters, as in PEFT's classification recipes.
-    assert {"logits/kernel", "logits/bias"} < changed
-    slots = [v for v in model.optimizer.variables if v.shape != ()]
-    assert len(slots) == 2 * len(model.trainable_weights)
-    model.merge_lora()
-    assert not any("lora" in path for path in numbers(model))
-
-
-def test_bfloat16_keeps_float32_adapters():
-    model = backbone(dtype="bfloat16")
-    before = output(model)
-    model.enable_lora(2)
-    assert {keras.backend.standardize_dtype(v.dtype) for v in model.trainable_weights} == {
-        "float32"
-    }
-    np.testing.assert_array_equal(output(model), before)
-    shake(model)
-    adapted = output(model)
-    model.merge_lora()
-    assert np.abs(output(model) - adapted).max() < 0.1
-
-
-@pytest.mark.parametrize("mode", ["int8", "int4"])
-def test_on_a_quantized_base(mode, tmp_path):
+@pytest.mark.parametrize("mode", [pytest.param("int8", marks=pytest.mark.once), "int4"])
+def test_on_a_quantized_base(mode):
     model = classifier()
     plain = output(model)
     model.backbone.quantize(mode)
@@ -135,10 +115,7 @@ def test_on_a_quantized_base(mode, tmp_path):
     assert 0 < np.abs(coarse - plain).max() < {"int8": 0.05, "int4": 0.8}[mode]
     model.enable_lora(2, targets="all-linear")
     np.testing.assert_array_equal(output(model), coarse)
-    with pytest.raises(
-        InputError, match=rf"merge_lora would round .* 11 more are quantized to {mode}"
-    ):
-        model.merge_lora()
+    refused(rf"merge_lora would round .* 11 more are quantized to {mode}", model.merge_lora)
     base = numbers(model)
     model.compile(
         keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -149,11 +126,6 @@ def test_on_a_quantized_base(mode, tmp_path):
         np.array_equal(base[p], after[p]) for p in base if "lora" not in p and "logits" not in p
     )
     assert not np.array_equal(after["block_0/mlp/up/lora_a"], base["block_0/mlp/up/lora_a"])
-    trained = output(model)
-    model.save_to_preset(tmp_path / "model")
-    again = ViTImageClassifier.from_preset(tmp_path / "model")
-    np.testing.assert_array_equal(output(again), trained)
-    assert {v.path for v in again.trainable_weights} == {v.path for v in model.trainable_weights}
 
 
 @pytest.mark.once
@@ -173,9 +145,7 @@ def test_on_a_quantized_base(mode, tmp_path):
 )
 def test_wrong_settings_change_nothing(plain, settings, message):
     before = numbers(plain).keys()
-    with pytest.raises(InputError, match=message) as caught:
-        plain.enable_lora(**settings)
-    assert "\n" not in str(caught.value)
+    refused(message, plain.enable_lora, **settings)
     assert numbers(plain).keys() == before and len(plain.trainable_weights) == len(before)
 
 
@@ -200,10 +170,7 @@ def test_wrong_order_is_refused():
         (lambda: lora.disabled(model).__enter__(), "found no LoRA adapters"),
         (lambda: model.quantize("float8"), "mode is 'float8'; choose int8 or int4"),
     ):
-        with pytest.raises(InputError, match=message):
-            call()
+        refused(message, call)
     model.enable_lora(2)
-    with pytest.raises(InputError, match="has LoRA adapters already"):
-        model.enable_lora(2)
-    with pytest.raises(InputError, match="quantize the base before enable_lora"):
-        model.quantize("int8")
+    refused("has LoRA adapters already", model.enable_lora, 2)
+    refused("quantize the base before enable_lora", model.quantize, "int8")
