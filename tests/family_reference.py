@@ -38,6 +38,7 @@ class Reference:
         left: beginnings of the names of tensors that are left aside.
         prefix: what is taken off the names of the other tensors.
         zeros: number of biases that the file leaves out, and that an export writes as zeros.
+        head: name of the tensor of a head that is trained beside the adapters and goes with them.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Reference:
     left: tuple[str, ...] = ()
     prefix: str = ""
     zeros: int = 0
+    head: str = ""
     root: Path = Path()
 
     @property
@@ -62,6 +64,15 @@ class Reference:
     def expected(self) -> dict[str, np.ndarray]:
         """What the other package computes with it."""
         return read_npz(self.root / self.name / "expected.npz")
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Token ids and their mask."""
+        return {name: self.ids(name) for name in ("token_ids", "padding_mask")}
+
+    def ids(self, name: str) -> np.ndarray:
+        """An array of whole numbers."""
+        return self.expected[name].astype("int32")
 
     def read(self, **settings: Any) -> Any:
         """A new model of the directory."""
@@ -79,9 +90,9 @@ class Reference:
         """The tensors of a directory or file, by their names."""
         return read_safetensors(folder)
 
-    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, np.ndarray]:
-        """Inputs, and what the model gives for their last tokens without the adapter."""
-        return expected["inputs"].astype("int32"), expected["plain"]
+    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, ...]:
+        """Inputs, and what comes last of the outputs without the adapter and with it."""
+        return expected["inputs"].astype("int32"), expected["plain"], expected["logits"]
 
     def export(self, model: Any, folder: Path) -> None:
         """Writes a model as the other package has it."""

@@ -16,7 +16,9 @@ import pytest
 from arrays import to_numpy
 from family_images import ImageEncoder, MaskedAutoencoder, PatchRows, QuerySegmenter
 from family_reference import Reference, Result, run
+from family_towers import TextTower, TwoTowers
 from kmodels.models import (
+    CLIPTextModelWithProjection,
     EoMTImageSegmenter,
     Gemma3ImageTextLM,
     Gemma4ImageTextLM,
@@ -242,9 +244,9 @@ class ImageText(Reference):
             for name, more in (("none", {}), ("vision_indices", {"vision_indices": places}))
         ]
 
-    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, np.ndarray]:
-        """Inputs, and what the model gives for their last tokens without the adapter."""
-        return self.inputs("two"), self.expected["two_logits"]
+    def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, ...]:
+        """Inputs, and the logits of their last tokens without the adapter and with it."""
+        return self.inputs("two"), self.expected["two_logits"], expected["logits"]
 
     def export(self, model: Any, folder: Path) -> None:
         """Writes a model as transformers has it, without what was left aside."""
@@ -286,11 +288,6 @@ class TextEmbedder(Reference):
     def texts(self) -> list[str]:
         """What was encoded."""
         return json.loads((self.root / self.name).with_name("texts.json").read_text())["texts"]
-
-    @property
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The texts as token ids, padded."""
-        return {name: self.expected[name].astype("int32") for name in ("token_ids", "padding_mask")}
 
     def batch(self) -> dict[str, Any]:
         """What the model is called on."""
@@ -367,6 +364,17 @@ def _image_texts(names: str, checks: frozenset[str], **more: Any) -> list[ImageT
 
 
 FAMILIES: list[Reference] = [
+    TextTower(
+        *("clip/projected", CLIPTextModelWithProjection, TextTower.checks | {"bfloat16"}),
+        adapter="clip/adapter",
+        head="base_model.model.text_projection.weight",
+    ),
+    TextTower("clip/legacy", CLIPTextModelWithProjection, TextTower.checks | {"bfloat16"}),
+    TextTower("clip/bare", CLIPTextModelWithProjection),
+    *(
+        TwoTowers(f"two_towers/{name}", ImageTextSimilarity, adapter=f"two_towers/{name}/adapter")
+        for name in ("clip", "siglip", "siglip2")
+    ),
     *_decoders("gemma", GemmaCausalLM, "gemma gemma2 gemma3"),
     TextEmbedder(
         *("embedding_gemma/gemma", GemmaTextEmbedder),
@@ -470,6 +478,7 @@ def row_of(name: str, root: Path) -> Any:
 
 # One row of each forward pass. Others differ in their files alone, or mix what these have.
 _NAMES = """
+clip/bare clip/legacy clip/projected two_towers/clip two_towers/siglip
 embedding_gemma/gemma gemma/gemma gemma/gemma2 gemma/gemma3 gemma3_vision gemma4/all
 gemma4/all_experts gemma4_vision/tower gemma4_vision/unified naflex qwen3/bias qwen3/untied
 vit/hf_token vit/timm_gap vit/timm_map vit/timm_pre_norm vit/timm_registers vit/timm_scale

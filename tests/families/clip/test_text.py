@@ -14,6 +14,7 @@ from kmodels.models import (
     CLIPTextModelWithProjection,
     CLIPTokenizer,
 )
+from refusals import refused
 
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
 
@@ -103,12 +104,10 @@ def test_what_is_no_text_is_refused(folder):
         ({"images": np.zeros(2), "prompts": ["a", "b"]}, "only text here; leave 'images' out"),
         ({"prompts": "a", "responses": "b"}, "CLIP's text tower got prompts, responses; give"),
     ):
-        with pytest.raises(InputError, match=message):
-            preprocessor(x)
+        refused(message, preprocessor, x)
     with pytest.raises(InputError, match="sequence_length is 1; give a whole number from 2 on"):
         preprocessor("a", sequence_length=1)
-    with pytest.raises(InputError, match=r"the vocabulary lacks <\|startoftext\|>"):
-        CLIPTokenizer({"a": 0, END: 1}, [])
+    refused(r"the vocabulary lacks <\|startoftext\|>", CLIPTokenizer, {"a": 0, END: 1}, [])
 
 
 def test_a_model_takes_texts(folder, said, tmp_path):
