@@ -72,148 +72,73 @@ NAFLEX_PATCHES = {
     "pixel_attention_mask": np.ones((2, 7), "int32"),
 }
 NAFLEX = {**VIT, "use_class_token": False}
-CASES = {
-    models.NaFlexViTBackbone: (
-        lambda **more: models.NaFlexViTBackbone(**NAFLEX, **more),
-        NAFLEX_PATCHES,
+EMBEDDING = {
+    **GEMMA, "use_sliding_window_attention": True, "sliding_window_size": 3,
+    "use_bidirectional_attention": True,
+}  # fmt: skip
+MODULES = [{"units": 5, "activation": "tanh"}, {"units": 3, "use_bias": False}]
+MAE_DECODER = {
+    "decoder_hidden_size": 8, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 12, "fixed_positions": False,
+}  # fmt: skip
+QUERIES = {"num_queries": 4, "num_blocks": 1, "num_upscale_blocks": 1, "train_num_points": 16}
+
+
+def backbone(cls: type, sizes: dict[str, Any], x: Any) -> tuple[Any, Any]:
+    """A function that makes a backbone, and what it is called on."""
+    return lambda **more: cls(**sizes, **more), x
+
+
+def task(cls: type, made: type, sizes: dict[str, Any], x: Any, **settings: Any) -> tuple[Any, Any]:
+    """A function that makes a task over a backbone of a class, and what it is called on."""
+    return lambda dtype=None, **more: cls(made(**sizes, dtype=dtype), **settings, **more), x
+
+
+BACKBONES = [
+    (models.NaFlexViTBackbone, NAFLEX, NAFLEX_PATCHES),
+    (models.SigLIPNaFlexVisionEncoder, NAFLEX, NAFLEX_PATCHES),
+    (models.ViTBackbone, VIT, IMAGES),
+    (models.DeiTBackbone, VIT, IMAGES),
+    (models.DINOV2Backbone, VIT, IMAGES),
+    (models.DINOV3Backbone, VIT, IMAGES),
+    (models.SigLIPVisionEncoder, VIT, IMAGES),
+    (models.CLIPVisionEncoder, VIT, IMAGES),
+    (models.GemmaBackbone, GEMMA, IDS),
+    (models.Gemma3Backbone, {**GEMMA, "sliding_window_size": 3}, IDS),
+    (models.Gemma3ImageTextBackbone, SEEING, SEEN),
+    (models.Gemma4ImageTextBackbone, PATCHES, PATCHED),
+    (models.CLIPTextEncoder, CLIP, IDS),
+    (models.SigLIPTextEncoder, SIGLIP_TEXT, IDS),
+    (models.CLIPBackbone, TWO, PAIRS),
+    (models.SigLIPBackbone, SIGLIP, PAIRS),
+    (models.Qwen3Backbone, GEMMA, IDS),
+]
+# Of a batch norm the numbers in training are others, and drawn variances may be negative.
+SEGMENTED = {"num_classes": 3, "use_batch_norm": False}
+TASKS = [
+    (
+        *(models.NaFlexViTImageClassifier, models.NaFlexViTBackbone, NAFLEX, NAFLEX_PATCHES),
+        {"num_classes": 3, "pooling": "map"},
     ),
-    models.SigLIPNaFlexVisionEncoder: (
-        lambda **more: models.SigLIPNaFlexVisionEncoder(**NAFLEX, **more),
-        NAFLEX_PATCHES,
+    (models.DeiTImageClassifier, models.DeiTBackbone, VIT, IMAGES, {"num_classes": 3}),
+    (models.Gemma3ImageTextLM, models.Gemma3ImageTextBackbone, SEEING, SEEN, {}),
+    (models.Gemma4ImageTextLM, models.Gemma4ImageTextBackbone, PATCHES, PATCHED, {}),
+    (models.GemmaTextEmbedder, models.GemmaBackbone, EMBEDDING, IDS, {"dense": MODULES}),
+    (models.CLIPTextModelWithProjection, models.CLIPTextEncoder, CLIP, IDS, {"projection_dim": 3}),
+    (models.ImageTextSimilarity, models.CLIPBackbone, TWO, PAIRS, {}),
+    (models.Qwen3CausalLM, models.Qwen3Backbone, QWEN3, IDS, {}),
+    (
+        *(models.ViTImageClassifier, models.ViTBackbone, VIT, IMAGES),
+        {"num_classes": 3, "activation": "softmax"},
     ),
-    models.NaFlexViTImageClassifier: (
-        lambda dtype=None, **more: models.NaFlexViTImageClassifier(
-            models.NaFlexViTBackbone(**NAFLEX, dtype=dtype), num_classes=3, pooling="map", **more
-        ),
-        NAFLEX_PATCHES,
-    ),
-    models.ViTBackbone: (lambda **more: models.ViTBackbone(**VIT, **more), IMAGES),
-    models.DeiTBackbone: (lambda **more: models.DeiTBackbone(**VIT, **more), IMAGES),
-    models.DINOV2Backbone: (lambda **more: models.DINOV2Backbone(**VIT, **more), IMAGES),
-    models.DINOV3Backbone: (lambda **more: models.DINOV3Backbone(**VIT, **more), IMAGES),
-    models.SigLIPVisionEncoder: (lambda **more: models.SigLIPVisionEncoder(**VIT, **more), IMAGES),
-    models.DeiTImageClassifier: (
-        lambda dtype=None, **more: models.DeiTImageClassifier(
-            models.DeiTBackbone(**VIT, dtype=dtype), num_classes=3, **more
-        ),
-        IMAGES,
-    ),
-    models.GemmaBackbone: (lambda **more: models.GemmaBackbone(**GEMMA, **more), IDS),
-    models.Gemma3Backbone: (
-        lambda **more: models.Gemma3Backbone(**GEMMA, sliding_window_size=3, **more),
-        IDS,
-    ),
-    models.Gemma3ImageTextBackbone: (
-        lambda **more: models.Gemma3ImageTextBackbone(**SEEING, **more),
-        SEEN,
-    ),
-    models.Gemma3ImageTextLM: (
-        lambda dtype=None, **more: models.Gemma3ImageTextLM(
-            models.Gemma3ImageTextBackbone(**SEEING, dtype=dtype), **more
-        ),
-        SEEN,
-    ),
-    models.Gemma4ImageTextBackbone: (
-        lambda **more: models.Gemma4ImageTextBackbone(**PATCHES, **more),
-        PATCHED,
-    ),
-    models.Gemma4ImageTextLM: (
-        lambda dtype=None, **more: models.Gemma4ImageTextLM(
-            models.Gemma4ImageTextBackbone(**PATCHES, dtype=dtype), **more
-        ),
-        PATCHED,
-    ),
-    models.GemmaTextEmbedder: (
-        lambda dtype=None, **more: models.GemmaTextEmbedder(
-            models.GemmaBackbone(
-                **GEMMA,
-                dtype=dtype,
-                use_sliding_window_attention=True,
-                sliding_window_size=3,
-                use_bidirectional_attention=True,
-            ),
-            dense=[{"units": 5, "activation": "tanh"}, {"units": 3, "use_bias": False}],
-            **more,
-        ),
-        IDS,
-    ),
-    models.CLIPTextEncoder: (lambda **more: models.CLIPTextEncoder(**CLIP, **more), IDS),
-    models.CLIPTextModelWithProjection: (
-        lambda dtype=None, **more: models.CLIPTextModelWithProjection(
-            models.CLIPTextEncoder(**CLIP, dtype=dtype), projection_dim=3, **more
-        ),
-        IDS,
-    ),
-    models.CLIPVisionEncoder: (lambda **more: models.CLIPVisionEncoder(**VIT, **more), IMAGES),
-    models.SigLIPTextEncoder: (
-        lambda **more: models.SigLIPTextEncoder(**SIGLIP_TEXT, **more),
-        IDS,
-    ),
-    models.CLIPBackbone: (lambda **more: models.CLIPBackbone(**TWO, **more), PAIRS),
-    models.SigLIPBackbone: (lambda **more: models.SigLIPBackbone(**SIGLIP, **more), PAIRS),
-    models.ImageTextSimilarity: (
-        lambda dtype=None, **more: models.ImageTextSimilarity(
-            models.CLIPBackbone(**TWO, dtype=dtype), **more
-        ),
-        PAIRS,
-    ),
-    models.Qwen3Backbone: (lambda **more: models.Qwen3Backbone(**GEMMA, **more), IDS),
-    models.Qwen3CausalLM: (
-        lambda dtype=None, **more: models.Qwen3CausalLM(
-            models.Qwen3Backbone(**QWEN3, dtype=dtype), **more
-        ),
-        IDS,
-    ),
-    models.ViTImageClassifier: (
-        lambda dtype=None, **more: models.ViTImageClassifier(
-            models.ViTBackbone(**VIT, dtype=dtype), num_classes=3, activation="softmax", **more
-        ),
-        IMAGES,
-    ),
-    # Of a batch norm the numbers in training are others, and drawn variances may be negative.
-    models.ViTImageSegmenter: (
-        lambda dtype=None, **more: models.ViTImageSegmenter(
-            models.ViTBackbone(**VIT, dtype=dtype), num_classes=3, use_batch_norm=False, **more
-        ),
-        IMAGES,
-    ),
-    models.EoMTImageSegmenter: (
-        lambda dtype=None, **more: models.EoMTImageSegmenter(
-            models.ViTBackbone(**VIT, dtype=dtype),
-            num_classes=3,
-            num_queries=4,
-            num_blocks=1,
-            num_upscale_blocks=1,
-            train_num_points=16,
-            **more,
-        ),
-        IMAGES,
-    ),
-    models.ViTMAEForPreTraining: (
-        lambda dtype=None, **more: models.ViTMAEForPreTraining(
-            models.ViTBackbone(**VIT, dtype=dtype),
-            decoder_hidden_size=8,
-            decoder_num_hidden_layers=1,
-            decoder_num_attention_heads=2,
-            decoder_intermediate_size=12,
-            fixed_positions=False,
-            **more,
-        ),
-        IMAGES,
-    ),
-    models.GemmaCausalLM: (
-        lambda dtype=None, **more: models.GemmaCausalLM(
-            models.GemmaBackbone(**GEMMA, dtype=dtype), **more
-        ),
-        IDS,
-    ),
-    models.Gemma3CausalLM: (
-        lambda dtype=None, **more: models.Gemma3CausalLM(
-            models.Gemma3Backbone(**GEMMA, dtype=dtype), **more
-        ),
-        IDS,
-    ),
-}
+    (models.ViTImageSegmenter, models.ViTBackbone, VIT, IMAGES, SEGMENTED),
+    (models.EoMTImageSegmenter, models.ViTBackbone, VIT, IMAGES, {"num_classes": 3, **QUERIES}),
+    (models.ViTMAEForPreTraining, models.ViTBackbone, VIT, IMAGES, MAE_DECODER),
+    (models.GemmaCausalLM, models.GemmaBackbone, GEMMA, IDS, {}),
+    (models.Gemma3CausalLM, models.Gemma3Backbone, GEMMA, IDS, {}),
+]
+CASES = {cls: backbone(cls, *row) for cls, *row in BACKBONES}
+CASES |= {cls: task(cls, *row, **settings) for cls, *row, settings in TASKS}
 # What Keras makes of them runs on each backend; that of the others differs in shapes alone.
 EACH_BACKEND = (models.ViTImageClassifier, models.GemmaCausalLM)
 
