@@ -15,6 +15,7 @@ from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPr
 from kmodels.weights import manifest, native
 from kmodels.weights.engine import variables
 from kmodels.weights.gather import values
+from refusals import refused
 
 
 def _bits(model):
@@ -90,8 +91,7 @@ def test_a_saved_backbone_needs_num_classes(tmp_path):
     backbone = ViTBackbone.from_preset("vit_debug")
     backbone.save_to_preset(tmp_path / "b")
     assert _bits(ViTBackbone.from_preset(tmp_path / "b")) == _bits(backbone)
-    with pytest.raises(InputError, match="b has no head; give num_classes"):
-        ViTImageClassifier.from_preset(tmp_path / "b")
+    refused("b has no head; give num_classes", ViTImageClassifier.from_preset, tmp_path / "b")
     assert ViTImageClassifier.from_preset(tmp_path / "b", num_classes=3).num_classes == 3
 
 
@@ -130,8 +130,7 @@ def test_any_flipped_bit_is_found(saved, tmp_path, name):
     file.write_bytes(content)
     manifest.verify_manifest(folder, (native.CONFIG, native.WEIGHTS))
     file.unlink()
-    with pytest.raises(InputError, match=f"{name}"):
-        ViTBackbone.from_preset(folder)
+    refused(f"{name}", ViTBackbone.from_preset, folder)
 
 
 def _same_json(left: bytes, right: bytes) -> bool:
@@ -147,17 +146,13 @@ def test_damage_is_described(saved, tmp_path):
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(InputError, match=r"the content of model\.safetensors was changed; copy"):
-        ViTBackbone.from_preset(folder)
+    refused(r"the content of model\.safetensors was changed; copy", ViTBackbone.from_preset, folder)
     weights.write_bytes(content[:-4])
-    with pytest.raises(InputError, match=r"model\.safetensors has \d+ bytes, not \d+"):
-        ViTBackbone.from_preset(folder)
+    refused(r"model\.safetensors has \d+ bytes, not \d+", ViTBackbone.from_preset, folder)
     (folder / "manifest.json").write_text('{"files": {}}')
-    with pytest.raises(InputError, match=r"manifest\.json lists no files"):
-        ViTBackbone.from_preset(folder)
+    refused(r"manifest\.json lists no files", ViTBackbone.from_preset, folder)
     (folder / "manifest.json").unlink()
-    with pytest.raises(InputError, match=r"copy lacks manifest\.json, so its files cannot be"):
-        ViTBackbone.from_preset(folder)
+    refused(r"copy lacks manifest\.json, so its files cannot be", ViTBackbone.from_preset, folder)
 
 
 def test_files_of_a_later_version_or_another_family(saved, tmp_path):
@@ -169,8 +164,7 @@ def test_files_of_a_later_version_or_another_family(saved, tmp_path):
         description = json.loads((saved / "config.json").read_text()) | change
         (tmp_path / "config.json").write_text(json.dumps(description))
         manifest.write_manifest(tmp_path)
-        with pytest.raises(InputError, match=message):
-            ViTBackbone.from_preset(tmp_path)
+        refused(message, ViTBackbone.from_preset, tmp_path)
 
 
 def test_saving_never_replaces_what_is_not_ours(model, tmp_path):
@@ -178,12 +172,9 @@ def test_saving_never_replaces_what_is_not_ours(model, tmp_path):
     model.save_to_preset(folder)
     model.save_to_preset(folder)
     (folder / "thesis.txt").write_text("x")
-    with pytest.raises(InputError, match=r"mine also holds thesis\.txt, which would be lost"):
-        model.save_to_preset(folder)
-    with pytest.raises(InputError, match=r"mine also holds manifest\.json, thesis\.txt"):
-        model.export_to_transformers(folder)
-    with pytest.raises(InputError, match=r"thesis\.txt is a file; give a directory"):
-        model.save_to_preset(folder / "thesis.txt")
+    refused(r"mine also holds thesis\.txt, which would be lost", model.save_to_preset, folder)
+    refused(r"mine also holds manifest\.json, thesis\.txt", model.export_to_transformers, folder)
+    refused(r"thesis\.txt is a file; give a directory", model.save_to_preset, folder / "thesis.txt")
 
 
 def test_unknown_names_suggest_near_ones(tmp_path):
@@ -191,13 +182,11 @@ def test_unknown_names_suggest_near_ones(tmp_path):
         InputError, match=r"'vit_smal_patch16_224' is neither a preset .* vit_small_patch16"
     ):
         ViTBackbone.from_preset("vit_smal_patch16_224")
-    with pytest.raises(InputError, match="there is no file or directory no/such"):
-        ViTBackbone.from_preset("no/such")
+    refused("there is no file or directory no/such", ViTBackbone.from_preset, "no/such")
     with pytest.raises(InputError, match="has no setting 'num_clases'; did you mean num_classes"):
         ViTImageClassifier.from_preset("vit_debug", num_clases=3)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(InputError, match="is not a vit model but bert; give a directory with"):
-        ViTBackbone.from_preset(tmp_path)
+    refused("is not a vit model but bert; give a directory with", ViTBackbone.from_preset, tmp_path)
 
 
 def test_the_network_is_asked_only_by_name_and_needs_its_package(saved, monkeypatch):
