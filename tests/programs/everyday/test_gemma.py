@@ -1,11 +1,25 @@
-"""Programs of people who generate with Gemma, score with it, or build on it."""
+"""Programs of people who generate with Gemma, score and train it, or build on it."""
 
 import keras
 import numpy as np
 import pytest
 
+import gemma3_processor_case
+import gemma4_vision_case
+from kmodels import models
 from kmodels.core.errors import InputError
-from kmodels.models import GemmaBackbone, GemmaCausalLM
+from kmodels.models import (
+    Gemma3CausalLM,
+    Gemma3CausalLMPreprocessor,
+    GemmaBackbone,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    GemmaTextEmbedder,
+)
+from kmodels.models.gemma4_vision.presets import PRESETS as PRESETS4
+from kmodels.models.gemma_vision.presets import PRESETS as PRESETS3
+from kmodels.text import demo
+from kmodels.text.training import train_tokenizer
 
 
 @pytest.mark.each_backend
@@ -22,26 +36,6 @@ def test_a_classifier_over_the_backbone_learns():
     inputs = {"token_ids": token_ids, "padding_mask": np.ones_like(token_ids)}
     model.fit(inputs, labels, epochs=6, batch_size=16, verbose=0)
     assert model.evaluate(inputs, labels, verbose=0)[1] > 0.9
-
-
-def test_token_ids_are_all_it_needs():
-    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma2_debug"))
-    token_ids = np.random.default_rng(0).integers(3, 300, (4, 10))
-    logits = model.predict(token_ids, verbose=0)
-    by_name = model.predict({"token_ids": token_ids}, verbose=0)
-    assert logits.shape == (4, 10, 320)
-    np.testing.assert_array_equal(logits, by_name)
-
-
-def test_perplexity_by_evaluate_is_that_of_score():
-    model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug", num_layers=1))
-    token_ids = np.random.default_rng(0).integers(3, 300, (4, 10))
-    inputs, targets = token_ids[:, :-1], token_ids[:, 1:]
-    model.compile()
-    loss = model.evaluate(inputs, targets, verbose=0, return_dict=True)["loss"]
-    scores = model.score(inputs, scoring_mode="loss", target_ids=targets)
-    perplexity = np.exp(np.mean(keras.ops.convert_to_numpy(keras.ops.stop_gradient(scores))))
-    assert np.exp(loss) == pytest.approx(perplexity, rel=1e-4)
 
 
 def test_some_rows_weigh_more():
@@ -73,20 +67,12 @@ def test_padded_rows_and_beam_search_are_those_of_transformers(tmp_path):
     import torch
     import transformers
 
-    config = transformers.Gemma2Config(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        query_pre_attn_scalar=8,
-        sliding_window=64,
-        initializer_range=0.5,
-        attn_implementation="eager",
-    )
-    peer = transformers.Gemma2ForCausalLM(config).eval()
+    sizes = {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64,
+        "query_pre_attn_scalar": 8, "initializer_range": 0.5, "attn_implementation": "eager",
+    }  # fmt: skip
+    peer = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes)).eval()
     peer.save_pretrained(tmp_path)
     model = GemmaCausalLM.from_preset(tmp_path, preprocessor=None)
     token_ids = np.random.default_rng(0).integers(3, 96, (3, 9))
@@ -99,14 +85,156 @@ def test_padded_rows_and_beam_search_are_those_of_transformers(tmp_path):
 
     model.compile(sampler="beam")
     token_ids = np.random.default_rng(1).integers(3, 96, (2, 6))
-    theirs = peer.generate(
-        torch.tensor(token_ids),
-        attention_mask=torch.ones(2, 6),
-        max_new_tokens=8,
-        num_beams=5,
-        num_return_sequences=2,
-        do_sample=False,
-        eos_token_id=None,
-    )
+    beams = {"num_beams": 5, "num_return_sequences": 2, "do_sample": False, "eos_token_id": None}
+    given = {"attention_mask": torch.ones(2, 6), "max_new_tokens": 8}
+    theirs = peer.generate(torch.tensor(token_ids), **given, **beams)
     ours = model.generate(token_ids, max_new_tokens=8, stop_token_ids=None, num_return_sequences=2)
     np.testing.assert_array_equal(ours["token_ids"], theirs.numpy())
+
+
+@pytest.mark.each_backend("nightly")
+def test_vectors_inside_a_model_of_ones_own(references):
+    """A classifier over the vectors, trained by Keras, the embedder frozen."""
+    embedder = GemmaTextEmbedder.from_preset(references / "embedding_gemma" / "gemma" / "model")
+    embedder.trainable = False
+    inputs = embedder.input
+    y = keras.layers.Dense(2, name="classes")(embedder(inputs))
+    model = keras.Model(inputs, y)
+    model.compile(
+        keras.optimizers.Adam(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    things = {"a fox": "quick", "a dog": "lazy", "rain": "wet", "a cat": "brown"}
+    texts = [(f"what is {thing}?", f"{thing} is {how}.") for thing, how in things.items()]
+    x = embedder.preprocessor([text for pair in texts for text in pair])
+    labels = np.arange(8) % 2
+    before = embedder.get_weights()
+    history = model.fit(x, labels, epochs=12, verbose=0).history["loss"]
+    assert history[-1] < 0.5 * history[0]
+    for old, new in zip(before, embedder.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+# === Texts ===
+
+TEXTS = ["the cat sat", "a dog ran", "one and two", "no more rain"]
+
+
+@pytest.fixture
+def tokenizer():
+    return train_tokenizer(demo.texts(), 500)
+
+
+def gemma(preprocessor=None, task=GemmaCausalLM):
+    return task.from_preset("gemma3_debug", vocabulary_size=500, preprocessor=preprocessor)
+
+
+@pytest.mark.each_backend
+def test_a_preprocessor_in_a_pipeline_of_each_framework(tokenizer):
+    preprocessor = GemmaCausalLMPreprocessor(tokenizer, sequence_length=8)
+    x, y, weights = preprocessor(TEXTS)
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        batch = next(iter(tf.data.Dataset.from_tensor_slices(TEXTS).map(preprocessor).batch(4)))
+    elif keras.config.backend() == "torch":
+        import torch
+
+        loader = torch.utils.data.DataLoader(TEXTS, batch_size=4, collate_fn=preprocessor)
+        batch = next(iter(loader))
+    else:
+        batch = preprocessor(np.array(TEXTS))
+    np.testing.assert_array_equal(batch[0]["token_ids"], x["token_ids"])
+    np.testing.assert_array_equal(batch[1], y)
+    np.testing.assert_array_equal(batch[2], weights)
+
+
+@pytest.mark.each_backend("nightly")
+def test_fit_learns_a_list_of_texts_and_validates_on_another(tokenizer):
+    preprocessor = GemmaCausalLMPreprocessor(tokenizer, sequence_length=8)
+    model = gemma(preprocessor)
+    model.compile(optimizer=keras.optimizers.Adam(5e-3))
+    history = model.fit(TEXTS, batch_size=2, epochs=8, validation_data=TEXTS[:2], verbose=0).history
+    assert float(history["val_loss"][-1]) < 0.5 * float(history["val_loss"][0])
+    assert model.evaluate(TEXTS[:2], verbose=0)[0] == pytest.approx(
+        float(history["val_loss"][-1]), rel=1e-5
+    )
+    assert model.generate("the cat", max_length=8).startswith("the cat")
+
+
+def test_only_responses_count_and_some_count_more(tokenizer):
+    preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=12)
+    model = gemma(preprocessor, Gemma3CausalLM)
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    data = {"prompts": ["the cat", "a dog"], "responses": [" sat", " ran"]}
+    importance = np.array([1.0, 3.0])
+    loss = model.evaluate(data, sample_weight=importance, verbose=0)[0]
+
+    x, y, weights = preprocessor(data)
+    logits = np.asarray(model.predict(x, verbose=0), "float64")
+    chosen = np.take_along_axis(logits, y[..., None], -1)[..., 0]
+    each = np.log(np.exp(logits).sum(-1)) - chosen
+    wanted = (each * weights * importance[:, None]).mean()
+    assert loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_shorter_sequence_for_one_call(tokenizer):
+    preprocessor = GemmaCausalLMPreprocessor(tokenizer)
+    assert preprocessor(TEXTS)[1].shape == (4, 1024)
+    assert preprocessor(TEXTS, sequence_length=6)[1].shape == (4, 6)
+    preprocessor.sequence_length = 16
+    x, _, _ = preprocessor(TEXTS)
+    assert x["token_ids"].shape == (4, 16)
+    assert preprocessor.generate_postprocess(x) == TEXTS
+
+
+# === Texts with images ===
+
+DEBUG = PRESETS3["gemma3_vision_debug"]
+OWN_LAYERS = {"num_layers": 2, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+# Gemma 3, and Gemma 4 in the form of 12B and in that of E2B: the prefix of its classes, the folder
+# of its processor, its sizes, the mark of an image, tokens in a row, two pictures.
+KINDS = {
+    "gemma3": (
+        *("Gemma3", "model"),
+        {**DEBUG, "vision_encoder": {**DEBUG["vision_encoder"], "image_size": 20, "patch_size": 5}},
+        *("<start_of_image>", 48, ("square.png", "wide2.png")),
+    ),
+    "gemma4_unified": (
+        *("Gemma4", "unified", {**PRESETS4["gemma4_unified_debug"], "num_layers": 2}),
+        *("<|image|>", 160, ("wide.jpg", "tall.png")),
+    ),
+    "gemma4": (
+        *("Gemma4", "model", {**PRESETS4["gemma4_vision_debug"], **OWN_LAYERS}),
+        *("<|image|>", 160, ("square.png", "thread.png")),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_describe_pictures_and_chat_about_them(kind, references, tmp_path):
+    """From a directory of Hugging Face with weights, tokenizer and processor."""
+    name, form, sizes, mark, length, pictures = KINDS[kind]
+    cases = gemma3_processor_case if name == "Gemma3" else gemma4_vision_case
+    case = cases.ProcessorCase(references)
+    task = getattr(models, f"{name}ImageTextLM")
+    processor = getattr(models, f"{name}ImageTextLMPreprocessor")
+    text = processor.from_preset(case.folder / form, sequence_length=length)
+    keras.utils.set_random_seed(0)
+    vocabulary = text.tokenizer.vocabulary_size()
+    given = {**sizes, "vocabulary_size": vocabulary, "image_token_id": text.image_token_id}
+    backbone = getattr(models, f"{name}ImageTextBackbone")(**given)
+    task(backbone, text).export_to_transformers(tmp_path / "made")
+    model = task.from_preset(tmp_path / "made")
+    model.preprocessor.sequence_length = length
+    first, second = (str(case.picture(picture)) for picture in pictures)
+    prompt = {"prompts": f"What is {mark}?", "images": first}
+    assert isinstance(model.generate(prompt, max_length=100), str)
+    several = {"prompts": [f"a {mark}", "no picture"], "images": [[second], []]}
+    assert len(model.generate(several, max_length=100)) == 2
+
+    content = [{"type": "image", "path": picture} for picture in (first, second)]
+    content += [{"type": "text", "text": "What differs?"}]
+    chat = [{"role": "user", "content": content}]
+    reply = model.chat(chat, max_new_tokens=4)
+    assert isinstance(reply, str)
+    assert model.chat([chat, chat], max_new_tokens=4) == [reply, reply]

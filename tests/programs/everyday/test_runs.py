@@ -40,7 +40,7 @@ def test_the_best_weights_and_a_table_of_the_epochs(adapted, tmp_path):
     assert found == pytest.approx(min(fit.history["val_loss"]), rel=1e-5)
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_keras_own_backup_goes_on_after_a_crash(tmp_path):
     def train(crash=None):
         keras.utils.set_random_seed(0)
@@ -146,3 +146,23 @@ def test_a_cell_that_is_run_again_lets_go_of_its_first_model(build):
     gc.collect()
     assert model.built
     assert [kept() for kept in (*first, weight)] == [None] * 4
+
+
+def test_swap_two_adapters(tmp_path):
+    results = {}
+    keras.utils.set_random_seed(0)
+    model = classifier()
+    model.enable_lora(rank=4, targets="all-linear")
+    model.get_layer("logits").trainable = False
+    model.compile(keras.optimizers.Adam(1e-2), LOSS)
+    for name, labels in (("plain", Y), ("swapped", 2 - Y)):
+        model.fit(X, labels, 8, epochs=3, verbose=0)
+        model.save_adapter(tmp_path / name)
+        results[name] = model.predict(X, verbose=0)
+    assert np.abs(results["plain"] - results["swapped"]).max() > 0.01
+
+    keras.utils.set_random_seed(0)
+    model = classifier()
+    for name in ("plain", "swapped", "plain"):
+        model.load_adapter(tmp_path / name)
+        np.testing.assert_allclose(model.predict(X, verbose=0), results[name], atol=1e-5)

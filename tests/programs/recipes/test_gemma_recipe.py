@@ -92,7 +92,7 @@ def test_adapter_and_merged_model_are_the_same(whole, base):
     assert merged.preprocessor("a b")[1].shape == (96,)
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monkeypatch, capsys):
     stop_at(monkeypatch, 3)
     arguments = ["--weights", str(base), "--data", str(data), *ARGUMENTS, *ONCE, "--samples", "0"]
@@ -105,16 +105,8 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, base, data, tmp_path, monke
 def test_a_qwen_3_is_trained_too(recipe, references, data, tmp_path):
     text = Qwen3CausalLMPreprocessor.from_preset(references / "qwen3" / "tokenizer")
     qwen = Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=text)
-    run = [
-        "--weights",
-        str(qwen.save_to_preset(tmp_path / "qwen")),
-        "--data",
-        str(data),
-        "--steps",
-        "2",
-        "--samples",
-        "1",
-    ]
+    base = qwen.save_to_preset(tmp_path / "qwen")
+    run = ["--weights", str(base), "--data", str(data), "--steps", "2", "--samples", "1"]
     assert recipe.main([*run, *ARGUMENTS, "--out", str(tmp_path / "run")]) == 0
     assert "Qwen3" in (tmp_path / "run/model/config.json").read_text()
     losses = result(tmp_path / "run")["step_losses"]
@@ -183,24 +175,14 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
     [
         (["--held-out", "1"], "--held-out is 1.0; give at least 0, below 1"),
         (["--loss-on", "prompts"], "Invalid value for '--loss-on': 'prompts' is not one of"),
-        (["--quantize", "int2"], "Invalid value for '--quantize': 'int2' is not one of"),
-        (["--data", "no.jsonl"], "no.jsonl cannot be read: No such file or directory"),
-        (["--data", "bad.jsonl"], "bad.jsonl line 2: field 'response or output' is missing besi"),
         (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),
-        (
-            ["--template", "x"],
-            "template is 'x'; choose auto, chat_template, instruction, alpaca, gemma, gemma4, or",
-        ),
         (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
         (["--targets", "query,keys"], "LoRA target 'keys' is not a linear layer of this model"),
         (["--weights", "no/such"], "there is no file or directory no/such"),
         (["--weights", "vit"], "vit holds a ViTBackbone, which writes no text; give a Gemma or"),
         (["--samples", "-1"], "--samples is -1; give at least 0"),
-        (["--data", "latin.jsonl"], "latin.jsonl line 2: not UTF-8 at byte 18"),
         (["--data", "text.jsonl"], "text.jsonl line 2: not JSON at column 1"),
-        (["--data", "long.jsonl"], "long.jsonl line 2: longer than 4194304 bytes"),
-        (["--data", "empty.jsonl"], "empty.jsonl holds no record"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
@@ -211,11 +193,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     Path("one.jsonl").write_text(good)
     if "vit" in arguments:
         ViTBackbone.from_preset("vit_debug").save_to_preset("vit")
-    Path("latin.jsonl").write_bytes(good.encode() + b'{"instruction": "\xe9"}\n')
     Path("text.jsonl").write_text(good + "no object\n")
-    Path("long.jsonl").write_text(good + json.dumps({"text": "a" * 10 * 2**20}) + "\n")
-    Path("empty.jsonl").write_text("")
-    Path("bad.jsonl").write_text(good + '{"instruction": "a"}\n')
     given = {"--weights": str(base), "--data": str(data), "--samples": "0", "--out": "out"}
     given |= {arguments[0]: arguments[1]}
     assert recipe.main([part for pair in given.items() for part in pair]) == 2

@@ -46,7 +46,8 @@ def test_a_killed_run_of_queries_goes_on(recipe, tmp_path):
     queries = ("--head", "eomt", "--queries", "6", "--query-blocks", "2", "--points", "16")
     arguments = [*SMALL[:-2], *queries]
     assert recipe.main([*arguments, "--out", str(whole)]) == 0
-    assert len(result(whole)["step_losses"]) == 8
+    found = result(whole)
+    assert len(found["step_losses"]) == 8 and 0 <= found["metrics"]["test_mean_iou"] <= 1
     arguments += ["--checkpoint-every", "3"]
     check_killed_run(recipe, arguments, whole, cut, 5, checkpoint_is_written=False)
     shares = [EoMTImageSegmenter.from_preset(x / "model").attn_mask_probs for x in (whole, cut)]
@@ -71,14 +72,6 @@ def test_a_folder_of_images_and_masks(recipe, tmp_path, capsys):
     lora = [*arguments, "--epochs", "1", "--tune", "lora", "--rank", "2"]
     assert recipe.main([*lora, "--no-batch-norm", "--out", str(tmp_path / "lora")]) == 0
     assert result(tmp_path / "lora")["trainable_parameters"] < 0.1 * found["parameters"]
-    queries = ["--head", "eomt", "--queries", "6", "--query-blocks", "1", "--points", "16"]
-    eomt = [*arguments, *queries, "--epochs", "2", "--out", str(tmp_path / "eomt")]
-    assert recipe.main(eomt) == 0
-    found = result(tmp_path / "eomt")
-    assert 0 <= found["metrics"]["test_mean_iou"] <= 1 and len(found["step_losses"]) >= 4
-    trained = EoMTImageSegmenter.from_preset(tmp_path / "eomt" / "model")
-    assert trained.attn_mask_probs.tolist() == [0.0]
-    assert trained.segment(images[:1]).shape == (1, 20, 24)
     (root / "masks" / "3.png").unlink()
     capsys.readouterr()
     assert recipe.main([*head[:-1], str(tmp_path / "wrong")]) == 2

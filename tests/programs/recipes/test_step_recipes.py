@@ -83,18 +83,8 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
 )
 def test_two_towers_learn_digits_by_their_names(tmp_path, preset, steps):
     recipe, out = load("zero_shot"), tmp_path / "run"
-    arguments = [
-        "--data",
-        "digits",
-        "--batch-size",
-        "16",
-        "--preset",
-        preset,
-        "--epochs",
-        "2",
-        "--steps",
-        str(steps),
-    ]
+    small = f"--data digits --batch-size 16 --epochs 2 --steps {steps}"
+    arguments = [*small.split(), "--preset", preset]
     assert recipe.main([*arguments, "--out", str(out)]) == 0
     found = result(out)
     losses = found["step_losses"]
