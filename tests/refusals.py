@@ -1,6 +1,6 @@
 """Errors that a user sees: `InputError` with a message of one line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -18,3 +18,15 @@ def refused(message: str, call: Callable, *arguments, **options) -> str:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def messages(attempts: Mapping[str, Callable[[], object]]) -> dict[str, str | None]:
+    """Returns the message of the `InputError` that each call raises, None where it raises none."""
+    found = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            found[name] = None
+        except InputError as error:
+            found[name] = str(error)
+    return found

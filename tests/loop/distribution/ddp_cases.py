@@ -6,14 +6,14 @@ import warnings
 
 import keras
 import numpy as np
+import small_models
 import torch
 
 import kmodels
-from kmodels.core.errors import InputError
 from kmodels.distribution import distribute
-from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.training import AdamW, TrainStep
 from kmodels.training.step.step_loss import track_step_loss
+from refusals import messages
 
 BATCH, ROWS = 8, 32
 
@@ -26,13 +26,9 @@ def images(weighted=False):
     return (x, y, weights) if weighted else (x, y)
 
 
-def vit(dropout=0.0, **kwargs):
+def vit(dropout=0.0, num_classes=10, **kwargs):
     keras.utils.set_random_seed(3)
-    backbone = ViTBackbone(
-        image_shape=(16, 16, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=32,
-        mlp_dim=64, dropout_rate=dropout, **kwargs,
-    )  # fmt: skip
-    return ViTImageClassifier(backbone, 10)
+    return small_models.vit(16, num_classes, dropout_rate=dropout, **kwargs)
 
 
 def digest(variables):
@@ -54,7 +50,7 @@ class Steps(keras.callbacks.Callback):
         self.accumulated.append(digest(held))
 
 
-def trained(model, plan, optimizer, data, epochs=2, **compiled):
+def trained(model, plan, optimizer, data, epochs=2, held_out=None, **compiled):
     model = model if plan is None else plan.prepare(model)
     compiled = {
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -64,7 +60,7 @@ def trained(model, plan, optimizer, data, epochs=2, **compiled):
     }
     model.compile(optimizer, **compiled)
     track_step_loss(model)
-    return fitted(model, data, epochs)
+    return fitted(model, data, epochs, validation_data=held_out)
 
 
 def fitted(model, data, epochs=2, **arguments):
@@ -85,16 +81,7 @@ def fitted(model, data, epochs=2, **arguments):
 def plain(plan):
     """Rows of different weight, held-out rows, clipping, decay by weight."""
     data = images(weighted=True)
-    model = vit() if plan is None else plan.prepare(vit())
-    model.compile(
-        AdamW(1e-2, clip_norm=0.5),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="weighted")],
-    )
-    track_step_loss(model)
-    found = fitted(model, data, validation_data=data)
-    return found | {"seeds": digest([v for v in model.variables if "seed" in v.path])}
+    return trained(vit(), plan, AdamW(1e-2, clip_norm=0.5), data, held_out=data)
 
 
 def accumulated_by_keras(plan):
@@ -130,11 +117,7 @@ def dropped(plan):
 
 def gemma_lora(plan):
     keras.utils.set_random_seed(5)
-    backbone = GemmaBackbone(
-        vocabulary_size=50, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=32,
-        intermediate_dim=64, head_dim=16,
-    )  # fmt: skip
-    model = GemmaCausalLM(backbone)
+    model = small_models.gemma()
     model.enable_lora(4, trainable_token_indices=[5, 40])
     frozen = digest(model.non_trainable_variables)
     rng = np.random.default_rng(1)
@@ -200,14 +183,6 @@ def objectives(plan):
 
 def refused(plan):
     """The line that each mistake gives; all processes make it at once."""
-    found = {}
-
-    def note(name, make):
-        try:
-            make()
-        except InputError as error:
-            found[name] = str(error)
-
     x = np.zeros((8, 4), "float32")
     bare = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     normed = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])
@@ -223,16 +198,19 @@ def refused(plan):
             )
         trained(model, plan, "adam", images())
 
-    note("bare", lambda: plan.prepare(bare))
-    note("norm", lambda: plan.prepare(TrainStep(normed, loss)))
     wrapped = keras.layers.TorchModuleWrapper(torch.nn.BatchNorm1d(4), name="wrapped")
-    note("wrapped", lambda: plan.prepare(TrainStep(wrapped, loss)))
     total = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-    note("sum", lambda: trained(vit(), plan, "adam", images(), loss=total))
-    note("other", other)
-    note("idle", lambda: distribute("data=1"))
+    attempts = {
+        "bare": lambda: plan.prepare(bare),
+        "norm": lambda: plan.prepare(TrainStep(normed, loss)),
+        "wrapped": lambda: plan.prepare(TrainStep(wrapped, loss)),
+        "sum": lambda: trained(vit(), plan, "adam", images(), loss=total),
+        "other": other,
+        "idle": lambda: distribute("data=1"),
+    }
     if keras.__version__ < "3.16":
-        note("model", lambda: distribute(f"model={plan.mesh.size}"))
+        attempts["model"] = lambda: distribute(f"model={plan.mesh.size}")
+    found = messages(attempts)
     normed.layers[0].trainable = False
     step = plan.prepare(TrainStep(keras.Sequential([normed, bare]), loss))
     step.compile("sgd")

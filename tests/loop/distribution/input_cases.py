@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import small_models
 
-from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, Augment, ImageLoader
 from kmodels.distribution import current, distribute, processes
-from kmodels.models import ViTBackbone, ViTImageClassifier
+from refusals import messages
 
 BATCH, ROWS, HELD_OUT, CLASSES = 16, 56, 27, 10
 # Without the last batch, which over a mesh is not trained on.
@@ -28,16 +28,16 @@ def numbers(rows=ROWS, seed=0):
 class Batches(keras.utils.PyDataset):
     """A user's data set, the last batch of which is short."""
 
-    def __init__(self, x, y):
+    def __init__(self, x, y, size=BATCH):
         super().__init__()
-        self.x, self.y = x, y
+        self.x, self.y, self.size = x, y, size
 
     @property
     def num_batches(self):
-        return -(-len(self.x) // BATCH)
+        return -(-len(self.x) // self.size)
 
     def __getitem__(self, index):
-        rows = slice(index * BATCH, (index + 1) * BATCH)
+        rows = slice(index * self.size, (index + 1) * self.size)
         return self.x[rows], self.y[rows]
 
 
@@ -69,11 +69,11 @@ def numbered(x, y):
     return Batches(x, y), None
 
 
-def generated(x, y):
+def generated(x, y, size=BATCH):
 
     def batches():
-        for start in range(0, len(x), BATCH):
-            yield {"image": x[start : start + BATCH], "label": y[start : start + BATCH]}
+        for start in range(0, len(x), size):
+            yield {"image": x[start : start + size], "label": y[start : start + size]}
 
     return batches, None
 
@@ -126,10 +126,7 @@ def datasets(x, y):
 def vit(spec, **compiled):
     plan = distribute(spec)
     keras.utils.set_random_seed(3)
-    backbone = ViTBackbone(
-        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=64
-    )
-    model = ViTImageClassifier(backbone, CLASSES)
+    model = small_models.vit(8, CLASSES)
     model = model if plan is None else plan.prepare(model)
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.2), loss, **compiled or {"weighted_metrics": ["accuracy"]})
@@ -188,7 +185,7 @@ def followed(model, folder):
 
 
 def refused(spec):
-    model, me, found = vit(spec, metrics=["accuracy"]), processes.index(), {}
+    model, me = vit(spec, metrics=["accuracy"]), processes.index()
     plan, (x, y) = current(), numbers()
     assert plan is not None
 
@@ -207,24 +204,9 @@ def refused(spec):
         "backup": lambda: model.fit(
             x, y, callbacks=[keras.callbacks.BackupAndRestore(str(me))], verbose=0
         ),
-        "prepare": lambda: _unprepared().fit(x, y, verbose=0),
+        "prepare": lambda: small_models.vit(8, CLASSES).fit(x, y, verbose=0),
     }
-    for name, attempt in attempts.items():
-        try:
-            attempt()
-            found[name] = None
-        except InputError as error:
-            found[name] = str(error)
-    return found
-
-
-def _unprepared():
-    return ViTImageClassifier(
-        ViTBackbone(
-            image_shape=(8, 8, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8
-        ),
-        CLASSES,
-    )
+    return messages(attempts)
 
 
 def unequal(spec):

@@ -1,10 +1,10 @@
 """Runs a script in several processes at once, and leaves none of them behind.
 
-    outputs = launch([Process(SCRIPT, env=rank) for rank in torch_ranks(2)], seconds=120)
+    outputs = launch([Process(SCRIPT, ranks=torch_ranks(2))], seconds=120)
     losses = [output.result()["losses"] for output in outputs]
 
 A script prints what it found as one line of JSON, its last. Several checks belong in one launch,
-since imports cost most.
+since imports cost most: ranks are forks of one process, which has imported kmodels.
 """
 
 import json
@@ -25,19 +25,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 # How long the others may continue when one has failed and all were to succeed.
 GRACE = 15.0
+# What a process reads, of which this module makes forks.
+RANKS, RANKS_FOLDER = "KMODELS_TEST_RANKS", "KMODELS_TEST_RANKS_FOLDER"
 
 
 @dataclass(frozen=True)
 class Process:
     """What one process runs: a Python file, or a module by its name, without a slash and a dot.
 
-    `env` is put over the variables of the tests; None takes one away.
+    `env` is put over the variables of the tests; None takes one away. With `ranks` the script runs
+    once for each of them, with these variables on top, which nothing reads before `main`.
     """
 
     script: Path | str
     arguments: Sequence[str] = ()
     env: Mapping[str, str | None] = field(default_factory=dict)
     folder: Path | None = None
+    ranks: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def torch_ranks(count: int, **env: str) -> list[dict[str, str]]:
+def torch_ranks(count: int) -> list[dict[str, str]]:
     port = str(free_port())
     return [
         {
@@ -70,13 +74,12 @@ def torch_ranks(count: int, **env: str) -> list[dict[str, str]]:
             "LOCAL_WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
-            **env,
         }
         for rank in range(count)
     ]
 
 
-def jax_ranks(count: int, devices: int = 2, **env: str) -> list[dict[str, str]]:
+def jax_ranks(count: int, devices: int = 2) -> list[dict[str, str]]:
     """What a user tells each of `count` JAX processes of `devices` virtual devices each."""
     others = [
         flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag
@@ -87,7 +90,6 @@ def jax_ranks(count: int, devices: int = 2, **env: str) -> list[dict[str, str]]:
             "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
             "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
             "XLA_FLAGS": " ".join([*others, f"--xla_force_host_platform_device_count={devices}"]),
-            **env,
         }
         for port in [free_port()]
         for rank in range(count)
@@ -122,7 +124,7 @@ def launch(
         finally:
             for child in children:
                 child.kill()
-        outputs = [child.output() for child in children]
+        outputs = [output for child in children for output in child.outputs()]
     bad = [output.status != 0 or output.late for output in outputs]
     if check and any(bad):
         raise AssertionError("\n".join(_tail(i, output) for i, output in enumerate(outputs)))
@@ -134,8 +136,11 @@ class _Child:
 
     def __init__(self, process: Process, folder: Path):
         folder.mkdir()
-        self.files = folder / "stdout", folder / "stderr"
-        env: dict[str, str] = dict(os.environ)
+        self.folder, self.ranks = folder, range(len(process.ranks))
+        env: dict[str, str] = dict(os.environ) | {
+            RANKS: json.dumps([*map(dict, process.ranks)]),
+            RANKS_FOLDER: str(folder),
+        }
         paths = [ROOT / "src", ROOT / "tests", ROOT / "tests" / "loop" / "distribution"]
         # What tests/conftest.py spares the processes that tests start.
         paths += [ROOT / "tests" / "children"]
@@ -148,7 +153,7 @@ class _Child:
         self.begun = time.monotonic()
         self.ended: float | None = None
         self.late = False
-        with self.files[0].open("wb") as stdout, self.files[1].open("wb") as stderr:
+        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             self.popen = subprocess.Popen(
                 [sys.executable, __file__, str(process.script), *process.arguments],
                 stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=env,
@@ -161,13 +166,20 @@ class _Child:
         self.ended = self.ended or time.monotonic()
         return False
 
+    def statuses(self) -> list[int | None]:
+        """Exit statuses of the process, or of its ranks: None while one runs."""
+        if not self.ranks:
+            return [self.popen.poll()]
+        files = [self.folder / f"{rank}.status" for rank in self.ranks]
+        return [int(file.read_text()) if file.exists() else None for file in files]
+
     def failed(self) -> bool:
-        return self.popen.poll() not in (None, 0)
+        return any(status not in (None, 0) for status in self.statuses())
 
     def kill(self) -> None:
         self.late = self.running()
         # torchrun's workers lead groups of their own.
-        for pid in [*_descendants(self.popen.pid), self.popen.pid]:
+        for pid in [*descendants(self.popen.pid), self.popen.pid]:
             try:
                 os.killpg(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -176,13 +188,21 @@ class _Child:
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
-    def output(self) -> Output:
-        texts = [file.read_text(errors="replace") for file in self.files]
+    def outputs(self) -> list[Output]:
         seconds = (self.ended or time.monotonic()) - self.begun
-        return Output(self.popen.returncode, *texts, seconds, self.late)
+        outputs = []
+        for status, rank in zip(self.statuses(), self.ranks or [""], strict=True):
+            files = [self.folder / f"{rank}{name}" for name in ("stdout", "stderr")]
+            # Where imports fail there are no ranks yet.
+            files = [file if file.exists() else self.folder / file.name[-6:] for file in files]
+            texts = [file.read_text(errors="replace") for file in files]
+            late = self.late and (not self.ranks or status is None)
+            status = self.popen.returncode if status is None else status
+            outputs.append(Output(status, *texts, seconds, late))
+        return outputs
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
     parents = [tuple(map(int, line.split())) for line in table.stdout.splitlines()]
     found = [pid]
@@ -201,10 +221,36 @@ def _end_with_parent() -> None:
     """Kills this process and its group when whoever holds the other end of stdin is gone."""
     while os.read(0, 1024):
         pass
-    os.killpg(os.getpid(), signal.SIGKILL)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _fork(ranks: list[dict[str, str]], folder: Path) -> None:
+    """Returns in a copy of this process for each rank; this one ends after them."""
+    import kmodels.models
+    import kmodels.training  # noqa: F401
+
+    running = {}
+    for rank, env in enumerate(ranks):
+        if pid := os.fork():
+            running[pid] = rank
+            continue
+        os.environ.update(env)
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            with (folder / f"{rank}{name}").open("wb") as file:
+                os.dup2(file.fileno(), descriptor)
+        return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while running:
+        pid, status = os.wait()
+        written = folder / "status"
+        written.write_text(str(os.waitstatus_to_exitcode(status)))
+        written.rename(folder / f"{running.pop(pid)}.status")
+    os._exit(0)
 
 
 if __name__ == "__main__":
+    if ranks := json.loads(os.environ.pop(RANKS)):
+        _fork(ranks, Path(os.environ[RANKS_FOLDER]))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.argv = sys.argv[1:]
     name = sys.argv[0]

@@ -1,4 +1,4 @@
-"""One process of a run that is saved, killed, restored and exported.
+"""One process of a run that is saved, left, restored and exported.
 
 KERAS_BACKEND=jax python tests/loop/distribution/run_in_parts.py FOLDER MESH WHAT...
 
@@ -16,51 +16,27 @@ from typing import Any
 
 import keras
 import numpy as np
+import small_models
 
 from kmodels.checkpoint import manager, sharded, state
-from kmodels.core.errors import InputError
 from kmodels.distribution import distribute, processes
-from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import AdamW, load_orbax, save_orbax
+from refusals import messages
+from stopped_runs import Kill, Killed
 
 BATCH, STEPS, EPOCHS, WHOLE = 8, 4, 2, "whole"
 # Between two steps whose gradients are accumulated, within the second epoch.
-EVERY, KILLED = 5, 6
+EVERY, LEFT = 5, 6
 rng = np.random.default_rng(0)
 X = rng.normal(size=(BATCH * STEPS, 8, 8, 3)).astype("float32")
 Y = rng.integers(0, 4, len(X))
-
-
-class Stop(keras.callbacks.Callback):
-    """Does something after a step of this process, counted from 1."""
-
-    def __init__(self, step, act):
-        super().__init__()
-        self.left, self.act = step, act
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            self.act()
-
-
-class Left(Exception):
-    """Raised in all processes after the same step: the run is left, as if it had been killed."""
-
-
-def leave():
-    raise Left
 
 
 def make(mesh, optimizer=AdamW, name="adamw") -> Any:
     """The model on a mesh, as a new process would make it."""
     plan = distribute(mesh)
     keras.utils.set_random_seed(3)
-    backbone = ViTBackbone(
-        image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=64,
-        dropout_rate=0.1,
-    )  # fmt: skip
-    model = ViTImageClassifier(backbone, 4)
+    model: Any = small_models.vit(8, 4, dropout_rate=0.1)
     model = model if plan is None else plan.prepare(model)
     settings = {"ema": 0.9, "accumulate": 2} if optimizer is AdamW else {}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -130,36 +106,22 @@ def whole(folder, mesh, found):
 
 def cut(folder, mesh, found):
     """The same, left within the second epoch, and continued by another model."""
+    run = folder / f"cut {mesh}"
     plan, model = make(mesh)
     try:
-        fit(plan, model, folder / "cut", Stop(KILLED, leave))
-    except Left:
+        fit(plan, model, run, Kill(LEFT))
+    except Killed:
         pass
     plan, model = make(mesh)
-    history = fit(plan, model, folder / "cut")
+    history = fit(plan, model, run)
     found[f"cut {mesh}"] = {"digest": state.weights_digest(model), "history": history}
 
 
 def killed(folder, mesh, found):
-    """The same; process 1 dies within the second epoch, the first time that this is called."""
+    """Process 1 dies within the second epoch."""
     plan, model = make(mesh)
-    run = folder / "killed"
-    callbacks = plan.callbacks(run, every=EVERY, keep=9)
-
-    def die():
-        callbacks[0].wait()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    first = not manager.list_checkpoints(run)
-    if first and processes.index() == 1:
-        callbacks.append(Stop(KILLED, die))
-    history = model.fit(
-        X, Y, batch_size=BATCH, epochs=EPOCHS, validation_data=(X[:12], Y[:12]), verbose=0,
-        callbacks=callbacks,
-    )  # fmt: skip
-    found[f"killed {mesh}"] = {
-        "digest": state.weights_digest(model), "history": history.history, "first": first
-    }  # fmt: skip
+    act = Kill(LEFT, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    fit(plan, model, folder / "killed", *([act] if processes.index() == 1 else []))
 
 
 def restored(folder, mesh, found):
@@ -180,23 +142,18 @@ def refused(folder, mesh, found):
     if processes.is_rank_zero():
         shutil.copytree(folder / f"{WHOLE} {mesh}", run)
     processes.all_gather_object("copied", None)
-    said = found["refused"] = {}
-
-    def told(name, act):
-        try:
-            act()
-        except InputError as error:
-            said[name] = str(error)
 
     def wrong(optimizer, name):
         plan, model = make(mesh, optimizer, name)
         fit(plan, model, run)
 
-    told("class", lambda: wrong(keras.optimizers.Adam, "adamw"))
-    told("name", lambda: wrong(AdamW, "other"))
-    own = folder / str(processes.index())
-    plan, model = make(mesh)
-    told("apart", lambda: fit(plan, model, own))
+    found["refused"] = messages(
+        {
+            "class": lambda: wrong(keras.optimizers.Adam, "adamw"),
+            "name": lambda: wrong(AdamW, "other"),
+            "apart": lambda: fit(*make(mesh), folder / str(processes.index())),
+        }
+    )
     last = manager.list_checkpoints(run)[0]
     if processes.is_rank_zero():
         file = max(last.glob("model-00001*"))
@@ -213,7 +170,7 @@ def stopped(folder, mesh, found):
     plan, model = make(mesh)
     act = []
     if processes.index() == 1:
-        act.append(Stop(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        act.append(Kill(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     try:
         fit(plan, model, folder / "stopped", *act)
     except SystemExit as error:
@@ -229,20 +186,17 @@ def exported(folder, mesh, found):
     manager.restore(path, described, model)
     plan.export(model, folder / "exported")
     found["exported"] = state.weights_digest(model)
-    try:
-        model.save_weights(folder / "weights.weights.h5")
-    except InputError as error:
-        found["in parts"] = str(error)
+    # Where the disk is full for the one that writes, all hear of it.
+    place = Path("/dev/full/export") if processes.is_rank_zero() else folder / "other"
+    found["no export"] = messages(
+        {
+            "in parts": lambda: model.save_weights(folder / "weights.weights.h5"),
+            "disk is full": lambda: plan.export(model, place),
+        }
+    )
     found["kernels in parts"] = sum(
         sharded.is_placed(v) and v.path.endswith("kernel") for v in model.weights
     )
-    # Where the disk is full for the one that writes, all hear of it.
-    try:
-        plan.export(
-            model, Path("/dev/full/export") if processes.is_rank_zero() else folder / "other"
-        )
-    except InputError as error:
-        found["no export"] = str(error)
 
 
 def orbaxed(folder, mesh, found):

@@ -1,6 +1,8 @@
-"""Runs of several processes: saved in parts, killed, continued, read on any mesh and backend."""
+"""Runs of several processes: saved in parts, left, continued, read on any mesh and backend.
 
-import json
+Processes are killed in `tests/nightly/launch`, whose runs end as others do.
+"""
+
 import shutil
 import signal
 import warnings
@@ -19,9 +21,8 @@ from kmodels.models import ViTImageClassifier
 from kmodels.weights.parts import read_parts, write_parts
 
 MESHES = {"jax": "fsdp=4", "torch": "fsdp=2"}
+OTHERS = {"jax": ["data=2,fsdp=2", "data=4"], "torch": ["data=2"]}
 SCRIPT = ROOT / "tests" / "loop" / "distribution" / "run_in_parts.py"
-# What runs after the restart, in the same processes: their imports cost most.
-AFTER = ("whole", "restored", "exported", "stopped", "refused")
 
 
 def in_parts(test):
@@ -29,52 +30,27 @@ def in_parts(test):
     return test if keras.backend.backend() in MESHES else pytest.mark.across("jax", "torch")(test)
 
 
-def acts(mesh, others):
-    meshes = {"restored": "+".join([mesh, *others])}
-    return [f"{act}:{meshes.get(act, mesh)}" for act in AFTER]
-
-
 def start(backend, folder, *told, check=True):
     env = {"KERAS_BACKEND": backend, "KMODELS_PROCESS_SECONDS": "20", **jax_cache(folder / "cache")}
-    ranks = jax_ranks(2, 2, **env) if backend == "jax" else torch_ranks(2, **env)
-    return launch([Process(SCRIPT, [str(folder), *told], env=r) for r in ranks], 240, check)
-
-
-def run_jax(folder):
-    """When one process was killed the other ends too, and both are started again."""
-    survivor, dead = start("jax", folder, "killed:fsdp=4", check=False)
-    assert dead.status == -signal.SIGKILL and not survivor.late
-    assert survivor.status not in (0, None)
-    told = ["killed:fsdp=4", *acts("fsdp=4", ["data=2,fsdp=2", "data=4"])]
-    both = start("jax", folder, *told)
-    assert resumed(folder) in both[0].stdout
-    assert "resumed" not in both[1].stdout
-    return [output.result() for output in both]
-
-
-def run_torch(folder):
-    """torchrun starts both ranks again when one of them was killed."""
-    told = ["cut:data=2", "killed:fsdp=2", "whole:data=2", *acts("fsdp=2", ["data=2"])]
-    run = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", str(SCRIPT), str(folder)]
-    env = {"KMODELS_PROCESS_SECONDS": "60"}
-    command = Process("torch.distributed.run", [*run, *told, "dcp:fsdp=2"], env=env)
-    (output,) = launch([command], 280)
-    assert resumed(folder) in output.stdout
-    return [json.loads(line) for line in output.stdout.splitlines() if line.startswith("{")]
-
-
-def resumed(folder):
-    return f"resumed from {folder}/killed/step_00000005 at step 5"
+    ranks = jax_ranks(2, 2) if backend == "jax" else torch_ranks(2)
+    return launch([Process(SCRIPT, [str(folder), *told], env, ranks=ranks)], 240, check)
 
 
 @pytest.fixture(scope="module")
 def ran(backend, tmp_path_factory, exchange):
-    """Folder, mesh and what the processes found."""
-    folder = tmp_path_factory.mktemp("parts")
-    found = {"jax": run_jax, "torch": run_torch}[backend](folder)
-    assert len(found) == 2 and found[0] == found[1]
+    """Folder, mesh and what the processes found, all in one start: their imports cost most."""
+    folder, mesh = tmp_path_factory.mktemp("parts"), MESHES[backend]
+    told = [f"{act}:{mesh}" for act in ("cut", "whole", "exported", "stopped", "refused")]
+    told.append("restored:" + "+".join([mesh, *OTHERS[backend]]))
+    if backend == "torch":
+        told += ["cut:data=2", "whole:data=2", f"dcp:{mesh}"]
+    both = start(backend, folder, *told)
+    resumed = f"resumed from {folder}/cut {mesh}/step_00000005 at step 5"
+    assert [resumed in output.stdout for output in both] == [True, False]
+    found, other = (output.result() for output in both)
+    assert found == other
     _share(exchange, backend, folder)
-    return folder, MESHES[backend], found[0]
+    return folder, mesh, found
 
 
 def _share(exchange, backend, folder):
@@ -86,13 +62,20 @@ def _share(exchange, backend, folder):
 
 
 @in_parts
-def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(ran, backend):
-    _, mesh, found = ran
-    killed, whole = found[f"killed {mesh}"], found[f"whole {mesh}"]
-    assert not killed.pop("first")
-    assert killed == whole
-    if backend == "torch":
-        assert found["cut data=2"] == found["whole data=2"]
+def test_a_run_that_was_left_ends_with_the_bits_of_an_undisturbed_one(ran):
+    _, _, found = ran
+    runs = [name for name in found if name.startswith("cut ")]
+    assert runs
+    for run in runs:
+        assert found[run] == found[run.replace("cut", "whole")]
+
+
+@in_parts
+@pytest.mark.nightly
+def test_a_killed_process_ends_the_others_too(backend, tmp_path):
+    survivor, dead = start(backend, tmp_path, f"killed:{MESHES[backend]}", check=False)
+    assert dead.status == -signal.SIGKILL and not survivor.late
+    assert survivor.status not in (0, None)
 
 
 @in_parts
@@ -117,8 +100,8 @@ def test_export_is_one_ordinary_directory(ran):
     model = ViTImageClassifier.from_preset(folder / "exported")
     assert state.weights_digest(model) == found["exported"]
     assert found["kernels in parts"] > 0
-    assert found["no export"].startswith("cannot write /dev/full")
-    assert "save_weights needs all weights on one device" in found["in parts"]
+    assert found["no export"]["disk is full"].startswith("cannot write /dev/full")
+    assert "save_weights needs all weights on one device" in found["no export"]["in parts"]
     names = {"config.json", "manifest.json", "model.safetensors"}
     assert {path.name for path in (folder / "exported").iterdir()} == names
 

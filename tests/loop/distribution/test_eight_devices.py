@@ -1,11 +1,13 @@
 """One process, eight devices: the losses of one device, in an eighth of its memory."""
 
+import itertools
 import math
 import re
 
 import keras
 import numpy as np
 import pytest
+import small_models
 
 from kmodels import models
 from kmodels.checkpoint.state import slots
@@ -27,6 +29,7 @@ ROWS = 10 * BATCH
 IMAGES = rng.normal(size=(ROWS, 16, 16, 3)).astype("float32")
 LABELS = rng.integers(0, 10, ROWS)
 IDS = rng.integers(3, 64, (ROWS, 9)).astype("int32")
+TEXTS = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, :-1])}, IDS[:, 1:]
 WEIGHTS = np.ones((ROWS, 8), "float32")
 WEIGHTS[::3, 5:] = 0.0
 
@@ -37,14 +40,9 @@ def in_force():
     return plan
 
 
-VIT = {"image_shape": (16, 16, 3), "num_layers": 1, "num_heads": 2}
-VIT |= {"hidden_dim": 32, "mlp_dim": 64}
-
-
 def make_vit(dtype="float32", lora=False):
     rates = {"dropout_rate": 0.1, "attention_dropout": 0.1}
-    backbone = models.ViTBackbone(patch_size=8, dtype=dtype, **rates, **VIT)
-    model = models.ViTImageClassifier(backbone, 10)
+    model = small_models.vit(16, 10, dtype=dtype, **rates)
     if lora:
         model.enable_lora(4, dropout=0.1, targets="all-linear")
     return model, (IMAGES, LABELS), {}
@@ -52,7 +50,8 @@ def make_vit(dtype="float32", lora=False):
 
 def make_rows():
     """A ViT on rows of patches, in each of which two images of different grids stand."""
-    backbone = models.NaFlexViTBackbone(patch_size=4, dropout_rate=0.1, **VIT)
+    sizes = {"image_shape": (16, 16, 3), "patch_size": 4, **small_models.VIT}
+    backbone = models.NaFlexViTBackbone(dropout_rate=0.1, **sizes)
     draw = np.random.default_rng(1)
     grids = np.array([[[2, 3], [1, 4]], [[3, 3], [0, 0]]])[np.arange(ROWS) % 2]
     patches = draw.normal(size=(ROWS, 12, 48)).astype("float32")
@@ -65,17 +64,12 @@ def make_rows():
 
 def make_gemma(dtype="float32", lora=True):
     dropout = 0.0 if lora else 0.1
-    backbone = models.GemmaBackbone(
-        **{"num_layers": 1, "num_query_heads": 4, "num_key_value_heads": 1, "head_dim": 8},
-        **{"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 64},
-        **{"dropout": dropout, "dtype": dtype},
-    )
-    model = models.GemmaCausalLM(backbone)
+    sizes = {"vocabulary_size": 64, "num_query_heads": 4, "head_dim": 8}
+    model = small_models.gemma(dropout=dropout, dtype=dtype, **sizes)
     if lora:
         rows = {"trainable_token_indices": range(3, 11)}
         model.enable_lora(4, dropout=0.1, targets="all-linear", **rows)
-    inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, :-1])}
-    return model, (inputs, IDS[:, 1:]), {"sample_weight": WEIGHTS}
+    return model, TEXTS, {"sample_weight": WEIGHTS}
 
 
 def compiled(make, mesh, **options):
@@ -111,31 +105,32 @@ def make_experts(dtype="float32", lora=False):
     if lora:
         parameters = ("experts/gate_up", "experts/down")
         model.enable_lora(4, targets="all-linear", target_parameters=parameters)
-    inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, :-1])}
-    return model, (inputs, IDS[:, 1:]), {"sample_weight": WEIGHTS}
+    return model, TEXTS, {"sample_weight": WEIGHTS}
 
 
 CASES = {
-    "vit": (make_vit, {}, ("data=4,model=2", "data=2,fsdp=4")),
-    "vit in bfloat16": (make_vit, {"dtype": "mixed_bfloat16"}, ("fsdp=8",)),
+    "vit": (make_vit, {}, ("data=4,model=2",)),
     "rows of patches": (make_rows, {}, ("data=2,fsdp=2,model=2",)),
-    "gemma": (make_gemma, {"lora": False}, ("data=2,fsdp=2,model=2",)),
     "experts": (make_experts, {}, ("data=2,fsdp=2,model=2",)),
-    "experts with lora": (make_experts, {"lora": True}, ("model=8",)),
     "gemma with lora": (make_gemma, {}, ("fsdp=8",)),
     "gemma with lora in bfloat16": (make_gemma, {"dtype": "bfloat16"}, ("data=4,model=2",)),
 }
 
 
 # A case compiles for 5 s, and these mix what others have.
-MIXED = ("vit in bfloat16", "gemma", "experts with lora")
+KINDS = (("float32", False), ("float32", True), ("mixed_bfloat16", False), ("bfloat16", True))
+MESHES = ("data=8", "fsdp=8", "data=4,model=2", "data=2,fsdp=4", "data=2,fsdp=2,model=2")
+NIGHTLY = {"experts with lora": (make_experts, {"lora": True}, ("model=8",))} | {
+    f"{make.__name__}, {dtype}, lora={lora}": (make, {"dtype": dtype, "lora": lora}, MESHES)
+    for make, (dtype, lora) in itertools.product((make_vit, make_gemma), KINDS)
+}
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.nightly] * (case in MIXED)) for case in CASES]
+    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in NIGHTLY)]
 )
 def test_losses_do_not_depend_on_the_mesh(case):
-    make, options, meshes = CASES[case]
+    make, options, meshes = (CASES | NIGHTLY)[case]
     alone, _ = train(make, None, **options)
     assert alone[-1] < alone[0] - 0.1
     dtype = "bfloat16" if "bfloat16" in case else "float32"

@@ -21,17 +21,16 @@ EVERYWHERE = (
     input_cases.own,
 )
 OF_OTHERS = (input_cases.dataloader, input_cases.tf_data, input_cases.grain, input_cases.datasets)
-# The last two lie over both processes, which then feed the same rows or a part of their own.
-MESHES = ("fsdp=4", "data=2,model=2", "model=4") if BACKEND == "jax" else ()
+# Both processes feed rows of their own to the first, and the same rows to the second.
+MESHES = ("fsdp=2,model=2", "model=4") if BACKEND == "jax" else ()
 MAIN = "data=4" if BACKEND == "jax" else "data=2"
 
 
 def _processes(kinds, cache, meshes=(), folder="", **options):
     arguments = [";".join((MAIN, *meshes)), str(folder), *(kind.__name__ for kind in kinds)]
-    ranks = jax_ranks(2, **jax_cache(cache)) if BACKEND == "jax" else torch_ranks(2)
-    return launch(
-        [Process(input_cases.__file__, arguments, rank) for rank in ranks], 280, **options
-    )
+    ranks = jax_ranks(2) if BACKEND == "jax" else torch_ranks(2)
+    process = Process(input_cases.__file__, arguments, jax_cache(cache), ranks=ranks)
+    return launch([process], 280, **options)
 
 
 def _compare(found, wanted):

@@ -4,7 +4,7 @@ import subprocess
 import time
 
 import pytest
-from launch import Process, jax_ranks, launch, torch_ranks
+from launch import Process, launch, torch_ranks
 
 pytestmark = pytest.mark.once
 SCRIPT = """
@@ -60,11 +60,3 @@ def test_one_that_fails_is_shown(script, monkeypatch):
     both = [Process(script, ["hang"]), Process(script, ["fail"])]
     with pytest.raises(AssertionError, match=r"(?s)0: killed.*1: status 1.*it went wrong"):
         launch(both)
-
-
-def test_ranks_share_an_address():
-    first, second = jax_ranks(2, devices=3)
-    address = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
-    assert first[address] == second[address]
-    flags = first["XLA_FLAGS"]
-    assert flags.count("device_count=3") == 1 == flags.count("device_count=")

@@ -1,9 +1,11 @@
 """The mesh: its text, its errors, and which axis cuts which dimension."""
 
 import logging
+import re
 
 import keras
 import pytest
+import small_models
 
 from kmodels import models
 from kmodels.core.errors import InputError
@@ -95,8 +97,6 @@ def debug_models():
 
 
 def test_the_families_agree_and_name_every_matrix(debug_models):
-    import re
-
     tables = (vit.LAYOUT, DECODER)
     for variable in (v for model in debug_models for v in model.variables):
         rank = len(variable.shape)
@@ -133,10 +133,7 @@ def test_an_axis_that_does_not_divide_is_dropped_and_said_once(caplog):
 def test_heads_stay_together(caplog):
     """Gemma 2B: one key/value head of 256 columns, which 2 divides and must not cut."""
     caplog.set_level(logging.WARNING)
-    backbone = models.GemmaBackbone(
-        **{"vocabulary_size": 32, "num_layers": 1, "num_query_heads": 8, "head_dim": 4},
-        **{"num_key_value_heads": 1, "hidden_dim": 16, "intermediate_dim": 32},
-    )
+    backbone = small_models.gemma(num_query_heads=8, head_dim=4).backbone
     found = {v.path: v for v in backbone.variables}
     for name, cut in (
         ("query", ("fsdp", "model")),

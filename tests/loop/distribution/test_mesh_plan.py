@@ -1,9 +1,9 @@
 """A plan on a mesh: the arithmetic of the papers, and what eight devices really hold and send."""
 
-import importlib.util
 import json
 import math
 import re
+import runpy
 from collections import Counter
 from pathlib import Path
 
@@ -128,14 +128,6 @@ MEASURED = [
 ]
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def real(name, setup):
     cls = GemmaCausalLM if name.startswith("gemma") else ViTImageClassifier
     model = cls.from_preset(name, dtype=setup.precision)
@@ -172,14 +164,9 @@ def program(name, mesh, setup):
     from compiled_step_jax import compiled_step
 
     distribute(mesh)
-    text = name.startswith("gemma")
-    cls = GemmaCausalLM if text else ViTImageClassifier
-    model = cls.from_preset(name, dtype=setup.precision)
-    if setup.lora is not None:
-        model.enable_lora(setup.lora.rank)
-    remat.rematerialize(model.backbone, setup.remat)
+    model = real(name, setup)
     model.compile(AdamW(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    if text:
+    if name.startswith("gemma"):
         ids = np.ones((setup.batch_size, setup.sequence_length), "int32")
         batch = ({"token_ids": ids, "padding_mask": np.ones_like(ids)}, ids)
     else:
@@ -259,9 +246,10 @@ def test_the_command(capsys):
 
 @pytest.mark.once
 def test_the_page_quotes_the_results():
-    scaling = script("scaling")
-    text = scaling.PAGE.read_text()
-    assert scaling.page(text) == text and text.count("| devices | mesh |") == 2 * len(scaling.CASES)
+    scaling = runpy.run_path(str(ROOT / "benchmarks" / "scaling.py"))
+    text = scaling["PAGE"].read_text()
+    assert scaling["page"](text) == text
+    assert text.count("| devices | mesh |") == 2 * len(scaling["CASES"])
 
 
 def test_the_results_are_what_is_planned_now(backend):

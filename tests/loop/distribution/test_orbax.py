@@ -18,9 +18,8 @@ SCRIPT = ROOT / "tests" / "loop" / "distribution" / "run_in_parts.py"
 @pytest.mark.needs("orbax")
 @pytest.mark.across("jax")
 def test_bit_equal_on_any_mesh(tmp_path):
-    ranks = jax_ranks(2, 2, KMODELS_PROCESS_SECONDS="60")
     told = [str(tmp_path), "orbaxed:fsdp=4+data=2,fsdp=2"]
-    for output in launch([Process(SCRIPT, told, env=rank) for rank in ranks]):
+    for output in launch([Process(SCRIPT, told, ranks=jax_ranks(2, 2))]):
         assert output.result() == {"restored on data=2,fsdp=2": []}
     saved = tmp_path / "orbax"
     with np.load(tmp_path / "orbax.npz") as expected:

@@ -5,8 +5,9 @@ import json
 import keras
 import numpy as np
 import pytest
+import small_models
+from input_cases import Batches, Samples, generated
 
-from kmodels import models
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
 from kmodels.core.errors import InputError
@@ -25,14 +26,11 @@ if keras.backend.backend() == "tensorflow":
     IDS = rng.integers(3, 64, (ROWS, 9)).astype("int32")
     WEIGHTS = np.ones((ROWS, 8), "float32")
     WEIGHTS[::3, 2:] = 0.0
+    SHORT = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
     MEAN = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def vit(dtype="float32"):
-        backbone = models.ViTBackbone(
-            **{"image_shape": (8, 8, 3), "patch_size": 4, "num_layers": 1, "num_heads": 2},
-            **{"hidden_dim": 16, "mlp_dim": 24, "dtype": dtype},
-        )
-        return models.ViTImageClassifier(backbone, 3)
+        return small_models.vit(8, 3, hidden_dim=16, mlp_dim=24, dtype=dtype)
 
     def prepared(model):
         plan = current()
@@ -44,11 +42,9 @@ if keras.backend.backend() == "tensorflow":
         rate = keras.optimizers.schedules.CosineDecay(1e-2, 9)
         optimizer = AdamW(rate, clip_norm=0.2, accumulate=2, skip_non_finite=True, ema=0.9)
         model.compile(optimizer, MEAN, weighted_metrics=["accuracy"])
-        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
         # Evaluation has a short last batch.
-        history = model.fit(
-            IMAGES, LABELS, validation_data=(IMAGES[:13], LABELS[:13]), **settings
-        ).history
+        held_out = IMAGES[:13], LABELS[:13]
+        history = model.fit(IMAGES, LABELS, validation_data=held_out, **SHORT).history
         predicted = model.predict(IMAGES[:13], batch_size=BATCH, verbose=0)
         average = [np.array(v) for v in optimizer._model_variables_moving_average]
         return model, {**history, "predicted": predicted, "average": average[0]}
@@ -56,8 +52,7 @@ if keras.backend.backend() == "tensorflow":
     def half_precision():
         model = prepared(vit("mixed_bfloat16"))
         model.compile(SGD(0.05, momentum=0.9), MEAN)
-        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
-        return model, model.fit(IMAGES, LABELS, **settings).history
+        return model, model.fit(IMAGES, LABELS, **SHORT).history
 
     def short_batches():
         """tf.data goes to TensorFlow as it is: 8, 8 and 1 rows, the last for one replica alone."""
@@ -67,17 +62,14 @@ if keras.backend.backend() == "tensorflow":
         return model, model.fit(data, epochs=3, verbose=0).history
 
     def gemma_with_lora():
-        backbone = models.GemmaBackbone(
-            **{"vocabulary_size": 64, "num_layers": 1, "num_query_heads": 2, "head_dim": 8},
-            **{"num_key_value_heads": 1, "hidden_dim": 16, "intermediate_dim": 32},
+        model = small_models.gemma(
+            vocabulary_size=64, head_dim=8, hidden_dim=16, intermediate_dim=32
         )
-        model = models.GemmaCausalLM(backbone)
         model.enable_lora(2, targets="all-linear", trainable_token_indices=[5, 40])
         model = prepared(model)
         model.compile(AdamW(1e-2))
         inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones((ROWS, 8), bool)}
-        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0, "sample_weight": WEIGHTS}
-        return model, model.fit(inputs, IDS[:, 1:], **settings).history
+        return model, model.fit(inputs, IDS[:, 1:], sample_weight=WEIGHTS, **SHORT).history
 
     def a_step_of_ones_own():
         model = vit()
@@ -92,8 +84,7 @@ if keras.backend.backend() == "tensorflow":
         step.compile(
             SGD(0.1, accumulate=3), metrics={"hits": keras.metrics.SparseCategoricalAccuracy()}
         )
-        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
-        return model, step.fit(IMAGES, LABELS, **settings).history
+        return model, step.fit(IMAGES, LABELS, **SHORT).history
 
     CASES = (everything_at_once, half_precision, short_batches, gemma_with_lora, a_step_of_ones_own)
 
@@ -116,26 +107,6 @@ if keras.backend.backend() == "tensorflow":
             if "seed" not in variable.path:
                 np.testing.assert_array_equal(first, second, err_msg=variable.path)
 
-    class Numbered(keras.utils.PyDataset):
-        def __len__(self):
-            return ROWS // BATCH
-
-        def __getitem__(self, index):
-            rows = slice(index * BATCH, (index + 1) * BATCH)
-            return IMAGES[rows], LABELS[rows]
-
-    class Samples:
-        def __len__(self):
-            return ROWS
-
-        def __getitem__(self, index):
-            return IMAGES[index], LABELS[index]
-
-    def batches():
-        for index in range(ROWS // BATCH):
-            images, labels = Numbered()[index]
-            yield {"image": images, "label": labels}
-
     def test_each_kind_of_data_trains_alike():
         plan = distribute("data=2", batch_size=BATCH)
         keras.utils.set_random_seed(3)
@@ -143,12 +114,13 @@ if keras.backend.backend() == "tensorflow":
         model.compile(SGD(0.1), MEAN)
         model.optimizer.build(model.trainable_variables)
         first = put_back(model)
+        batches, _ = generated(IMAGES, LABELS, BATCH)
         kinds = {
             "arrays": (IMAGES, LABELS),
             "tensors": (tf.constant(IMAGES), tf.constant(LABELS)),
             "tf.data": (tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH),),
-            "a PyDataset": (Numbered(),),
-            "samples by number": (Samples(),),
+            "a PyDataset": (Batches(IMAGES, LABELS, BATCH),),
+            "samples by number": (Samples(IMAGES, LABELS),),
             "batches": (list(batches()),),
             "a function": (batches,),
             "a part": (plan.shard(IMAGES, LABELS, batch_size=BATCH, shuffle=False),),
@@ -175,9 +147,8 @@ if keras.backend.backend() == "tensorflow":
         def fit(folder, epochs):
             first()
             keras.utils.set_random_seed(3)
-            settings = {"batch_size": BATCH, "epochs": epochs, "verbose": 0}
-            callbacks = [Checkpoint(tmp_path / folder)]
-            history = model.fit(IMAGES, LABELS, callbacks=callbacks, **settings).history
+            settings = {**SHORT, "epochs": epochs, "callbacks": [Checkpoint(tmp_path / folder)]}
+            history = model.fit(IMAGES, LABELS, **settings).history
             return state.weights_digest(model), history
 
         whole = fit("whole", 3)

@@ -5,6 +5,7 @@ import re
 import keras
 import numpy as np
 import pytest
+import small_models
 
 from kmodels import models
 from kmodels.core.errors import InputError
@@ -27,18 +28,15 @@ MASK = np.ones(SEGMENTS.shape, "int32")
 PACKED = {"token_ids": IDS[:, :-1], "segment_ids": SEGMENTS, "positions": POSITIONS.astype("int32")}
 MASK[:, :9] = 0  # in front, where the tokens of a row change their devices
 PADDED = {"token_ids": IDS[:, :-1], "padding_mask": MASK}
+SIZES = {"num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"head_dim": 8, "intermediate_dim": 48}
 WINDOWS = {"sliding_window_size": 24, "use_sliding_window_attention": True}
 
 
 def compiled(mesh, rank=None, **variants):
     plan = distribute(mesh)
     keras.utils.set_random_seed(3)
-    backbone = models.GemmaBackbone(
-        **{"vocabulary_size": WORDS, "num_layers": 2, "num_query_heads": 4, "head_dim": 8},
-        **{"num_key_value_heads": 2, "hidden_dim": 32, "intermediate_dim": 48},
-        **variants,
-    )
-    model = models.GemmaCausalLM(backbone)
+    model = small_models.gemma(vocabulary_size=WORDS, **SIZES, **variants)
     if rank is not None:
         model.enable_lora(rank)
     if plan is not None:
@@ -62,11 +60,13 @@ def train(mesh, inputs, **variants):
 
 
 CASES = {
-    # The last cuts the heads too.
-    "packed, with windows": (PACKED, WINDOWS, ("data=2,sequence=4", "data=2,sequence=2,model=2")),
-    "padded": (PADDED, {}, ("data=2,sequence=4",)),
-    "dropout": (PACKED, {"dropout": 0.1}, ("fsdp=2,sequence=4",)),
-    "adapters": (PACKED, {"rank": 4, **WINDOWS}, ("sequence=4",)),
+    # Dropout in attention draws otherwise where heads are cut, as they are on the last mesh.
+    "packed, with windows and dropout": (
+        PACKED,
+        {"dropout": 0.1, **WINDOWS},
+        ("fsdp=2,sequence=4",),
+    ),
+    "padded, with adapters": (PADDED, {"rank": 4}, ("sequence=8", "data=2,sequence=2,model=2")),
 }
 
 
@@ -114,11 +114,10 @@ def test_gradients_are_those_of_one_device_and_tokens_stay_on_theirs():
     """No float array of a device has the tokens of another; keys and values are passed on."""
     alone, _ = gradients(None)
     assert len(alone) > 10
-    for mesh in ("data=2,sequence=4", "sequence=8"):
-        cut, program = gradients(mesh)
-        for wanted, got in zip(alone, cut, strict=True):
-            assert np.abs(wanted).max() > 1e-6
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("losses_of_ranks"))
+    cut, program = gradients("data=2,sequence=4")
+    for wanted, got in zip(alone, cut, strict=True):
+        assert np.abs(wanted).max() > 1e-6
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("losses_of_ranks"))
     shapes = [shape.split(",") for shape in re.findall(r"f32\[([\d,]+)\]", program)]
     assert not [shape for shape in shapes if {str(TOKENS), str(BATCH * TOKENS)} & {*shape}]
     assert " collective-permute" in program

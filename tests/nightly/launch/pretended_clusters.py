@@ -21,6 +21,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launch import descendants
+
 NODES = ("127.0.0.1", "127.0.0.2")
 STATE = "PRETENDED_SLURM"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -49,12 +51,7 @@ def together(commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]
 
 def end(process: subprocess.Popen) -> None:
     """Kills a process and all that it has started, as a container or a cgroup is ended."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
-    parents = [tuple(map(int, line.split())) for line in table.stdout.splitlines()]
-    found = [process.pid]
-    for parent in found:
-        found += [child for child, its in parents if its == parent]
-    for pid in reversed(found):
+    for pid in [*reversed(descendants(process.pid)), process.pid]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
