@@ -64,19 +64,17 @@ def parameters(method):
     return [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
-def test_parameters_are_keras_own(task):
+def test_parameters_are_keras_own():
     assert len(TASKS) >= 3
-    for name in METHODS:
-        assert parameters(getattr(task, name)) == parameters(getattr(keras.Model, name)), name
-    # The order is Keras'; defaults are the task's, and what keras-hub adds goes by name.
-    theirs = parameters(keras.Model.compile)
-    ours = parameters(task.compile)
-    assert [row[:2] for row in ours[: len(theirs)]] == [row[:2] for row in theirs]
-    assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind, _ in ours[len(theirs) :])
-
-
-def test_a_train_step_takes_what_keras_fit_takes():
+    compiles = parameters(keras.Model.compile)
+    for task in TASKS:
+        for name in METHODS:
+            wanted = parameters(getattr(keras.Model, name))
+            assert parameters(getattr(task, name)) == wanted, (task, name)
+        # The order is Keras'; defaults are the task's, and what keras-hub adds goes by name.
+        ours = parameters(task.compile)
+        assert [row[:2] for row in ours[: len(compiles)]] == [row[:2] for row in compiles]
+        assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind, _ in ours[len(compiles) :])
     for name in ("fit", "evaluate"):
         assert parameters(getattr(TrainStep, name)) == parameters(getattr(keras.Model, name))
 
@@ -105,6 +103,22 @@ def test_by_place_is_by_name(capsys):
         classifier().fit(PICTURES, LABELS, batchsize=4)
 
 
+def assert_a_batch_is_a_fit(by_fit, by_batch, *given):
+    """All samples of `given` are one batch."""
+    at = {"atol": tolerance("losses")}
+    wanted = by_fit.fit(*given, batch_size=6, verbose=0, shuffle=False).history
+    logs = by_batch.train_on_batch(*given, return_dict=True)
+    for name, value in logs.items():
+        np.testing.assert_allclose(value, wanted[name][0], **at)
+    for one, other in zip(by_batch.variables, by_fit.variables, strict=True):
+        np.testing.assert_allclose(to_numpy(one.value), to_numpy(other.value), **at)
+    evaluated = by_fit.evaluate(*given, batch_size=6, verbose=0)
+    np.testing.assert_allclose(by_batch.test_on_batch(*given), evaluated, **at)
+    predicted = by_fit.predict(given[0], batch_size=6, verbose=0)
+    found = by_batch.predict_on_batch(given[0])
+    np.testing.assert_allclose(found, predicted, atol=tolerance("logits"))
+
+
 @pytest.mark.each_backend
 def test_a_step_on_a_batch_is_fit_on_it():
     for raw, labels, dtype in (
@@ -113,22 +127,7 @@ def test_a_step_on_a_batch_is_fit_on_it():
     ):
         by_fit, by_batch = classifier(dtype=dtype), classifier(dtype=dtype)
         assert by_batch.preprocessor is not None
-        wanted = by_fit.fit(raw, labels, batch_size=6, verbose=0, shuffle=False).history
-        logs = by_batch.train_on_batch(raw, labels, return_dict=True)
-        for name, value in logs.items():
-            np.testing.assert_allclose(value, wanted[name][0], atol=tolerance("losses"))
-        for one, other in zip(by_batch.variables, by_fit.variables, strict=True):
-            np.testing.assert_allclose(
-                to_numpy(one.value), to_numpy(other.value), atol=tolerance("losses")
-            )
-        tested = by_batch.test_on_batch(raw, labels)
-        evaluated = by_fit.evaluate(raw, labels, batch_size=6, verbose=0)
-        np.testing.assert_allclose(tested, evaluated, atol=tolerance("losses"))
-        np.testing.assert_allclose(
-            by_batch.predict_on_batch(raw),
-            by_fit.predict(raw, batch_size=6, verbose=0),
-            atol=tolerance("logits"),
-        )
+        assert_a_batch_is_a_fit(by_fit, by_batch, raw, labels)
 
 
 @pytest.mark.parametrize("kind", ["texts", "records"])
@@ -137,24 +136,13 @@ def test_a_step_on_a_batch_of_texts(kind, text_preprocessor):
     if kind == "records":
         given, dtype = {"prompts": TEXTS, "responses": TEXTS[::-1]}, "float32"
     by_fit, by_batch = (gemma(text_preprocessor, dtype=dtype) for _ in range(2))
-    wanted = by_fit.fit(given, batch_size=4, verbose=0, shuffle=False).history
-    logs = by_batch.train_on_batch(given, return_dict=True)
-    for name, value in logs.items():
-        np.testing.assert_allclose(value, wanted[name][0], atol=tolerance("losses"))
-    np.testing.assert_allclose(
-        by_batch.test_on_batch(given),
-        by_fit.evaluate(given, batch_size=4, verbose=0),
-        atol=tolerance("losses"),
-    )
-    np.testing.assert_allclose(
-        by_batch.predict_on_batch(given),
-        by_fit.predict(given, batch_size=4, verbose=0),
-        atol=tolerance("logits"),
-    )
+    assert_a_batch_is_a_fit(by_fit, by_batch, given)
 
 
-@pytest.mark.parametrize("by_preset", [True, False])
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("policy", "by_preset"),
+    [("mixed_float16", True), ("mixed_float16", False), ("mixed_bfloat16", True)],
+)
 def test_the_policy_asked_for_is_the_tasks_own(policy, by_preset):
     scaled = keras.optimizers.LossScaleOptimizer
     if by_preset:
@@ -180,12 +168,16 @@ def test_float16_keeps_a_head_in_float32():
     half = ViTImageClassifier.from_preset(
         "vit_debug", num_classes=3, num_layers=1, dtype="mixed_bfloat16"
     )
+    assert {str(v.dtype) for v in half.trainable_variables} == {"float32"}
     half.set_weights(wide.get_weights())
     x = GENERATOR.normal(size=(2, 16, 16, 3)).astype("float32")
     head = half.get_layer("logits")
+    assert keras.backend.standardize_dtype(half.backbone(x).dtype) == "bfloat16"
     pooled = to_numpy(keras.Model(half.input, head.input)(x)).astype("float64")
     wanted = pooled @ to_numpy(head.kernel).astype("float64") + to_numpy(head.bias)
-    np.testing.assert_allclose(to_numpy(half(x)), wanted, atol=tolerance("dense"))
+    found = to_numpy(half(x))
+    np.testing.assert_allclose(found, wanted, atol=tolerance("dense"))
+    assert found.dtype == np.float32 and 0 < np.abs(found - to_numpy(wide(x))).max() < 0.03
 
 
 @pytest.mark.each_backend

@@ -15,6 +15,7 @@ from kmodels.models import (
     ViTImageClassifierPreprocessor,
     interpret,
 )
+from refusals import refused
 from tolerances import tolerance
 
 LIMIT = tolerance("attention")
@@ -164,28 +165,6 @@ def test_each_kind_of_vit(pooling, fields):
     assert cam.shape == moved.shape == (2, 2, 3) and not np.allclose(cam, moved)
 
 
-def test_grad_cam_is_the_slope_of_the_score():
-    """A small step of the tokens along the weights of the map moves the score as they say."""
-    model = ViTImageClassifier(ViTBackbone(**TINY, dtype="float64"), 3, pooling="gap")
-    images = np.random.default_rng(0).normal(size=(1, 16, 24, 3))
-    tokens = model.backbone.intermediates(images)["block_0"]
-    block, norm = model.backbone.blocks[1], model.backbone.steps[-1]
-
-    def score(shift):
-        moved = tokens + keras.ops.convert_to_tensor(shift)
-        return to_numpy(model.head(norm(block(moved))))[0, 1]
-
-    patches = to_numpy(tokens)[0, 1:]
-    step = np.zeros((1, 7, 16))
-    weights = []
-    for channel in range(16):
-        step[:] = 0.0
-        step[:, 1:, channel] = 1e-3
-        weights.append((score(step) - score(-step)) / 2e-3 / 6)
-    wanted = np.maximum(patches @ np.array(weights), 0.0).reshape(1, 2, 3)
-    near(interpret.grad_cam(model, images, 1, "block_0"), wanted)
-
-
 def test_what_is_drawn():
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), "uint8")
     values = np.zeros((2, 3))
@@ -209,22 +188,15 @@ def test_what_is_drawn():
 def test_what_is_refused():
     model = ViTImageClassifier(ViTBackbone(**TINY), 3)
     images = np.zeros((2, 16, 24, 3), "float32")
-    with pytest.raises(InputError, match="Sequential has no ViT"):
-        interpret.attention_maps(keras.Sequential(), images)
-    with pytest.raises(InputError, match=r"images have the shape \(16, 24, 3\)"):
-        interpret.attention_maps(model, images[0])
-    with pytest.raises(InputError, match="head_fusion is 'sum'; choose one of mean, max"):
-        interpret.rollout([], "sum")
-    with pytest.raises(InputError, match=r"discard_ratio is 1.0; give a share"):
-        interpret.rollout([], "max", 1.0)
+    refused("Sequential has no ViT", interpret.attention_maps, keras.Sequential(), images)
+    refused(r"images have the shape \(16, 24, 3\)", interpret.attention_maps, model, images[0])
+    refused("head_fusion is 'sum'; choose one of mean, max", interpret.rollout, [], "sum")
+    refused(r"discard_ratio is 1.0; give a share", interpret.rollout, [], "max", 1.0)
     message = r"query is \(2, 0\); give \(row, column\) of a patch, below \(2, 3\)"
-    with pytest.raises(InputError, match=message):
-        interpret.attention_rollout(model, images, query=(2, 0))
-    with pytest.raises(InputError, match=r"query is \(0,\)"):
-        interpret.patch_similarity(model, images, (0,))
+    refused(message, interpret.attention_rollout, model, images, query=(2, 0))
+    refused(r"query is \(0,\)", interpret.patch_similarity, model, images, (0,))
     message = "layer is 'block_7'; choose one of patch_embedding, tokens, block_0"
-    with pytest.raises(InputError, match=message):
-        interpret.patch_similarity(model, images, (0, 0), layer="block_7")
+    refused(message, interpret.patch_similarity, model, images, (0, 0), layer="block_7")
     with pytest.raises(InputError, match="there are 1 images and 2 others; give as many, or one"):
         interpret.patch_similarity(model, images[:1], (0, 0), images)
     for settings, message in (
@@ -238,15 +210,11 @@ def test_what_is_refused():
             "target is 3; give a class from 0 to 2, or one for each of the 2 images",
         ),
     ):
-        with pytest.raises(InputError, match=message):
-            interpret.grad_cam(model, images, **settings)
+        refused(message, interpret.grad_cam, model, images, **settings)
     message = "ViTBackbone gives no classes; give a target that is a function"
-    with pytest.raises(InputError, match=message):
-        interpret.grad_cam(model.backbone, images, 1)
-    with pytest.raises(InputError, match=r"the image has the shape \(16, 24, 3\)"):
-        interpret.overlay(images[0], images)
-    with pytest.raises(InputError, match=r"alpha is 2; give a share"):
-        interpret.overlay(images, images[..., 0], 2)
+    refused(message, interpret.grad_cam, model.backbone, images, 1)
+    refused(r"the image has the shape \(16, 24, 3\)", interpret.overlay, images[0], images)
+    refused(r"alpha is 2; give a share", interpret.overlay, images, images[..., 0], 2)
 
 
 def test_texts_that_do_not_fit(references):
@@ -257,8 +225,7 @@ def test_texts_that_do_not_fit(references):
         ("a dog", "CLIPBackbone has no tokenizer; give token ids"),
         (ids, "target holds 3 texts for 2 images; give one, or one for each image"),
     ):
-        with pytest.raises(InputError, match=message):
-            interpret.grad_cam(model, images, target)
+        refused(message, interpret.grad_cam, model, images, target)
     one = interpret.grad_cam(model, images + 1, ids[0])
     near(one, interpret.grad_cam(model, images + 1, ids[:2]))
 

@@ -6,9 +6,8 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of, run
-from gradients import value_and_grad
 from kmodels.layers.remat import rematerialize
-from kmodels.models import DINOV3Backbone, ViTBackbone, ViTConfig, ViTImageClassifier
+from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
 from kmodels.models.vit.coordinates import PatchCoordinates
 from tolerances import tolerance
 
@@ -38,23 +37,18 @@ def changed(row, **changes):
     return put(ViTBackbone(**config), row.model.backbone)
 
 
-@pytest.fixture
-def dinov3(references):
-    return row_of("vit_recent/dinov3", references)
-
-
 # === What each part changes ===
 
 
 PARTS = {
-    "dinov3": [
+    "vit_recent/dinov3": [
         {"rope_theta": None, "pos_embed_rescale": None},
         {"rope_theta": 10.0},
         {"rope_type": "cat"},
         {"num_register_tokens": 2},
         {"layer_scale": None},
     ],
-    "timm_pe": [
+    "vit_recent/timm_pe": [
         {"rope_theta": 100.0},
         {"rope_type": "dinov3"},
         {"rope_grid_offset": 0.0},
@@ -68,26 +62,15 @@ PARTS = {
 
 @pytest.mark.parametrize("case", PARTS)
 def test_each_part_counts(references, case):
-    row = row_of(f"vit_recent/{case}", references)
+    row = row_of(case, references)
     for changes in PARTS[case]:
         model, patches = changed(row, **changes), slice(-64, None)
-        if case == "dinov3":
+        if case != "vit_recent/timm_pe":
             found = run(model, row.expected["images"])[:, patches]
             differ(found, row.expected["final"][:, patches], changes)
         else:
             model = put(ViTImageClassifier(model, 0, pooling="map"), row.model)
             differ(run(model, row.expected["images"]), row.expected["pooled"], changes)
-
-
-def test_a_bias_of_the_keys_counts_where_they_turn(dinov3):
-    images, expected = dinov3.expected["images"], dinov3.expected["final"]
-    assert not any("key/bias" in v.path for v in dinov3.model.variables)
-    biased = changed(dinov3, use_key_bias=True)
-    np.testing.assert_allclose(run(biased, images), expected, rtol=0, atol=tolerance("hidden"))
-    for variable in biased.variables:
-        if variable.path.endswith("key/bias"):
-            variable.assign(np.linspace(-2, 2, 24))
-    differ(run(biased, images), expected)
 
 
 def test_class_token_and_registers_do_not_turn():
@@ -131,19 +114,6 @@ def test_places_move_in_training_alone_and_class_token_never():
     np.testing.assert_allclose(_places(True, **ones)[0], _places(False)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_a_step_trains_every_weight(dtype):
-    keras.utils.set_random_seed(3)
-    backbone = DINOV3Backbone(**SHIFTED, pos_embed_rescale=2.0, dtype=dtype)
-    model = ViTImageClassifier(backbone, num_classes=3)
-    model.compile(keras.optimizers.SGD(0.5))
-    before = {v.path: to_numpy(v.value) for v in model.trainable_variables}
-    model.fit(IMAGES, np.array([0, 1, 2, 0]), verbose=0, epochs=2)
-    after = {v.path: to_numpy(v.value) for v in model.trainable_variables}
-    assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
-    assert np.isfinite(model.predict(IMAGES, verbose=0)).all()
-
-
 def test_places_are_not_rounded_to_half_precision():
     wide = ViTBackbone(**SHIFTED, name="wide", dtype="float32")
     half = ViTBackbone(**SHIFTED, name="half", dtype="mixed_bfloat16")
@@ -158,20 +128,6 @@ def test_places_are_not_rounded_to_half_precision():
     assert not np.array_equal(found, rounded)
 
 
-def test_gradients_reach_the_images_and_are_those_of_finite_differences(dinov3):
-    model, images = dinov3.model.backbone, dinov3.expected["images"][:1]
-    _, (found,) = value_and_grad(lambda x: model(x), images)
-    step = np.random.default_rng(2).normal(size=images.shape).astype("float32")
-    step /= np.abs(step).max()
-
-    def total(x):
-        output = to_numpy(model(x))
-        return (output * np.random.default_rng(7).normal(size=output.shape)).sum()
-
-    wanted = (total(images + 1e-2 * step) - total(images - 1e-2 * step)) / 2e-2
-    assert abs((found * step).sum() - wanted) < 2e-2 * max(1.0, abs(wanted))
-
-
 @pytest.mark.parametrize(
     "fields", [{"pos_embed_shift": 0.5, "pos_embed_jitter": 2.0}, {"token_merging": 2}]
 )
@@ -182,8 +138,11 @@ def test_places_are_drawn_once_and_tokens_merge_alike_where_blocks_are_computed_
         model = ViTImageClassifier(ViTBackbone(**SHIFTED, **fields), 3, pooling="gap")
         rematerialize(model, remat)
         model.compile(keras.optimizers.SGD(0.1))
+        before = [to_numpy(w.value).copy() for w in model.trainable_variables]
         losses = model.fit(IMAGES, np.array([0, 1, 2, 0]), verbose=0, epochs=2).history["loss"]
         assert losses[1] < losses[0]
+        for weight, old in zip(model.trainable_variables, before, strict=True):
+            assert (to_numpy(weight.value) != old).any(), weight.path
         weights.append([losses, *(to_numpy(w.value) for w in model.trainable_variables)])
     for plain, *others in zip(*weights, strict=True):
         for other in others:

@@ -185,22 +185,6 @@ def test_masks_are_resized_a_band_at_a_time(monkeypatch):
     np.testing.assert_array_equal(resizing.classes(grid, (33, 21)), whole)
 
 
-def test_adapters_are_trained_beside_the_head(tmp_path):
-    keras.utils.set_random_seed(1)
-    model = made()
-    model.backbone.enable_lora(rank=2)
-    before = {w.path: to_numpy(w) for w in model.weights}
-    model.compile(keras.optimizers.Adam(1e-2))
-    model.fit(PICTURES, LABELS, batch_size=3, epochs=3, verbose=0)
-    moved = {w.path for w in model.weights if (to_numpy(w) != before[w.path]).any()}
-    assert any("lora" in path for path in moved) and any("pixel_logits" in path for path in moved)
-    assert not any(path.endswith("query/kernel") for path in moved)
-    wanted = model.predict(PICTURES, verbose=0)
-    model.save_to_preset(tmp_path / "adapted")
-    again = models.ViTImageSegmenter.from_preset(tmp_path / "adapted")
-    np.testing.assert_allclose(again.predict(PICTURES, verbose=0), wanted, atol=1e-5)
-
-
 def test_preprocessor_resizes_masks_to_the_nearest_pixel():
     make = models.ViTImageSegmenterPreprocessor((4, 6))
     mask = np.arange(8 * 12).reshape(8, 12) % 200
