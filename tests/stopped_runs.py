@@ -8,6 +8,8 @@ from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
 
 ROWS, BATCH, EPOCHS, STEPS = 22, 4, 3, 6
+# XLA, which Keras asks for with TensorFlow, takes seconds for a step.
+JIT = False if keras.backend.backend() == "tensorflow" else "auto"
 rng = np.random.default_rng(0)
 X = rng.normal(size=(ROWS, 5)).astype("float32")
 Y = rng.integers(0, 3, ROWS)
@@ -70,6 +72,7 @@ def make_model(**optimizer):
             keras.optimizers.LossScaleOptimizer(inner, scale, 3) if scale else inner,
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
+            jit_compile=JIT,
         )
         model.optimizer.build(model.trainable_variables)
         # Otherwise the first `fit` reads a batch more than the others, to build the metrics.

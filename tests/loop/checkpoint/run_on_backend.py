@@ -50,7 +50,9 @@ def make_model(optimizer):
     x = keras.layers.Dense(16, activation="gelu", name="first")(inputs)
     x = keras.layers.LayerNormalization(name="norm")(x)
     model = keras.Model(inputs, keras.layers.Dense(1, name="second")(x))
-    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    # XLA takes TensorFlow seconds for each optimizer.
+    jit_compile = False if keras.backend.backend() == "tensorflow" else "auto"
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"], jit_compile=jit_compile)
     track_step_loss(model)
     return model
 

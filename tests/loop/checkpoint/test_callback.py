@@ -18,7 +18,7 @@ from kmodels.checkpoint.saving import SaveInterval
 from kmodels.training import AdamW, track_step_loss
 from kmodels.weights import read_safetensors
 from refusals import refused
-from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, X, Y, fit, make_model, run
+from stopped_runs import BATCH, EPOCHS, JIT, ROWS, STEPS, Kill, Killed, X, Y, fit, make_model, run
 from tolerances import tolerance
 
 ALL = {"use_ema": True, "gradient_accumulation_steps": 2}
@@ -263,7 +263,7 @@ def test_of_a_frozen_base_only_a_hash_is_kept(tmp_path):
         first.enable_lora(2)
         model.get_layer("second").trainable = False
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(0.01), loss)
+        model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=JIT)
         return model
 
     def go(model, epochs):
@@ -292,7 +292,8 @@ def test_a_step_that_is_not_finite_can_be_skipped():
     inputs = keras.Input((5,))
     model = keras.Model(inputs, keras.layers.Dense(3)(inputs))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(AdamW(0.1, skip_non_finite=True, ema=0.9, accumulate=2), loss)
+    optimizer = AdamW(0.1, skip_non_finite=True, ema=0.9, accumulate=2)
+    model.compile(optimizer, loss, jit_compile=JIT)
     track_step_loss(model)
     bad = X.copy()
     bad[BATCH + 1] = np.nan
@@ -313,7 +314,7 @@ def test_a_step_that_is_not_finite_can_be_skipped():
     weights = model.get_weights()
     keras.utils.set_random_seed(7)
     other = keras.Model(inputs, keras.layers.Dense(3)(inputs))
-    other.compile(AdamW(0.1, ema=0.9, accumulate=2), loss)
+    other.compile(AdamW(0.1, ema=0.9, accumulate=2), loss, jit_compile=JIT)
     rows = np.r_[0:BATCH, 2 * BATCH : ROWS]
     other.fit(X[rows], Y[rows], batch_size=BATCH, shuffle=False, verbose=0)
     assert_equal(weights, other.get_weights(), tolerance("dense"))

@@ -15,7 +15,7 @@ from kmodels.data import ImageLoader, StatefulLoader
 from kmodels.models import ViTImageClassifier
 from kmodels.text import TextLoader
 from refusals import refused
-from stopped_runs import Kill, Killed, put_back
+from stopped_runs import JIT, Kill, Killed, put_back
 
 BATCH, STEPS, EPOCHS, CUT = 4, 6, 2, 8
 LEFT = STEPS - CUT % STEPS
@@ -174,6 +174,7 @@ def compiled(make):
         keras.optimizers.SGD(0.05, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=JIT,
     )
     return model
 

@@ -8,7 +8,7 @@ from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
 from kmodels.checkpoint.saving import SaveInterval
 from refusals import refused
-from stopped_runs import BATCH, EPOCHS, STEPS, Kill, Killed, X, Y, fit, make_model, run
+from stopped_runs import BATCH, EPOCHS, JIT, STEPS, Kill, Killed, X, Y, fit, make_model, run
 
 
 def steps_in(folder):
@@ -119,7 +119,7 @@ def test_a_changed_schedule_is_used_and_said(tmp_path, capsys):
         decay = keras.optimizers.schedules.CosineDecay(0.05, steps)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model = keras.models.clone_model(model)
-        model.compile(keras.optimizers.AdamW(decay), loss)
+        model.compile(keras.optimizers.AdamW(decay), loss, jit_compile=JIT)
         fit(model, [Checkpoint(tmp_path)], epochs=len(rates) + 1)
         rates.append(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
     assert "learning_rate.decay_steps was 20, is 40" in capsys.readouterr().out
