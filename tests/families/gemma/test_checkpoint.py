@@ -76,30 +76,24 @@ def with_pictures(directory):
     return directory
 
 
-def test_settings_survive_loading_saving_and_exporting(directory, tmp_path):
-    GemmaCausalLM.from_preset(directory).save_to_preset(tmp_path / "ours")
+def test_settings_and_stop_tokens_survive_loading_saving_and_exporting(directory, tmp_path):
+    model = GemmaCausalLM.from_preset(directory)
+    model.save_to_preset(tmp_path / "ours")
     again = GemmaCausalLM.from_preset(tmp_path / "ours")
     exported = again.export_to_transformers(tmp_path / "exported")
     found = json.loads((exported / "tokenizer_config.json").read_text())
     assert found.items() >= {**SETTINGS, "chat_template": TEMPLATE}.items()
     assert json.loads((exported / "generation_config.json").read_text()) == GENERATION
-    assert again.generation_config == GENERATION
     again.save(tmp_path / "task.keras")
     held = keras.models.load_model(tmp_path / "task.keras")
-    assert held.generation_config == GENERATION
-    assert held.preprocessor.tokenizer.settings == again.preprocessor.tokenizer.settings
-
-
-def test_stop_tokens_are_the_union_of_what_names_one(directory, tmp_path):
-    model = GemmaCausalLM.from_preset(directory)
-    ends = {1, 5, 8, 9}  # <eos>, <end_of_turn>, config.json, generation_config.json
-    assert set(model.preprocessor.tokenizer.stop_token_ids) == ends
-    model.save_to_preset(tmp_path / "ours")
-    model.export_to_transformers(tmp_path / "exported")
-    again = [Tokenizer.from_dict(model.preprocessor.tokenizer.to_dict())]
+    assert held.generation_config == again.generation_config == GENERATION
+    tokenizers = [one.preprocessor.tokenizer for one in (model, again, held)]
+    assert tokenizers[1].settings == tokenizers[2].settings
+    tokenizers.append(Tokenizer.from_dict(tokenizers[0].to_dict()))
     for folder in ("ours", "exported"):
-        again.append(GemmaCausalLMPreprocessor.from_preset(tmp_path / folder).tokenizer)
-    assert all(set(tokenizer.stop_token_ids) == ends for tokenizer in again)
+        tokenizers.append(GemmaCausalLMPreprocessor.from_preset(tmp_path / folder).tokenizer)
+    # <eos>, <end_of_turn>, config.json, generation_config.json
+    assert all(set(tokenizer.stop_token_ids) == {1, 5, 8, 9} for tokenizer in tokenizers)
 
 
 def test_a_stop_token_of_the_generation_config_ends_a_text(directory):

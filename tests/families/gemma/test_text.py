@@ -310,13 +310,6 @@ def values(model):
     return {v.path: to_numpy(v).astype("float32") for v in model.weights}
 
 
-def losses(model, x, labels):
-    logits = np.asarray(model.predict(x, verbose=0), "float64")
-    logits -= logits.max(-1, keepdims=True)
-    shares = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return -np.take_along_axis(shares, labels[..., None], -1)[..., 0]
-
-
 def test_the_script_that_keras_users_know(preset):
     """https://ai.google.dev/gemma/docs/core/lora_tuning with one changed import."""
     template = "Instruction:\n{instruction}\n\nResponse:\n{response}"
@@ -339,11 +332,6 @@ def test_the_script_that_keras_users_know(preset):
     seconds = {path for path in after if path.endswith("/lora_b")}
     assert moved >= seconds and len(seconds) == 2 * 2
     assert all("/lora_" in path for path in moved)
-
-    # keras-hub's loss: a mean over all positions, of which only real targets weigh.
-    x, labels, weights = gemma_lm.preprocessor(data)
-    each = losses(GemmaCausalLM.from_preset(preset), x, labels)
-    assert logs["loss"][0] == pytest.approx(np.mean(each * weights), rel=1e-3)
 
     prompt = template.format(instruction="Say a word.", response="")
     text = gemma_lm.generate(prompt, max_length=40)
