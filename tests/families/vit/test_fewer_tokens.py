@@ -264,20 +264,11 @@ def test_they_are_arguments_of_a_preset_and_of_other_heads(tmp_path):
         model.backbone.attention_maps(images), merging.backbone.attention_maps(images), strict=True
     ):
         np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
+    with pytest.raises(InputError, match=r"token_merging is 2\.5; give a whole number"):
+        merging.backbone.token_merging = 2.5
     merging.backbone.token_merging = 0
     np.testing.assert_array_equal(merging.predict(images, verbose=0), wanted)
-
-
-def test_files_of_other_packages_have_the_rate(tmp_path):
-    square = {**TINY, "image_shape": (16, 16, 3)}
-    model = ViTImageClassifier(ViTBackbone(**square, patch_drop_rate=0.25), 2)
-    path = model.export_to_timm(tmp_path / "timm")
+    path = merging.export_to_timm(tmp_path / "timm")
     held = json.loads((path / "config.json").read_text())
-    assert held["model_args"]["patch_drop_rate"] == 0.25
-    model.export_to_npz(tmp_path / "model.npz")
-
-
-def test_a_part_of_a_token_is_not_merged():
-    model = ViTBackbone(**TINY)
-    with pytest.raises(InputError, match=r"token_merging is 2\.5; give a whole number"):
-        model.token_merging = 2.5
+    assert held["model_args"]["patch_drop_rate"] == 0.2
+    merging.export_to_npz(tmp_path / "model.npz")
