@@ -1,12 +1,18 @@
-"""Each change of layout against NumPy written out, and there and back bit for bit."""
+"""Changes of layout against NumPy, there and back; resized positions against Pillow and SciPy."""
+
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from scipy import ndimage
 
 from kmodels.weights import Transform, identity, patch_kernel, prepend_zeros, reshape, transpose
+from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, square_grid
 from kmodels.weights.transforms import source_shape, split_points
+from refusals import refused
 
 CASES: list[tuple[str, Transform, tuple[int, ...]]] = [
     ("identity", identity, (3, 4)),
@@ -47,3 +53,58 @@ def test_fused_tensors_are_cut_where_their_parts_end():
     shapes = [(4, 4), (4, 2), (4, 2)]
     assert source_shape(shapes, transpose, 0) == (8, 4)
     assert split_points(shapes, transpose, 0) == [4, 6]
+
+
+# === Position embeddings ===
+
+SIZES = [(14, 16), (16, 14), (8, 5), (5, 11), (7, 7), (2, 9), (24, 3)]
+
+RESAMPLING = {
+    "bicubic_antialias": Image.Resampling.BICUBIC,
+    "bilinear_antialias": Image.Resampling.BILINEAR,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_constants_stay_and_the_same_size_changes_nothing(method):
+    for old, new in SIZES:
+        np.testing.assert_allclose(resize_matrix(old, new, method).sum(1), 1, atol=1e-12)
+    np.testing.assert_allclose(resize_matrix(7, 7, method), np.eye(7), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", RESAMPLING)
+@pytest.mark.parametrize(("old", "new"), SIZES)
+def test_antialiased_resizing_is_pillows(old, new, method):
+    x = np.random.default_rng(old + new).normal(size=(old, 3)).astype("float32")
+    pillow = Image.fromarray(x).resize((3, new), RESAMPLING[method])
+    got = resize_matrix(old, new, method) @ x
+    np.testing.assert_allclose(got, np.asarray(pillow), atol=2e-6)
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES)
+def test_bilinear_is_scipys_at_pixel_centres(old, new):
+    x = np.random.default_rng(old + new).normal(size=old)
+    scipy = ndimage.zoom(x, new / old, order=1, mode="nearest", grid_mode=True)
+    np.testing.assert_allclose(resize_matrix(old, new, "bilinear") @ x, scipy, atol=1e-12)
+
+
+def test_the_methods_differ_so_that_the_origin_matters():
+    found = [resize_matrix(8, 5, method) for method in METHODS]
+    assert all(np.abs(a - b).max() > 0.05 for a, b in itertools.pairwise(found))
+
+
+def test_prefix_rows_stay_and_axes_are_not_swapped():
+    rows, columns = np.mgrid[0:4, 0:6]
+    grid = np.stack([rows, columns], -1).reshape(1, 24, 2).astype("float32")
+    table = np.concatenate([np.full((1, 1, 2), 9, "float32"), grid], axis=1)
+    got = resize_positions(table, (4, 6), (8, 6), 1, "bilinear")
+    assert got.dtype == np.float32
+    assert (got[:, 0] == 9).all()
+    resized = got[0, 1:].reshape(8, 6, 2)
+    np.testing.assert_allclose(resized[:, :, 1], np.arange(6)[None].repeat(8, 0), atol=1e-6)
+    np.testing.assert_allclose(resized[0:3, 0, 0], [0, 0.25, 0.75], atol=1e-6)
+
+
+def test_a_table_of_no_square_says_what_is_missing():
+    assert square_grid(49, "pos") == (7, 7)
+    refused("pos has 50 rows for patches, which is no square", square_grid, 50, "pos")
