@@ -1,8 +1,9 @@
-"""Adapters to and from PEFT's files."""
+"""Adapters to and from PEFT's files, and files of `save_lora_weights` that do not fit."""
 
 import json
 import shutil
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from kmodels import InputError, lora
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.weights import read_safetensors
+from refusals import refused
 from tolerances import tolerance
 
 CASES = {
@@ -80,43 +82,13 @@ def test_a_file_of_peft_gives_its_logits(case, references, tmp_path):
         np.testing.assert_array_equal(ours[name].read(), expected)
 
 
-# PEFT asks transformers for an attribute that transformers 5 renamed.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.across
-@pytest.mark.needs("peft")
-@pytest.mark.parametrize("family", ["vit", "gemma"])
-@pytest.mark.parametrize("dora", [False, True])
-def test_a_file_written_here_loads_in_peft(family, dora, references, tmp_path):
-    import torch
-
-    from torchvision_cpu import define_torchvision_operators
-
-    define_torchvision_operators()
-    import peft
-    import transformers
-
-    model = base(family, references)
-    model.enable_lora(2, alpha=5.0, targets="all-linear", dora=dora)
-    rng = np.random.default_rng(3)
-    for adapter in adapters(model).values():
-        for variable in (adapter.a, adapter.b):
-            variable.assign(rng.normal(size=variable.shape).astype("float32") * 0.3)
-    model.save_adapter(tmp_path / "adapter")
-    classes = {"vit": "ViTForImageClassification", "gemma": "Gemma3ForCausalLM"}
-    theirs = getattr(transformers, classes[family]).from_pretrained(references / "lora" / family)
-    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    inputs = read_npz(references / "lora" / f"{family}_plain" / "expected.npz")["inputs"]
-    given = torch.from_numpy(inputs)
-    given = given.permute(0, 3, 1, 2) if family == "vit" else given.long()
-    with torch.no_grad():
-        expected = theirs(given).logits.numpy()
-    found = logits(model, inputs)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance("logits"))
-
-
-def tiny():
-    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
-    return ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
+def tiny(layers=2, mlp_dim=24, **settings):
+    """A backbone, with adapters if there are settings of them."""
+    sizes = {"num_layers": layers, "hidden_dim": 16, "mlp_dim": mlp_dim}
+    model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, num_heads=2, **sizes)
+    if settings:
+        model.enable_lora(**{"rank": 2, **settings})
+    return model
 
 
 def test_names_follow_the_family_and_a_bare_backbone_has_no_prefix(tmp_path):
@@ -223,18 +195,51 @@ def test_files_that_mean_something_else_are_refused(adapter, plain, tmp_path, ch
     assert "\n" not in str(caught.value) and not adapters(plain)
 
 
-def test_all_that_does_not_fit_is_listed_and_nothing_changes(adapter, tmp_path):
+def test_a_directory_without_one_of_its_files_is_refused(adapter, plain, tmp_path):
     folder = shutil.copytree(adapter, tmp_path / "adapter")
-    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 12, "mlp_dim": 24}
-    model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
-    with pytest.raises(InputError) as caught:
-        model.load_adapter(folder)
-    text, name = str(caught.value), "base_model.model.layers.1.attention.q_proj.lora_A.weight"
-    assert f"4 tensors without a layer: {name}" in text
-    assert "block_0/attention/query's lora_A.weight is (2, 16), the model needs (2, 12)" in text
-    assert not adapters(model) and len(model.trainable_weights) == len(model.weights)
     for file in ("adapter_model.safetensors", "adapter_config.json"):
         (folder / file).unlink()
-        with pytest.raises(InputError, match=f"holds no {file}") as caught:
-            model.load_adapter(folder)
-        assert "\n" not in str(caught.value) and not adapters(model)
+        refused(f"holds no {file}", plain.load_adapter, folder)
+        assert not adapters(plain)
+
+
+# === Files of `save_lora_weights` ===
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lora") / "two_layers.lora.h5"
+    tiny(targets=("query", "up")).save_lora_weights(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"layers": 1}, "block_1/attention/query is not a linear layer here"),
+        ({"layers": 2, "mlp_dim": 8}, "block_0/mlp/up has other sizes there"),
+        ({"layers": 2, "targets": "all-linear"}, "attention/key has an adapter only here"),
+        ({"layers": 2, "targets": ("query",)}, "block_0/mlp/up has an adapter only there"),
+        (
+            {"layers": 2, "targets": ("query", "up"), "rank": 3},
+            "rank 3 here and 2 there, and the r",
+        ),
+        (
+            {"layers": 2, "targets": ("query", "up"), "rslora": True},
+            "block_0/attention/query was enabled there with {'rank': 2, ",
+        ),
+    ],
+)
+def test_a_file_of_another_model_is_refused(file, model, message):
+    model = tiny(**model)
+    trained = len(model.trainable_weights)
+    with pytest.raises(InputError, match=message) as caught:
+        model.load_lora_weights(file)
+    assert "\n" not in str(caught.value) and len(model.trainable_weights) == trained
+
+
+def test_a_file_of_keras_hub_is_told_where_it_is_read(tmp_path):
+    with h5py.File(tmp_path / "hub.lora.h5", "w") as written:
+        written.create_group("lora/0")
+    with pytest.raises(InputError, match=r"numbers layers; read it with kmodels\.interop"):
+        tiny().load_lora_weights(tmp_path / "hub.lora.h5")
