@@ -1,4 +1,4 @@
-"""keras-hub's models against ours: weights bit for bit there and back, logits, refusals."""
+"""keras-hub's models against ours: weights, logits, adapters and preprocessing, there and back."""
 
 from importlib import import_module
 
@@ -8,15 +8,23 @@ import numpy as np
 import pytest
 
 import hub_models
+from kmodels import lora
 from kmodels.core.errors import InputError
 from kmodels.interop import keras_hub as interop
 from kmodels.models import (
+    Gemma3Backbone,
     Gemma3CausalLM,
+    Gemma3CausalLMPreprocessor,
     GemmaBackbone,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
     Qwen3Backbone,
     ViTBackbone,
     ViTImageClassifier,
+    ViTImageClassifierPreprocessor,
 )
+from kmodels.text import demo
+from refusals import refused
 from tolerances import tolerance
 
 pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across("torch")]
@@ -95,8 +103,7 @@ def test_one_changed_number_is_named(pair, path):
     changed = held.copy()
     changed.flat[3] += 1e-6
     change(theirs, path, changed)
-    with pytest.raises(InputError, match=f"different: {path}$"):
-        interop.compare(ours, theirs)
+    refused(f"different: {path}$", interop.compare, ours, theirs)
     change(theirs, path, held)
     interop.compare(ours, theirs)
 
@@ -120,26 +127,21 @@ def test_dropped_added_and_misshapen_weights_are_named(models):
     # A model whose arguments say something else than what it holds.
     theirs = models.ViTBackbone(**hub_models.VIT)
     theirs.use_mlp_bias = False
-    with pytest.raises(InputError, match=f"4 tensors without a variable: {BLOCK}/mlp/dense_1/bias"):
-        interop.from_hub(theirs)
+    refused(f"4 tensors without a variable: {BLOCK}/mlp/dense_1/bias", interop.from_hub, theirs)
     theirs = models.ViTBackbone(**hub_models.VIT, use_mlp_bias=False)
     theirs.use_mlp_bias = True
-    with pytest.raises(InputError, match="variables without a tensor: block_0/mlp/up/bias"):
-        interop.from_hub(theirs)
+    refused("variables without a tensor: block_0/mlp/up/bias", interop.from_hub, theirs)
     theirs.use_mlp_bias, theirs.mlp_dim = False, 12
-    with pytest.raises(InputError, match=f"{BLOCK}/mlp/dense_1/kernel is .16, 16., the model need"):
-        interop.from_hub(theirs)
+    refused(f"{BLOCK}/mlp/dense_1/kernel is .16, 16., the model need", interop.from_hub, theirs)
 
 
 def test_adapters_are_not_dropped(models):
     theirs = models.ViTBackbone(**hub_models.VIT)
     theirs.enable_lora(2)
-    with pytest.raises(InputError, match=r"has LoRA adapters .8 weights.*save_lora_weights"):
-        interop.from_hub(theirs)
+    refused(r"has LoRA adapters .8 weights.*save_lora_weights", interop.from_hub, theirs)
     ours = ViTBackbone.from_preset("vit_debug")
     ours.enable_lora(2)
-    with pytest.raises(InputError, match="no place for these LoRA adapters; call merge_lora"):
-        interop.to_hub(ours)
+    refused("no place for these LoRA adapters; call merge_lora", interop.to_hub, ours)
 
 
 VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
@@ -200,8 +202,7 @@ NO, NO_4 = "keras-hub's GemmaBackbone .*", "Gemma4Backbone has no counterpart fo
     ],
 )
 def test_what_keras_hubs_models_lack_is_named(model, named):
-    with pytest.raises(InputError, match=named):
-        interop.to_hub(model())
+    refused(named, interop.to_hub, model())
 
 
 def hub_gemma(**changes):
@@ -245,8 +246,7 @@ def channels_first(models):
     ],
 )
 def test_what_keras_hub_has_besides_or_ignores_is_refused(models, make, named):
-    with pytest.raises(InputError, match=named):
-        interop.from_hub(make(models))
+    refused(named, interop.from_hub, make(models))
 
 
 def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
@@ -256,8 +256,7 @@ def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     interop.compare(ours, theirs)
     hub_models.make("dinov2", models).save_to_preset(str(tmp_path / "backbone"))
     assert isinstance(interop.from_hub(str(tmp_path / "backbone")), ViTBackbone)
-    with pytest.raises(InputError, match="is not a directory"):
-        interop.from_hub(tmp_path / "absent")
+    refused("is not a directory", interop.from_hub, tmp_path / "absent")
     ours.backbone.export_to_transformers(tmp_path / "hugging_face")
     with pytest.raises(InputError, match=r"is not a preset of keras-hub.*from_preset reads"):
         interop.from_hub(tmp_path / "hugging_face")
@@ -268,14 +267,12 @@ def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
     theirs.save_to_preset(str(tmp_path))
     with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
         file["layers/extra/vars/0"] = np.ones(2)
-    with pytest.raises(InputError, match=r"that ViTBackbone does not have: layers/extra/vars/0$"):
-        interop.from_hub(tmp_path)
+    refused(r"that ViTBackbone does not have: layers/extra/vars/0$", interop.from_hub, tmp_path)
     with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
         found: list[str] = []
         file.visit(found.append)
         del file[next(name for name in found if name.endswith("query_dense/vars/0"))]
-    with pytest.raises(InputError, match="Layer 'query' expected 1 variables, but received 0"):
-        interop.from_hub(tmp_path)
+    refused("Layer 'query' expected 1 variables, but received 0", interop.from_hub, tmp_path)
 
 
 def test_both_towers_give_the_vision_tower(models):
@@ -288,8 +285,7 @@ def test_both_towers_give_the_vision_tower(models):
 def test_a_family_without_a_table_of_keras_hub_is_named(tmp_path):
     ours = Qwen3Backbone.from_preset("qwen3_debug")
     for call in (interop.to_hub, lambda model: interop.read_lora(model, tmp_path / "x.lora.h5")):
-        with pytest.raises(InputError, match="Qwen3Backbone has no counterpart in kmodels' tables"):
-            call(ours)
+        refused("Qwen3Backbone has no counterpart in kmodels' tables", call, ours)
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
@@ -299,8 +295,7 @@ def test_keras_hub_trains_what_it_was_given(models):
     theirs.compile(optimizer=keras.optimizers.SGD(0.1))
     x = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
     theirs.fit(x, np.arange(2), epochs=1, verbose=0)
-    with pytest.raises(InputError, match="different: "):
-        interop.compare(ours, theirs)
+    refused("different: ", interop.compare, ours, theirs)
 
 
 def test_the_text_part_alone_is_asked_for():
@@ -308,3 +303,163 @@ def test_the_text_part_alone_is_asked_for():
     ours = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
     ours.left_out = ("vision_tower",)
     interop.compare(ours, interop.to_hub(ours, text_only=True))
+
+
+# === Adapters ===
+
+RANKS = {"vit": 4, "dinov2": 4, "gemma": 8, "gemma3": 8, "gemma4": 8}
+
+
+def adapted(name, models, file):
+    """A model without adapters, and the same with those in a file, both of keras-hub."""
+    plain, other = (hub_models.make(name, models) for _ in range(2))
+    backbone = getattr(other, "backbone", other)
+    backbone.enable_lora(2)
+    rng = np.random.default_rng(3)
+    for variable in backbone.trainable_weights:
+        if "lora_kernel" in variable.path:  # it leaves biases trainable, and out of the file
+            variable.assign(rng.normal(size=tuple(variable.shape)) * 0.2)
+    backbone.save_lora_weights(str(file))
+    return plain, other
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=EVERYWHERE if name == "gemma" else ()) for name in RANKS]
+)
+def test_outputs_are_those_of_keras_hubs_adapters(name, models, tmp_path):
+    plain, other = adapted(name, models, tmp_path / "made.lora.h5")
+    ours = interop.from_hub(plain)
+    x = hub_models.inputs(name)
+    base, wanted = hub_models.output(ours, x), hub_models.output(other, x)
+    interop.read_lora(ours, tmp_path / "made.lora.h5")
+    found = hub_models.output(ours, x)
+    assert np.abs(wanted - base).max() > 0.01
+    assert np.abs(found - wanted).max() <= tolerance("logits")
+    assert {settings["rank"] for settings in lora.describe(ours).values()} == {RANKS[name]}
+
+    ours.save_adapter(tmp_path / "peft")
+    again = interop.from_hub(plain)
+    again.load_adapter(tmp_path / "peft")
+    assert np.array_equal(hub_models.output(again, x), found)
+
+
+def test_files_that_do_not_fit_change_nothing(models, tmp_path):
+    file = tmp_path / "made.lora.h5"
+    adapted("vit", models, file)
+    sizes = {**hub_models.VIT, "layer_norm_epsilon": 1e-5, "use_mha_bias": False}
+    wider = ViTBackbone(**{**sizes, "hidden_dim": 32})
+    refused(r"kernel has adapters of \(16, 2, 2\)", interop.read_lora, wider, file)
+    shorter = ViTBackbone(**{**sizes, "num_layers": 1})
+    with pytest.raises(InputError, match=r"made for another model|has no linear layer of its own"):
+        interop.read_lora(shorter, file)
+    assert not lora.describe(wider) and not lora.describe(shorter)
+    (tmp_path / "other.lora.h5").write_bytes(b"no such file")
+    refused(r"is not a .lora.h5 of keras-hub", interop.read_lora, wider, tmp_path / "other.lora.h5")
+    wider.enable_lora(2)
+    refused("has LoRA adapters already", interop.read_lora, wider, file)
+
+
+def test_ranks_that_a_layer_has_no_room_for(models, tmp_path):
+    sizes = {**hub_models.GEMMA, "num_layers": 1, "intermediate_dim": 16}
+    narrow = {**sizes, "num_key_value_heads": 1, "head_dim": 4}
+    theirs = models.GemmaBackbone(**narrow)
+    theirs.enable_lora(2)
+    theirs.save_lora_weights(str(tmp_path / "made.lora.h5"))
+    with pytest.raises(InputError, match=r"rank 8 here.*block_0/attention/value takes at most 4"):
+        interop.read_lora(GemmaBackbone(**narrow), tmp_path / "made.lora.h5")
+
+
+# === Preprocessing ===
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TEXTS = ["Hello  wörld,\n 12 \U0001f600", "<start_of_turn>user\nHi<end_of_turn>", "a"]
+
+
+def classifier(**settings):
+    preprocessor = ViTImageClassifierPreprocessor((16, 24), MEAN, STD, **settings)
+    sizes = {"patch_size": 8, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8, "num_layers": 1}
+    backbone = ViTBackbone(image_shape=(16, 24, 3), **sizes)
+    return ViTImageClassifier(backbone, 3, preprocessor=preprocessor)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("crop", [False, True])
+@pytest.mark.parametrize(
+    "interpolation, antialias", [("bilinear", True), ("bilinear", False), ("bicubic", True)]
+)
+def test_pictures_come_out_alike(interpolation, antialias, crop):
+    ours = classifier(interpolation=interpolation, antialias=antialias, crop_to_aspect_ratio=crop)
+    theirs = interop.to_hub(ours)
+    # Smooth, so that no cubic overshoots what an image can hold; each side treats that otherwise.
+    rows, columns = np.meshgrid(np.arange(37), np.arange(61), indexing="ij")
+    waves = [np.sin(rows / 5 + i) * np.cos(columns / (7 - i)) for i in range(3)]
+    # Floats, since of uint8 it rounds what it resized to whole numbers again.
+    pictures = (127 + 100 * np.stack(waves, -1)).astype("float32")[None]
+    wanted = keras.ops.convert_to_numpy(theirs.preprocessor(pictures))
+    assert np.abs(ours.preprocessor(pictures) - wanted).max() <= tolerance("pictures")
+    assert interop.from_hub(theirs).preprocessor.to_dict() == ours.preprocessor.to_dict()
+
+
+def test_converters_without_a_counterpart():
+    theirs = interop.to_hub(classifier())
+    kind = import_module("keras_hub").layers.ViTImageConverter
+    for settings, named in (
+        ({"crop_to_aspect_ratio": False, "pad_to_aspect_ratio": True}, "pad_to_aspect_ratio"),
+        ({"interpolation": "lanczos5"}, "lanczos5"),
+        ({"interpolation": "bicubic"}, "antialias=False with interpolation='bicubic'"),
+    ):
+        theirs.preprocessor.image_converter = kind(image_size=(16, 24), **settings)
+        refused(named, interop.from_hub, theirs)
+    assert interop.from_hub(theirs, preprocessor=False).preprocessor is None
+    # One that does nothing scales nothing.
+    theirs.preprocessor.image_converter = kind()
+    pictures = np.full((1, 16, 24, 3), 7, "uint8")
+    assert np.abs(interop.from_hub(theirs).preprocessor(pictures) - 7.0).max() <= 1e-5
+
+
+SIZES = {**hub_models.GEMMA, "vocabulary_size": 800, "num_layers": 1, "intermediate_dim": 16}
+
+
+@pytest.fixture(scope="module")
+def causal():
+    preprocessor = GemmaCausalLMPreprocessor(
+        hub_models.tokenizer(demo.texts()), sequence_length=24, add_end_token=False
+    )
+    return GemmaCausalLM(GemmaBackbone(**SIZES), preprocessor=preprocessor)
+
+
+def test_tokens_come_out_alike(causal):
+    theirs = interop.to_hub(causal)
+    tokenizer = theirs.preprocessor.tokenizer
+    for text in TEXTS:
+        ids = causal.preprocessor.tokenizer(text)
+        assert list(tokenizer(text)) == ids
+    ours = causal.preprocessor(TEXTS)
+    for part, wanted in zip(theirs.preprocessor(TEXTS), ours, strict=True):
+        if not isinstance(part, dict):
+            part, wanted = {"": part}, {"": wanted}
+        for name, value in part.items():
+            assert np.array_equal(keras.ops.convert_to_numpy(value), wanted[name]), name
+
+    again = interop.from_hub(theirs).preprocessor
+    assert again.sequence_length == 24 and not again.add_end_token
+    assert again.tokenizer(TEXTS) == causal.preprocessor.tokenizer(TEXTS)
+    assert again.tokenizer.stop_token_ids == causal.preprocessor.tokenizer.stop_token_ids
+
+
+# It leaves the file open that it reads.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
+def test_presets_carry_the_tokenizer(causal, tmp_path):
+    interop.to_hub(causal).save_to_preset(str(tmp_path / "preset"))
+    again = interop.from_hub(tmp_path / "preset")
+    assert again.preprocessor.tokenizer(TEXTS) == causal.preprocessor.tokenizer(TEXTS)
+
+
+def test_gemma_3_has_no_tokens_of_pictures(causal):
+    preprocessor = Gemma3CausalLMPreprocessor(causal.preprocessor.tokenizer, sequence_length=16)
+    sizes = {**SIZES, **hub_models.GEMMA_2, "sliding_window_pattern": 6}
+    ours = Gemma3CausalLM(Gemma3Backbone(**sizes), preprocessor=preprocessor)
+    theirs = interop.to_hub(ours)
+    assert list(theirs.preprocessor.tokenizer("a b")) == preprocessor.tokenizer("a b")
+    assert type(interop.from_hub(theirs)) is Gemma3CausalLM

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from kmodels.core.errors import InputError
 from kmodels.interop import keras_cv, keras_hub, keras_nlp
 from kmodels.models import ViTBackbone
+from refusals import refused
 
 
 def test_keras_nlp_is_the_former_name():
@@ -22,13 +22,11 @@ def test_keras_hub_is_named_where_it_is_missing(monkeypatch, tmp_path):
         lambda: keras_hub.from_hub(tmp_path),
         lambda: keras_hub.read_lora(model, tmp_path / "any.lora.h5"),
     ):
-        with pytest.raises(InputError, match=advice):
-            call()
+        refused(advice, call)
 
 
 def test_other_models_have_no_counterpart():
-    with pytest.raises(InputError, match="object of object has no counterpart; Gemma4Backbone"):
-        keras_hub.from_hub(object())
+    refused("object of object has no counterpart; Gemma4Backbone", keras_hub.from_hub, object())
 
 
 @pytest.mark.parametrize(
@@ -44,5 +42,4 @@ def test_other_models_have_no_counterpart():
 )
 def test_what_keras_cv_needs_is_named(monkeypatch, package, call, message):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=message):
-        call()
+    refused(message, call)
