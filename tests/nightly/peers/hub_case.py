@@ -7,14 +7,12 @@ model there can be laid side by side.
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from kmodels.core.errors import InputError
 from tolerances import tolerance
 
 # keras-hub leaves float16 out on torch, too: its kernels on a CPU do not support it.
@@ -109,11 +107,10 @@ def run_backbone_test(
     input_data: Any,
     expected_output_shape: Any,
     variable_length_data: Any = None,
-    run_quantization_check: bool = True,
 ) -> None:
     """A backbone is restored by its config, called, and used by `predict` on arrays and data sets.
 
-    Its name holds the class's, its outputs follow the dtype policy, and it can be quantized.
+    Its name holds the class's, and its outputs follow the dtype policy.
     """
     input_data = keras.tree.map_structure(keras.ops.convert_to_tensor, input_data)
     backbone = cls(**init_kwargs)
@@ -133,8 +130,6 @@ def run_backbone_test(
     keras_name = type(cls.__name__, (keras.layers.Layer,), {})().name
     assert re.sub(r"_\d+$", "", keras_name) in backbone.name
     run_precision_test(cls, init_kwargs, input_data)
-    if run_quantization_check:
-        run_quantization_test(cls, init_kwargs, input_data)
 
 
 def run_vision_backbone_test(
@@ -190,18 +185,6 @@ def run_task_test(
         cls(**init_kwargs, compile=False).fit(data, verbose=0)
 
 
-def run_model_saving_test(
-    cls: type, init_kwargs: Mapping[str, Any], input_data: Any, folder: Path
-) -> None:
-    """`save` and `keras.models.load_model` give the class back, with the same outputs."""
-    model = cls(**init_kwargs)
-    output = model(input_data)
-    model.save(folder / "model.keras")
-    again = keras.models.load_model(folder / "model.keras")
-    assert isinstance(again, cls)
-    assert_close(again(input_data), output)
-
-
 def run_precision_test(cls: type, init_kwargs: Mapping[str, Any], input_data: Any) -> None:
     """Outputs, symbols, weights and all layers inside follow each dtype policy."""
     for name in POLICIES:
@@ -220,21 +203,3 @@ def run_precision_test(cls: type, init_kwargs: Mapping[str, Any], input_data: An
                     policy.compute_dtype,
                     policy.variable_dtype,
                 ), part.path
-
-
-def run_quantization_test(cls: type, init_kwargs: Mapping[str, Any], input_data: Any) -> None:
-    """A model of int8 kernels runs, its config makes an equal model, and its weights fit that one.
-
-    The config holds that the kernels are of int8. float8 is refused in a line.
-    """
-    model = cls(**init_kwargs)
-    before = arrays(model(input_data))
-    model.quantize("int8")
-    after = arrays(model(input_data))
-    for one, other in zip(keras.tree.flatten(after), keras.tree.flatten(before), strict=True):
-        assert np.isfinite(one).all() and one.shape == other.shape
-    again = cls.from_config(model.get_config())
-    again.set_weights(model.get_weights())
-    assert_close(again(input_data), after)
-    with pytest.raises(InputError, match="float8"):
-        cls(**init_kwargs).quantize("float8")

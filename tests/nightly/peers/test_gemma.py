@@ -1,11 +1,10 @@
-"""What keras-hub's tests of the backbones and causal LMs of Gemma 1 to 3 assert of text."""
+"""What keras-hub's tests of Gemma 1 to 3 assert of text: backbones, causal LMs, preprocessing."""
 
 import keras
 import numpy as np
 import pytest
-from hub_case import assert_close, run_backbone_test, run_model_saving_test, run_task_test
+from hub_case import run_backbone_test, run_preprocessing_layer_test, run_task_test
 from test_hub_lora import GEMMA3
-from test_preprocessing import SPECIAL, TEXTS, WORDS
 
 from arrays import to_numpy
 from kmodels.models import (
@@ -18,11 +17,22 @@ from kmodels.models import (
     GemmaCausalLMPreprocessor,
     GemmaTokenizer,
 )
-from sentencepiece_files import words_model
+from sentencepiece_files import NORMAL, UNKNOWN, sentencepiece_model, words_model
 from tolerances import tolerance
 
 pytestmark = pytest.mark.across
 
+WORDS = ("the", "brown", "earth", "fox", "is", "quick", "round")
+SPECIAL = ("<start_of_image>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>", "<img>")
+TEXTS = ["the quick brown fox", "the earth is round"]
+SETTINGS = {
+    "image_converter": None,
+    "sequence_length": 8,
+    "max_images_per_prompt": 0,
+    "num_vision_tokens_per_image": 0,
+}
+# Ids of the first text and of "round".
+IDS, IDS3, ROUND3 = [4, 9, 5, 7], [9, 14, 10, 12], 15
 FOX, ROUND = TEXTS
 GEMMA = {
     "vocabulary_size": 20,
@@ -63,19 +73,13 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_backbone_basics(kind):
-    """The backbone is restored by its config, called, used by predict, and quantized."""
+    """The backbone is restored by its config, called, and used by predict."""
     cls, sizes, inputs = KINDS[kind]
     more = {}
     if kind == "gemma3":
-        more = {"variable_length_data": [inputs], "run_quantization_check": False}
+        more = {"variable_length_data": [inputs]}
     shape = (*inputs["token_ids"].shape, sizes["hidden_dim"])
     run_backbone_test(cls, sizes, inputs, shape, **more)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_model(kind, tmp_path):
-    """A saved backbone gives the same outputs when it is loaded."""
-    run_model_saving_test(*KINDS[kind], tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "count", "layers"), [("gemma", 3216, 6), ("gemma3", 5752, 10)])
@@ -147,29 +151,6 @@ def test_causal_lm_basics(task):
     run_task_test(cls, arguments, (data,), shape)
 
 
-def test_saved_model_of_the_task(task, tmp_path):
-    """A saved task gives the same outputs when it is loaded."""
-    cls, arguments, data, _ = task
-    run_model_saving_test(cls, arguments, arguments["preprocessor"](data)[0], tmp_path)
-
-
-def test_stopping(task, monkeypatch):
-    """If the end token is chosen at once the prompt comes back, whatever else may end it."""
-    cls, arguments, _, _ = task
-    model = cls(**arguments)
-    call, end = model.call_with_cache, model.preprocessor.tokenizer.end_token_id
-
-    def favouring(*args, **kwargs):
-        logits, hidden, cache = call(*args, **kwargs)
-        chosen = keras.ops.arange(logits.shape[-1]) == end
-        return keras.ops.where(chosen, 1e9, logits), hidden, cache
-
-    monkeypatch.setattr(model, "call_with_cache", favouring)
-    prompts = [FOX, "the quick"]
-    for stop in ("auto", (3,)):
-        assert model.generate(prompts, stop_token_ids=stop) == prompts, stop
-
-
 def test_generate_compilation(task):
     """The generate function stays from call to call, and compile makes a new one."""
     cls, arguments, _, _ = task
@@ -199,44 +180,6 @@ def test_cache_correctness(causal_lm, preprocessor):
         )
 
 
-def _generates(causal_lm, preprocessor):
-    assert FOX in causal_lm.generate(FOX)
-    inputs = preprocessor.generate_preprocess([FOX])
-    causal_lm.preprocessor = None
-    found = causal_lm.generate(inputs, stop_token_ids=None)
-    for name in ("token_ids", "padding_mask"):
-        assert_close(found[name][:, :5], np.asarray(inputs[name])[:, :5])
-
-
-def test_generate(causal_lm, preprocessor):
-    """Texts and token ids are continued, and keep their beginning."""
-    _generates(causal_lm, preprocessor)
-
-
-def test_generate_with_bfloat16(init_kwargs, preprocessor):
-    """The same in half precision."""
-    backbone = GemmaBackbone.from_config(
-        {**init_kwargs["backbone"].get_config(), "dtype": "bfloat16"}
-    )
-    _generates(GemmaCausalLM(backbone, preprocessor), preprocessor)
-
-
-def test_score(causal_lm, preprocessor):
-    """Scores are logits or the loss of each token; a function gets the output of each layer."""
-    inputs, shapes = preprocessor.generate_preprocess([FOX, FOX]), {}
-    assert tuple(causal_lm.score(**inputs, scoring_mode="logits").shape) == (2, 8, 11)
-    targets = keras.ops.roll(inputs["token_ids"], shift=-1, axis=1)
-    scores = causal_lm.score(**inputs, scoring_mode="loss", target_ids=targets)
-    assert tuple(scores.shape) == (2, 8)
-
-    def intercept(x, number):
-        shapes[number] = tuple(x.shape)
-        return x
-
-    causal_lm.score(**inputs, scoring_mode="logits", layer_intercept_fn=intercept)
-    assert shapes == dict.fromkeys((-1, 0, 1), (2, 8, 8)), "-1 is that of the embeddings"
-
-
 def test_get_quantization_layer_structure(causal_lm):
     """The embeddings as a model and the blocks, for what quantizes block by block."""
     found = causal_lm.get_quantization_layer_structure("gptq")
@@ -245,3 +188,98 @@ def test_get_quantization_layer_structure(causal_lm):
     assert tuple(embedding(np.ones((1, 3), "int32")).shape) == (1, 3, 8)
     assert found["sequential_blocks"] == causal_lm.backbone.transformer_layers
     assert causal_lm.get_quantization_layer_structure("int8") is None
+
+
+# === Tokenizers and preprocessors ===
+
+
+@pytest.fixture(scope="module")
+def words():
+    return GemmaTokenizer(words_model(WORDS))
+
+
+@pytest.fixture(scope="module")
+def words3():
+    return Gemma3Tokenizer(words_model(WORDS, SPECIAL), has_vision_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("cls", "special", "expected"),
+    [
+        (GemmaTokenizer, (), [IDS, [4, 6, 8, 10]]),
+        (Gemma3Tokenizer, SPECIAL, [IDS3, [9, 11, 13, ROUND3]]),
+    ],
+)
+def test_tokenizer_basics(cls, special, expected, tmp_path):
+    """Texts become ids and texts again, also in a data set; the config makes an equal one."""
+    (tmp_path / "words.spm").write_bytes(words_model(WORDS, special))
+    proto = {"proto": str(tmp_path / "words.spm")}
+    run_preprocessing_layer_test(cls, proto, TEXTS, expected_output=expected)
+
+
+def test_errors_missing_special_tokens():
+    """A vocabulary without <bos>, <eos> and <pad>, or tokens of images asked for, is refused."""
+    pieces = [("<unk>", 0.0, UNKNOWN), *((char, -1.0, NORMAL) for char in "abc")]
+    with pytest.raises(ValueError, match="the tokenizer has no end token"):
+        GemmaTokenizer(sentencepiece_model(pieces))
+    with pytest.raises(ValueError, match="the vocabulary has no <bos> and no <pad>, which Gemma"):
+        GemmaTokenizer(sentencepiece_model([("<eos>", 0.0, 3), *pieces]))
+    with pytest.raises(ValueError, match="has no <img>, <start_of_image>, <end_of_image>; give"):
+        Gemma3Tokenizer(words_model(WORDS), has_vision_tokens=True)
+    tokenizer = Gemma3Tokenizer(words_model(WORDS), has_vision_tokens=False)
+    assert tokenizer.start_of_image_token_id == tokenizer.end_of_image_token_id == -1
+
+
+def test_preprocessor_basics(words):
+    """Texts become ids with start and end, labels one further, and weights where labels count."""
+    run_preprocessing_layer_test(
+        GemmaCausalLMPreprocessor,
+        {"tokenizer": words, "sequence_length": 8},
+        TEXTS[:1],
+        expected_output=(
+            {"token_ids": [[1, *IDS, 2, 0, 0]], "padding_mask": [[1, 1, 1, 1, 1, 1, 0, 0]]},
+            [[*IDS, 2, 0, 0, 0]],
+            [[1, 1, 1, 1, 1, 0, 0, 0]],
+        ),
+    )
+
+
+def test_text_preprocessor_basics(words3):
+    """A prompt and its response are one row; the response alone has weights."""
+    ids = [[1, *IDS3, ROUND3, 2, 0]]
+    run_preprocessing_layer_test(
+        Gemma3CausalLMPreprocessor,
+        {"tokenizer": words3, **SETTINGS},
+        {"prompts": TEXTS[:1], "responses": ["round"]},
+        expected_output=(
+            {"token_ids": ids, "padding_mask": [[1, 1, 1, 1, 1, 1, 1, 0]]},
+            [[*IDS3, ROUND3, 2, 0, 0]],
+            [[0, 0, 0, 0, 1, 1, 0, 0]],
+        ),
+    )
+
+
+def _without_ends(preprocessor, data, ids, weights):
+    x, y, found = preprocessor(data)
+    empty = 8 - len(ids)
+    np.testing.assert_array_equal(x["token_ids"], [[*ids, *[0] * empty]] * 4)
+    np.testing.assert_array_equal(x["padding_mask"], [[1] * len(ids) + [0] * empty] * 4)
+    np.testing.assert_array_equal(y, [[*ids[1:], *[0] * (empty + 1)]] * 4)
+    np.testing.assert_array_equal(found, [weights] * 4)
+
+
+def test_no_start_end_token(words, words3):
+    """Start and end tokens can be left out."""
+    none = {"add_start_token": False, "add_end_token": False}
+    preprocessor = GemmaCausalLMPreprocessor(words, sequence_length=8, **none)
+    _without_ends(preprocessor, TEXTS[:1] * 4, IDS, [1, 1, 1, 0, 0, 0, 0, 0])
+    preprocessor = Gemma3CausalLMPreprocessor(words3, **SETTINGS, **none)
+    data = {"prompts": TEXTS[:1] * 4, "responses": ["round"] * 4}
+    _without_ends(preprocessor, data, [*IDS3, ROUND3], [0, 0, 0, 1, 0, 0, 0, 0])
+
+
+def test_images_of_gemma3(words3):
+    """Images, of which keras-hub's test is, are refused in a line: the model is of text alone."""
+    preprocessor = Gemma3CausalLMPreprocessor(words3, image_converter=object())
+    with pytest.raises(ValueError, match="Gemma 3 takes only text here; leave 'images' out"):
+        preprocessor({"prompts": "the", "responses": "fox", "images": np.ones((8, 8, 3))})
