@@ -48,6 +48,29 @@ def value_and_grad(
     return output, [to_numpy(x) for x in gradients]
 
 
+def differences(run: Callable[..., Any], arrays: Sequence[np.ndarray]) -> None:
+    """Asserts that the gradients of a function are the differences of its values.
+
+    With random numbers in it that holds only if each call and each backward pass draws the same.
+    """
+    value, gradients = value_and_grad(run, *arrays)
+    weight = np.random.default_rng(7).normal(size=tuple(value.shape)).astype("float32")
+
+    def total(values: Sequence[np.ndarray]) -> float:
+        output = to_numpy(run(*map(keras.ops.convert_to_tensor, values)))
+        return float((output.astype("float64") * weight).sum())
+
+    for i, gradient in enumerate(gradients):
+        step = np.random.default_rng(i).normal(size=gradient.shape).astype("float32") * 1e-2
+        up, down = (
+            total([x + sign * step if i == j else x for j, x in enumerate(arrays)])
+            for sign in (1, -1)
+        )
+        slope = float((gradient.astype("float64") * step).sum())
+        assert abs(slope) > 1e-3
+        assert abs((up - down) / 2 - slope) < 2e-3 * max(1.0, abs(slope))
+
+
 def value_and_gradients(
     function: Callable[..., tuple[Any, Any]], arrays: Sequence[Any], compiled: bool = False
 ) -> tuple[float, Any, list[np.ndarray]]:

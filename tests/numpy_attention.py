@@ -1,12 +1,49 @@
 """Attention and its gradients in NumPy's float64, some queries after the other."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+
+from gradients import assert_near, to_numpy, value_and_grad
+from tolerances import tolerance
 
 # Queries at a time: 8,192 of them would hold half a gigabyte in each array.
 ROWS = 512
+
+
+def check(
+    runs: Callable[..., Any] | Sequence[Callable[..., Any]],
+    arrays: list[np.ndarray],
+    keywords: Mapping[str, Any],
+    dtype: str = "float32",
+    compiled: bool = False,
+) -> None:
+    """Asserts that each `run(*arrays, **keywords)` and its gradients are those of attention."""
+    arrays = [to_numpy(keras.ops.cast(x, dtype)) for x in arrays]
+    weight = np.random.default_rng(7).normal(size=arrays[0].shape).astype("float32")
+    expected, wanted = attention_and_gradients(*arrays, weight, **keywords)
+    empty = ~expected.any(-1)  # queries that see nothing
+    for run in runs if isinstance(runs, Sequence) else [runs]:
+        value, gradients = value_and_grad(
+            lambda *x, run=run: run(*x, **keywords), *arrays, dtype=dtype, compiled=compiled
+        )
+        assert keras.backend.standardize_dtype(value.dtype) == dtype
+        assert_near([value, *gradients], [expected, *wanted], tolerance("attention", dtype))
+        assert not to_numpy(value)[empty].any() and not gradients[0][empty].any()
+    # The features under test bite: without them the result would be another one.
+    if keywords and arrays[0].shape[1] < ROWS:
+        assert np.abs(expected - attention(*arrays)).max() > 1e-3
+
+
+def attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, mask: Any = None, **keywords: Any
+) -> np.ndarray:
+    """The output alone."""
+    return attention_and_gradients(query, key, value, np.zeros_like(query), mask=mask, **keywords)[
+        0
+    ]
 
 
 def attention_and_gradients(

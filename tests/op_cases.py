@@ -1,19 +1,11 @@
-"""Inputs and NumPy float64 references of the ops, shared by the tests of both bodies."""
+"""Calls of the ops, and their definitions in NumPy's float64."""
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-    keywords: dict[str, Any] = field(default_factory=dict)
-    mask: str | None = None
-
+from numpy_attention import attention
 
 T, S, H = 5, 7, 8
 FULL = ((2, T, 4, H), (2, S, 4, H), (2, S, 4, H))
@@ -26,129 +18,159 @@ SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1]], "int32")
 # Two images inside a text, and a text alone.
 BLOCKS = np.array([[-1, 0, 0, 0, -1, 1, 1], [-1, -1, -1, -1, -1, -1, -1]], "int32")
 
-ATTENTION = (
-    Case("plain", FULL),
-    Case("scale", FULL, {"scale": 0.7}),
-    Case("causal", SQUARE, {"causal": True}),
-    Case("causal, more keys", FULL, {"causal": True}),
-    Case("window", SQUARE, {"window": 2}),
-    Case("causal window, grouped", GROUPED, {"causal": True, "window": 3}),
-    Case("mask with an empty row", FULL, mask="pairs"),
-    Case("mask of keys, grouped, causal", GROUPED, {"causal": True}, mask="keys"),
-    Case("mask per head, grouped", GROUPED, mask="pairs"),
-    Case("one query, grouped, causal", ONE, {"causal": True, "scale": 0.3}),
-    Case("one query, causal window", ONE, {"causal": True, "window": 3}),
-    Case("one query, mask of keys", ONE, mask="keys"),
-    Case("one query, mask per head", ONE, mask="pairs"),
-    Case("segments", FULL, {"segment_ids": SEGMENTS}),
-    Case("segments, causal", SQUARE, {"causal": True, "segment_ids": SEGMENTS}),
-    Case(
-        "segments, mask, window, grouped",
-        GROUPED,
-        {"causal": True, "window": 3, "segment_ids": SEGMENTS},
-        mask="pairs",
+
+def pairs(length: int) -> np.ndarray:
+    """A mask of pairs by head, (B, N, T, S), of which one query sees nothing."""
+    found = np.random.default_rng(4).random((2, 4, length, S)) > 0.4
+    found[0, :, length // 2] = False
+    return found
+
+
+# A mask of keys: one row is all padding.
+KEYS = np.random.default_rng(4).random((2, 1, 1, S)) > 0.4
+KEYS[1] = False
+
+# Label, shapes, and what the call is given besides.
+ATTENTION: tuple[tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]], ...] = (
+    ("plain", FULL, {}),
+    ("scale", FULL, {"scale": 0.7}),
+    ("causal", SQUARE, {"causal": True}),
+    ("causal, more keys", FULL, {"causal": True}),
+    ("window", SQUARE, {"window": 2}),
+    ("causal window, grouped", GROUPED, {"causal": True, "window": 3}),
+    ("mask with an empty row", FULL, {"mask": pairs(T)}),
+    ("mask of keys, grouped, causal", GROUPED, {"causal": True, "mask": KEYS}),
+    ("mask per head, grouped", GROUPED, {"mask": pairs(T)}),
+    ("one query, grouped, causal", ONE, {"causal": True, "scale": 0.3}),
+    ("one query, causal window", ONE, {"causal": True, "window": 3}),
+    ("one query, mask of keys", ONE, {"mask": KEYS}),
+    ("one query, mask per head", ONE, {"mask": pairs(1)}),
+    ("segments", FULL, {"segment_ids": SEGMENTS}),
+    ("segments, causal", SQUARE, {"causal": True, "segment_ids": SEGMENTS}),
+    (
+        *("segments, mask, window, grouped", GROUPED),
+        {"causal": True, "window": 3, "segment_ids": SEGMENTS, "mask": pairs(T)},
     ),
-    Case("segments of all rows", FULL, {"causal": True, "segment_ids": SEGMENTS[:1]}),
-    Case("one query, segments", ONE, {"causal": True, "segment_ids": 3 - SEGMENTS // 2}),
-    Case("blocks", SQUARE, {"causal": True, "block_ids": BLOCKS}),
-    Case("blocks, window, grouped", GROUPED, {"causal": True, "window": 2, "block_ids": BLOCKS}),
-    Case(
-        "blocks, segments, mask",
-        GROUPED,
-        {"causal": True, "segment_ids": SEGMENTS, "block_ids": BLOCKS[:1]},
-        mask="keys",
+    ("segments of all rows", FULL, {"causal": True, "segment_ids": SEGMENTS[:1]}),
+    ("one query, segments", ONE, {"causal": True, "segment_ids": 3 - SEGMENTS // 2}),
+    ("blocks", SQUARE, {"causal": True, "block_ids": BLOCKS}),
+    ("blocks, window, grouped", GROUPED, {"causal": True, "window": 2, "block_ids": BLOCKS}),
+    (
+        *("blocks, segments, mask", GROUPED),
+        {"causal": True, "segment_ids": SEGMENTS, "block_ids": BLOCKS[:1], "mask": KEYS},
     ),
-    Case("soft cap", GROUPED, {"soft_cap": 0.5, "causal": True}),
+    ("soft cap", GROUPED, {"soft_cap": 0.5, "causal": True}),
 )
 
 
-def arrays(case: Case) -> list[np.ndarray]:
-    rng = np.random.default_rng(3)
-    return [rng.normal(size=shape).astype("float32") for shape in case.shapes]
+def gelu(x: np.ndarray, approximate: bool | str = False) -> np.ndarray:
+    if approximate == "sigmoid":
+        return x / (1 + np.exp(-1.702 * x))
+    if approximate:
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def mask(case: Case) -> np.ndarray | None:
-    """`pairs`: (B, N, T, S), one query sees nothing; `keys`: (B, 1, 1, S), one row all padding."""
-    (batch, length, heads, _), keys = case.shapes[0], case.shapes[1][1]
-    rng = np.random.default_rng(4)
-    if case.mask == "pairs":
-        found = rng.random((batch, heads, length, keys)) > 0.4
-        found[0, :, length // 2] = False
-        return found
-    if case.mask == "keys":
-        found = rng.random((batch, 1, 1, keys)) > 0.4
-        found[1] = False
-        return found
-    return None
+def mlp(x: np.ndarray, up: Any, up_bias: Any, down: Any, down_bias: Any, **form: Any) -> np.ndarray:
+    return gelu(x @ up + up_bias, **form) @ down + down_bias
 
 
-def reference_attention(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    mask: np.ndarray | None = None,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    segment_ids: np.ndarray | None = None,
-    block_ids: np.ndarray | None = None,
-    scale: float | None = None,
+def layer_norm(
+    x: np.ndarray, scale: np.ndarray, bias: Any = 0.0, epsilon: float = 1e-6
+) -> np.ndarray:
+    spread = np.sqrt(x.var(-1, keepdims=True) + epsilon)
+    return (x - x.mean(-1, keepdims=True)) / spread * scale + bias
+
+
+def rms_norm(
+    x: np.ndarray, scale: np.ndarray | None, epsilon: float = 1e-6, offset: float = 1.0
+) -> np.ndarray:
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+    return y if scale is None else y * (offset + scale)
+
+
+def grouped_dense(x: np.ndarray, kernel: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    return np.stack([row @ kernel[group] for row, group in zip(x, groups, strict=True)])
+
+
+def turn(x: np.ndarray, first: int, second: int, angle: np.ndarray) -> np.ndarray:
+    """Turns one pair of channels by angles (..., T)."""
+    y, angle = x.copy(), angle[..., None]
+    y[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
+    y[..., second] = x[..., second] * np.cos(angle) + x[..., first] * np.sin(angle)
+    return y
+
+
+def rotary_embedding(
+    x: np.ndarray,
+    positions: np.ndarray,
+    max_wavelength: float = 1e4,
+    scaling: float = 1.0,
+    turned: float = 1.0,
+) -> np.ndarray:
+    half = x.shape[-1] // 2
+    for i in range(round(half * turned)):
+        x = turn(x, i, i + half, positions / scaling * max_wavelength ** (-i / half))
+    return x
+
+
+# (axis, step of the series) -> the two channels of each pair of 8, written out.
+CHANNELS = {
+    "halves": {(0, 0): (0, 4), (0, 1): (1, 5), (1, 0): (2, 6), (1, 1): (3, 7)},
+    "neighbors": {(0, 0): (0, 1), (0, 1): (2, 3), (1, 0): (4, 5), (1, 1): (6, 7)},
+    "quarters": {(0, 0): (0, 2), (0, 1): (1, 3), (1, 0): (4, 6), (1, 1): (5, 7)},
+}
+
+
+def rotary_embedding_2d(
+    x: np.ndarray, coordinates: np.ndarray, pairs: str, max_wavelength: float
+) -> np.ndarray:
+    coordinates = coordinates.astype("float64")
+    for (axis, step), (first, second) in CHANNELS[pairs].items():
+        x = turn(x, first, second, coordinates[..., axis] * max_wavelength ** (-step / 2))
+    return x
+
+
+def patch_embedding(
+    images: np.ndarray, kernel: np.ndarray, bias: Any = 0.0, *, patch_size: int
+) -> np.ndarray:
+    rows, columns = (range(0, length, patch_size) for length in images.shape[1:3])
+    patches = [images[:, r : r + patch_size, c : c + patch_size] for r in rows for c in columns]
+    return np.stack([patch.reshape(len(patch), -1) @ kernel for patch in patches], 1) + bias
+
+
+def linear_cross_entropy(
+    hidden: np.ndarray,
+    table: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray,
     soft_cap: float | None = None,
+    **_: Any,
 ) -> np.ndarray:
-    """The definition, pair by pair in float64."""
-    query, key, value = (x.astype("float64") for x in (query, key, value))
-    batch, length, heads, head_dim = query.shape
-    keys, groups = key.shape[1:3]
-    allowed = np.ones((batch, heads, length, keys), bool)
-    if mask is not None:
-        allowed &= np.broadcast_to(mask, allowed.shape)
-    output = np.zeros((batch, length, heads, value.shape[-1]))
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    for b, i, n in np.ndindex(batch, length, heads):
-        g = n // (heads // groups)
-        position = i + keys - length
-        seen, scores = [], []
-        for j in range(keys):
-            inside = False
-            if block_ids is not None:
-                blocks = block_ids[b % len(block_ids)]
-                inside = blocks[j] == blocks[position] and blocks[j] >= 0
-            if not allowed[b, n, i, j] or (causal and j > position and not inside):
-                continue
-            behind = position - j if causal else abs(position - j)
-            if window is not None and behind >= window:
-                continue
-            if segment_ids is not None:
-                segments = segment_ids[b % len(segment_ids)]
-                if segments[j] != segments[position]:
-                    continue
-            score = scale * float(query[b, i, n] @ key[b, j, g])
-            seen.append(j)
-            scores.append(score if soft_cap is None else soft_cap * math.tanh(score / soft_cap))
-        if seen:
-            weights = np.exp(np.array(scores) - max(scores))
-            output[b, i, n] = weights / weights.sum() @ value[b, seen, g]
-    return output
+    scores = hidden @ table.T
+    scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
+    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(labels)), labels]
+    return (losses * weights).sum()
 
 
-def reference_layer_norm(
-    x: np.ndarray, scale: np.ndarray, bias: np.ndarray | None, epsilon: float
-) -> np.ndarray:
-    x = x.astype("float64")
-    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * scale
-    return y if bias is None else y + bias
-
-
-def reference_patch_embedding(
-    images: np.ndarray, kernel: np.ndarray, bias: np.ndarray, patch: int
-) -> np.ndarray:
-    batch, height, width, _ = images.shape
-    tokens = [
-        images[:, r : r + patch, c : c + patch].reshape(batch, -1).astype("float64") @ kernel + bias
-        for r in range(0, height, patch)
-        for c in range(0, width, patch)
-    ]
-    return np.stack(tokens, axis=1)
+# What each op is, of arrays in float64.
+DEFINITIONS = {
+    "attention": attention,
+    "dense": lambda x, kernel, bias=0.0: x @ kernel + bias,
+    "gated_gelu": lambda gate, up: gelu(gate, True) * up,
+    "gated_silu": lambda gate, up: gate / (1 + np.exp(-gate)) * up,
+    "gelu": gelu,
+    "grouped_dense": grouped_dense,
+    "layer_norm": layer_norm,
+    "linear_cross_entropy": linear_cross_entropy,
+    "mlp": mlp,
+    "patch_embedding": patch_embedding,
+    "quantized_dense": lambda x, kernel, scale: x @ (kernel / scale),
+    "rms_norm": rms_norm,
+    "rotary_embedding": rotary_embedding,
+    "rotary_embedding_2d": rotary_embedding_2d,
+}
 
 
 RNG = np.random.default_rng(1)
@@ -175,15 +197,11 @@ OpCase = tuple[str, str, list[np.ndarray], dict[str, Any]]
 
 def cases() -> list[OpCase]:
     """Calls of every op: (op, label, arrays to differentiate by, keyword arguments)."""
-    found = [
-        (
-            "attention",
-            case.name,
-            arrays(case),
-            case.keywords | ({"mask": mask(case)} if case.mask else {}),
-        )
-        for case in ATTENTION
-    ]
+    found: list[OpCase] = []
+    for label, shapes, keywords in ATTENTION:
+        rng = np.random.default_rng(3)
+        arrays = [rng.normal(size=shape).astype("float32") for shape in shapes]
+        found.append(("attention", label, arrays, keywords))
     found += [
         ("layer_norm", "with bias", [normal(2, 5, 12) + 3, normal(12), normal(12)], {}),
         ("layer_norm", "four axes", [normal(2, 3, 4, 12) + 3, normal(12), normal(12)], {}),
@@ -191,7 +209,14 @@ def cases() -> list[OpCase]:
         ("rms_norm", "three axes", [normal(2, 5, 12) * 3, normal(12)], {"epsilon": 0.01}),
         ("rms_norm", "plain scale", [normal(2, 5, 12) * 3, normal(12)], {"offset": 0.0}),
         ("rms_norm", "no scale", [normal(2, 5, 12) * 3], {"scale": None}),
-        ("gelu", "three axes", [normal(2, 5, 12) * 2], {}),
+        *(
+            ("gelu", label, [normal(2, 5, 12) * 2], keywords)
+            for label, keywords in (
+                ("three axes", {}),
+                ("tanh form", {"approximate": True}),
+                ("sigmoid form", {"approximate": "sigmoid"}),
+            )
+        ),
         ("gated_gelu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         ("gated_silu", "three axes", [normal(2, 5, 12) * 2, normal(2, 5, 12)], {}),
         (

@@ -11,8 +11,8 @@ from accelerator import clock
 from accelerator.pieces import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("tests/ops", "tests/overrides")
-FEW = ("tests/numerics/overrides/test_parity.py", "-k", "test_layer_norm_keeps_a_wider_scale")
+FOLDERS = ("tests/numerics/ops", "tests/numerics/overrides")
+FEW = ("tests/numerics/ops/test_ops.py", "-k", "keeps_a_float32_scale")
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:

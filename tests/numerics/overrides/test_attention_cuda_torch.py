@@ -10,10 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-import op_cases
-from gradients import second_derivative, to_numpy, value_and_grad
+from gradients import assert_near, second_derivative, to_numpy
 from kmodels import ops
-from numpy_attention import attention_and_gradients
+from numpy_attention import attention, check
 from tolerances import tolerance
 
 if keras.backend.backend() != "torch":
@@ -78,10 +77,9 @@ def kernels(monkeypatch) -> list:
     return attention_kernels(monkeypatch)
 
 
-def arrays(length: int = LENGTH, keys: int = LENGTH, dtype: str = "float32") -> list[np.ndarray]:
-    sizes = ((length, 4), (keys, 2), (keys, 2))
-    found = [RNG.normal(size=(2, *size, 16)).astype("float32") for size in sizes]
-    return [to_numpy(keras.ops.cast(x, dtype)).astype("float32") for x in found]
+def arrays(length: int = LENGTH) -> list[np.ndarray]:
+    sizes = ((length, 4), (LENGTH, 2), (LENGTH, 2))
+    return [RNG.normal(size=(2, *size, 16)).astype("float32") for size in sizes]
 
 
 CASES = {
@@ -97,26 +95,15 @@ CASES = {
 @pytest.mark.parametrize("label", CASES)
 def test_values_and_gradients(kernels: list, label: str) -> None:
     kernel, dtype, keywords = CASES[label]
-    given = arrays(dtype=dtype)
-    value, gradients = value_and_grad(lambda *x: ops.attention(*x, **keywords), *given, dtype=dtype)
+    check(ops.attention, arrays(), keywords, dtype)
     assert kernels[-1][:3] == (kernel, (2, LENGTH, 4, 16), (2, LENGTH, 2, 16))
     assert kernel == "flex" or kernels[-1][3:] == (40, 0.3)
-    weight = np.random.default_rng(7).normal(size=value.shape)
-    expected, wanted = attention_and_gradients(*given, weight, **keywords)
-    for ours, right in zip([to_numpy(value), *gradients], [expected, *wanted], strict=True):
-        assert np.abs(right).max() > 0.1
-        assert np.abs(ours - right).max() <= tolerance("attention", dtype) * np.abs(right).max()
 
 
 def test_image_blocks_and_more_keys(kernels: list) -> None:
-    given = arrays(length=60)
     keywords = {"causal": True, "window": 50, "block_ids": BLOCKS, "segment_ids": SEGMENTS[:1]}
-    found = to_numpy(ops.attention(*given, **keywords))
+    check(ops.attention, arrays(length=60), keywords)
     assert kernels[-1][0] == "flex"
-    right = op_cases.reference_attention(*given, **keywords)
-    assert np.abs(found - right).max() <= tolerance("attention")
-    without = op_cases.reference_attention(*given, **{**keywords, "block_ids": None})
-    assert np.abs(right - without).max() > 1e-2
 
 
 def test_flex_attention_itself_takes_what_it_is_given(monkeypatch) -> None:
@@ -127,8 +114,7 @@ def test_flex_attention_itself_takes_what_it_is_given(monkeypatch) -> None:
     given, keywords = arrays(), {"causal": True, "segment_ids": SEGMENTS, "soft_cap": 0.7}
     with torch.no_grad(), pytest.warns(UserWarning, match="flex_attention called without"):
         found = to_numpy(ops.attention(*given, **keywords))
-    right = op_cases.reference_attention(*given, **keywords)
-    assert np.abs(found - right).max() <= tolerance("attention")
+    assert_near([found], [attention(*given, **keywords)], tolerance("attention"))
 
 
 def test_layers_of_a_step_share_a_block_mask(kernels: list) -> None:
@@ -153,8 +139,7 @@ def test_second_derivatives_are_those_of_the_op(kernels: list) -> None:
     found = second_derivative(lambda *x: ops.attention(*x, **keywords), given)
     assert kernels
     wanted = second_derivative(lambda *x: ops.attention.generic(*x, **keywords), given)
-    for ours, right in zip(found, wanted, strict=True):
-        assert np.abs(ours - right).max() <= 10 * tolerance("attention") * np.abs(right).max()
+    assert_near(found, wanted, 10 * tolerance("attention"))
 
 
 def test_keys_are_repeated_where_only_flash_would_share_them(kernels: list, monkeypatch) -> None:
@@ -165,8 +150,8 @@ def test_keys_are_repeated_where_only_flash_would_share_them(kernels: list, monk
     )
     monkeypatch.setattr(attention_torch, "by_products", lambda *_: False)
     for dtype, heads in (("float32", 4), ("bfloat16", 2)):
-        given = arrays(dtype=dtype)
-        found = ops.attention(*(keras.ops.cast(x, dtype) for x in given), causal=True)
+        given = [keras.ops.cast(x, dtype) for x in arrays()]
+        found = ops.attention(*given, causal=True)
         assert seen.pop() == heads
-        right = op_cases.reference_attention(*given, causal=True)
-        assert np.abs(to_numpy(found) - right).max() <= tolerance("attention", dtype)
+        right = attention(*map(to_numpy, given), causal=True)
+        assert_near([found], [right], tolerance("attention", dtype))

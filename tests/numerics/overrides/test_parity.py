@@ -1,5 +1,6 @@
-"""Every override of the running backend against its op's generic body: values and gradients."""
+"""Every op's generic body against its definition, and every override against that body."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -8,38 +9,66 @@ import numpy as np
 import pytest
 
 import kmodels
-from gradients import to_numpy, value_and_grad
+from gradients import assert_near, to_numpy, value_and_grad
 from kmodels import ops
 from kmodels.core import dispatch
-from op_cases import cases, few_cases, normal, without_rows
+from numpy_attention import attention
+from op_cases import DEFINITIONS, cases, few_cases, without_rows
 from tolerances import tolerance
 
 REPOSITORY = Path(__file__).parents[3]
 OVERRIDES = REPOSITORY / "src" / "kmodels" / "overrides"
+BACKEND = keras.backend.backend()
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
-if keras.backend.backend() == "jax":
+if BACKEND == "jax":
     DTYPES.remove("float64")  # of which JAX makes float32, unless it is told not to
 
 
+HALF = ("bfloat16", "float16")
+MULTIPLY = {"attention", "dense", "grouped_dense", "linear_cross_entropy", "mlp", "patch_embedding"}
+
+
 @pytest.fixture(autouse=True)
-def on_every_processor(monkeypatch) -> None:
-    """What is chosen by the maker of the processor is tested on all of them."""
-    if keras.backend.backend() == "torch":
-        from kmodels.overrides import dense_torch
+def processor(request, monkeypatch) -> None:
+    """Has this stand for a processor without products of half precision, or for one with them.
+
+    What is chosen by the maker of the processor is tested on all of them.
+    """
+    chosen = (
+        request.node.callspec.params.get("lacks") if hasattr(request.node, "callspec") else None
+    )
+    if BACKEND == "torch":
+        import torch
+
+        from kmodels.overrides import _tensors_torch, dense_torch
 
         monkeypatch.setattr(dense_torch, "mkl_is_slow", lambda: True)
-    if keras.backend.backend() == "tensorflow":
-        from kmodels.overrides import dense_tensorflow
+        if chosen is not None:
+            lacking = {torch.bfloat16, torch.float16} if chosen else set()
+            monkeypatch.setattr(_tensors_torch, "LACKING", lacking)
+    if BACKEND == "tensorflow":
+        from kmodels.overrides import _tensors_tensorflow, attention_tensorflow, dense_tensorflow
 
-        monkeypatch.setattr(dense_tensorflow, "truncates", lambda dtype: dtype.size == 2)
+        cuts = lambda dtype: chosen is not False and dtype.size == 2  # noqa: E731
+        monkeypatch.setattr(dense_tensorflow, "truncates", cuts)
+        if chosen is not None:
+            for module in (_tensors_tensorflow, attention_tensorflow):
+                monkeypatch.setattr(module, "truncates", cuts)
 
 
-# A call without an override is the same in each dtype.
-PARITY = [
-    pytest.param(*case, dtype, id=f"{case[0]}-{case[1]}-{dtype}")
-    for case in cases()
-    for dtype in (DTYPES if getattr(ops, case[0]).override else DTYPES[:1])
-]
+CASES = cases()
+FEW = {case[:2] for case in few_cases()}
+
+
+def parity():
+    """Calls by their numbers, in each dtype, on processors of both kinds that multiply."""
+    for number, (name, label, *_) in enumerate(CASES):
+        # A call without an override is the same in each dtype.
+        for dtype in DTYPES if getattr(ops, name).override else DTYPES[:1]:
+            both = dtype in HALF and name in MULTIPLY and (name, label) in FEW and BACKEND != "jax"
+            for lacks in (True, False) if both else [None]:
+                kind = {True: "-lacks", False: "-has"}.get(lacks, "")
+                yield pytest.param(number, dtype, lacks, id=f"{name}-{label}-{dtype}{kind}")
 
 
 def _first(found):
@@ -47,42 +76,48 @@ def _first(found):
     return found[0] if isinstance(found, tuple) else found
 
 
-@pytest.mark.parametrize(("name", "label", "arrays", "keywords", "dtype"), PARITY)
-def test_parity(name, label, arrays, keywords, dtype) -> None:
+@functools.cache
+def by_the_generic_body(number: int, dtype: str):
+    """Value and gradients, unrounded, of what tensors of a dtype hold.
+
+    In bfloat16 XLA 0.12 adds some products of the generic body up in bfloat16, and is itself 3 %
+    off (docs/measured.md).
+    """
+    name, _, arrays, keywords = CASES[number]
     op = getattr(ops, name)
-    if op.override is None:
-        dispatch.reset_decisions()
-        op(*(keras.ops.convert_to_tensor(x) for x in arrays), **keywords)
-        assert kmodels.decisions()[name] == {"override": 0, "generic": 1}
-        return
+    held = [to_numpy(keras.ops.convert_to_tensor(x, dtype)) for x in arrays]
+    wide = "float64" if dtype == "float64" else "float32"
+    found = value_and_grad(lambda *x: _first(op.generic(*x, **keywords)), *held, dtype=wide)
+    right = DEFINITIONS[name](*(x.astype("float64") for x in held), **keywords)
+    assert_near([found[0]], [right], tolerance(name, wide))
+    if name == "attention" and keywords:  # without what it is given the result would be another one
+        assert np.abs(right - attention(*held)).max() > 100 * tolerance(name)
+    return found
+
+
+@pytest.mark.parametrize(("number", "dtype", "lacks"), list(parity()))
+def test_parity(number, dtype, lacks) -> None:
+    """The op's generic body against its definition, and the override against that body."""
+    name, _, arrays, keywords = CASES[number]
+    op = getattr(ops, name)
+    expected, expected_gradients = by_the_generic_body(number, dtype)
     tensors = [keras.ops.convert_to_tensor(x, dtype) for x in arrays]
-    if reason := op.declines(*tensors, **keywords):
-        dispatch.reset_decisions()
-        op(*tensors, **keywords)
-        assert kmodels.decisions()[name] == {"override": 0, "generic": 0, reason: 1}
-        return
-    value, gradients = value_and_grad(
-        lambda *x: _first(op.override(*x, **keywords)), *arrays, dtype=dtype
-    )
+    reason = op.override and op.declines(*tensors, **keywords)
+    served = op.override is not None and not reason
+    if lacks and BACKEND == "tensorflow":
+        assert served or name not in ("attention", "dense")
+    body = op.override if served else op
+    dispatch.reset_decisions()
+    value, gradients = value_and_grad(lambda *x: _first(body(*x, **keywords)), *arrays, dtype=dtype)
+    if not served:
+        counts = {"override": 0, "generic": 0, reason: 1} if reason else {"generic": 1}
+        assert kmodels.decisions()[name] == {"override": 0, **counts}
+        if dtype in HALF and lacks is None:
+            return  # the generic body rounds between its steps
     generic = _first(op.generic(*tensors, **keywords))
     assert value.dtype == generic.dtype
     assert value.shape == generic.shape
-    # The generic body, unrounded, of what the tensors hold: in bfloat16 XLA 0.12 adds some of its
-    # products up in bfloat16, and is itself 3 % off (docs/measured.md).
-    held = [to_numpy(x) for x in tensors]
-    expected, expected_gradients = value_and_grad(
-        lambda *x: _first(op.generic(*x, **keywords)),
-        *held,
-        dtype="float64" if dtype == "float64" else "float32",
-    )
-    allowed = tolerance(name, dtype)
-    expected = to_numpy(expected)
-    scale = max(1.0, np.abs(expected).max())
-    assert np.abs(to_numpy(value) - expected).max() <= allowed * scale
-    for found, wanted in zip(gradients, expected_gradients, strict=True):
-        assert np.isfinite(found).all()
-        assert np.abs(wanted).max() > 0  # the input matters
-        assert np.abs(found - wanted).max() <= allowed * max(1.0, np.abs(wanted).max())
+    assert_near([value, *gradients], [expected, *expected_gradients], tolerance(name, dtype))
 
 
 @pytest.mark.parametrize(
@@ -119,24 +154,12 @@ def test_the_op_runs_its_override() -> None:
         assert kmodels.decisions()[name]["override"] == count
 
 
-def test_layer_norm_keeps_a_wider_scale() -> None:
-    if ops.layer_norm.override is None:
-        assert "no override" in ops.layer_norm.declines(keras.ops.ones((1, 2)), keras.ops.ones(2))
-        return
-    x, scale = keras.ops.cast(normal(4, 16), "bfloat16"), np.full(16, 1 + 2**-10, "float32")
-    expected = ops.layer_norm.generic(x, scale)
-    output = ops.layer_norm.override(x, scale)
-    assert output.dtype == expected.dtype
-    assert (to_numpy(output) == to_numpy(expected)).mean() > 0.95
-
-
 def files() -> list[str]:
     return sorted(path.stem for path in OVERRIDES.glob("[!_]*_*.py"))
 
 
 def test_each_override_file_holds_a_registered_override() -> None:
-    backend = keras.backend.backend()
-    mine = [stem for stem in files() if stem.endswith(f"_{backend}")]
+    mine = [stem for stem in files() if stem.endswith(f"_{BACKEND}")]
     registered = [op.override.__name__ for op in dispatch.ops().values() if op.override is not None]
     assert sorted(registered) == mine
     # All files are one of the three backends'; nothing lies there unused.
