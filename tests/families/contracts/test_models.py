@@ -17,15 +17,8 @@ from kmodels import models, transforms
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import registration
 from kmodels.task import Backbone, Task
-from public_models import CASES, IMAGES, case, cases, random
-
-
-def assert_equal(again, model, x, wanted):
-    """The same model in weights of its own, which gives what the other gave for x."""
-    assert type(again) is type(model)
-    assert [w.path for w in again.weights] == [w.path for w in model.weights]
-    assert not {id(w) for w in again.weights} & {id(w) for w in model.weights}
-    np.testing.assert_allclose(to_numpy(again(x)), wanted, atol=1e-6)
+from public_models import CASES, EACH_BACKEND, IMAGES, cases, random
+from tolerances import tolerance
 
 
 def test_every_backbone_and_task_has_a_case():
@@ -38,31 +31,72 @@ def test_every_backbone_and_task_has_a_case():
     assert not lacking, f"add a case for {sorted(lacking)}"
 
 
-@pytest.mark.parametrize(
-    ("make", "x", "policy"),
-    [
-        *(case(cls, "float32") for cls in CASES),
-        *(case(cls, "mixed_bfloat16") for cls in CASES),
-    ],
-)
-def test_config_file_and_copies(make, x, policy, tmp_path):
-    model = random(make(dtype=policy, name="mine"))
-    config = model.get_config()
-    again = type(model).from_config(json.loads(json.dumps(config)))
-    assert again.get_config() == config and again.name == "mine"
-    assert again.dtype_policy == model.dtype_policy
+def changed(model):
+    """A model with kernels in few bits, adapters, rows, and parts that are frozen or not, drawn."""
+    model.quantize("int8")
+    backbone = getattr(model, "backbone", model)
+    rows = {} if backbone.token_embedding is None else {"trainable_token_indices": [5, 2]}
+    model.enable_lora(2, alpha=3.0, targets=("query", "down"), dora=True, **rows)
+    block = backbone.blocks[0]
+    block.attention.query_dense.trainable = False
+    block.mlp_norm.trainable = True
+    block.mlp_norm.scale.trainable = True
+    model.layers[-1].trainable = False
+    rng = np.random.default_rng(1)
+    held = model.get_weights()
+    drawn = [w if w.dtype == "int8" else rng.normal(0.2, 0.3, w.shape) for w in held]
+    model.set_weights(drawn)
+    return model
+
+
+def named(model, x):
+    """What a plain functional model takes without a warning."""
+    given = getattr(model, "input", None)
+    return {next(iter(given)): x} if isinstance(given, dict) and not isinstance(x, dict) else x
+
+
+def check(others, model, x):
+    """The same weights, as trainable, and the same numbers once they are set."""
+    wanted = to_numpy(model(named(model, x)))
+    for other in others:
+        kinds = [[(w.name, tuple(w.shape), w.trainable) for w in m.weights] for m in (other, model)]
+        assert kinds[0] == kinds[1]
+        assert not {id(w) for w in other.weights} & {id(w) for w in model.weights}
+        places = [[id(w) for w in m.weights] for m in (other, model)]
+        trained = [
+            [found.index(id(v)) for v in m.trainable_variables]
+            for m, found in zip((other, model), places, strict=True)
+        ]
+        assert trained[0] == trained[1]
+        found = to_numpy(other(named(other, x)))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("logits_across"))
+
+
+def assert_equal(again, model, x, wanted):
+    """The same model in weights of its own, which gives what the other gave for x."""
+    assert type(again) is type(model)
+    assert [w.path for w in again.weights] == [w.path for w in model.weights]
+    assert not {id(w) for w in again.weights} & {id(w) for w in model.weights}
+    np.testing.assert_allclose(to_numpy(again(x)), wanted, atol=1e-6)
+
+
+@cases
+def test_config_file_and_copies(make, x, tmp_path):
+    """Under a policy; `test_clones` has the files and copies of float32."""
+    model = random(make(dtype="mixed_bfloat16", name="mine"))
     described = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     assert described["registered_name"] == f"kmodels>{type(model).__name__}"
-    assert keras.saving.deserialize_keras_object(described).get_config() == config
+    again = keras.saving.deserialize_keras_object(described)
+    assert again.get_config() == model.get_config() and again.name == "mine"
+    assert again.dtype_policy == model.dtype_policy
     model.save(tmp_path / "model.keras")
     wanted = to_numpy(model(x))
     assert_equal(keras.saving.load_model(tmp_path / "model.keras"), model, x, wanted)
     assert_equal(copy.deepcopy(model), model, x, wanted)
     assert_equal(pickle.loads(pickle.dumps(model)), model, x, wanted)
     model.save_weights(tmp_path / "model.weights.h5")
-    other = random(make(dtype=policy), seed=2)
-    other.load_weights(tmp_path / "model.weights.h5")
-    assert_equal(other, model, x, wanted)
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert_equal(again, model, x, wanted)
     np.testing.assert_array_equal(to_numpy(model(x)), wanted)
 
 
@@ -166,3 +200,172 @@ def test_every_registered_class_is_found_by_its_name():
     listed = {f"kmodels>{name}" for names in registration.MODULES.values() for name in names}
     assert ours == listed, f"mend kmodels/core/registered.py: {sorted(ours ^ listed)}"
     assert not [name for name in ours if not inspect.isclass(known[name])]
+
+
+# === Clones, and models around ours ===
+
+
+@cases
+def test_clones(make, x, tmp_path):
+    model = changed(make())
+    clone = keras.models.clone_model(model)
+    drawn = {w.path: to_numpy(w) for w in clone.weights}
+    differ = [w for w in model.weights if not np.array_equal(to_numpy(w), drawn[w.path])]
+    assert len(differ) > len(model.weights) / 2
+    values = model.get_weights()
+    again = [clone, keras.models.clone_model(clone)]
+    again.append(keras.models.clone_model(clone, recursive=True))
+    for one in again:
+        one.set_weights(values)
+    one.save(tmp_path / "clone.keras")
+    again[1:] = [copy.deepcopy(again[1]), pickle.loads(pickle.dumps(again[2]))]
+    check([*again, keras.saving.load_model(tmp_path / "clone.keras")], model, x)
+
+
+def test_functions_of_the_user():
+    """Each layer is asked for once, also where it is called twice; what is shared stays shared."""
+    for cls in (models.ViTImageClassifier, models.GemmaCausalLM):
+        make, x = CASES[cls]
+        model, asked, called = random(make()), [], []
+
+        def clone(layer, asked=asked):
+            asked.append(layer.name)
+            return layer.__class__.from_config(layer.get_config())
+
+        def call(layer, *args, called=called, **kwargs):
+            called.append(layer.name)
+            return layer(*args, **kwargs)
+
+        given = keras.tree.map_structure(
+            lambda t: keras.Input(t.shape[1:], dtype=t.dtype, name=t.name), model.input
+        )
+        settings = {"clone_function": clone, "call_function": call, "input_tensors": given}
+        again = keras.models.clone_model(model, **settings)
+        again.set_weights(model.get_weights())
+        check([again], model, x)
+        assert len(asked) == len(set(asked)) and set(asked) == set(called)
+        shared = keras.models.clone_model(model, clone_function=lambda layer: layer)
+        assert {id(w) for w in shared.weights} == {id(w) for w in model.weights}
+        assert len(shared.weights) == len(model.weights)
+
+
+TASKS = [cls for cls in CASES if issubclass(cls, Task)]
+MORE = {
+    models.GemmaCausalLM: {"sampler": "top_p"},
+    # They have no loss of labels; of their vectors this one is as good as another.
+    **{
+        cls: {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        for cls in (
+            models.CLIPTextModelWithProjection,
+            models.EoMTImageSegmenter,
+            models.GemmaTextEmbedder,
+            models.ImageTextSimilarity,
+            models.ViTMAEForPreTraining,
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [pytest.param(cls, marks=[pytest.mark.each_backend] * (cls in EACH_BACKEND)) for cls in TASKS],
+)
+def test_a_step_of_fit(cls):
+    """The loss is that of a clone's outputs, and all that is trained moves, and nothing else."""
+    make, x = CASES[cls]
+    model = random(make())
+    model.backbone.blocks[0].mlp.trainable = False
+    if cls is models.EoMTImageSegmenter:
+        model.attn_mask_probs = 1.0  # between 0 and 1, what queries see is drawn
+    # The two Gemmas are one except for their names.
+    eager = cls is models.Gemma3CausalLM
+    model.compile(keras.optimizers.SGD(0.1), run_eagerly=eager, **MORE.get(cls, {}))
+    clone = keras.models.clone_model(model)
+    assert clone.compiled and clone.optimizer.get_config() == model.optimizer.get_config()
+    before = model.get_weights()
+    clone.set_weights(before)
+    found = to_numpy(clone(x))
+    if model.gives_logits or "loss" in MORE.get(cls, {}):
+        found = np.exp(found - found.max(-1, keepdims=True))
+        found /= found.sum(-1, keepdims=True)
+    y = np.ones(found.shape[:-1], "int32")
+    loss = model.fit(x, y, verbose=0).history["loss"]
+    np.testing.assert_allclose(loss, -np.log(found[..., 1]).mean(), atol=tolerance("losses"))
+    trained = {id(w) for w in model.trainable_variables}
+    assert 0 < len(trained) < len(before)
+    for weight, old in zip(model.weights, before, strict=True):
+        # Softmax does not see the bias of the keys.
+        if not weight.path.endswith("key/bias"):
+            assert (id(weight) in trained) == (to_numpy(weight) != old).any(), weight.path
+
+
+def inner(backbone):
+    """The layers of a backbone in a graph of the user's."""
+    y = keras.ops.mean(keras.layers.Dense(3)(backbone.output), axis=1)
+    return keras.Model(backbone.input, y)
+
+
+def functional(backbone):
+    inputs = backbone.input
+    y = keras.layers.Dense(3)(keras.ops.mean(backbone(inputs), axis=1))
+    return keras.Model(inputs, y)
+
+
+def sequential(backbone):
+    pool = keras.layers.GlobalAveragePooling1D()
+    first = [keras.Input((None,), dtype="int32")] if isinstance(backbone.input, dict) else []
+    return keras.Sequential([*first, backbone, pool, keras.layers.Dense(3)])
+
+
+@keras.saving.register_keras_serializable(package="contracts")
+class Own(keras.Model):
+    """A model with a backbone, and with a block of another."""
+
+    def __init__(self, backbone, block, **kwargs):
+        super().__init__(**kwargs)
+        self.backbone, self.block = backbone, block
+
+    def call(self, x):
+        return self.block(self.backbone(x))
+
+    def get_config(self):
+        held = {name: getattr(self, name) for name in ("backbone", "block")}
+        held = {name: keras.saving.serialize_keras_object(part) for name, part in held.items()}
+        return {**held, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config):
+        for name in ("backbone", "block"):
+            config[name] = keras.saving.deserialize_keras_object(config[name])
+        return cls(**config)
+
+
+def test_changes_that_wait_for_a_layer_to_be_built_are_not_lost():
+    block = changed(CASES[models.ViTBackbone][0]()).blocks[0]
+    again = type(block).from_config(block.get_config())
+    assert not again.built and again.get_config() == block.get_config()
+
+
+@pytest.mark.parametrize(
+    ("around", "cls"),
+    [
+        (inner, models.ViTBackbone),
+        (functional, models.GemmaBackbone),
+        (sequential, models.GemmaBackbone),
+        (Own, models.ViTBackbone),
+    ],
+)
+def test_models_of_the_user(around, cls, tmp_path):
+    make, x = CASES[cls]
+    policy = "mixed_bfloat16" if cls is models.GemmaBackbone else "float32"
+    more = [changed(make(dtype=policy)).blocks[0]] if around is Own else []
+    model = around(changed(make(dtype=policy)), *more)
+    x = x["token_ids"] if around is sequential and isinstance(x, dict) else x
+    model(x)
+    model.save(tmp_path / "model.keras")
+    again = [keras.models.clone_model(model), copy.deepcopy(model)]
+    again.append(keras.saving.load_model(tmp_path / "model.keras"))
+    for one in again:
+        one(x)
+        one.set_weights(model.get_weights())
+    check(again, model, x)
