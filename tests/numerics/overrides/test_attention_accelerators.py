@@ -6,7 +6,6 @@ interpreted; both are lowered for their platforms. Nothing here ran on such a de
 
 import math
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -15,10 +14,10 @@ import numpy as np
 import pytest
 
 from arrays_made import squares
-from gradients import second_derivative
+from gradients import second_derivative, to_numpy, value_and_grad
 from kmodels import generic_only, ops
 from kmodels.distribution import distribute
-from numpy_attention import attention_and_gradients, check
+from numpy_attention import attention_and_gradients
 from tolerances import tolerance
 
 if keras.backend.backend() != "jax":
@@ -136,23 +135,6 @@ def interpreted(monkeypatch) -> None:
     as_on(monkeypatch, TPU, "splash", partial(kernels.splash, interpret=True))
 
 
-@pytest.fixture
-def hopper(monkeypatch) -> None:
-    """Stands for a GPU to which programs are lowered: JAX asks for cuDNN's version alone."""
-    from jax._src.cudnn import fused_attention_stablehlo as fused
-
-    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91300)
-    monkeypatch.setattr(attention_jax, "device", lambda: HOPPER)
-
-
-@pytest.fixture(autouse=True)
-def _caches():
-    """What is known of a device is forgotten before and after each test."""
-    attention_jax._refused.cache_clear()
-    yield
-    attention_jax._refused.cache_clear()
-
-
 def as_on(monkeypatch, device: Device, name: str, kernel) -> None:
     monkeypatch.setattr(attention_jax, "device", lambda: device)
     monkeypatch.setattr(kernels, name, kernel)
@@ -176,14 +158,28 @@ def test_splash_attention(label: str) -> None:
     length, keys, keywords = SPLASH[label]
     given = arrays(length, keys)
     assert ops.attention.declines(*given, **keywords) is None
-    check(ops.attention, given, keywords, compiled=True)
+    found = value_and_grad(lambda *x: ops.attention(*x, **keywords), *given, compiled=True)
+    check(found, given, keywords, "float32")
+
+
+def check(found, given, keywords, dtype: str) -> None:
+    """Compares with NumPy's float64, with the weights of `value_and_grad`."""
+    value, gradients = found
+    weight = np.random.default_rng(7).normal(size=value.shape)
+    expected, wanted = attention_and_gradients(*given, weight, **keywords)
+    allowed = tolerance("attention", dtype)
+    assert np.abs(to_numpy(value) - expected).max() <= allowed * max(1, np.abs(expected).max())
+    for ours, right in zip(gradients, wanted, strict=True):
+        assert np.abs(ours - right).max() <= allowed * max(1, np.abs(right).max())
 
 
 @pytest.mark.parametrize(
     "keywords", [{"causal": True}, {"causal": True, "window": 40, "scale": 0.2}, {}], ids=str
 )
 def test_what_cudnn_is_given(recorded: list, keywords: dict) -> None:
-    check(ops.attention, arrays(150, 150), keywords, "bfloat16")
+    given = [x.astype(jnp.bfloat16).astype("float32") for x in arrays(150, 150)]
+    found = value_and_grad(lambda *x: ops.attention(*x, **keywords), *given, dtype="bfloat16")
+    check(found, given, keywords, "bfloat16")
     expected = {"causal": False, "window": None, "scale": 0.125} | keywords
     assert recorded[-1] == ((2, 150, 4, 64), (2, 150, 2, 64), "bfloat16", expected)
 
@@ -202,10 +198,13 @@ def test_second_derivatives_are_plain() -> None:
         found = op(*[keras.ops.cast(one, "bfloat16") for one in x], causal=True)
         return keras.ops.cast(found, "float32")
 
-    plain = partial(ops.attention.generic, causal=True)
+    wanted = second_derivative(lambda *x: ops.attention.generic(*x, causal=True), given)
     for mode in ("reverse", "forward"):
         found = second_derivative(partial(run, ops.attention), given, mode)
-        wanted = second_derivative(plain, given, mode)
+        if mode == "forward":
+            wanted = second_derivative(
+                lambda *x: ops.attention.generic(*x, causal=True), given, mode
+            )
         limit = tolerance("second_derivatives", "bfloat16")
         for ours, right in zip(found, wanted, strict=True):
             assert np.abs(ours - right).max() <= limit * np.abs(right).max()
@@ -224,9 +223,14 @@ def gradient(dtype: str = "bfloat16", **keywords):
     return run, shapes
 
 
-@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("window", [None, 64])
-def test_lowered_for_cuda(window: int | None) -> None:
+def test_lowered_for_cuda(monkeypatch, window: int | None) -> None:
+    """JAX asks for cuDNN's version while it traces, and for no device."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(attention_jax, "device", lambda: HOPPER)
+    attention_jax._refused.cache_clear()
     run, shapes = gradient(causal=True, window=window)
     traced = jax.jit(run).trace(*shapes(2, 256, 4, 2, 64))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -238,6 +242,7 @@ def test_lowered_for_cuda(window: int | None) -> None:
     each = jax.jit(jax.vmap(lambda *x: run(*(one[None] for one in x))))
     text = each.trace(*shapes(2, 256, 4, 2, 64)).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmaxBackward(" in text
+    attention_jax._refused.cache_clear()
 
 
 LOWERED = {
@@ -248,16 +253,25 @@ LOWERED = {
 }
 
 
-@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("label", LOWERED)
 @pytest.mark.parametrize("generic", [False, True], ids=["override", "generic"])
-def test_what_is_lowered_for_cuda_has_no_array_of_all_pairs(label: str, generic: bool) -> None:
+def test_what_is_lowered_for_cuda_has_no_array_of_all_pairs(
+    monkeypatch, label: str, generic: bool
+) -> None:
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
     length = 4096
     dtype, keywords = LOWERED[label]
     if "segment_ids" in keywords:
         keywords = keywords | {"segment_ids": np.arange(length, dtype="int32")[None] // 1000}
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91300)
+    monkeypatch.setattr(attention_jax, "device", lambda: HOPPER)
+    attention_jax._refused.cache_clear()
     run, shapes = gradient(dtype, causal=True, **keywords)
-    with generic_only("attention") if generic else nullcontext():
+    if generic:
+        with generic_only("attention"):
+            traced = jax.jit(run).trace(*shapes(1, length, 8, 4, 64))
+    else:
         traced = jax.jit(run).trace(*shapes(1, length, 8, 4, 64))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert ("__cudnn$fmha" in text) == (label == "causal, cuDNN" and not generic)
@@ -265,10 +279,12 @@ def test_what_is_lowered_for_cuda_has_no_array_of_all_pairs(label: str, generic:
     found = {tuple(map(int, x.split("x")[:-1])) for x in shapes_of}
     assert (1, length, 8, 64) in found
     assert not squares(found, length)
+    attention_jax._refused.cache_clear()
 
 
 def test_lowered_for_tpu(monkeypatch) -> None:
     monkeypatch.setattr(attention_jax, "device", lambda: TPU)
+    attention_jax._refused.cache_clear()
     run, shapes = gradient(causal=True, window=200, soft_cap=30.0)
     traced = jax.jit(run).trace(*shapes(1, 600, 4, 2, 256))
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
@@ -278,10 +294,12 @@ def test_lowered_for_tpu(monkeypatch) -> None:
 
 def test_what_jax_declines_goes_by_loops(monkeypatch) -> None:
     monkeypatch.setattr(attention_jax, "device", lambda: HOPPER)
+    attention_jax._refused.cache_clear()
     x = jnp.zeros((1, 1024, 1, 8), "bfloat16")
     choice = attention_jax.chosen(attention_jax.facts(ops.attention.bind(x, x, x)))
     assert choice == ("loops", "JAX declines the kernel: cuDNN is not detected")
     assert ops.attention(x, x, x).shape == x.shape
+    attention_jax._refused.cache_clear()
 
 
 @pytest.fixture
