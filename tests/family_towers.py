@@ -89,13 +89,15 @@ class TwoTowers(Reference):
     def results(self) -> Iterator[Result]:
         """Logits both ways, and those under a mask that hides tokens."""
         logits = self.expected["logits_per_image"]
-        found = run(self.model.backbone, self.inputs)
+        # Called, since `predict` asks for as many texts as images.
+        found = self.model.backbone(self.inputs)
+        found = {name: to_numpy(found[name]) for name in ("vision_logits", "text_logits")}
         assert found["vision_logits"].dtype == np.float32
         yield "vision_logits", found["vision_logits"], logits, "logits"
         yield "text_logits", found["text_logits"], logits.T, "logits"
-        masked = run(self.model, {**self.inputs, "padding_mask": self.ids("padding_mask")})
+        masked = self.model({**self.inputs, "padding_mask": self.ids("padding_mask")})
         assert np.abs(self.expected["masked"] - logits).max() > 0.1
-        yield "masked", masked, self.expected["masked"], "logits"
+        yield "masked", to_numpy(masked), self.expected["masked"], "logits"
 
     def errors_of_bfloat16(self) -> tuple[float, float]:
         """Distances of vectors from float64's: ours and transformers'."""
@@ -106,7 +108,8 @@ class TwoTowers(Reference):
 
     def case_of_adapter(self, expected: dict[str, np.ndarray]) -> tuple[Any, ...]:
         """Inputs, and the logits without the adapter and with it."""
-        return self.inputs, self.expected["logits_per_image"], expected["logits"]
+        inputs = {name: x[:4] for name, x in self.inputs.items()}
+        return inputs, self.expected["logits_per_image"][:, :4], expected["logits"][:, :4]
 
     def result_of_peer(self, folder: Path) -> list[Result]:
         """What transformers computes with an exported directory: equal bit by bit."""
