@@ -488,7 +488,7 @@ vit_kinds/siglip vit_mae/pixels vit_recent/dinov3_gated vit_recent/ijepa vit_rec
 FORWARD_PASSES = frozenset(_NAMES.split())
 
 
-def rows(check: str, each_backend: Collection[str] = ()) -> list[Any]:
+def rows(check: str, each_backend: Collection[str] | None = None) -> list[Any]:
     """The rows that pass a check, as parameters of its test; "results" and "adapter" are known.
 
     Args:
@@ -500,7 +500,7 @@ def rows(check: str, each_backend: Collection[str] = ()) -> list[Any]:
     applies = known.get(check, lambda row: check in row.checks)
 
     def marks(row: Reference) -> list[Any]:
-        if not each_backend:
+        if each_backend is None:
             return []
         return [pytest.mark.each_backend(*([] if row.name in each_backend else ["nightly"]))]
 

@@ -22,6 +22,7 @@ OTHERS = {"clip/both", "vit/hf_model", "gemma4/flat", "gemma4/multimodal", "gemm
 # What a row runs on each backend for beside its forward pass: one row of each mechanism.
 RESIZED = ("vit/hf_token", "vit_kinds/dinov2_giant", "vit_recent/dinov3_gated")
 GENERATED = ("gemma/gemma3", "gemma4/all", "gemma4_vision/unified", "qwen3/bias")
+ROUNDED = ("gemma/gemma3", "gemma3_vision", "gemma4/all", "qwen3/bias")
 ADAPTED = ("gemma3_vision", "gemma4/all", "qwen3/untied")
 
 
@@ -48,7 +49,7 @@ def test_every_reference_has_a_row(references):
         for path in (references / folder).glob("*/expected.npz")
     }
     assert there <= named
-    on_each = {*FORWARD_PASSES, *RESIZED, *GENERATED, *ADAPTED}
+    on_each = {*FORWARD_PASSES, *RESIZED, *GENERATED, *ROUNDED, *ADAPTED}
     assert on_each <= {row.name for row in FAMILIES}
 
 
@@ -62,7 +63,7 @@ def test_another_image_size_gives_what_the_original_gives(row):
     compare(row.results("resized_"))
 
 
-@pytest.mark.parametrize("row", rows("bfloat16", each_backend=FORWARD_PASSES), indirect=True)
+@pytest.mark.parametrize("row", rows("bfloat16", each_backend=ROUNDED), indirect=True)
 def test_bfloat16_is_as_close_to_float64_as_the_original(row):
     ours, theirs = row.errors_of_bfloat16()
     assert np.all(ours < 1.1 * theirs)
@@ -73,7 +74,7 @@ def test_greedy_tokens_are_those_of_the_original(row):
     row.check_greedy_tokens()
 
 
-@pytest.mark.parametrize("row", rows("packed", each_backend=FORWARD_PASSES), indirect=True)
+@pytest.mark.parametrize("row", rows("packed", each_backend=GENERATED), indirect=True)
 def test_a_packed_row_gives_what_its_texts_give_alone(row):
     compare(row.packed())
 
@@ -152,7 +153,7 @@ def losses(model, row, optimizer=None, **settings):
     return [float(model.train_on_batch(**row.batch(), return_dict=True)["loss"]) for _ in range(2)]
 
 
-@pytest.mark.parametrize("row", rows("training", each_backend=["gemma/gemma3"]), indirect=True)
+@pytest.mark.parametrize("row", rows("training", each_backend=()), indirect=True)
 def test_a_step_moves_every_part_and_remat_changes_nothing(row):
     model = row.read()
     before = {v.path: to_numpy(v).copy() for v in model.variables}

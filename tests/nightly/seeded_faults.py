@@ -29,6 +29,7 @@ NEAREST = {
     "overrides": ("tests/numerics/overrides",),
     "weights/transforms": (*WEIGHTS, *TABLE),
     "weights/engine": ("tests/families/weights/test_engine.py", *TABLE),
+    "weights/positions": (*WEIGHTS, *TABLE),
     "weights/manifest": ("tests/families/weights/test_presets.py",),
     "weights": WEIGHTS,
     "models/vit/weights": TABLE,

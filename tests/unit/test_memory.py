@@ -181,7 +181,7 @@ def test_wrong_settings_are_one_line(capsys, arguments, message):
     assert error.count("\n") == 1 and message in error
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_a_process_takes_about_what_was_foretold(backend):
     script = ROOT / "benchmarks" / "memory_plan.py"
     done = run_python(script, "--backends", backend, "--cases", "small", XLA_FLAGS="")

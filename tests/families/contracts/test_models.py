@@ -17,7 +17,7 @@ from kmodels import models, transforms
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import registration
 from kmodels.task import Backbone, Task
-from public_models import CASES, EACH_BACKEND, IMAGES, cases, random
+from public_models import CASES, EACH_BACKEND, IMAGES, cases, outermost, random
 from tolerances import tolerance
 
 
@@ -205,7 +205,7 @@ def test_every_registered_class_is_found_by_its_name():
 # === Clones, and models around ours ===
 
 
-@cases
+@outermost
 def test_clones(make, x, tmp_path):
     model = changed(make())
     clone = keras.models.clone_model(model)

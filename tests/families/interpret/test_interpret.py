@@ -97,7 +97,7 @@ def test_attention_maps_and_rollout(case):
     assert np.abs(found - of_patch).max() > 1e-2
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_grad_cam(case):
     assert case.expected["cam"].max() > 1e-2
     near(interpret.grad_cam(case.model, case.images, case.target), case.expected["cam"])

@@ -120,7 +120,7 @@ def test_segments_are_those_of_transformers(references, case):
         assert (nothing["segmentation"] == -1).all() and not nothing["segments_info"]
 
 
-@pytest.mark.each_backend
+@pytest.mark.each_backend("nightly")
 def test_scenes_are_learned_and_masks_given_up(trained):
     model, history, before = trained
     assert np.mean(history["loss"][-3:]) < 0.8 * history["loss"][0]

@@ -18,7 +18,6 @@ from tolerances import tolerance
 if keras.backend.backend() == "torch":
     import torch
     import torch._dynamo
-    import torch._inductor.config
     from torch._dynamo.testing import CompileCounter
 
     # torch's compiler warns of its own code, and hides some of that where nothing is an error.
@@ -50,15 +49,17 @@ if keras.backend.backend() == "torch":
         np.testing.assert_allclose(losses, wanted, rtol=tolerance("losses"))
         assert_equal(model.weights, eager.weights, tolerance("hidden"))
 
+    def _compile_by(backend, monkeypatch) -> None:
+        monkeypatch.setattr(compiling._engine, "check_compiler", lambda: None)
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
     @pytest.fixture
     def counter(monkeypatch):
         """The compiler's front end alone: it decides about graphs, and needs no C++ compiler."""
         backend = CompileCounter()
-        compile_torch = compiling._engine
-        monkeypatch.setattr(compile_torch, "check_compiler", lambda: None)
-        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
+        _compile_by(backend, monkeypatch)
         return backend
 
     def _breaks() -> dict:
@@ -120,16 +121,14 @@ if keras.backend.backend() == "torch":
         assert not _breaks()
         _same(model, eager, losses, wanted)
 
-    if shutil.which("g++"):
+    # Backward passes are compiled with either; C++ code of theirs takes half a minute.
+    ENGINES = ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)]
 
-        def test_inductor_gives_the_eager_losses() -> None:
-            eager, model = (
-                _compile(_model(1, dropout_rate=0.2), chosen) for chosen in (False, True)
-            )
-            # Code without vectors is compiled in half the time, and no other process is started.
-            with torch._inductor.config.patch({"cpp.simdlen": 1, "compile_threads": 1}):
-                losses = _losses(model, (4, 4))
-            _same(model, eager, losses, _losses(eager, (4, 4)))
+    @pytest.mark.parametrize("engine", ENGINES if shutil.which("g++") else ENGINES[:1])
+    def test_whole_compilers_give_the_eager_losses(monkeypatch, engine) -> None:
+        _compile_by(engine, monkeypatch)
+        eager, model = (_compile(_model(1, dropout_rate=0.2), chosen) for chosen in (False, True))
+        _same(model, eager, *(_losses(each, (4, 4)) for each in (model, eager)))
 
     def test_auto_is_eager_where_nothing_was_gained(counter) -> None:
         model = _compile(_model(2), "auto")

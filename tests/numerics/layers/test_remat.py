@@ -46,8 +46,8 @@ def two_steps(mode, **settings):
     ("mode", "settings"),
     [
         ("block", {"lora": True}),
-        ("block", {"rate": 0.0}),
-        ("block", {"dtype": "mixed_bfloat16"}),
+        pytest.param("block", {"rate": 0.0}, marks=pytest.mark.once),
+        pytest.param("block", {"dtype": "mixed_bfloat16"}, marks=pytest.mark.once),
         ("attention", {}),
         ("mlp", {}),
         ("mlp", {"lora": True, "dtype": "mixed_bfloat16"}),

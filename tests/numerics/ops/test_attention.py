@@ -164,7 +164,11 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("label", LENGTHS)
+@pytest.mark.parametrize(
+    "label",
+    # The other case of this length has what this one has.
+    [pytest.param(label, marks=[pytest.mark.nightly] * (label == "8192")) for label in LENGTHS],
+)
 def test_lengths(label: str) -> None:
     """By the override where there is one, and by the op's own body, as they choose their blocks."""
     length, keys, heads, groups, width, keywords = LENGTHS[label]

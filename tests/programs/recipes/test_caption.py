@@ -42,7 +42,8 @@ def test_weights_and_data_go_together(recipe, tmp_path, capsys):
     assert "--weights and --data go together" in capsys.readouterr().err
 
 
-@pytest.mark.each_backend("nightly")
+@pytest.mark.nightly
+@pytest.mark.each_backend
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow", reason="its processes do not train together"
 )
