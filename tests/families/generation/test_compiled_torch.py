@@ -27,7 +27,8 @@ if keras.backend.backend() == "torch":
         ("calls", "drafts", "graphs"),
         [
             ([((13, 4), 1), ((9, 16), 2), ((1, 2), 3)], False, 1),
-            ([((13, 4), 1), ((9, 16), 2)], True, 3),  # six tokens to check, two and one to draft
+            # Six tokens to check, two and one to draft.
+            pytest.param([((13, 4), 1), ((9, 16), 2)], True, 3, marks=pytest.mark.nightly),
         ],
     )
     def test_one_graph_serves_all_prompts_and_gives_the_eager_tokens(

@@ -63,7 +63,8 @@ if keras.backend.backend() == "torch":
             return torch.cat([a[part] @ b[i] for i, part in enumerate(parts)])
         return torch.stack([a[:, part] @ b[part] for part in parts])
 
-    HEADS = [(2, 4, 4, 3), (2, 4, 2, 3), (2, 4, 2, 3)]
+    # Two heads that share one of keys: each number is moved by itself, twice.
+    HEADS = [(2, 4, 2, 2), (2, 4, 1, 2), (2, 4, 1, 2)]
     MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
     # Function: cases of (call, shapes of what it is differentiated by).
     CASES = {
@@ -87,7 +88,7 @@ if keras.backend.backend() == "torch":
         "attention_torch._Fused": [
             (lambda q, k, v: ops.attention(q, k, v), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK, scale=0.7), HEADS),
-            (lambda q, k, v: ops.attention(q, k, v, MASK[:, :, :1]), [(2, 1, 4, 3), *HEADS[1:]]),
+            (lambda q, k, v: ops.attention(q, k, v, MASK[:, :, :1]), [(2, 1, 2, 2), *HEADS[1:]]),
             (lambda x: ops.attention(x, x, x, window=2), HEADS[1:2]),
         ],
         "dense_torch._Affine": [
