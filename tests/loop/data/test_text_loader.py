@@ -70,6 +70,12 @@ def test_an_epoch_has_each_row_once_in_an_order_of_seed_and_epoch():
     assert len(loader) == 1
     loader.set_epoch(2)
     assert len(loader) == 3
+    third, again = order(loader), TextLoader(rows, 3, shuffle=True, seed=5)
+    again.load_state_dict({"epoch": 2, "batch": 1})
+    assert order(again) == third[3:]
+    assert loader.state_dict() == again.state_dict() == {"epoch": 2, "batch": 3}
+    again.load_state_dict(loader.state_dict())  # of an epoch that has ended
+    assert (again.epoch, len(again)) == (3, 3)
     assert order(TextLoader(rows, 3, shuffle=True, seed=5)) == first
 
 
