@@ -185,4 +185,5 @@ def test_a_compiled_step_is_refused_in_one_line(layers):
     ],
 )
 def test_what_is_no_layer_is_refused(layers, message):
-    refused(message, Augmentation(*layers), np.zeros((1, 4, 4, 3)), {"names": np.zeros(1)})
+    images, labels = np.zeros((1, 4, 4, 3)), {"names": np.zeros(1)}
+    refused(message, lambda: Augmentation(*layers)(images, labels))

@@ -24,6 +24,7 @@ def accelerator(out: Path, *arguments: str, **environment: str) -> subprocess.Co
     return run_python(program, "--out", out, *arguments, seconds=300, **given)
 
 
+@pytest.mark.nightly
 @pytest.mark.across("torch", "jax")
 def test_every_piece_runs_and_resumes(backend, tmp_path) -> None:
     listed = accelerator(tmp_path, "--list", "--only", backend)
