@@ -72,7 +72,7 @@ def check(others, model, x):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("logits_across"))
 
 
-def assert_equal(again, model, x, wanted):
+def assert_same_model(again, model, x, wanted):
     """The same model in weights of its own, which gives what the other gave for x."""
     assert type(again) is type(model)
     assert [w.path for w in again.weights] == [w.path for w in model.weights]
@@ -91,12 +91,12 @@ def test_config_file_and_copies(make, x, tmp_path):
     assert again.dtype_policy == model.dtype_policy
     model.save(tmp_path / "model.keras")
     wanted = to_numpy(model(x))
-    assert_equal(keras.saving.load_model(tmp_path / "model.keras"), model, x, wanted)
-    assert_equal(copy.deepcopy(model), model, x, wanted)
-    assert_equal(pickle.loads(pickle.dumps(model)), model, x, wanted)
+    assert_same_model(keras.saving.load_model(tmp_path / "model.keras"), model, x, wanted)
+    assert_same_model(copy.deepcopy(model), model, x, wanted)
+    assert_same_model(pickle.loads(pickle.dumps(model)), model, x, wanted)
     model.save_weights(tmp_path / "model.weights.h5")
     again.load_weights(tmp_path / "model.weights.h5")
-    assert_equal(again, model, x, wanted)
+    assert_same_model(again, model, x, wanted)
     np.testing.assert_array_equal(to_numpy(model(x)), wanted)
 
 

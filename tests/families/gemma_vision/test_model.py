@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import to_numpy
+from arrays import assert_equal, to_numpy
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.models import (
@@ -70,8 +70,7 @@ def test_what_is_exported_and_read_again_is_the_same(references, tmp_path):
     for name, tensor in written.items():
         np.testing.assert_array_equal(published[name].read(), tensor.read())
     again = Gemma3ImageTextLM.from_preset(tmp_path / "out")
-    for ours, theirs in zip(model.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+    assert_equal(model.weights, again.weights)
 
 
 def test_modules_of_transformers_5_are_read_by_their_own_names(folder, tmp_path):
@@ -88,8 +87,7 @@ def test_modules_of_transformers_5_are_read_by_their_own_names(folder, tmp_path)
         {f"model.{name}": tensor for name, tensor in tensors.items()},
     )
     found = Gemma3ImageTextLM.from_preset(tmp_path / "modules")
-    for ours, theirs in zip(found.weights, expected.weights, strict=True):
-        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+    assert_equal(found.weights, expected.weights)
 
 
 def test_a_text_model_says_which_class_sees(folder):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from arrays import assert_equal
 from gemma3_processor_case import START, ProcessorCase
 from kmodels.core.errors import InputError
 
@@ -22,8 +23,7 @@ def text(case):
 
 
 def same(found, expected):
-    for one, other in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(keras.tree.flatten(found), keras.tree.flatten(expected))
 
 
 @pytest.mark.needs("tensorflow")

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import read_npz, to_numpy
+from arrays import assert_equal, read_npz, to_numpy
 from family_table import row_of, run
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
@@ -138,8 +138,7 @@ def test_a_feature_model_is_a_keras_model_over_the_same_weights(references):
 
 def same(one, other):
     assert [w.path for w in one.weights] == [w.path for w in other.weights]
-    for ours, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_equal(one.weights, other.weights)
 
 
 NEWER = {

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import to_numpy
+from arrays import assert_equal, to_numpy
 from kmodels import models, training
 from kmodels.core.errors import InputError
 from kmodels.models.vit.segmentation import masks as resizing
@@ -168,8 +168,7 @@ def test_masks_have_the_size_of_their_images_also_from_files(kind, settings, wha
     ):
         more = settings if source == "classifier" else {}
         new = cls.from_preset(tmp_path / source, num_classes=CLASSES, **more)
-        for ours, theirs in zip(new.backbone.weights, model.backbone.weights, strict=True):
-            np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+        assert_equal(new.backbone.weights, model.backbone.weights)
     if kind is models.ViTImageSegmenter:
         other = kind.from_preset(tmp_path / "model", num_classes=3)
         assert other.output_dense.kernel.shape == (16, 3)

@@ -188,14 +188,16 @@ class _Child:
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
+    def text(self, rank: int | str, name: str) -> str:
+        """What a rank wrote, or the process itself where imports failed before there were ranks."""
+        own = self.folder / f"{rank}{name}"
+        return (own if own.exists() else self.folder / name).read_text(errors="replace")
+
     def outputs(self) -> list[Output]:
         seconds = (self.ended or time.monotonic()) - self.begun
         outputs = []
         for status, rank in zip(self.statuses(), self.ranks or [""], strict=True):
-            files = [self.folder / f"{rank}{name}" for name in ("stdout", "stderr")]
-            # Where imports fail there are no ranks yet.
-            files = [file if file.exists() else self.folder / file.name[-6:] for file in files]
-            texts = [file.read_text(errors="replace") for file in files]
+            texts = [self.text(rank, name) for name in ("stdout", "stderr")]
             late = self.late and (not self.ranks or status is None)
             status = self.popen.returncode if status is None else status
             outputs.append(Output(status, *texts, seconds, late))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kmodels
-from gradients import assert_near, to_numpy, value_and_grad
+from gradients import assert_near, first, to_numpy, value_and_grad
 from kmodels import ops
 from kmodels.core import dispatch
 from numpy_attention import attention
@@ -72,11 +72,6 @@ def parity():
                 yield pytest.param(number, dtype, lacks, id=f"{name}-{label}-{dtype}{kind}")
 
 
-def _first(found):
-    """The result that has gradients: `linear_cross_entropy` has a second one."""
-    return found[0] if isinstance(found, tuple) else found
-
-
 @functools.cache
 def by_the_generic_body(number: int, dtype: str):
     """Value and gradients, unrounded, of what tensors of a dtype hold.
@@ -88,7 +83,7 @@ def by_the_generic_body(number: int, dtype: str):
     op = getattr(ops, name)
     held = [to_numpy(keras.ops.convert_to_tensor(x, dtype)) for x in arrays]
     wide = "float64" if dtype == "float64" else "float32"
-    found = value_and_grad(lambda *x: _first(op.generic(*x, **keywords)), *held, dtype=wide)
+    found = value_and_grad(lambda *x: first(op.generic(*x, **keywords)), *held, dtype=wide)
     right = DEFINITIONS[name](*(x.astype("float64") for x in held), **keywords)
     assert_near([found[0]], [right], tolerance(name, wide))
     if name == "attention" and keywords:  # without what it is given the result would be another one
@@ -109,13 +104,13 @@ def test_parity(number, dtype, lacks) -> None:
         assert served or name not in ("attention", "dense")
     body = op.override if served else op
     dispatch.reset_decisions()
-    value, gradients = value_and_grad(lambda *x: _first(body(*x, **keywords)), *arrays, dtype=dtype)
+    value, gradients = value_and_grad(lambda *x: first(body(*x, **keywords)), *arrays, dtype=dtype)
     if not served:
         counts = {"override": 0, "generic": 0, reason: 1} if reason else {"generic": 1}
         assert kmodels.decisions()[name] == {"override": 0, **counts}
         if dtype in HALF and lacks is None and name in MULTIPLY:
             return  # the generic body rounds between its products
-    generic = _first(op.generic(*tensors, **keywords))
+    generic = first(op.generic(*tensors, **keywords))
     assert value.dtype == generic.dtype
     assert value.shape == generic.shape
     assert_near([value, *gradients], [expected, *expected_gradients], tolerance(name, dtype))
@@ -129,8 +124,8 @@ def test_parity(number, dtype, lacks) -> None:
 def test_a_batch_of_0(name, label, arrays, keywords) -> None:
     """As a filter may leave one: a result of the right shape, and gradients of zeros."""
     op = getattr(ops, name)
-    value, gradients = value_and_grad(lambda *x: _first(op(*x, **keywords)), *arrays)
-    expected = _first(op.generic(*map(keras.ops.convert_to_tensor, arrays), **keywords))
+    value, gradients = value_and_grad(lambda *x: first(op(*x, **keywords)), *arrays)
+    expected = first(op.generic(*map(keras.ops.convert_to_tensor, arrays), **keywords))
     assert value.dtype == expected.dtype
     assert tuple(value.shape) == tuple(expected.shape)
     assert np.isfinite(to_numpy(value)).all()

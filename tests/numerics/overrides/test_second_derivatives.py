@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradients import assert_near, second_derivative
+from gradients import assert_near, first, second_derivative
 from kmodels import ops
 from op_cases import few_cases
 from tolerances import tolerance
@@ -27,10 +27,6 @@ OVERRIDDEN = [i for i, (name, *_) in enumerate(CASES) if getattr(ops, name).over
 def cases(numbers):
     """A test of cases by their numbers."""
     return pytest.mark.parametrize("number", numbers, ids=lambda i: "-".join(CASES[i][:2]))
-
-
-def first(found):
-    return found[0] if isinstance(found, tuple) else found
 
 
 @functools.cache
