@@ -4,7 +4,6 @@ import keras
 import numpy as np
 
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.text import Tokenizer
 from kmodels.text.marks import TURNS
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, build
 from kmodels.text.training import train_tokenizer
@@ -227,4 +226,7 @@ def tokenizer(texts, size=800):
     kinds = {"<unk>": UNKNOWN, **dict.fromkeys(("<pad>", "<eos>", "<bos>"), CONTROL)}
     kinds |= dict.fromkeys(TURNS, USER_DEFINED) | {f"<0x{i:02X}>": BYTE for i in range(256)}
     pieces = [Piece(text, -float(i), kinds.get(text, NORMAL)) for text, i in vocabulary]
-    return Tokenizer(build(pieces, special=TURNS))
+    core = build(pieces, special=TURNS)
+    from kmodels.models import GemmaTokenizer
+
+    return GemmaTokenizer(core)

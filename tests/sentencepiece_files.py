@@ -1,7 +1,7 @@
 """SentencePiece models written field by field, without the package or code of kmodels."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 BPE, WORD = 2, 3
@@ -25,14 +25,17 @@ def field(number: int, value: bytes | float | int) -> bytes:
 
 
 def sentencepiece_model(
-    pieces: Iterable[tuple[str, float, int]], kind: int = BPE, prefix: bool = False
+    pieces: Sequence[tuple[str, float, int]], kind: int = BPE, prefix: bool = False
 ) -> bytes:
     """The content of a .model file of (text, score, sort of piece)."""
     listed = b"".join(
         field(1, field(1, text.encode()) + field(2, score) + field(3, sort))
         for text, score, sort in pieces
     )
-    trainer = field(2, field(3, kind) + field(35, int(kind == BPE)))
+    control = {text for text, _, sort in pieces if sort == CONTROL}
+    named = [(46, "<bos>"), (47, "<eos>"), (48, "<pad>")]
+    roles = b"".join(field(number, text.encode()) for number, text in named if text in control)
+    trainer = field(2, field(3, kind) + field(35, int(kind == BPE)) + roles)
     return listed + trainer + field(3, field(1, b"identity") + field(3, int(prefix)) + field(4, 0))
 
 

@@ -27,7 +27,7 @@ def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
     """
     if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
         origin = f"the {type(tokenizer).__name__} of keras-hub"
-        mine = Tokenizer.from_sentencepiece(tokenizer.proto, origin)
+        mine = kind.tokenizer_class.from_sentencepiece(tokenizer.proto, origin)
         settings = {name: getattr(preprocessor, name) for name in TEXT}
         if getattr(kind, "takes_images", False):
             settings |= {name: getattr(preprocessor, name) for name in IMAGES}

@@ -10,6 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.text import byte_level
 from kmodels.text import pieces as build
 from kmodels.text.marks import MARKS
+from kmodels.text.settings import ROLES
 from kmodels.weights.gguf import open_gguf, setting
 
 # What llama.cpp calls its kinds of vocabularies: pieces with scores, the merges of Gemma 4 over
@@ -17,10 +18,8 @@ from kmodels.weights.gguf import open_gguf, setting
 SCORED, MERGED, BYTES = "llama", "gemma4", "gpt2"
 
 
-def load(
-    path: str | Path, special: tuple[str, ...] = ()
-) -> tuple[Tokenizer, dict[str, str], dict[str, Any]]:
-    """Returns the tokenizer of a GGUF file, the names of its special tokens, and its chat template.
+def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, Any]]:
+    """Returns the tokenizer of a GGUF file and the other arguments of `kmodels.text.Tokenizer`.
 
     Args:
         path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma up to 3,
@@ -28,11 +27,11 @@ def load(
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
-        The tokenizer, a dictionary with "start", "end" and "pad" where the file names them, and
-        one with "chat_template" where it has one.
+        The tokenizer, and a dictionary with "settings" (null for a token that the file lacks, and
+        the chat template if there is one), "end" and "stop".
 
     Raises:
-        InputError: for another kind of vocabulary, or where the gguf package is missing.
+        InputError: for another kind of vocabulary, or if the gguf package is missing.
     """
     reader = open_gguf(path)
 
@@ -49,21 +48,24 @@ def load(
             f"{MERGED!r} are read, and {BYTES!r} with pre={' or '.join(byte_level.PATTERNS)}; or "
             "give the directory of a tokenizer.json"
         )
-    template = setting(reader, "tokenizer.chat_template", None)
-    settings = {} if template is None else {"chat_template": template}
     try:
         make = build_bytes if is_bytes else build_pieces
-        return *make(texts, value, special), settings
+        core = make(texts, value, special)
+        roles, stop = _roles(texts, value, kind)
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
             f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"
         ) from None
+    settings: dict[str, Any] = {ROLES[role]: text for role, text in roles.items()}
+    if (template := setting(reader, "tokenizer.chat_template", None)) is not None:
+        settings["chat_template"] = template
+    return core, {"settings": settings, "stop": stop}
 
 
 def build_pieces(
     texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
-) -> tuple[Tokenizer, dict[str, str]]:
-    """Returns the tokenizer of a vocabulary of pieces, and the names of its special tokens.
+) -> Tokenizer:
+    """Returns the tokenizer of a vocabulary of pieces.
 
     Args:
         texts: texts of the tokens, in the order of ids.
@@ -79,7 +81,7 @@ def build_pieces(
         # Marks that a file has as text, so that they are seen, are control tokens elsewhere.
         special = (*special, *MARKS)
     prefix = bool(value("add_space_prefix", True))
-    core = build.build(
+    return build.build(
         pieces,
         special=special,
         normalize=build.normalizer(
@@ -89,12 +91,11 @@ def build_pieces(
         dummy_prefix=prefix,
         pairs=pairs,
     )
-    return core, _roles(texts, value)
 
 
 def build_bytes(
     texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
-) -> tuple[Tokenizer, dict[str, str]]:
+) -> Tokenizer:
     """Returns what `build_pieces` does, of a vocabulary of byte-level merges.
 
     Args:
@@ -105,22 +106,28 @@ def build_bytes(
     kinds = value("token_type", [build.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.
     usual = {text: i for i, text in enumerate(texts) if kinds[i] != build.UNUSED}
-    core = byte_level.build(
+    return byte_level.build(
         usual,
         byte_level.pairs(value("merges", [])),
         special=[text for text, i in usual.items() if kinds[i] == build.CONTROL],
         added=[text for text, i in usual.items() if kinds[i] == build.USER_DEFINED],
         pattern=byte_level.PATTERNS[value("pre")],
     )
-    roles = _roles(texts, value)
-    # The start token of a file that says not to use it stands for nothing.
-    if not value("add_bos_token", False):
-        roles.pop("start", None)
-    return core, roles
 
 
-def _roles(texts: list[str], value: Callable[..., Any]) -> dict[str, str]:
-    """Returns the texts of the start, end and padding token, where the file names them."""
-    ids = {"start": "bos_token_id", "end": "eos_token_id", "pad": "padding_token_id"}
-    named = {name: value(key) for name, key in ids.items()}
-    return {name: texts[i] for name, i in named.items() if i is not None}
+def _roles(
+    texts: list[str], value: Callable[..., Any], kind: str
+) -> tuple[dict[str, str | None], list[int]]:
+    """Returns the texts of the start, end and padding token, and ids that end a text.
+
+    As in llama.cpp, a SentencePiece vocabulary has tokens 1 and 2 by default, and all but
+    byte-level ones add their start token by default.
+    """
+    start, end = (1, 2) if kind == SCORED else (None, None)
+    ids = {
+        "start": value("bos_token_id", start) if value("add_bos_token", kind != BYTES) else None,
+        "end": value("eos_token_id", end),
+        "pad": value("padding_token_id"),
+    }
+    roles = {role: None if i is None else texts[i] for role, i in ids.items()}
+    return roles, [i for i in (value("eot_token_id"),) if i is not None]

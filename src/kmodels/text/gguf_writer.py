@@ -197,7 +197,7 @@ def _is_equal(core: Tokenizer, found: GGUFVocabulary, asked: Sequence[str]) -> b
         "add_space_prefix": found.space_prefix,
     }
     make = build_bytes if found.model == BYTES else build_pieces
-    again, _ = make(found.texts, lambda name, default=None: settings.get(name, default))
+    again = make(found.texts, lambda name, default=None: settings.get(name, default))
     mixed = random.Random(0).sample(asked, len(asked))
     for first in range(0, len(mixed), ASKED):
         text = "".join(mixed[first : first + ASKED])

@@ -15,17 +15,21 @@ from kmodels.text.sentencepiece_proto import model_class
 # keras-hub takes a text that is longer, and in base64, for the content of a file.
 LONGEST_PATH = 2048
 _KINDS = {1: "unigram", 2: "bpe", 3: "word"}
+# Fields of the trainer spec, and their defaults in sentencepiece_model.proto. As in the package, a
+# role exists if the vocabulary has its piece as a control token.
+_ROLES = {"start": ("bos", b"<s>"), "end": ("eos", b"</s>"), "pad": ("pad", b"<pad>")}
 
 
-def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
-    """Returns the tokenizer of a SentencePiece model, with its ids.
+def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, str]]:
+    """Returns the tokenizer of a SentencePiece model, with its ids, and its special tokens.
 
     Args:
         path: a .model file of kind BPE (as Gemma's), unigram or word.
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
-        It does what the file says: normalisation, merges, bytes for unknown characters.
+        The tokenizer, with the file's normalization, merges, and bytes for unknown characters; and
+        the texts of the "start", "end" and "pad" tokens that the file defines.
 
     Raises:
         InputError: for a file that is not such a model, or of kind character.
@@ -36,7 +40,9 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> Tokenizer:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokenizer:
+def parse(
+    data: bytes, origin: object, special: tuple[str, ...] = ()
+) -> tuple[Tokenizer, dict[str, str]]:
     """Returns the same from the content of a file; `origin` names it in errors."""
     try:
         model = protobuf.parse(model_class(), data)
@@ -51,7 +57,7 @@ def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokeniz
             f"{origin} is a SentencePiece model of kind {trainer.model_type}; unigram, BPE and "
             "word are read"
         )
-    return build.build(
+    core = build.build(
         pieces,
         kind=_KINDS[trainer.model_type],
         byte_fallback=trainer.byte_fallback,
@@ -61,6 +67,12 @@ def parse(data: bytes, origin: object, special: tuple[str, ...] = ()) -> Tokeniz
         ),
         dummy_prefix=rules.add_dummy_prefix,
     )
+    control = {piece.text for piece in pieces if piece.kind == build.CONTROL}
+    named = {
+        role: (getattr(trainer, f"{name}_piece") or usual).decode(errors="replace")
+        for role, (name, usual) in _ROLES.items()
+    }
+    return core, {role: text for role, text in named.items() if text in control}
 
 
 def content_of(proto: str | Path | bytes) -> tuple[bytes, object]:

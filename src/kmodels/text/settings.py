@@ -57,16 +57,17 @@ def read_stops(directory: Path) -> list[int]:
 
 
 def names(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of the start, end and padding token, where they are named."""
-    found = {role: token_text(settings.get(key)) for role, key in ROLES.items()}
-    return {role: text for role, text in found.items() if text is not None}
+    """Returns the texts of the start, end and padding tokens that are named."""
+    texts = {role: token_text(settings.get(key)) for role, key in ROLES.items()}
+    return {role: text for role, text in texts.items() if text is not None}
 
 
 def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> dict[str, Any]:
     """Returns the settings to write; unchanged tokens keep all that was said of them."""
     found = dict(settings)
     for role, text in roles.items():
-        if token_text(found.get(key := ROLES[role])) != text:
+        # A start token that is named and not used (add_bos_token is false) keeps its name.
+        if text is not None and token_text(found.get(key := ROLES[role])) != text:
             found[key] = text
     templates = found.get("chat_template")
     if isinstance(templates, Mapping):

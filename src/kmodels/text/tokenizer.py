@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import tokenizers
@@ -15,14 +15,9 @@ from kmodels.core.remote import local_copy
 from kmodels.text import gguf, sentencepiece, sentencepiece_writer
 from kmodels.text import settings as described
 from kmodels.text.chat import ChatTokenizer
-from kmodels.text.marks import ENDS_OF_TURNS, MARKS, TURNS
+from kmodels.text.marks import MARKS, TURNS
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 
-_USUAL = {
-    "start": ("<bos>", "<s>", "<|begin_of_text|>"),
-    "end": ("<eos>", "</s>", "<|end_of_text|>"),
-    "pad": ("<pad>", "<|pad|>"),
-}
 # The last is where a preset of keras-hub has it, whose tokenizer.json is something else.
 FILES = ("assets/tokenizer/vocabulary.spm", "tokenizer.json", "tokenizer.model")
 # The settings for transformers of a tokenizer that came without any.
@@ -33,24 +28,44 @@ STOPS = "stop_tokens"
 class Tokenizer(ChatTokenizer):
     """A `tokenizers.Tokenizer` with the methods and names of keras-hub's tokenizers.
 
+    The tokens that start, end and pad a text are those that the tokenizer's files name:
+    tokenizer_config.json, the post-processor of tokenizer.json, a SentencePiece model's trainer
+    spec, GGUF metadata. No token gets a role because of its text, except that `roles` has those of
+    a model family for files that name none.
+
     Args:
         core: the tokenizer itself.
-        start: text of the token that begins a sequence; found by its usual names by default.
-        end: text of the token that ends one, likewise.
-        pad: text of the padding token, likewise; where there is none, the end token serves.
-        stop: ids that end a generated text besides the usual ones.
-        settings: what a tokenizer_config.json says; `save` writes it again.
+        start: text of the token that starts a sequence; by default the one that the settings or the
+            post-processor name.
+        end: text of the token that ends a sequence; by default the same way, then the first of
+            `stop`.
+        pad: text of the padding token; by default the one that the settings name, else the end
+            token.
+        stop: ids that end a generated text in addition to the end token.
+        settings: content of tokenizer_config.json; `save` writes it again. A role that is null
+            there has no token.
 
     Attributes:
-        start_token_id: id of the token that begins a sequence, None where there is none.
+        roles: class attribute; texts of the family's "start", "end" and "pad" tokens, which apply
+            if the vocabulary has them and the files name no others.
+        ends: class attribute; texts of the family's tokens that end a generated text, such as the
+            end of a turn.
+        start_token_id: id of the token that starts a sequence, None if there is none.
         end_token_id: id of the token that ends one.
         pad_token_id: id of the padding token.
-        stop_token_ids: ids that end a generated text: the end token, `<eos>`, the end of a turn,
-            and those that a checkpoint's configuration names.
+        stop_token_ids: ids that end a generated text: the end token, `ends`, and those that a
+            checkpoint's configuration names.
         special_token_ids: ids that `detokenize` leaves out: control tokens, except for those that a
             reply of Gemma 4 could not be read without, such as <channel|>.
         settings: as given.
+
+    Raises:
+        InputError: if nothing says which token ends a text, or a named token is not in the
+            vocabulary.
     """
+
+    roles: ClassVar[Mapping[str, str]] = {}
+    ends: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -64,17 +79,22 @@ class Tokenizer(ChatTokenizer):
         core.no_padding()
         core.no_truncation()
         self.core = core
-        self.start_token = start or self._usual("start")
-        self.end_token = end or self._usual("end")
+        self.settings = dict(settings or {})
+        first, last = self._added_around()
+        adds_start = start or first or self.settings.get("add_bos_token", True)
+        self.start_token = self._role("start", start, first) if adds_start else None
+        self.end_token = self._role("end", end, last) or next(map(self.id_to_token, stop), None)
         if self.end_token is None:
-            raise InputError("the tokenizer has no end token: name one with end=")
-        self.pad_token = pad or self._usual("pad") or self.end_token
+            raise InputError(
+                "no file says which token ends a text; set eos_token in tokenizer_config.json, or "
+                "give end= to Tokenizer"
+            )
+        self.pad_token = self._role("pad", pad, None) or self.end_token
         self.end_token_id = self.token_to_id(self.end_token)
         self.pad_token_id = self.token_to_id(self.pad_token)
         self.start_token_id: int | None = None
         if self.start_token is not None:
             self.start_token_id = self.token_to_id(self.start_token)
-        self.settings = dict(settings or {})
         self.stop_token_ids = list(dict.fromkeys([*self._usual_stops(), *stop]))
         added = core.get_added_tokens_decoder().items()
         self.special_token_ids = sorted(
@@ -83,14 +103,26 @@ class Tokenizer(ChatTokenizer):
             | ({self.start_token_id} if self.start_token_id is not None else set())
         )
 
-    def _usual_stops(self) -> list[int]:
-        found = (
-            self.core.token_to_id(text) for text in (_USUAL["end"][0], *ENDS_OF_TURNS.values())
-        )
-        return list(dict.fromkeys([self.end_token_id, *(i for i in found if i is not None)]))
+    def _added_around(self) -> tuple[str | None, str | None]:
+        """Returns the special tokens that the post-processor adds first and last."""
+        if self.core.post_processor is None:
+            return None, None
+        encoding = self.core.encode("a")
+        tokens, special = encoding.tokens, encoding.special_tokens_mask
+        if all(special):
+            return None, None  # nothing of the text is left between them
+        return tokens[0] if special[0] else None, tokens[-1] if special[-1] else None
 
-    def _usual(self, role: str) -> str | None:
-        return next((t for t in _USUAL[role] if self.core.token_to_id(t) is not None), None)
+    def _role(self, role: str, given: str | None, added: str | None) -> str | None:
+        key = described.ROLES[role]
+        if text := given or described.token_text(self.settings.get(key)) or added:
+            return text
+        text = None if key in self.settings else self.roles.get(role)
+        return text if text is not None and self.core.token_to_id(text) is not None else None
+
+    def _usual_stops(self) -> list[int]:
+        ids = (self.core.token_to_id(text) for text in self.ends)
+        return list(dict.fromkeys([self.end_token_id, *(i for i in ids if i is not None)]))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -118,17 +150,16 @@ class Tokenizer(ChatTokenizer):
         if not path.is_file():
             raise InputError(f"no tokenizer at {path}: no such file")
         if path.suffix == ".gguf":
-            core, roles, settings = gguf.load(path, TURNS)
-            named: dict[str, Any] = {**roles, "settings": settings}
-            return cls(core, **named)
+            core, arguments = gguf.load(path, TURNS)
+            return cls(core, **arguments)
         settings = described.read(path.parent)
         more: dict[str, Any] = {
-            **described.names(settings),
             "stop": [*described.read_stops(path.parent), *settings.pop(STOPS, ())],
             "settings": settings,
         }
         if path.suffix in (".model", ".spm"):
-            return cls(sentencepiece.load(path, TURNS), **more)
+            core, roles = sentencepiece.load(path, TURNS)
+            return cls(core, **{**roles, **more})
         try:
             core = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
@@ -146,7 +177,8 @@ class Tokenizer(ChatTokenizer):
         Raises:
             InputError: for what is no such model.
         """
-        return cls(sentencepiece.parse(model, origin, TURNS))
+        core, roles = sentencepiece.parse(model, origin, TURNS)
+        return cls(core, **roles)
 
     def to_sentencepiece(self, marks: Sequence[str] = ()) -> bytes:
         """Returns the content of a SentencePiece .model file with the same ids and merges.

@@ -63,7 +63,8 @@ def train_tokenizer(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     core.add_special_tokens([*_SPECIAL, *special_tokens])
-    return Tokenizer(core)
+    end_of_turn = core.token_to_id(_SPECIAL[-1])
+    return Tokenizer(core, start="<bos>", end="<eos>", pad="<pad>", stop=[end_of_turn])
 
 
 def _split(core: tokenizers.Tokenizer) -> None:

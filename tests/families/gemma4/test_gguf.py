@@ -9,8 +9,7 @@ from tokenizers import Tokenizer as Core
 from family_table import run
 from gemma4_tokenizer import MARKED, TEMPLATE, write
 from kmodels.core.errors import InputError
-from kmodels.models import Gemma4ImageTextLM, GemmaCausalLM
-from kmodels.text import Tokenizer
+from kmodels.models import Gemma4ImageTextLM, GemmaCausalLM, GemmaTokenizer
 from tolerances import tolerance
 
 pytestmark = pytest.mark.needs("gguf")
@@ -39,10 +38,10 @@ def test_the_vocabulary_of_merges_and_the_template_go_along(tmp_path):
     import gguf
 
     write(tmp_path)
-    tokenizer = Tokenizer.from_file(tmp_path)
+    tokenizer = GemmaTokenizer.from_file(tmp_path)
     model = with_tokenizer(tokenizer, tokenizer.vocabulary_size() + 3)
     path = model.export_to_gguf(tmp_path / "it.gguf")
-    again = Tokenizer.from_file(path)
+    again = GemmaTokenizer.from_file(path)
     for text in MARKED:
         assert again.tokenize(text) == tokenizer.tokenize(text)
         ids = tokenizer.tokenize(text)
@@ -67,6 +66,6 @@ def test_merges_across_lines_are_refused(tmp_path):
     model["vocab"]["\nu"] = len(model["vocab"])
     model["merges"].append(["\n", "u"])
     core = Core.from_str(json.dumps(described))
-    model = with_tokenizer(Tokenizer(core), 500)
+    model = with_tokenizer(GemmaTokenizer(core), 500)
     with pytest.raises(InputError, match=r"this tokenizer merges '\\n' and 'u': write hf"):
         model.export_to_gguf(tmp_path / "it.gguf")

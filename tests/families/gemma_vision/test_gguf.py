@@ -18,8 +18,9 @@ from kmodels.models import (
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
+    GemmaTokenizer,
 )
-from kmodels.text import Tokenizer, demo
+from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from kmodels.tools import cli
 from kmodels.tools.convert import convert
@@ -34,7 +35,7 @@ MARKS = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
 def tokenizer():
     core = train_tokenizer(demo.texts(), 400).core
     core.add_special_tokens(MARKS)
-    return Tokenizer(core)
+    return GemmaTokenizer(core)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from kmodels.models import (
     Gemma3ImageTextLM,
     Gemma3ImageTextLMPreprocessor,
     Gemma3Tokenizer,
+    GemmaTokenizer,
 )
-from kmodels.text import Tokenizer, demo
+from kmodels.text import demo
 from sentencepiece_files import CONTROL, NORMAL, UNKNOWN, sentencepiece_model
 from tolerances import tolerance
 
@@ -127,7 +128,7 @@ def test_preprocessors_go_with_the_model_both_ways(both):
 def test_preprocessors_of_ours_go_to_keras_hub():
     words = hub_models.tokenizer(demo.texts())
     words.core.add_special_tokens([START, "<end_of_image>", "<img>"])
-    tokenizer = Tokenizer(words.core)
+    tokenizer = GemmaTokenizer(words.core)
     ours = Gemma3ImageTextLM.from_preset(
         "gemma3_vision_debug",
         num_layers=1,

@@ -16,6 +16,7 @@ from kmodels.models import (
     Gemma3CausalLMPreprocessor,
     Gemma3ImageConverter,
     Gemma3ImageTextLMPreprocessor,
+    GemmaTokenizer,
 )
 from kmodels.text import Tokenizer
 
@@ -426,4 +427,4 @@ def without(tokenizer, token):
     import tokenizers
 
     core = tokenizers.Tokenizer.from_str(tokenizer.core.to_str().replace(token, "<other>"))
-    return Tokenizer(core)
+    return GemmaTokenizer(core)

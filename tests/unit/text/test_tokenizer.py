@@ -189,7 +189,7 @@ def complete():
 
 
 def test_sentencepiece_file_written_and_read_again(complete):
-    again = Tokenizer.from_sentencepiece(complete.to_sentencepiece())
+    again = GemmaTokenizer.from_sentencepiece(complete.to_sentencepiece())
     assert again(TEXT + SPECIAL) == complete(TEXT + SPECIAL)
     assert again.stop_token_ids == complete.stop_token_ids
     assert again.vocabulary_size() == complete.vocabulary_size()
@@ -210,10 +210,10 @@ def test_sentencepiece_reads_what_was_written_with_equal_ids(complete):
 def test_what_a_sentencepiece_file_cannot_hold(complete):
     lower = tokenizers.Tokenizer.from_str(complete.core.to_str())
     lower.normalizer = tokenizers.normalizers.Lowercase()
-    write = Tokenizer(lower).to_sentencepiece
+    write = Tokenizer(lower, end="<eos>").to_sentencepiece
     refused("a SentencePiece file holds.*BPE over Lowercase", write)
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>"))
-    refused("a SentencePiece file holds.*WordLevel", Tokenizer(words).to_sentencepiece)
+    refused("a SentencePiece file holds.*WordLevel", Tokenizer(words, end="<eos>").to_sentencepiece)
 
 
 # === The messages of .model files ===

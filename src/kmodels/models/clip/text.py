@@ -10,6 +10,7 @@ import tokenizers
 from kmodels.models.common.text_preprocessor import TextPreprocessor
 from kmodels.models.common.tokenizer import BytePairTokenizer
 from kmodels.text import Tokenizer
+from kmodels.text import settings as described
 from kmodels.text.byte_level import END, START, build_words, read, words_decoder
 
 
@@ -37,7 +38,7 @@ class CLIPTokenizer(BytePairTokenizer):
         pad_with_end_token: bool = False,
         **kwargs: Any,
     ):
-        pad = END
+        pad = described.names(kwargs.get("settings") or {}).get("pad", END)
         if not isinstance(vocabulary, tokenizers.Tokenizer):
             vocabulary = read(vocabulary, merges, self.control_tokens, self.build_core)
             pad = END if pad_with_end_token else vocabulary.id_to_token(0)

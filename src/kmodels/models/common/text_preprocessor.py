@@ -134,7 +134,8 @@ class TextPreprocessor(Preprocessor):
     ) -> list[list[int | None]]:
         """Returns token ids between start and end token, cut to fit and not padded."""
         length = _length(sequence_length or self.sequence_length)
-        start = [self.tokenizer.start_token_id] if self.add_start_token else []
+        begins = self.add_start_token and self.tokenizer.start_token_id is not None
+        start = [self.tokenizer.start_token_id] if begins else []
         end = [self.tokenizer.end_token_id] if self.add_end_token else []
         room = length - len(start) - len(end)
         found = self.tokenizer.encode_batch(texts)

@@ -31,9 +31,9 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         dtype: dtype of the tokens: "int32", "int64", or "string" for their texts.
         add_bos: puts the start token in front.
         add_eos: puts the end token behind; it may be cut off.
-        start: text of the start token; found by its usual name by default.
-        end: text of the end token, likewise.
-        pad: text of the padding token, likewise.
+        start: text of the start token, see `Tokenizer`.
+        end: text of the end token, see `Tokenizer`.
+        pad: text of the padding token, see `Tokenizer`.
         stop: see `Tokenizer`.
         settings: see `Tokenizer`.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -164,8 +164,6 @@ class BytePairTokenizer(LayerTokenizer):
         **kwargs: of `LayerTokenizer`.
 
     Attributes:
-        roles: texts of the family's start, end and padding token by these names; each counts where
-            the vocabulary has it and no other is given.
         control_tokens: control tokens of the family, which are cut out of a text before merges.
         build_core: makes the core of token to id, pairs and control tokens.
 
@@ -173,7 +171,6 @@ class BytePairTokenizer(LayerTokenizer):
         InputError: for files that are missing or no vocabulary.
     """
 
-    roles: ClassVar[Mapping[str, str]] = {}
     control_tokens: ClassVar[tuple[str, ...]] = ()
     build_core: ClassVar[Callable[..., tokenizers.Tokenizer]] = staticmethod(byte_level.build)
 
@@ -185,9 +182,6 @@ class BytePairTokenizer(LayerTokenizer):
     ):
         if not isinstance(vocabulary, tokenizers.Tokenizer):
             vocabulary = byte_level.read(vocabulary, merges, self.control_tokens, self.build_core)
-        for role, text in self.roles.items():
-            if kwargs.get(role) is None and vocabulary.token_to_id(text) is not None:
-                kwargs[role] = text
         super().__init__(vocabulary, **kwargs)
 
     @classmethod
@@ -198,11 +192,10 @@ class BytePairTokenizer(LayerTokenizer):
         if not all(file.is_file() for file in files) or (folder / "tokenizer.json").is_file():
             return super().from_file(folder)
         settings = described.read(folder)
-        roles = described.names(settings)
         # As in transformers, which cuts each token with a role out of a text, the padding too.
-        special = (*cls.control_tokens, *roles.values())
+        special = (*cls.control_tokens, *described.names(settings).values())
         core = byte_level.read(files[0], files[1], special, cls.build_core)
-        return cls(core, **roles, settings=settings)
+        return cls(core, settings=settings)
 
 
 def _from_config(cls: type[LayerTokenizer], config: dict[str, Any]) -> LayerTokenizer:

@@ -11,7 +11,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
-from kmodels.text.marks import TURNS
+from kmodels.text.marks import ENDS_OF_TURNS, TURNS
 
 PICTURES = {
     "<img>": "image_placeholder",
@@ -31,9 +31,9 @@ class GemmaTokenizer(LayerTokenizer):
         dtype: dtype of the tokens: "int32", "int64", or "string" for their texts.
         add_bos: puts the start token in front.
         add_eos: puts the end token behind; it may be cut off.
-        start: text of the start token; found by its usual name by default.
-        end: text of the end token, likewise.
-        pad: text of the padding token, likewise.
+        start: text of the start token; by default the one that the file defines, else <bos>.
+        end: text of the end token; by default the one that the file defines, else <eos>.
+        pad: text of the padding token; by default the one that the file defines, else <pad>.
         stop: see `Tokenizer`.
         settings: see `Tokenizer`.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -49,6 +49,8 @@ class GemmaTokenizer(LayerTokenizer):
     """
 
     unknown_token = "<unk>"
+    roles = {"start": "<bos>", "end": "<eos>", "pad": "<pad>"}  # noqa: RUF012
+    ends = ("<eos>", *ENDS_OF_TURNS.values())
 
     def __init__(
         self,
@@ -70,7 +72,10 @@ class GemmaTokenizer(LayerTokenizer):
             core = proto
         else:
             content, origin = sentencepiece.content_of(proto)
-            core = sentencepiece.parse(content, origin, TURNS)
+            core, named = sentencepiece.parse(content, origin, TURNS)
+            start = start or named.get("start")
+            end = end or named.get("end")
+            pad = pad or named.get("pad")
         super().__init__(
             core,
             sequence_length,

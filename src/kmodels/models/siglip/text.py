@@ -44,7 +44,8 @@ class SigLIPTokenizer(LayerTokenizer):
             core = proto
         else:
             content, origin = sentencepiece.content_of(proto)
-            core = sentencepiece.parse(content, origin)
+            core, named = sentencepiece.parse(content, origin)
+            kwargs = {**named, **kwargs}
             if core.token_to_id(END) is not None:
                 core.normalizer = _plain_words(content)
         own = core.normalizer
@@ -69,7 +70,7 @@ class SigLIPTokenizer(LayerTokenizer):
         if file.suffix not in (".model", ".spm") or not file.is_file():
             return super().from_file(folder)
         settings = described.read(file.parent)
-        return cls(file, **described.names(settings), settings=settings)
+        return cls(file, settings=settings, **described.names(settings))
 
 
 def _plain_words(content: bytes) -> normalizers.Normalizer:
