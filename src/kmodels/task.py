@@ -1,5 +1,6 @@
 """The methods that every model has, whatever its family."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import keras
 
 from kmodels.core import malloc
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_names
 from kmodels.core.keras_internals import OwnCompile, average_by_update
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, Tree
 from kmodels.layers import block_compile as compiling
@@ -40,6 +41,24 @@ EXPORTS = {
     "litert": ("litert", ("tensorflow",)),
     "torch": ("torch-export", ("torch",)),
 }
+
+
+def _check_arguments(cls: type, left: Mapping[str, Any]) -> None:
+    """Raises `InputError` for arguments that Keras' functional models would ignore.
+
+    Args:
+        cls: class of the model.
+        left: arguments that no constructor of kmodels uses.
+    """
+    if left.keys() >= {"inputs", "outputs"}:
+        own = [name for name in _parameters(cls) if name not in left]
+        check_names(cls.__name__, left.keys() - {"inputs", "outputs"}, [*own, "name", "trainable"])
+
+
+def _parameters(cls: type) -> list[str]:
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.kind not in starred and one.name != "self"]
 
 
 class Presets(keras.Model if TYPE_CHECKING else object):
@@ -157,6 +176,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
     own_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, config: Any, intermediates: dict[str, Any], **kwargs: Any):
+        _check_arguments(type(self), kwargs)
         super().__init__(**kwargs)
         self.config = config
         self._named = dict(intermediates)
@@ -170,11 +190,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
     @classmethod
     def make_config(cls, **fields: Any) -> Any:
         """Returns the config of these fields; unknown names raise."""
-        known = cls.config_class.__dataclass_fields__
-        if unknown := sorted(set(fields) - set(known)):
-            raise InputError(
-                f"{cls.__name__} takes no {', '.join(unknown)}; it takes {', '.join(known)}"
-            )
+        check_names(cls.__name__, fields, list(cls.config_class.__dataclass_fields__))
         return cls.config_class(**fields)
 
     @classmethod
@@ -246,6 +262,7 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
     settings: dict[str, Any]
 
     def __init__(self, *, backbone: Backbone, preprocessor: Callable[..., Any], **kwargs: Any):
+        _check_arguments(type(self), kwargs)
         super().__init__(**kwargs)
         # The head's policy is its own; Keras scales the loss by this one, and tells it to others.
         self.dtype_policy = backbone.dtype_policy

@@ -1,5 +1,7 @@
 """The one error that is the user's to mend."""
 
+import difflib
+from collections.abc import Collection, Iterable
 from numbers import Integral
 
 
@@ -28,3 +30,21 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise InputError(f"{name} is {value!r}; give a whole number, at least {least}")
     if value < least:
         raise InputError(f"{name} is {value}; give at least {least}")
+
+
+def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises `InputError` for names that a function or a class does not have.
+
+    Args:
+        owner: name of the function or class, for the message.
+        given: names of the arguments that the user gave.
+        known: names that are allowed; the message has the nearest one, or all.
+    """
+    unknown = sorted(set(given) - set(known))
+    if not unknown:
+        return
+    near = [difflib.get_close_matches(name, known, 1) for name in unknown]
+    advice = f"did you mean {', '.join(dict.fromkeys(sum(near, [])))}?"
+    if not all(near):
+        advice = f"it takes {', '.join(known) or 'no such arguments'}"
+    raise InputError(f"{owner} takes no {', '.join(unknown)}; {advice}")

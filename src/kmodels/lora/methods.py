@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels import lora
+from kmodels.core.errors import InputError, check_names
 from kmodels.core.remote import local_copy
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import quantized
@@ -98,12 +99,21 @@ class Adapters:
 
         Args:
             mode: "int8", one scale per output, or "int4", one per output and up to 128 inputs.
-            config: Keras' argument; activations are not quantized, so there is nothing to set.
-            **kwargs: Keras' other arguments; all linear layers are chosen.
+            config: Keras' argument; the mode's default, as there is nothing to set.
+            **kwargs: Keras' other arguments: `filters`, which is None, and `type_check`.
 
         Raises:
-            InputError: for other modes, a quantized model, one with adapters, or one in parts.
+            InputError: for a config or filters, other modes, a quantized model, one with adapters, or one in parts.
         """
+        check_names("quantize", kwargs, ("filters", "type_check"))
+        # Keras gives the default config of the mode where the user gives none.
+        own = config is not None and config.get_config() != type(config)().get_config()
+        for name, is_set in (("config", own), ("filters", kwargs.get("filters") is not None)):
+            if is_set:
+                raise InputError(
+                    f"quantize does not support {name}: all linear layers of the backbone are "
+                    f'quantized by the mode alone; leave {name} out and give "int8" or "int4"'
+                )
         backbone = getattr(self, "backbone", self)
         gather.check_whole(self, "quantize")
         quantized.quantize(backbone, mode)

@@ -8,7 +8,7 @@ import keras
 import tokenizers
 
 from kmodels import presets
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike
 from kmodels.text import Tokenizer, byte_level
@@ -84,7 +84,14 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         return self.compute_dtype
 
     def __call__(self, inputs: Any, *args: object, **kwargs: Any) -> Any:
-        """Does what `tokenize` does; Keras' own call would make tensors of the texts."""
+        """Does what `tokenize` does; Keras' own call would make tensors of the texts.
+
+        Raises:
+            InputError: for other arguments than Keras' `training`, which changes nothing.
+        """
+        if args:
+            raise InputError(f"{type(self).__name__} takes one argument; give a list of texts")
+        check_names(type(self).__name__, kwargs, ("training",))
         return self.tokenize(inputs)
 
     def _finish(self, row: list[int]) -> list[Any]:
