@@ -106,12 +106,13 @@ def rotary_embedding(
     x: np.ndarray,
     positions: np.ndarray,
     max_wavelength: float = 1e4,
-    scaling: float = 1.0,
+    scaling: float | tuple[float, ...] = 1.0,
     turned: float = 1.0,
 ) -> np.ndarray:
     half = x.shape[-1] // 2
     for i in range(round(half * turned)):
-        x = turn(x, i, i + half, positions / scaling * max_wavelength ** (-i / half))
+        divisor = scaling if isinstance(scaling, float) else scaling[i]
+        x = turn(x, i, i + half, positions / divisor * max_wavelength ** (-i / half))
     return x
 
 
@@ -265,6 +266,10 @@ def cases() -> list[OpCase]:
         ("rotary_embedding", "row of positions", [normal(2, 5, 3, 8)], {"positions": TURNS[0]}),
         ("rotary_embedding", "two rows", [normal(2, 5, 3, 8)], ROTARY),
         ("rotary_embedding", "half turned", [normal(2, 5, 3, 8)], {**ROTARY, "turned": 0.5}),
+        (
+            *("rotary_embedding", "a divisor for each pair", [normal(2, 5, 3, 8)]),
+            {**ROTARY, "scaling": (1.0, 1.5, 3.0, 4.0)},
+        ),
         *(
             (
                 "rotary_embedding_2d",

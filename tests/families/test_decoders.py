@@ -130,12 +130,7 @@ def test_a_setting_that_does_not_fit_is_named(name, change, message):
             "rope_type is 'yarn'",
         ),
         ("qwen3/tied", {"hidden_act": "relu"}, "no counterpart for an activation 'relu'"),
-        ("qwen3/tied", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
-        (
-            "qwen3/tied",
-            {"use_sliding_window": True, "sliding_window": 4},
-            "windows in some layers alone",
-        ),
+        ("qwen3/tied", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is 'dynamic'"),
     ],
 )
 def test_settings_without_counterpart_are_named(references, tmp_path, name, change, message):

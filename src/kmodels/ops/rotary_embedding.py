@@ -1,5 +1,7 @@
 """Rotary position embedding."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from keras import ops
 
@@ -15,7 +17,7 @@ def rotary_embedding(
     positions: Tensor | None = None,
     *,
     max_wavelength: float = 10_000.0,
-    scaling: float = 1.0,
+    scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> Tensor:
     """Rotates pairs of channels by angles that grow with the position.
@@ -31,15 +33,16 @@ def rotary_embedding(
         x: queries or keys.
         positions: positions of the tokens, from 0; None for 0, 1, ...
         max_wavelength: the base of the geometric series, "theta" elsewhere.
-        scaling: positions are divided by it (linear scaling of the context).
+        scaling: positions are divided by it: one number (linear scaling of the context), or one for
+            each of the H / 2 pairs (YaRN).
         turned: share of the pairs that turn, the first ones; the others keep their values, while
             the series is that of all pairs.
 
     Raises:
-        InputError: if H is odd.
+        InputError: if H is odd, or `scaling` has another number of values.
 
-    Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default", "linear" or
-        "proportional".
+    Parity: Transformers' `apply_rotary_pos_emb` with `rope_type` "default", "linear",
+        "proportional" or "yarn" (whose attention factor scales the queries).
     Source: https://arxiv.org/abs/2104.09864, https://arxiv.org/abs/2306.15595 (scaling)
     """
     check_rotary_embedding(x)
@@ -69,16 +72,25 @@ def check_rotary_embedding(x: Tensor) -> None:
 
 
 def rotary_frequencies(
-    head_dim: int, max_wavelength: float, scaling: float, turned: float = 1.0
+    head_dim: int,
+    max_wavelength: float,
+    scaling: float | Sequence[float],
+    turned: float = 1.0,
 ) -> np.ndarray:
     """Radians per position of each pair of channels: (H / 2,), float64."""
     return np.array(_frequencies(head_dim, max_wavelength, scaling, turned))
 
 
 def _frequencies(
-    head_dim: int, max_wavelength: float, scaling: float, turned: float
+    head_dim: int, max_wavelength: float, scaling: float | Sequence[float], turned: float
 ) -> list[float]:
     # Plain numbers: torch.compile takes them as constants, and NumPy's arrays it does not trace.
-    pairs = int(turned * head_dim // 2)
-    found = [1.0 / (max_wavelength ** (2 * i / head_dim) * scaling) for i in range(pairs)]
-    return found + [0.0] * (head_dim // 2 - pairs)
+    pairs, half = int(turned * head_dim // 2), head_dim // 2
+    divisors = [scaling] * half if isinstance(scaling, int | float) else [*scaling]
+    if len(divisors) != half:
+        raise InputError(
+            f"rotary_embedding got scaling of {len(divisors)} pairs of channels; heads of width "
+            f"{head_dim} have {half}"
+        )
+    frequencies = [1.0 / (max_wavelength ** (2 * i / head_dim) * divisors[i]) for i in range(pairs)]
+    return frequencies + [0.0] * (half - pairs)

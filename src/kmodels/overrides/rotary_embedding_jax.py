@@ -1,5 +1,7 @@
 """Rotary position embedding for JAX on CPU: halves are joined when they are narrow again."""
 
+from collections.abc import Sequence
+
 import jax
 from jax import numpy as jnp
 
@@ -22,7 +24,7 @@ def rotary_embedding_jax(
     positions: jax.Array | None = None,
     *,
     max_wavelength: float = 10_000.0,
-    scaling: float = 1.0,
+    scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> jax.Array:
     """Computes the op itself; its gradient is the inverse rotation, unlike autodiff's."""

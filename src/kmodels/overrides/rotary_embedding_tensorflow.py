@@ -1,5 +1,6 @@
 """Rotary position embedding for TensorFlow: its gradient is the rotation back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +21,7 @@ def rotary_embedding_tensorflow(
     positions: tf.Tensor | None = None,
     *,
     max_wavelength: float = 10_000.0,
-    scaling: float = 1.0,
+    scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> tf.Tensor:
     """Computes the op itself; the tape would pad and add halves of gradients."""

@@ -1,6 +1,6 @@
 """Rotary position embedding for torch: turned back on the way back, so that no input is kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -67,7 +67,7 @@ def rotary_embedding_torch(
     positions: torch.Tensor | None = None,
     *,
     max_wavelength: float = 10_000.0,
-    scaling: float = 1.0,
+    scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> torch.Tensor:
     """Computes the op itself, half of x at a time into one result."""
@@ -110,12 +110,13 @@ def _tables(
     x: torch.Tensor,
     positions: torch.Tensor | None,
     max_wavelength: float,
-    scaling: float,
+    scaling: float | Sequence[float],
     turned: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each."""
     dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
-    kind = (x.shape[-1], max_wavelength, scaling, turned, x.device, dtype)
+    divisors = scaling if isinstance(scaling, int | float) else tuple(scaling)
+    kind = (x.shape[-1], max_wavelength, divisors, turned, x.device, dtype)
 
     def angles() -> torch.Tensor:
         places = torch.arange(x.shape[1], device=x.device) if positions is None else positions
@@ -167,7 +168,7 @@ def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
 def _frequencies(
     width: int,
     max_wavelength: float,
-    scaling: float,
+    scaling: float | Sequence[float],
     turned: float,
     device: torch.device,
     dtype: torch.dtype,

@@ -160,6 +160,7 @@ def open_checkpoint(
         description = read_json(path / "config.json")
     if native.is_ours(path, description):
         return _open_own(path, description, family, weights)
+    _check_quantization(path, description)
     for form in family.formats:
         if form.matches(path, description):
             return form.open_checkpoint(path, description, given, weights)
@@ -168,6 +169,18 @@ def open_checkpoint(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
         "with config.json and safetensors, a .safetensors file or an .npz file"
     )
+
+
+def _check_quantization(path: Path, description: dict[str, Any]) -> None:
+    """Raises `InputError` for a directory whose tensors are packed by another program."""
+    for part in (description, description.get("text_config")):
+        quantization = part.get("quantization_config") if isinstance(part, dict) else None
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise InputError(
+                f"{path} is quantized by {method or 'another program'}, which is not read yet; "
+                "open the directory it was made of, or a GGUF file"
+            )
 
 
 def _open_own(

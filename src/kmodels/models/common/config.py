@@ -1,5 +1,6 @@
 """The configuration of models: what each can do, and that of decoders with their blocks."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -26,6 +27,12 @@ def check_rates(config: Any, *names: str) -> None:
             raise InputError(f"{name} is {rate}; give a rate in [0, 1)")
 
 
+def check_epsilon(epsilon: float) -> None:
+    """Raises `InputError` for an epsilon of a norm that is no finite number from 0."""
+    if not (isinstance(epsilon, int | float) and 0.0 <= epsilon < math.inf):
+        raise InputError(f"layer_norm_epsilon is {epsilon!r}; give a number from 0")
+
+
 @dataclass(frozen=True)
 class BlockConfig:
     """One block of a decoder, and so everything that may differ from block to block.
@@ -38,7 +45,7 @@ class BlockConfig:
         epsilon: epsilon of every norm.
         query_scale: what the attention scores are multiplied by.
         rope_wavelength: base of the rotary embedding.
-        rope_scaling: divides the positions.
+        rope_scaling: divides the positions; one number, or one for each pair of channels.
         window: keys that a query sees, its own included; None for all before it. A block that
             is not causal sees the keys nearer than this on either side.
         soft_cap: soft cap of the attention scores, or None.
@@ -73,7 +80,7 @@ class BlockConfig:
     epsilon: float
     query_scale: float
     rope_wavelength: float
-    rope_scaling: float = 1.0
+    rope_scaling: float | tuple[float, ...] = 1.0
     window: int | None = None
     soft_cap: float | None = None
     use_query_key_norm: bool = False
@@ -159,6 +166,7 @@ class DecoderConfig(FrozenConfig):
         if self.head_dim % 2:
             raise InputError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         check_rates(self, "dropout")
+        check_epsilon(self.layer_norm_epsilon)
 
     @property
     def mlp_dim(self) -> int:

@@ -1,12 +1,14 @@
 """Hugging Face directories: what all have, and what decoders call their tensors and settings."""
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.generation.settings import not_applied
@@ -14,6 +16,7 @@ from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
+from kmodels.models.common.yarn import Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.readers import read_json
@@ -133,11 +136,64 @@ def rope(
     Raises:
         InputError: for another kind than "default" and "linear".
     """
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = rope_kind(scaling)
     if kind not in ("default", "linear"):
         raise InputError(f"{path}: rope_type is {kind!r}; the model supports default and linear")
     base = float(scaling.get("rope_theta", default if given is None else given))
     return base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0
+
+
+def window(path: Path, size: object, pattern: Mapping[str, Any]) -> int:
+    """Returns the size of the windows of a Gemma, which counts if some layers have one.
+
+    Args:
+        path: path of the directory, for errors.
+        size: `sliding_window`.
+        pattern: the fields that say which layers have a window.
+
+    Raises:
+        InputError: if layers have windows and the size is no positive number.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    if pattern.get("use_sliding_window_attention", True):
+        raise InputError(
+            f"{path}: layers have a window and sliding_window is {size!r}; give its size"
+        )
+    return 4096
+
+
+def rope_kind(scaling: Mapping[str, Any]) -> str:
+    """Returns the kind of a rotary position embedding, by either of its names."""
+    return scaling.get("rope_type", scaling.get("type", "default"))
+
+
+def yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[str, Any]:
+    """Returns the arguments of `Yarn` in the settings of a rotary position embedding.
+
+    Args:
+        path: path of the directory, for errors.
+        scaling: settings with `rope_type` "yarn".
+        length: `max_position_embeddings`, the original length if the settings name none.
+
+    Raises:
+        InputError: for settings that transformers does not know or that are out of range.
+    """
+    given = {key: value for key, value in scaling.items() if value is not None}
+    for name in ("rope_type", "type", "rope_theta"):
+        given.pop(name, None)
+    given.setdefault("original_max_position_embeddings", length)
+    whole, part = given.pop("mscale", None), given.pop("mscale_all_dim", None)
+    if "factor" not in given and length is not None:
+        given["factor"] = length / given["original_max_position_embeddings"]
+    try:
+        settings = Yarn.of(given)
+        if whole and part and settings.attention_factor is None and settings.factor > 1:
+            grown = 0.1 * math.log(settings.factor)
+            given["attention_factor"] = (whole * grown + 1) / (part * grown + 1)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return given
 
 
 def partial_rope(path: Path, given: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -262,7 +318,17 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         backbone, vision = self.fields(path, description), description.get("vision_config")
         config = self.config_class(**backbone)
         heads = self.heads if config.ties_embeddings else ()
-        tensors = _tensors(path, heads, tuple(unused(config))) if weights else {}
+        tensors = _tensors(path, tuple(unused(config))) if weights else {}
+        if _has_own_head(tensors, heads):
+            if "tie_word_embeddings" not in backbone:
+                raise InputError(
+                    f"{path} has an {HEAD} that differs from the embedding table, and "
+                    f"{self.config_class.__name__} has one table for both; merge or remove it first"
+                )
+            # As in transformers, the tensors count before tie_word_embeddings.
+            backbone["tie_word_embeddings"], heads = False, ()
+            config = self.config_class(**backbone)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
         return SourceCheckpoint(
@@ -278,13 +344,23 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         )
 
 
-def _tensors(path: Path, dropped: Collection[str], ends: tuple[str, ...]) -> dict[str, LazyArray]:
-    """Returns the tensors of a directory but `dropped`, ends and tables of rotary embeddings."""
+def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
+    """Returns the tensors of a directory except those with these ends and rotary tables."""
     return {
         name: tensor
         for name, tensor in read_safetensors(path).items()
-        if name not in dropped and not name.endswith(("rotary_emb.inv_freq", *ends))
+        if not name.endswith(("rotary_emb.inv_freq", *ends))
     }
+
+
+def _has_own_head(tensors: Mapping[str, LazyArray], heads: Collection[str]) -> bool:
+    """Returns True if a head that is tied to the embedding table is stored with other numbers."""
+    head = next((tensors[name] for name in heads if name in tensors), None)
+    tables = (tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
+    table = next(tables, None)
+    if head is None or table is None:
+        return False
+    return head.shape != table.shape or not np.array_equal(head.read(), table.read())
 
 
 def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:

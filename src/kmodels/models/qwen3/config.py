@@ -1,9 +1,12 @@
 """The configuration of a Qwen 3, validated in one place."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.models.common.yarn import Yarn
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,8 @@ class Qwen3Config(DecoderConfig):
         vocabulary_size: rows of the embedding table; like all that is not listed, as there.
         rope_max_wavelength: base of the rotary embedding, 1,000,000 in the published models.
         rope_scaling_factor: divides the positions.
+        rope_yarn: arguments of `Yarn`, such as {"factor": 4.0, "original_max_position_embeddings":
+            32768}, for contexts longer than those of the training; then rope_scaling_factor is 1.
         tie_word_embeddings: whether the embedding table is the output layer too.
         sliding_window_size: keys that a query sees, its own included; None for all before it.
         attention_bias: whether all four projections of the attention have biases, as in
@@ -28,6 +33,7 @@ class Qwen3Config(DecoderConfig):
     tie_word_embeddings: bool = True
     sliding_window_size: int | None = None
     attention_bias: bool = False
+    rope_yarn: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,6 +42,16 @@ class Qwen3Config(DecoderConfig):
         for name in ("rope_max_wavelength", "rope_scaling_factor"):
             if (value := getattr(self, name)) <= 0:
                 raise InputError(f"{name} is {value}; give a positive number")
+        if self.yarn is not None and self.rope_scaling_factor != 1.0:
+            raise InputError(
+                f"rope_yarn and rope_scaling_factor={self.rope_scaling_factor} exclude each other; "
+                "leave one out"
+            )
+
+    @property
+    def yarn(self) -> Yarn | None:
+        """The settings of YaRN, or None."""
+        return None if self.rope_yarn is None else Yarn.of(self.rope_yarn)
 
     @property
     def ties_embeddings(self) -> bool:
@@ -44,15 +60,18 @@ class Qwen3Config(DecoderConfig):
 
     def block(self, index: int) -> BlockConfig:
         """Returns what a block is made of; all are alike."""
+        yarn, scaling = self.yarn, self.rope_scaling_factor
         return BlockConfig(
             num_query_heads=self.num_query_heads,
             num_key_value_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
             mlp_dim=self.mlp_dim,
             epsilon=self.layer_norm_epsilon,
-            query_scale=self.head_dim**-0.5,
+            query_scale=self.head_dim**-0.5 * (yarn.query_scale if yarn else 1.0),
             rope_wavelength=self.rope_max_wavelength,
-            rope_scaling=self.rope_scaling_factor,
+            rope_scaling=(
+                yarn.divisors(self.head_dim, self.rope_max_wavelength) if yarn else scaling
+            ),
             window=self.sliding_window_size,
             use_query_key_norm=True,
             use_bias=self.attention_bias,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,27 @@ if TYPE_CHECKING:
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 # Settings of a block that some models have another of in each.
 FEED_FORWARD, GROUPS = "feed_forward_length", "attention.head_count_kv"
+
+# Settings of YaRN, and those that are read at one value alone.
+YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+IDLE_IN_YARN = {
+    **{"attn_factor": 1.0, "yarn_attn_factor": 1.0},
+    **{"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0},
+}
+
+
+class Rope(NamedTuple):
+    """A rotary position embedding.
+
+    Attributes:
+        base: base of the geometric series of wavelengths.
+        scaling: divides the positions.
+        yarn: arguments of `Yarn`, or None.
+    """
+
+    base: float
+    scaling: float
+    yarn: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -100,12 +121,37 @@ class File:
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
         }
 
-    def rope(self, default: float) -> tuple[float, float]:
-        """Returns the base of the rotary embedding and what divides the positions."""
-        scaling = 1.0
-        if self.get("rope.scaling.type", "none") == "linear":
-            scaling = float(self.get("rope.scaling.factor", 1.0))
-        return float(self.get("rope.freq_base", default)), scaling
+    def rope(self, default: float, kinds: Collection[str] = ("none", "linear")) -> Rope:
+        """Returns the rotary position embedding; a file without a kind means linear scaling.
+
+        Args:
+            default: the base if the file names none.
+            kinds: kinds of scaling that the model has.
+
+        Raises:
+            InputError: for another kind of scaling.
+        """
+        base = float(self.get("rope.freq_base", default))
+        kind = self.get("rope.scaling.type", "linear")
+        factor = float(self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0))) or 1.0
+        if kind not in kinds:
+            raise InputError(
+                f"{self.path} scales its rotary embedding by {kind!r}; the model supports "
+                f"{', '.join(kinds)}"
+            )
+        if kind != "yarn":
+            return Rope(base, factor if kind == "linear" else 1.0, None)
+        length = self.get("rope.scaling.original_context_length", self.get("context_length"))
+        settings = {"factor": factor, "original_max_position_embeddings": length}
+        for ours, theirs in YARN.items():
+            if (value := self.get(f"rope.scaling.{theirs}")) is not None:
+                settings[ours] = round(float(value), 6)
+        for name, usual in IDLE_IN_YARN.items():
+            if (value := self.get(f"rope.scaling.{name}", usual)) != usual:
+                raise InputError(
+                    f"{self.path}: rope.scaling.{name} is {value}; only {usual} is read"
+                )
+        return Rope(base, 1.0, settings)
 
     def turned(self, head_dim: int) -> float:
         """Returns the share of the channels that turn, which a tensor says.

@@ -48,6 +48,7 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     local, full = (decoder.partial_rope(path, given.get(kind) or ROPES[kind]) for kind in ROPES)
     wrong = {
         "use_bidirectional_attention='all'": text.get("use_bidirectional_attention") == "all",
+        "rope_scaling": text.get("rope_scaling"),
         "a partial_rotary_factor of sliding_attention": local[2] != 1.0,
     }
     decoder.refuse(path, wrong)
@@ -64,7 +65,9 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
         "layer_types": kinds,
         "global_head_dim": None if everywhere[0] == head_dim else everywhere[0],
         "num_global_key_value_heads": None if everywhere[1] == groups else everywhere[1],
-        "sliding_window_size": text["sliding_window"],
+        "sliding_window_size": decoder.window(
+            path, text["sliding_window"], {"use_sliding_window_attention": LOCAL in kinds}
+        ),
         "final_logit_soft_cap": text["final_logit_softcapping"],
         "vocab_size_per_layer_input": per_layer,
         "local_rope_wavelength": local[0],

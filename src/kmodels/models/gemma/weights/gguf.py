@@ -58,7 +58,7 @@ def _fields(file: reading.File) -> dict[str, Any]:
     fields = file.fields(head_dim=256)
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     layers = fields["num_layers"]
-    base, scaling = file.rope(1_000_000.0 if generation == 3 else 10_000.0)
+    base, scaling, _ = file.rope(1_000_000.0 if generation == 3 else 10_000.0)
     fields["global_rope_wavelength"], fields["global_rope_scaling_factor"] = base, scaling
     if generation < 3:
         fields["local_rope_wavelength"], fields["local_rope_scaling_factor"] = base, scaling

@@ -117,14 +117,15 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         wavelength, scaling = rope("", "rope_theta", 10_000.0)
         return fields | _both(wavelength, scaling)
     fields |= GEMMA_2 if generation == 2 else GEMMA_3
+    pattern = _pattern(text, fields["sliding_window_pattern"])
     fields |= {
         "query_pre_attention_scalar": float(text["query_pre_attn_scalar"]),
         "final_logit_soft_cap": text["final_logit_softcapping"],
         # Transformers' Gemma 3 reads this setting and does not apply it.
         "attention_logit_soft_cap": text["attn_logit_softcapping"] if generation == 2 else None,
-        "sliding_window_size": text["sliding_window"] or 1,
+        "sliding_window_size": decoder.window(path, text["sliding_window"], pattern),
         "use_bidirectional_attention": bool(text.get("use_bidirectional_attention")),
-        **_pattern(text, fields["sliding_window_pattern"]),
+        **pattern,
     }
     if generation == 2:
         return fields | _both(*rope("", "rope_theta", 10_000.0))
@@ -151,8 +152,11 @@ def _rope(path: Path, text: dict[str, Any]) -> Any:
     new, old = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
 
     def read(kind: str, name: str, default: float) -> tuple[float, float]:
-        found = (new.get(kind) or {}) if kind else new
-        scaling = {**({} if kind == "sliding_attention" else old), **found}
+        # As in transformers, the older name counts before the newer one.
+        if not kind:
+            scaling = old or new
+        else:
+            scaling = {**(new.get(kind) or {}), **(old if kind == "full_attention" else {})}
         return decoder.rope(path, scaling, text.get(name), default)
 
     return read

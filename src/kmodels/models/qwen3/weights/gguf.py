@@ -15,10 +15,11 @@ def rules(config: Qwen3Config) -> list[Rule]:
 
 
 def _fields(file: reading.File) -> dict[str, Any]:
-    base, scaling = file.rope(1_000_000.0)
+    base, scaling, yarn = file.rope(1_000_000.0, ("none", "linear", "yarn"))
     return file.fields(head_dim=128) | {
         "rope_max_wavelength": base,
         "rope_scaling_factor": scaling,
+        "rope_yarn": yarn,
         "tie_word_embeddings": tensors.OUTPUT not in file.tensors,
     }
 

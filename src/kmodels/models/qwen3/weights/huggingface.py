@@ -13,7 +13,8 @@ from kmodels.weights import Rule
 DEFAULTS: dict[str, Any] = {
     **{"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "head_dim": 128},
     **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32},
-    **{"hidden_act": "silu", "tie_word_embeddings": False},
+    **{"hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 32_768},
+    **{"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
 }
 
 
@@ -29,22 +30,39 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         InputError: lists the settings that the model has no counterpart for.
     """
     text = {**DEFAULTS, **description}
-    windows = text.get("use_sliding_window") and text["sliding_window"]
+    window, local = _window(text)
     wrong = {
         f"an activation {text['hidden_act']!r}": text["hidden_act"] != "silu",
-        "windows in some layers alone": windows
-        and set(text.get("layer_types") or ()) != {"sliding_attention"},
+        "windows in some layers alone": len(local) == 2,
+        f"layers with a window and sliding_window={text['sliding_window']!r}, "
+        f"use_sliding_window={text['use_sliding_window']!r}": True in local and not window,
     }
     decoder.refuse(path, wrong)
-    scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    # As in transformers, the older name counts before the newer one.
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    stretched = None
+    if decoder.rope_kind(scaling) == "yarn":
+        stretched = decoder.yarn(path, scaling, text["max_position_embeddings"])
+        scaling = {"rope_theta": scaling.get("rope_theta", text.get("rope_theta") or 10_000.0)}
     base, factor = decoder.rope(path, scaling, text.get("rope_theta"), 10_000.0)
     return decoder.fields(text) | {
         "rope_max_wavelength": base,
         "rope_scaling_factor": factor,
         "tie_word_embeddings": text["tie_word_embeddings"],
-        "sliding_window_size": windows or None,
+        "rope_yarn": stretched,
+        "sliding_window_size": window if True in local else None,
         "attention_bias": bool(text.get("attention_bias")),
     }
+
+
+def _window(text: dict[str, Any]) -> tuple[int | None, set[bool]]:
+    """Returns the window, None if there is none, and whether layers have it: all, some or none."""
+    window = text["sliding_window"] if text["use_sliding_window"] else None
+    if (types := text.get("layer_types")) is not None:
+        return window, {kind == "sliding_attention" for kind in types}
+    first = text["max_window_layers"]
+    layers = range(text["num_hidden_layers"])
+    return window, {window is not None and i >= first for i in layers}
 
 
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
@@ -58,12 +76,23 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     form = {
         "hidden_act": "silu",
         **decoder.rope_form(config.rope_max_wavelength, config.rope_scaling_factor),
+        **_yarn_form(config),
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "layer_types": decoder.layer_types(config),
     }
     names = ("qwen3", "Qwen3ForCausalLM", "Qwen3Model")
     return decoder.transformers_form(model, names, form, rules)
+
+
+def _yarn_form(config: Qwen3Config) -> dict[str, Any]:
+    if config.rope_yarn is None:
+        return {}
+    length = config.rope_yarn["original_max_position_embeddings"]
+    return {
+        "rope_scaling": {"rope_type": "yarn", **config.rope_yarn},
+        "max_position_embeddings": int(length * config.rope_yarn["factor"]),
+    }
 
 
 FORMAT = decoder.HuggingFaceFormat(("qwen3",), Qwen3Config, fields, rules)

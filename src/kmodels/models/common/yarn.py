@@ -1,0 +1,85 @@
+"""YaRN: a longer context by stretching the slow channels of a rotary position embedding."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from kmodels.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN's settings, with transformers' names.
+
+    Args:
+        factor: how many times longer the context becomes.
+        original_max_position_embeddings: length of the context before, in tokens.
+        beta_fast: channels that turn more often than this within the original context stay.
+        beta_slow: channels that turn less often than this are stretched by `factor`.
+        attention_factor: multiplies rotated queries and keys; None for 0.1 ln(factor) + 1.
+        truncate: round the range of channels in between to whole numbers.
+
+    Raises:
+        InputError: for an unknown name or a number out of range.
+
+    Source: https://arxiv.org/abs/2309.00071
+    """
+
+    factor: float
+    original_max_position_embeddings: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        positive = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+        for name in (*positive, "attention_factor"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and 0 < value < math.inf
+            if not is_number and not (value is None and name == "attention_factor"):
+                raise InputError(f"YaRN's {name} is {value!r}; give a positive number")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Makes one of a dictionary.
+
+        Raises:
+            InputError: for a name that is missing or unknown.
+        """
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(settings) - set(names))
+        missing = [name for name in names[:2] if name not in settings]
+        if unknown or missing:
+            raise InputError(
+                f"YaRN got {', '.join(settings) or 'nothing'}; give {' and '.join(names[:2])}, "
+                f"and if needed {', '.join(names[2:])}"
+            )
+        return cls(**settings)
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of the attention scores, since queries and keys are both multiplied."""
+        factor = self.attention_factor
+        if factor is None:
+            factor = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return factor**2
+
+    def divisors(self, head_dim: int, wavelength: float) -> tuple[float, ...]:
+        """Returns a divisor of the positions for each of the H / 2 pairs of channels."""
+        pairs = head_dim // 2
+        low, high = (
+            self._channel(head_dim, wavelength, b) for b in (self.beta_fast, self.beta_slow)
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        width = high - low or 0.001
+        stretched = [min(max((i - low) / width, 0.0), 1.0) for i in range(pairs)]
+        return tuple(1.0 / (share / self.factor + 1.0 - share) for share in stretched)
+
+    def _channel(self, head_dim: int, wavelength: float, turns: float) -> float:
+        """Returns the channel that makes so many turns within the original context."""
+        length = self.original_max_position_embeddings
+        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(wavelength))

@@ -1,0 +1,182 @@
+"""Settings of a config.json mean what they mean in transformers, or are refused by name."""
+
+import json
+
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels.models import GemmaCausalLM, Qwen3CausalLM
+from refusals import refused
+from tolerances import tolerance
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rope_theta": 1e4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR, PLAIN = {"rope_type": "linear", "factor": 3.0}, {"rope_type": "default"}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+WINDOW = {"use_sliding_window": True, "max_window_layers": 0}
+IDS = np.random.default_rng(0).integers(0, 64, (2, 48)).astype("int32")
+# model_type, and what is changed in the config.json that transformers writes.
+LIKE_TRANSFORMERS = {
+    "yarn": ("qwen3", {"rope_scaling": YARN}),
+    "yarn's older name and all its numbers": (
+        "qwen3",
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                          "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "yarn with two scales": (
+        "qwen3", {"rope_scaling": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}}
+    ),
+    "yarn of the whole length": ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+    "yarn among rope_parameters": ("qwen3", {"rope_parameters": {**YARN, "rope_theta": 5e3}}),
+    "linear": ("qwen3", {"rope_scaling": LINEAR}),
+    "rope_scaling beside rope_parameters": (
+        "qwen3", {"rope_scaling": LINEAR, "rope_parameters": {**PLAIN, "rope_theta": 1e4}}
+    ),
+    "a window": ("qwen3", {**WINDOW, "sliding_window": 5, "layer_types": None}),
+    "a window of 4096": ("qwen3", {**WINDOW, "sliding_window": 4096, "layer_types": None}),
+    "windows from a later layer": ("qwen3", {"use_sliding_window": True, "layer_types": None}),
+    "gemma's rope_scaling": ("gemma", {"rope_scaling": LINEAR}),
+    "gemma2's rope_scaling beside rope_parameters": (
+        "gemma2", {"rope_scaling": LINEAR, "rope_parameters": {**PLAIN, "rope_theta": 1e4}}
+    ),
+    "gemma3's rope_scaling beside rope_parameters": (
+        "gemma3_text",
+        {"rope_scaling": LINEAR, "rope_parameters": {
+            GLOBAL: {**PLAIN, "rope_theta": 1e4}, LOCAL: {**PLAIN, "rope_theta": 1e3}}},
+    ),
+}  # fmt: skip
+
+
+def _written(folder, kind, changes):
+    """Writes a tiny model as transformers does, changes its config.json, and reads it there."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    more = {} if kind == "gemma" or kind == "qwen3" else {"query_pre_attn_scalar": 16}
+    config = AutoConfig.for_model(kind, **SIZES, **more)
+    theirs = AutoModelForCausalLM.from_config(config)
+    for parameter in theirs.parameters():
+        parameter.data.normal_(0, 0.2)
+    theirs.save_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text())
+    if "rope_scaling" in changes and "rope_parameters" not in changes:
+        described.pop("rope_parameters", None)
+        described["rope_theta"] = SIZES["rope_theta"]
+    (folder / "config.json").write_text(json.dumps({**described, **changes}))
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def _logits(model):
+    import torch
+
+    if isinstance(model, torch.nn.Module) and not hasattr(model, "backbone"):
+        with torch.no_grad():
+            return model(torch.tensor(IDS, dtype=torch.long)).logits.numpy()
+    return to_numpy(model({"token_ids": IDS, "padding_mask": np.ones_like(IDS)}))
+
+
+@pytest.mark.needs("transformers", "gguf")
+@pytest.mark.parametrize("name", LIKE_TRANSFORMERS)
+def test_settings_mean_what_they_mean_in_transformers(tmp_path, name):
+    from transformers import AutoModelForCausalLM
+
+    kind, changes = LIKE_TRANSFORMERS[name]
+    expected, limit = _logits(_written(tmp_path, kind, changes)), tolerance("logits")
+    task = Qwen3CausalLM if kind == "qwen3" else GemmaCausalLM
+    ours = task.from_preset(tmp_path)
+    np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=limit)
+    ours.export_to_transformers(tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    np.testing.assert_allclose(_logits(theirs), expected, rtol=0, atol=limit)
+    again = task.from_preset(tmp_path / "out")
+    np.testing.assert_array_equal(_logits(again), _logits(ours))
+
+
+@pytest.mark.needs("gguf")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_yarn": {"factor": 4.0, "original_max_position_embeddings": 16}},
+        {"rope_yarn": {"factor": 2.0, "original_max_position_embeddings": 8, "beta_fast": 16.0}},
+        {"rope_scaling_factor": 4.0},
+    ],
+)
+def test_a_gguf_file_keeps_the_scaling(tmp_path, changes):
+    model = Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=None, **changes)
+    again = Qwen3CausalLM.from_preset(model.export_to_gguf(tmp_path / "it.gguf", "float32"))
+    for name, value in changes.items():
+        assert {**(value if isinstance(value, dict) else {})}.items() <= dict(
+            again.backbone.config.rope_yarn or {}
+        ).items()
+        assert isinstance(value, dict) or getattr(again.backbone.config, name) == value
+    np.testing.assert_array_equal(_logits(again), _logits(model))
+    plain = Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=None)
+    for ours, theirs in zip(plain.weights, model.weights, strict=True):
+        ours.assign(to_numpy(theirs))
+    assert np.abs(_logits(plain) - _logits(model)).max() > 1e-3
+
+
+QUANTIZED = "is quantized by bitsandbytes, which is not read yet; open the directory it"
+REFUSED = {
+    "a window of null": ("gemma3_text", {"sliding_window": None}, "window is None; giv"),
+    "a window of 0": ("gemma2", {"sliding_window": 0}, "have a window and sliding_window is 0"),
+    "no window beside local layers": (
+        "qwen3", {"use_sliding_window": False, "layer_types": [LOCAL, LOCAL]}, "layers with a win",
+    ),
+    "windows in some layers": (
+        "qwen3", {"use_sliding_window": True, "layer_types": [LOCAL, GLOBAL]}, "windows in so"
+    ),
+    "a negative epsilon": ("qwen3", {"rms_norm_eps": -1e-6}, "epsilon is -1e-06; give"),
+    "no number as epsilon": ("gemma", {"rms_norm_eps": "small"}, "epsilon is 'small'; g"),
+    "an unknown kind": ("qwen3", {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; the mo"),
+    "an unknown setting of yarn": ("qwen3", {"rope_scaling": {**YARN, "alpha": 1}}, "alpha; give"),
+    "yarn without a factor": (
+        "qwen3", {"rope_scaling": {**YARN, "factor": -1.0}}, "factor is -1.0; give a positive",
+    ),
+    "a quantized directory": (
+        "qwen3", {"quantization_config": {"quant_method": "bitsandbytes"}}, QUANTIZED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_followed_is_refused_by_name(tmp_path, name):
+    kind, changes, message = REFUSED[name]
+    described = {"model_type": kind, **SIZES, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    task = Qwen3CausalLM if kind == "qwen3" else GemmaCausalLM
+    refused(message, task.backbone_class.from_preset, tmp_path, load_weights=False)
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("equal", [True, False])
+def test_tied_or_not_is_what_the_file_holds(tmp_path, equal):
+    from safetensors.numpy import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    _written(tmp_path, "qwen3", {"tie_word_embeddings": True})
+    tensors = load_file(tmp_path / "model.safetensors")
+    if equal:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = _logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+    ours = Qwen3CausalLM.from_preset(tmp_path)
+    assert ours.backbone.config.tie_word_embeddings == equal
+    np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=tolerance("logits"))
+
+
+@pytest.mark.needs("transformers")
+def test_a_head_that_gemma_has_no_place_for_is_not_dropped(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    _written(tmp_path, "gemma", {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = 1 + tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    refused("has an lm_head.weight that differs from", GemmaCausalLM.from_preset, tmp_path)
