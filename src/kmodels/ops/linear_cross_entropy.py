@@ -13,6 +13,8 @@ from kmodels.ops._wide import matmul, wide
 # Bytes of float32 scores in a tile of an accelerator. Their exponentials, a copy in the dtype of
 # the operands and, with a soft cap, its slopes take three times as much beside: 0.9 GiB.
 BUDGET = 2**28
+# The label of a position that does not count, as in torch and transformers.
+IGNORED = -100
 # Classes of such a tile at least, and positions where their number is not known.
 NARROWEST, USUAL = 2048, 8192
 
@@ -42,7 +44,8 @@ def linear_cross_entropy(
     Args:
         hidden: the states to classify.
         table: a row per class, such as the token embedding.
-        labels: the class of each position, in [0, V); any number where the weight is 0.
+        labels: the class of each position, in [0, V); any number where the weight is 0. A position
+            labeled -100 counts as one of weight 0.
         weights: weights of each position. Values at a position of weight 0 play no part, not even
             NaN.
         soft_cap: logits are squashed to `soft_cap * tanh(logits / soft_cap)`.
@@ -66,7 +69,7 @@ def linear_cross_entropy(
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     check_rows(table, rows, row_ids, trainable_table)
     dtype = wide(hidden)
-    weights = ops.stop_gradient(ops.cast(weights, dtype))
+    weights = ops.stop_gradient(ops.cast(without_ignored(labels, weights), dtype))
     counted = ops.not_equal(weights, 0)
     labels = ops.where(counted, ops.cast(labels, "int32"), 0)
     hidden = ops.where(ops.expand_dims(counted, 1), hidden, ops.zeros((), ops.dtype(hidden)))
@@ -86,6 +89,12 @@ def linear_cross_entropy(
     return ops.sum(ops.multiply(weights, losses)), ops.stop_gradient(
         ops.sum(ops.multiply(weights, best))
     )
+
+
+def without_ignored(labels: Tensor, weights: Tensor) -> Any:
+    """Returns weights of 0 where labels of the same shape are `IGNORED`; others stay."""
+    ignored = ops.equal(ops.cast(labels, "int32"), IGNORED)
+    return ops.where(ignored, ops.zeros((), ops.dtype(weights)), weights)
 
 
 def check_linear_cross_entropy(

@@ -16,6 +16,7 @@ from kmodels.ops.linear_cross_entropy import (
     gradient_of_rows,
     linear_cross_entropy,
     tile_of,
+    without_ignored,
 )
 from kmodels.overrides import meshes
 
@@ -54,7 +55,7 @@ def linear_cross_entropy_jax(
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )
     dtype = jnp.promote_types(hidden.dtype, jnp.float32)
-    weights = lax.stop_gradient(weights.astype(dtype))
+    weights = lax.stop_gradient(without_ignored(labels, weights).astype(dtype))
     counted = weights != 0
     hidden = jnp.where(counted[:, None], hidden, 0)
     labels = jnp.where(counted, labels.astype("int32"), 0)

@@ -14,6 +14,7 @@ from kmodels.ops.linear_cross_entropy import (
     gradient_of_rows,
     linear_cross_entropy,
     tile_of,
+    without_ignored,
 )
 from kmodels.overrides._tensors_tensorflow import product, static_shape
 
@@ -45,6 +46,7 @@ def linear_cross_entropy_tensorflow(
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )
     dtype = tf.float64 if hidden.dtype == tf.float64 else tf.float32
+    weights = without_ignored(labels, weights)
     counted = tf.not_equal(weights, 0)
     labels = tf.cast(labels, tf.int32)
     if on_accelerator():  # whose host would wait for the number of those that stay

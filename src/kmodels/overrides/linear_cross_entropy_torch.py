@@ -11,6 +11,7 @@ from kmodels.ops.linear_cross_entropy import (
     gradient_of_rows,
     linear_cross_entropy,
     tile_of,
+    without_ignored,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._half_products_torch import wide
@@ -40,6 +41,7 @@ def linear_cross_entropy_torch(
     check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (as_tensor(x) for x in (hidden, table, labels, weights))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
+    weights = without_ignored(labels, weights)
     labels, weights = labels.long(), weights.to(dtype)
     counted = weights != 0
     if on_cuda(hidden) or torch.compiler.is_compiling():

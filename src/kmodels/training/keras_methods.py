@@ -13,6 +13,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import Preprocess
+from kmodels.data.fit.feed import check_labels
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import without_distribution
@@ -186,7 +187,10 @@ class KerasMethods(traced.Follows):
 
         if deferred.used:
             deferred.check(self, method)
-        return adapters.one_batch(parts, self.preprocessor)
+        batch = adapters.one_batch(parts, self.preprocessor)
+        if len(batch) > 1:
+            check_labels(self, batch[1])
+        return batch
 
     def _run(self, call: Callable[..., Any], request: FitRequest) -> Any:
         if deferred.used:

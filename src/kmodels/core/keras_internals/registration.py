@@ -63,6 +63,7 @@ MODULES = {
     "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
     "kmodels.training.mean_iou": ("MeanIoU",),
     "kmodels.training.pixel_loss": ("PixelCrossentropy",),
+    "kmodels.training.sparse_labels": ("SparseAccuracy",),
     "kmodels.training.dino_loss": ("DINOLoss",),
     "kmodels.training.similarity_losses": ("CLIPLoss", "SigLIPLoss"),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),

@@ -62,6 +62,12 @@ def batches_ahead() -> int:
     return int(text)
 
 
+def check_labels(model: keras.Model | None, labels: Any) -> None:
+    """Raises `InputError` for labels that the model's classes do not have, if it checks them."""
+    if (check := getattr(model, "check_labels", None)) is not None:
+        check(labels)
+
+
 class InstrumentedData:
     """Hands batches to the steps of Keras, and counts how long those wait.
 
@@ -125,6 +131,8 @@ class InstrumentedData:
                     batch = next(iterator)
                 except StopIteration:
                     return
+                if isinstance(batch, tuple | list) and len(batch) > 1:
+                    check_labels(self.model, batch[1])
                 self.clock.made(perf_counter() - begun, time.thread_time() - cpu)
                 yield batch
         except Exception as error:

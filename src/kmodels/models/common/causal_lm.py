@@ -16,10 +16,14 @@ from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.head import Head, accuracy, by_token
 from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
+from kmodels.ops.linear_cross_entropy import IGNORED
 from kmodels.task import CompiledByDefault, Task
+from kmodels.training.sparse_labels import SparseLabels
 
 
-class CausalLM(CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Generates, Task):
+class CausalLM(
+    SparseLabels, CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Generates, Task
+):
     """A decoder that predicts the next token; the base of each family's own.
 
     Args:
@@ -105,7 +109,9 @@ class CausalLM(CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Gene
 
         Args:
             optimizer: Adam with rate 2e-5 by default.
-            loss: cross-entropy of the next token by default.
+            loss: cross-entropy of the next token by default. Labels of -100 count neither in its
+                sum nor in its mean, as in transformers; so does every
+                `SparseCategoricalCrossentropy` without an `ignore_class`.
             loss_weights: as in Keras.
             metrics: as in Keras.
             weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
@@ -180,7 +186,7 @@ class CausalLM(CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Gene
             layer_intercept_fn: called with (x, i) for the embeddings, which are scaled already, at
                 i = -1 and for the output of each block from i = 0; what it returns, (B, T, D), goes
                 on.
-            target_ids: (B, T) int, the tokens that the loss is of.
+            target_ids: (B, T) int, the tokens that the loss is of; the loss of -100 is 0.
 
         Returns:
             (B, T, V), or (B, T) for "loss".
@@ -197,7 +203,9 @@ class CausalLM(CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Gene
         logits = self.backbone.token_embedding(hidden, reverse=True)
         if scoring_mode == "logits":
             return logits
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, ignore_class=IGNORED, reduction="none"
+        )
         return loss(target_ids, logits)
 
     def compute_loss(
@@ -231,6 +239,11 @@ class CausalLM(CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Gene
             return super().compute_metrics(x, y, y_pred, sample_weight)
         keras_internals.build_metrics(self, y, y_pred)
         return self.get_metrics_result()
+
+    @property
+    def number_of_labels(self) -> int:
+        """The rows of the output table."""
+        return self.backbone.token_embedding.input_dim
 
     def resize_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None

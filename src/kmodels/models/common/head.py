@@ -10,6 +10,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, Tensor
 from kmodels.layers.embedding import Embedding
+from kmodels.ops.linear_cross_entropy import IGNORED, without_ignored
 from kmodels.overrides import meshes
 from kmodels.training.inside_step import InsideStep
 
@@ -52,13 +53,14 @@ class Head(InsideStep):
         Args:
             hidden: (B, T, D).
             embedding: the layer with the table.
-            labels: (B, T) int.
+            labels: (B, T) int; -100 does not count, neither in the sum nor in the mean.
             weights: (B, T), or None for ones.
         """
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
         weights = meshes.merged(keras.ops.cast(weights, "float32"))
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
+        weights = without_ignored(labels, weights)
         rows = embedding.rows if embedding.tie_weights else None
         instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
         total, hits = embedding.with_table(
@@ -79,7 +81,8 @@ class Head(InsideStep):
         if self._reduction == "sum":
             return total
         if self._reduction != "mean_with_sample_weight":
-            count = keras.ops.cast(keras.ops.shape(weights)[0], total.dtype)
+            counted = keras.ops.not_equal(keras.ops.cast(labels, "int32"), IGNORED)
+            count = keras.ops.cast(keras.ops.sum(keras.ops.cast(counted, "int32")), total.dtype)
         return keras_internals.part_of_loss(keras.ops.divide_no_nan(total, count))
 
 

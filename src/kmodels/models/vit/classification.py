@@ -9,9 +9,10 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import LossLike, MetricsLike, OptimizerLike
 from kmodels.layers import block_compile as compiling
 from kmodels.task import Task
+from kmodels.training.sparse_labels import SparseAccuracy, SparseLabels
 
 
-class ImageClassifier(keras_internals.ClonedAs, Task):
+class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
     """The base of classifiers of images; an `__init__` sets what follows.
 
     Attributes:
@@ -46,6 +47,11 @@ class ImageClassifier(keras_internals.ClonedAs, Task):
         """The activation of the logits."""
         return keras.activations.get(self.settings["activation"])
 
+    @property
+    def number_of_labels(self) -> int:
+        """The number of classes."""
+        return self.num_classes
+
     def compile(
         self,
         optimizer: OptimizerLike = "auto",
@@ -63,7 +69,8 @@ class ImageClassifier(keras_internals.ClonedAs, Task):
         Args:
             optimizer: "auto" is Adam with a learning rate of 5e-5.
             loss: "auto" is cross-entropy of whole-number labels, from logits or, with a "softmax",
-                from probabilities; with a "sigmoid" it is binary cross-entropy of 0 and 1.
+                from probabilities, in which labels of -100 do not count; with a "sigmoid" it is
+                binary cross-entropy of 0 and 1.
             loss_weights: as in Keras.
             metrics: "auto" is the accuracy that belongs to the loss, if that is "auto" too; beside
                 a loss of your own it is none.
@@ -112,7 +119,7 @@ class ImageClassifier(keras_internals.ClonedAs, Task):
     def _default_metric(self) -> Any:
         if self.activation is keras.activations.sigmoid:
             return keras.metrics.BinaryAccuracy()
-        return keras.metrics.SparseCategoricalAccuracy()
+        return SparseAccuracy(name="sparse_categorical_accuracy")
 
     def with_head(self, num_classes: int, pooling: str | None = None) -> Self:
         """Returns a classifier with a new head over the same backbone, whose weights they share.

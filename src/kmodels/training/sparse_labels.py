@@ -1,0 +1,111 @@
+"""Labels as whole numbers: those to ignore, and those that no class has."""
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor, Tree
+from kmodels.ops.linear_cross_entropy import IGNORED
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SparseAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """Keras' `SparseCategoricalAccuracy` that does not count labels of -100."""
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        """Counts a batch."""
+        y_true, _, counted = without_ignored(y_true, y_pred, None)
+        weights = keras.ops.cast(counted, self.dtype)
+        if sample_weight is not None:
+            weights = weights * _like(sample_weight, counted, self.dtype)
+        super().update_state(y_true, y_pred, weights)
+
+
+class SparseLabels(keras.Model if TYPE_CHECKING else object):
+    """A task with labels as whole numbers, of which -100 is ignored, as transformers does.
+
+    The mean of `SparseCategoricalCrossentropy` is over the labels that count. `fit` and its like
+    raise `InputError` for a label in NumPy that is neither -100 nor one of a class.
+    """
+
+    @property
+    def number_of_labels(self) -> int:
+        """How many classes a label may name."""
+        raise NotImplementedError
+
+    @property
+    def has_sparse_labels(self) -> bool:
+        """True if the loss is cross-entropy of whole-number labels."""
+        loss = getattr(self, "loss", None)
+        sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+        return sparse and loss.get_config().get("ignore_class") is None
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for labels in NumPy, or lists of numbers, that no class has."""
+        if isinstance(y, list | tuple) and y and isinstance(y[0], int):
+            y = np.asarray(y)
+        numbers = isinstance(y, np.ndarray) and y.size and y.dtype.kind in "iuf"
+        if not numbers or not self.has_sparse_labels:
+            return
+        wrong = ((y < 0) & (y != IGNORED)) | (y >= self.number_of_labels)
+        if wrong.any():
+            raise InputError(
+                f"a label is {y[wrong].flat[0]}; give 0 to {self.number_of_labels - 1}, or "
+                f"{IGNORED} for one that does not count"
+            )
+
+    def compute_loss(
+        self,
+        x: Tree = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns the loss, a mean over the labels that count."""
+        if self.has_sparse_labels and y is not None:
+            y, sample_weight, counted = without_ignored(y, y_pred, sample_weight)
+            if self.loss.reduction == "sum_over_batch_size":
+                # Keras divides by the number of all labels.
+                share = keras.ops.mean(keras.ops.cast(counted, sample_weight.dtype))
+                sample_weight = keras.ops.divide_no_nan(sample_weight, share)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x: Tree, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Updates the metrics; those that are weighted do not count ignored labels."""
+        if self.has_sparse_labels and y is not None:
+            weights = without_ignored(y, y_pred, sample_weight)[1]
+            return super().compute_metrics(x, y, y_pred, weights)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def without_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Returns labels, weights and what counts, where those that are ignored play no part.
+
+    Args:
+        labels: (...) or (..., 1), numbers.
+        outputs: (..., classes).
+        weights: (...), fewer dimensions, or None for ones.
+
+    Returns:
+        Labels (...), 0 where they are ignored; weights (...), 0 there; bool (...).
+    """
+    ops = keras.ops
+    labels = ops.convert_to_tensor(labels)
+    if len(labels.shape) == len(outputs.shape):
+        labels = ops.squeeze(labels, -1)
+    counted = ops.not_equal(ops.cast(labels, "int32"), IGNORED)
+    kept = ops.cast(counted, "float32")
+    if weights is not None:
+        kept = kept * _like(weights, counted, "float32")
+    return ops.where(counted, labels, ops.zeros_like(labels)), kept, counted
+
+
+def _like(weights: Any, labels: Any, dtype: str) -> Any:
+    weights = keras.ops.cast(keras.ops.convert_to_tensor(weights), dtype)
+    more = len(labels.shape) - len(weights.shape)
+    if more < 0:
+        return keras.ops.squeeze(weights, -1)
+    return keras.ops.reshape(weights, (*keras.ops.shape(weights), *(1,) * more))
