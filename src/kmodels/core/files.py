@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from kmodels.core.errors import InputError
 
@@ -17,6 +17,7 @@ _LOCKS: dict[Path, int] = {}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # "file:///path", and "file:/path" as pathlib makes of it.
 _LOCAL = re.compile(r"file:(//(?=/)|(?=/[^/]))", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def local_path(path: str | Path) -> Path:
@@ -43,6 +44,49 @@ def is_remote(path: str | Path) -> bool:
     """Returns whether a path is an address of remote storage; "file://" is a local path."""
     text = os.fspath(path)
     return _SCHEME.match(text) is not None and not text.lower().startswith("file:")
+
+
+def named_file(name: str, folder: str | Path) -> str:
+    """Returns the path or address of a file that data names; it is checked, never opened.
+
+    Data may come from anybody, so a name has one of three forms: a path relative to the data's
+    folder, an absolute local path, or an address with the scheme of the data's own address.
+
+    Args:
+        name: as it stands in a record, a table or a list.
+        folder: path or address of the folder of the data, as the user gave it.
+
+    Raises:
+        InputError: for an address of another scheme, one that chains file systems by "::", or
+            control characters.
+    """
+    # As pathlib will spell it: "./http://host" becomes "http:/host".
+    plain = str(PurePosixPath(name.strip()))
+    scheme, own = _SCHEME.match(plain), _SCHEME.match(os.fspath(folder))
+    other = scheme and (
+        name != name.strip() or scheme[0].lower() != (own[0].lower() if own else "file:/")
+    )
+    if other or "::" in name or _CONTROL.search(name):
+        raise InputError(
+            f"the data names the file {name[:200]!r}; give a path, or an address of the data's "
+            'own scheme, without "::"'
+        )
+    if not is_remote(folder):
+        return str(local_path(name) if scheme else local_path(folder) / name)
+    if "::" in os.fspath(folder) and not scheme:
+        raise InputError(
+            f"{folder} chains file systems, where files that the data names cannot be found; copy "
+            "the data to a local folder"
+        )
+    return name if scheme else f"{folder}/{name}"
+
+
+def is_inside(name: object) -> bool:
+    """Returns True if a name that a file holds leads to no place outside of that file's folder."""
+    if not isinstance(name, str) or not name or _CONTROL.search(name):
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def sync(path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import is_remote
+from kmodels.core.files import is_remote, named_file
 from kmodels.data.images.any_picture import INLINE, check_local, open_picture
-from kmodels.data.images.pictures import SUFFIXES
+from kmodels.data.images.pictures import suffixes
 from kmodels.text.json_lines import Entry, json_lines
 from kmodels.text.records import PICTURES, Record, has_picture
 
@@ -37,7 +37,7 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
     if (folder / TABLE).is_file():
         yield from _table(folder / TABLE)
         return
-    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes())
     if not any(path.with_suffix(".txt").is_file() for path in images):
         raise InputError(
             f"{folder} has no {METADATA}, no {TABLE} and no image with its text beside it, such as "
@@ -91,22 +91,23 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
         decodes: whether each image is decoded, to find damaged ones.
 
     Raises:
-        InputError: for an image that is not there, is an address of the web, or, where images are
-            decoded, is damaged.
+        InputError: for an image that is not there, is an address of the web or of another scheme
+            than the folder's, or, where images are decoded, is damaged.
     """
 
     def located(image: object) -> Any:
         if isinstance(image, list):
             return [located(one) for one in image]
         if isinstance(image, dict):
+            if isinstance(image.get("bytes"), str):
+                raise InputError("'bytes' of an image is a text; give its file as 'path'")
             return {**image, "path": located(image["path"])} if image.get("path") else image
         if not isinstance(image, str):
             raise InputError(f"an image is a {type(image).__name__}; give the path of a file")
         check_local(image)
         if image.startswith(INLINE):
             return image
-        if not is_remote(image):
-            image = f"{folder}/{image}" if is_remote(folder) else str(Path(folder, image))
+        image = named_file(image, folder)
         if not is_remote(image) and not Path(image).is_file():
             raise InputError(f"there is no image {image}")
         if decodes:

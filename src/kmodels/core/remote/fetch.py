@@ -5,11 +5,11 @@ import json
 import os
 import shutil
 import tempfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import is_remote, local_path
+from kmodels.core.files import is_inside, is_remote, local_path
 from kmodels.core.remote.address import Remote, open_address, telling
 from kmodels.core.remote.publish import FORMAT, PUBLISHED, VERSION, stamp
 
@@ -111,6 +111,7 @@ def list_published(address: str | Path) -> list[str]:
         except FileNotFoundError:
             return []
         names = sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+        names = [name for name in names if "::" not in name]
         return [name for name in names if _described(source / name) is not None]
 
 
@@ -121,7 +122,11 @@ def list_matching(pattern: str) -> list[str]:
         source.system.invalidate_cache()
         found = source.system.glob(source.path, detail=True)
         files = [path for path, info in found.items() if info["type"] == "file"]
-        return sorted(map(source.system.unstrip_protocol, files))
+        addresses = sorted(map(source.system.unstrip_protocol, files))
+    # A name in a bucket must not become a chain of file systems.
+    if chained := [address for address in addresses if "::" in address]:
+        raise InputError(f'{chained[0]} has "::" in its name; rename the file')
+    return addresses
 
 
 class _DamagedError(InputError):
@@ -188,7 +193,7 @@ def _download(source: Remote, files: dict[str, dict[str, Any]], into: Path) -> N
 
 def _inside(name: str) -> str:
     """Returns the name of a file, if it leads to no place outside of its directory."""
-    if not name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+    if not is_inside(name):
         raise InputError(f"a remote directory names {name!r}, a place outside of it")
     return name
 

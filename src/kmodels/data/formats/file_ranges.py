@@ -33,7 +33,8 @@ def expand(pattern: str) -> list[Path]:
         hits = [name]
         if any(mark in name for mark in "*?["):
             hits = list_matching(name) if remote else sorted(glob.glob(name))
-        found += [local_copy(hit) for hit in hits]
+        # What a pattern finds on the disk is a path, whatever it looks like.
+        found += [local_copy(hit) if remote else Path(hit) for hit in hits]
     if not found:
         raise InputError(f"no file fits {pattern}; give the path of one or more files")
     if missing := [path for path in found if not path.is_file()]:

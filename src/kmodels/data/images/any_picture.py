@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,19 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.remote import local_copy
+from kmodels.core.remote import is_remote, local_copy
 from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.pictures import (
     MAX_BYTES,
     PictureError,
     decode,
     upright,
+    warn_of_unit_range,
     with_channels,
 )
 
-WEB = ("http://", "https://", "ftp://")
+# As pathlib and fsspec read it too: "http:/host", and in upper case.
+WEB = re.compile(r"\s*(https?|ftps?):/", re.IGNORECASE)
 INLINE = "data:image/"
 FORMS = "the path of a file, its bytes, an image of Pillow, or an array (height, width, 3)"
 
@@ -30,7 +33,7 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
     A file is decoded by `decode`: turned by its EXIF orientation, with transparent parts on white.
 
     Args:
-        image: path or storage address of a JPEG, PNG or WebP file, or "data:image/...;base64,..."
+        image: path or storage address of a file that Pillow reads, or "data:image/...;base64,..."
             with one; its bytes; an image of Pillow; an array or tensor (H, W, 3), (H, W, 1) or
             (H, W) with values from 0 to 255; or {"bytes", "path"}, as Hugging Face's datasets have.
         name: what errors call an image that has no path.
@@ -44,6 +47,8 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
     """
     if isinstance(image, Mapping):
         held = image.get("bytes")
+        if isinstance(held, str):
+            raise InputError(f"{name} has a text as 'bytes'; give its file as 'path'")
         image = image.get("path") if held is None else held
     if isinstance(image, np.ndarray) and image.dtype.kind in "OSU" and image.ndim == 0:
         image = image.item()
@@ -54,7 +59,7 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
             return decode(bytes(image), name)
         if hasattr(image, "convert") and hasattr(image, "getexif"):
             pillow: Any = image
-            return upright(pillow)
+            return upright(pillow, name)
     except PictureError as error:
         raise InputError(f"{error.name}: {error.reason}; repair or remove it") from error
     except OSError as error:  # Pillow reads what an image holds when it is asked for
@@ -63,11 +68,16 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
 
 
 def check_local(path: str) -> None:
-    """Raises `InputError` for an address of the web, which nothing here downloads."""
-    if path.lower().startswith(WEB):
+    """Raises `InputError` for an address of the web, or one that chains file systems by "::"."""
+    if WEB.match(path):
         raise InputError(
             f"{path[:200]} is an address of the web; download it first and give the path of the "
             "file"
+        )
+    if is_remote(path) and "::" in path:
+        raise InputError(
+            f'{path[:200]} chains file systems by "::"; copy the image to a local folder and give '
+            "the path of the file"
         )
 
 
@@ -103,4 +113,5 @@ def _array(picture: object, name: str) -> np.ndarray:
             f"{name} has values from {low} to {array.max()}; give an image before it is "
             "normalized, with values from 0 to 255"
         )
+    warn_of_unit_range(array)
     return with_channels(array if array.dtype.kind == "f" else array.astype("uint8"), 3)

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.files import is_inside
 from kmodels.models.common.embedder.pooling import MEAN, MODES
 from kmodels.models.common.huggingface import HuggingFaceFormat
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -101,6 +102,11 @@ def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyA
         raise InputError(
             f"{path / MODULES} has the Transformer in {listed[0]['path']}; give a directory with "
             "it in the directory itself"
+        )
+    if outside := [module["path"] for module in listed[1:] if not is_inside(module["path"])]:
+        raise InputError(
+            f"{path / MODULES} names {outside[0]!r}, which is not a folder of the directory; copy "
+            "the directory again"
         )
     tensors: dict[str, LazyArray] = {}
     rules: list[Rule] = []
