@@ -366,11 +366,17 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
         return {
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "preprocessor": _serialized(self.preprocessor),
-            "head_dtype": keras.dtype_policies.serialize(self.head_dtype),
+            **self._head_policy(),
             "name": self.name,
             **self.settings,
             **changes.describe(self, without=self.backbone),
         }
+
+    def _head_policy(self) -> dict[str, Any]:
+        """Returns the policy of the head if the task has a head of its own."""
+        if not any("head_dtype" in _parameters(kind) for kind in type(self).__mro__):
+            return {}
+        return {"head_dtype": keras.dtype_policies.serialize(self.head_dtype)}
 
     @classmethod
     def from_config(
