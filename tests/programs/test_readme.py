@@ -1,7 +1,11 @@
 """README and docs do what they say: Python blocks run, commands and links exist."""
 
+import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +55,38 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     namespace = {"__name__": "__main__"}
     for line, text in blocks(page, "python"):
         exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
+
+
+IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+USES_KERAS = ("keras", "keras_hub", "keras_cv", "keras_nlp")
+
+
+def test_kmodels_is_imported_before_keras():
+    """Keras alone takes TensorFlow where nothing is set, which need not be installed."""
+    codes = [
+        (f"{page.name}:{line}", text) for page in PAGES for line, text in blocks(page, "python")
+    ]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        codes.append((path.name, "\n".join(code)))
+    late = []
+    for place, text in codes:
+        names = [name for name in IMPORT.findall(text) if name in ("kmodels", *USES_KERAS)]
+        if names and names[0] != "kmodels" and "KERAS_BACKEND" not in text:
+            late.append(place)
+    assert not late
+
+
+def test_the_first_block_needs_no_variable(tmp_path):
+    (_, text), *_ = blocks(ROOT / "README.md", "python")
+    imports = "\n".join(line for line in text.splitlines() if IMPORT.match(line))
+    env = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{imports}\nprint(keras.backend.backend())"],
+        env={**env, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.stdout.strip() == os.environ["KERAS_BACKEND"], done.stderr
 
 
 def test_make_targets_and_named_files_exist():
