@@ -32,7 +32,8 @@ class Checkpoint(FitHooks):
     (`kmodels.data.StatefulLoader`), a PyDataset is asked for batches by their number, and
     anything else is gone through again, as a warning says. Set `keras.utils.set_random_seed`.
 
-    SIGTERM and SIGINT save at the end of the batch, and end the process with 143 or 130.
+    SIGTERM, SIGINT and SIGHUP save at the end of the batch, and end the process with 143, 130
+    or 129.
 
     A number of the optimizer that was changed since the run began holds, and a line says so. Of
     several Checkpoints in one `fit`, such as one every 100 steps and one for the best epochs, the

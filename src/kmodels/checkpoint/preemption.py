@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask a run to stop; all of its processes do so at the same step boundary."""
+"""SIGTERM, SIGINT and SIGHUP ask a run to stop, which all processes do at the same step boundary."""
 
 import os
 import signal
@@ -13,7 +13,9 @@ from typing import Any
 
 from kmodels.distribution import processes
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A terminal that is closed sends SIGHUP; Windows has none.
+HANGUP = getattr(signal, "SIGHUP", None)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, *([] if HANGUP is None else [HANGUP]))
 # Asking the others waits for the slowest of them, so they are asked about so often.
 SECONDS = 1.0
 # The signal that came to whoever started this process elsewhere, as on a cluster.
@@ -72,7 +74,13 @@ class StopRequest:
         if self._former or threading.current_thread() is not threading.main_thread():
             return
         self._within = within
-        self._former = {number: signal.signal(number, self._note) for number in SIGNALS}
+        # nohup has a process ignore SIGHUP, and so does this.
+        heard = [
+            number
+            for number in SIGNALS
+            if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN
+        ]
+        self._former = {number: signal.signal(number, self._note) for number in heard}
 
     def end(self) -> None:
         """Gives signals their former meaning."""

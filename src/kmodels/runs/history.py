@@ -4,6 +4,7 @@ Every run has the columns of `COLUMNS`; metrics of its own follow, one column ea
 """
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class History:
     Attributes:
         columns: names of the columns, in the order of the file.
         tracker: experiment tracker that gets new rows too, or None.
+        missing: number of steps up to `until` whose rows are not in the file.
     """
 
     def __init__(self, path: Path, until: int = 0, epochs: int = 0, writes: bool = True):
@@ -52,6 +54,8 @@ class History:
                 for row in rows
                 if (row["step"] <= until if row["row"] == "step" else row["epoch"] <= epochs)
             ]
+        steps = {row["step"] for row in self.rows if row["row"] == "step"}
+        self.missing = len(set(range(1, until + 1)) - steps)
         self._add_columns(self.rows)
         if writes:
             atomic_write(path, self._rewrite)
@@ -68,6 +72,12 @@ class History:
                 csv.DictWriter(file, self.columns).writerows([_text(row) for row in rows])
         if self.tracker is not None:
             trackers.log_rows(self.tracker, rows)
+
+    def sync(self) -> None:
+        """Waits until all rows are on the disk, so that none is lost with the power."""
+        if self._writes:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
     @property
     def step_losses(self) -> list[float]:

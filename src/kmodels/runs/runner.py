@@ -108,7 +108,7 @@ class Runner(keras.callbacks.Callback):
             origin=origin,
             settings=settings,
         )
-        self.checkpoint.run.before_save = self._flush
+        self.checkpoint.run.before_save = self._write_history
         self.checkpoint.run.how_to_go_on = "continue with --resume"
         if self.checkpoint.prepare(model, self.steps_per_epoch) is None and resume:
             directory = console.short(self.checkpoint.directory)
@@ -121,6 +121,11 @@ class Runner(keras.callbacks.Callback):
         done = self.epoch + (cut and not self._unfinished)
         writes = processes.is_rank_zero()
         self.history = History(folder / "history.csv", self.step, done, writes)
+        if self.history.missing and writes:
+            console.say(
+                f"history.csv lacks {self.history.missing} of {self.step} steps; the run goes on "
+                "without their rows"
+            )
         if log_to is not None and writes:
             tracker = trackers.start(log_to, folder, config or {}, self.step)
             self.history.tracker = tracker
@@ -278,6 +283,11 @@ class Runner(keras.callbacks.Callback):
     def _stop_at_end(self) -> None:
         if self.step == self.total_steps and self.batch < self.steps_per_epoch:
             self.trained.stop_training = True
+
+    def _write_history(self) -> None:
+        """Has the rows on the disk before the checkpoint that counts them."""
+        self._flush()
+        self.history.sync()
 
     def _flush(self) -> None:
         losses = [float(keras.ops.convert_to_numpy(loss)) for loss in self._pending]

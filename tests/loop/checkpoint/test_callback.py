@@ -154,7 +154,7 @@ def test_signals_save_and_end(whole, tmp_path, capsys):
         (Kill, 4, signal.SIGTERM, 143, 4),
         (KillInTest, None, signal.SIGINT, 130, STEPS),
         # After a resume, the last step before it is told once more.
-        (Kill, STEPS + 1, signal.SIGTERM, 143, 2 * STEPS),
+        (Kill, STEPS + 1, signal.SIGHUP, 129, 2 * STEPS),
     ):
         before = signal.getsignal(signum)
         kill = kind(left, functools.partial(os.kill, os.getpid(), signum))
@@ -169,6 +169,16 @@ def test_signals_save_and_end(whole, tmp_path, capsys):
     assert f"resumed from {tmp_path}/step_00000006 at step 6" in said.out
     model, history, _ = run(tmp_path, optimizer=ALL)
     assert (state.weights_digest(model), history.history) == whole
+
+
+def test_nohup_is_honored(tmp_path, monkeypatch):
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        kill = Kill(2, functools.partial(os.kill, os.getpid(), signal.SIGHUP))
+        history = fit(make_model(**ALL), [kill, Checkpoint(tmp_path)], epochs=1)
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    assert len(history.epoch) == 1
 
 
 def test_a_loss_that_is_not_finite_is_told_and_never_saved(tmp_path):

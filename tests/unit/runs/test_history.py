@@ -1,0 +1,31 @@
+"""history.csv is on the disk before the checkpoint that counts its rows."""
+
+import os
+
+from kmodels.runs.history import History
+
+
+def rows(*steps):
+    return [{"row": "step", "epoch": 1, "step": step, "loss": float(step)} for step in steps]
+
+
+def test_sync_waits_for_the_disk(tmp_path, monkeypatch):
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle)), real(handle)))
+    history = History(tmp_path / "history.csv")
+    history.add(rows(1, 2))
+    history.sync()
+    file = os.stat(tmp_path / "history.csv")
+    assert (synced[-1].st_ino, synced[-1].st_size) == (file.st_ino, file.st_size)
+    History(tmp_path / "absent.csv", writes=False).sync()
+
+
+def test_a_resume_counts_the_rows_that_are_missing(tmp_path):
+    path = tmp_path / "history.csv"
+    History(path).add(rows(1, 2, 3, 5))
+    assert History(path, until=3).missing == 0
+    History(path).add(rows(1, 2, 3, 5))
+    assert History(path, until=6).missing == 2
+    path.unlink()
+    assert History(path, until=6).missing == 6
