@@ -32,19 +32,23 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise InputError(f"{name} is {value}; give at least {least}")
 
 
-def check_names(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+def check_names(
+    owner: str, given: Iterable[str], known: Collection[str], others: Collection[str] = ()
+) -> None:
     """Raises `InputError` for names that a function or a class does not have.
 
     Args:
         owner: name of the function or class, for the message.
         given: names of the arguments that the user gave.
         known: names that are allowed; the message has the nearest one, or all.
+        others: names that mean something to the caller, which the message may propose too.
     """
     unknown = sorted(set(given) - set(known))
     if not unknown:
         return
-    near = [difflib.get_close_matches(name, known, 1) for name in unknown]
-    advice = f"did you mean {', '.join(dict.fromkeys(sum(near, [])))}?"
-    if not all(near):
+    names = [*known, *others]
+    near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
+    advice = f"did you mean {', '.join(dict.fromkeys(near))}?"
+    if len(near) < len(unknown):
         advice = f"it takes {', '.join(known) or 'no such arguments'}"
     raise InputError(f"{owner} takes no {', '.join(unknown)}; {advice}")

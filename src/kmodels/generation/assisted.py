@@ -17,6 +17,7 @@ from kmodels.core.types import Tensor
 from kmodels.generation.drafters import Drafter
 from kmodels.generation.generate import check_prompts, opened
 from kmodels.generation.sampler import Sampler
+from kmodels.generation.stop import ended
 
 
 @dataclass
@@ -47,6 +48,7 @@ class _Rows:
         on_token: Callable[[int, int], None] | None,
     ):
         self.texts = [list(map(int, prompt)) for prompt in prompts]
+        self.starts = [len(text) for text in self.texts]
         self.limits = limits
         self.stop = stop
         self.on_token = on_token
@@ -79,7 +81,7 @@ class _Rows:
 
     def _ended(self, row: int) -> bool:
         text = self.texts[row]
-        return len(text) >= self.limits[row] or text[-1] in self.stop
+        return len(text) >= self.limits[row] or ended(self.stop, text[self.starts[row] :])
 
 
 def continue_with_drafts(

@@ -10,6 +10,7 @@ import numpy as np
 from kmodels.generation.generate import opened
 from kmodels.generation.inputs import repeated
 from kmodels.generation.samplers import BeamSampler
+from kmodels.generation.stop import ended
 
 # Log probability of a beam that is none yet.
 NONE = -1e9
@@ -46,7 +47,7 @@ class _Search:
         for rank, place in enumerate(best.tolist()):
             beam, token = place // count, int(tokens[place // count, place % count])
             text = [*self.texts[beam], token]
-            if token in stop:
+            if ended(stop, text):
                 if rank < self.beams:
                     self._end(float(found[place]), text)
                 continue

@@ -1,12 +1,14 @@
 """`chat`, for tasks whose preprocessor writes chats."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.generation.drafters import ASSISTANT_TOKENS, drafter_of
+from kmodels.generation.drafters import ASSISTANT_TOKENS
+from kmodels.generation.request import GenerateRequest
 from kmodels.text.chat_template import Tool, as_chats, is_chat
 from kmodels.weights import gather
 
@@ -21,6 +23,7 @@ class Chats:
     preprocessor: Any
     generator: Any
     _continue: Callable[..., Any]
+    _stop_strings: Callable[..., Any]
 
     def chat(
         self,
@@ -35,6 +38,13 @@ class Chats:
         assistant: object = None,
         num_assistant_tokens: int = ASSISTANT_TOKENS,
         prompt_lookup_num_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Collection[str] | None = None,
         **values: Any,
     ) -> Any:
         """Answers a chat, as the checkpoint's own template has it written.
@@ -58,6 +68,16 @@ class Chats:
             assistant: drafts tokens that this model checks, see `generate`.
             num_assistant_tokens: number of tokens of each of its drafts.
             prompt_lookup_num_tokens: as of `generate`.
+            temperature: 0 for the most likely token, else what logits are divided by. This and the
+                five settings that follow hold for this call; None keeps the sampler's.
+            top_k: keeps the k most likely tokens.
+            top_p: keeps the fewest most likely tokens whose probabilities reach p.
+            min_p: keeps tokens with at least p times the probability of the most likely one.
+            repetition_penalty: divides positive, multiplies negative logits of tokens in the row.
+            seed: random seed of the draws of this call.
+            stop: string or strings that end a reply; neither the text nor `stream` has any of it.
+                Token ids keep the token that completes it. None for the `stop_strings` of
+                generation_config.json, where `stop_token_ids` is "auto"; () for none.
             **values: further variables of the template, such as enable_thinking or documents.
 
         Returns:
@@ -66,7 +86,8 @@ class Chats:
 
         Raises:
             InputError: for what is no chat, a tokenizer without a template, a chat that its
-                template refuses, or an assistant that `generate` refuses.
+                template refuses, a variable that the template does not have, or an assistant that
+                `generate` refuses.
         """
         if not is_chat(messages):
             raise InputError(
@@ -74,15 +95,34 @@ class Chats:
                 "such lists; generate takes texts"
             )
         check_whole("max_new_tokens", max_new_tokens)
-        check_whole("num_return_sequences", num_return_sequences)
+        request = GenerateRequest(
+            sampler=self.generator.sampler.changed(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
+            stop_token_ids=stop_token_ids,
+            stop=stop,
+            strip_prompt=True,
+            stream=stream,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=num_return_sequences,
+            drafts={
+                "assistant": assistant,
+                "num_assistant_tokens": num_assistant_tokens,
+                "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+            },
+        )
         gather.check_callable(self, "chat")
         values |= {"tools": tools, "chat_template": chat_template}
         prompts = chat_prompts(self.preprocessor, messages, **values)
         if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
-            stop_token_ids = self.preprocessor.chat_stop_token_ids
-        drafter = drafter_of(self, assistant, num_assistant_tokens, prompt_lookup_num_tokens)
-        options = stop_token_ids, True, stream, max_new_tokens, num_return_sequences, drafter
-        return self._continue(prompts, None, *options)
+            ends = self.preprocessor.chat_stop_token_ids
+            request = replace(request, stop_token_ids=ends, stop=self._stop_strings(request))
+        return self._continue(prompts, request)
 
 
 def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:

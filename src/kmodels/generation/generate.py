@@ -1,6 +1,7 @@
 """The loop over tokens, the same on every backend."""
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import keras
@@ -11,6 +12,7 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.generation.sampler import Sampler
+from kmodels.generation.stop import ended
 
 # Compiled shapes that a model keeps; on TensorFlow each holds its own cache.
 KEPT = 4
@@ -104,7 +106,7 @@ def continue_prompts(
         prompts: token ids, at least one each.
         max_length: length of prompt and continuation together; one for all, or one for each.
         sampler: chooses the tokens.
-        stop: ids that end a row; they are part of it.
+        stop: ids that end a row, which are part of it, or a `Stop`.
         on_token: called with (row, token id) as tokens come.
         jit_compile: as in `Generates.use_sampler`.
         loops: keeps compiled steps from call to call.
@@ -138,7 +140,7 @@ def continue_prompts(
                 rows[row].append(token)
                 if on_token is not None:
                     on_token(row, token)
-                if token in stop or len(rows[row]) >= limits[row]:
+                if len(rows[row]) >= limits[row] or ended(stop, rows[row][lengths[row] :]):
                     open_rows.discard(row)
             if not open_rows:
                 break
@@ -182,6 +184,8 @@ def _loop(
     backbone: keras.Model, settings: tuple[Any, ...], loops: MutableMapping[Any, Any] | None
 ) -> Loop:
     engine = backend_module("kmodels.generation.loop", LoopBackend)
+    if type(settings[0]) is Sampler:  # The numbers that are drawn come from the host.
+        settings = (replace(settings[0], seed=None), *settings[1:])
     if loops is None:
         return engine.Loop(backbone, *settings)
     key = (*settings, traced.TracedState(backbone))

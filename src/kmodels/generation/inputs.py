@@ -39,6 +39,15 @@ def is_raw(inputs: Data) -> bool:
     return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
 
 
+def is_empty(inputs: Data) -> bool:
+    """Returns True for a batch without prompts."""
+    if isinstance(inputs, Mapping):
+        inputs = inputs.get("prompts")
+    if (shape := getattr(inputs, "shape", None)) is not None:
+        return len(shape) > 0 and shape[0] == 0
+    return isinstance(inputs, list | tuple) and not inputs
+
+
 def images_of(taken: Mapping[str, Any], is_batch: bool) -> dict[str, dict[str, np.ndarray]]:
     """Returns the images of a batch of prompts by the name of the argument, where there are any."""
     given = {name: as_numpy(taken[name]) for name in PIXELS if taken.get(name) is not None}

@@ -9,6 +9,7 @@ import numpy as np
 from kmodels.core.types import Tensor
 from kmodels.generation.dense_cache import DenseCache
 from kmodels.generation.sampler import Sampler
+from kmodels.generation.stop import ended
 
 
 def call_with_cache(
@@ -97,6 +98,6 @@ def _until(row: list[int], start: int, limit: int, stop: Collection[int]) -> lis
     """Returns the row up to its limit, or to the first token behind the prompt that ends it."""
     limit = max(start, limit)
     for place in range(start, limit):
-        if row[place] in stop:
+        if ended(stop, row[start : place + 1]):
             return row[: place + 1]
     return row[:limit]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Self
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.types import Tensor, Tree
 
 # Far below any logit, yet finite: what is left out gets probability 0 without NaN.
@@ -30,7 +31,7 @@ class Sampler:
         temperature: 0 for the most likely token (greedy), else what logits are divided by.
         top_k: keeps the k most likely tokens.
         top_p: keeps the fewest most likely tokens whose probabilities reach p.
-        min_p: keeps tokens with at least p times the probability of the most likely one.
+        min_p: keeps tokens with at least p times the probability of the most likely one; 0 for all.
         repetition_penalty: divides positive, multiplies negative logits of tokens that the row
             holds already.
         seed: seed of the draws, which continue from call to call and start over with a new sampler;
@@ -49,14 +50,22 @@ class Sampler:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k is {self.top_k}; give at least 1, or None")
-        for name in ("top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
-            if value is not None and not 0.0 < value <= 1.0:
-                raise InputError(f"{name} is {value}; give a share in (0, 1], or None")
+            if isinstance(value, bool) or not isinstance(value, Real | None):
+                raise InputError(f"{name} is {value!r}; give a number")
+        if self.temperature is None or not self.temperature >= 0:
+            raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
+        if self.seed is not None:
+            check_whole("seed", self.seed, 0)
+        if self.top_k is not None:
+            if isinstance(self.top_k, Integral) and self.top_k < 1:
+                raise InputError(f"top_k is {self.top_k}; give at least 1, or None")
+            check_whole("top_k", self.top_k)
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise InputError(f"top_p is {self.top_p}; give a share in (0, 1], or None")
+        if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
+            raise InputError(f"min_p is {self.min_p}; give a share in [0, 1], or None")
         if self.repetition_penalty is not None and not self.repetition_penalty > 0:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty}; give a positive number, or None"
@@ -85,6 +94,43 @@ class Sampler:
             )
         sequence = np.random.SeedSequence(seed, spawn_key=(number,))
         return np.random.Generator(np.random.Philox(sequence))
+
+    def changed(self, **given: Any) -> "Sampler":
+        """Returns the sampler with other settings for one call of `generate`.
+
+        Draws continue from this sampler unless a seed is given. A setting that chooses among tokens
+        has a greedy sampler draw.
+
+        Args:
+            **given: arguments of `Sampler`; those that are None stay as they are.
+
+        Raises:
+            InputError: for values out of range, or a sampler that has its own way to choose.
+        """
+        check_names("Sampler", given, [field.name for field in fields(Sampler)])
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return self
+        if not self.adjustable:
+            raise InputError(
+                f"{type(self).__name__} does not support {', '.join(given)}; leave them out, or "
+                "compile a kmodels.generation.Sampler"
+            )
+        settings = {field.name: getattr(self, field.name) for field in fields(Sampler)}
+        if self.greedy:
+            draws = not given.keys().isdisjoint(("top_k", "top_p", "min_p"))
+            settings["temperature"] = 1.0 if draws else 0.0
+        made = Sampler(**settings | given)
+        if "seed" not in given and self.seed is not None:
+            made._calls, self._calls = self._calls, self._calls + 1
+        return made
+
+    @property
+    def adjustable(self) -> bool:
+        """True if the class chooses tokens as `Sampler` does, by its arguments alone."""
+        cls = type(self)
+        own = cls.choose is not Sampler.choose or cls.__call__ is not Sampler.__call__
+        return not own and not hasattr(self, "get_next_token")
 
     def compute_probabilities(self, logits: Tensor) -> Any:
         """Returns the softmax of the logits divided by the temperature, float32."""
@@ -161,7 +207,7 @@ class Sampler:
             logits = ops.where(logits < lowest, OUT, logits)
         if self.top_p is not None and self.top_p < 1.0:
             logits = ops.where(logits < _nucleus(logits, self.top_p), OUT, logits)
-        if self.min_p is not None:
+        if self.min_p:
             lowest = ops.max(logits, axis=-1, keepdims=True) + float(np.log(self.min_p))
             logits = ops.where(logits < lowest, OUT, logits)
         reached = ops.cumsum(ops.softmax(logits, axis=-1), axis=-1)

@@ -5,6 +5,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.generation.sampler import Sampler
+from kmodels.generation.stop import check_strings
 
 # The values that transformers takes where such a file samples and is silent.
 DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -18,12 +19,22 @@ IDLE: dict[str, tuple[Any, ...]] = {
     "eta_cutoff": (0.0,),
     "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
-    "bad_words_ids": (),
-    "suppress_tokens": (),
-    "sequence_bias": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ([], {}),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "guidance_scale": (1.0,),
+    "top_h": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "watermarking_config": (),
 }
 HONOURED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+LENGTHS = ("max_length", "max_new_tokens")
 
 
 def sampler_of(settings: Mapping[str, Any]) -> Sampler:
@@ -48,7 +59,8 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
     penalty = settings.get("repetition_penalty")
     if not settings.get("do_sample"):
         return Sampler(temperature=0.0, repetition_penalty=penalty)
-    given = {**DEFAULTS, **{name: settings[name] for name in HONOURED if name in settings}}
+    named = {name: settings[name] for name in HONOURED if settings.get(name) is not None}
+    given = {**DEFAULTS, **named}
     return Sampler(
         temperature=given["temperature"],
         top_k=given["top_k"] or None,
@@ -56,6 +68,16 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
         min_p=given.get("min_p"),
         repetition_penalty=penalty,
     )
+
+
+def stop_strings_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the `stop_strings` of a generation_config.json, which end every text.
+
+    Raises:
+        InputError: for what is not a string or a list of strings.
+    """
+    strings = settings.get("stop_strings")
+    return () if strings is None else check_strings("stop_strings", strings)
 
 
 def not_applied(settings: Mapping[str, Any]) -> str:

@@ -1,11 +1,12 @@
 """`generate`, for tasks whose backbone can be extended token by token."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor
 from kmodels.generation.assisted import DraftCounts, continue_with_drafts
 from kmodels.generation.beams import continue_by_beams
@@ -17,13 +18,17 @@ from kmodels.generation.inputs import (
     batches,
     images_of,
     is_data,
+    is_empty,
     is_raw,
     joined,
     repeated,
 )
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
+from kmodels.generation.request import GenerateRequest
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
+from kmodels.generation.settings import stop_strings_of
+from kmodels.generation.stop import Stop, Streamer, check_strings
 from kmodels.text.chat_template import is_chat
 from kmodels.weights import gather
 
@@ -85,6 +90,13 @@ class Generates(Chats):
         assistant: object = None,
         num_assistant_tokens: int = ASSISTANT_TOKENS,
         prompt_lookup_num_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Collection[str] | None = None,
     ) -> Any:
         """Continues prompts; names and results as in keras-hub.
 
@@ -110,6 +122,16 @@ class Generates(Chats):
             num_assistant_tokens: number of tokens of each of its drafts.
             prompt_lookup_num_tokens: number of tokens of drafts that repeat what stood behind the
                 last tokens before, in place of an assistant.
+            temperature: 0 for the most likely token, else what logits are divided by. This and the
+                five settings that follow hold for this call; None keeps the sampler's.
+            top_k: keeps the k most likely tokens.
+            top_p: keeps the fewest most likely tokens whose probabilities reach p.
+            min_p: keeps tokens with at least p times the probability of the most likely one.
+            repetition_penalty: divides positive, multiplies negative logits of tokens in the row.
+            seed: random seed of the draws of this call.
+            stop: string or strings that end a row; neither the text nor `stream` has any of it.
+                Token ids keep the token that completes it. None for the `stop_strings` of
+                generation_config.json, where `stop_token_ids` is "auto"; () for none.
 
         Returns:
             Texts, or for token ids {"token_ids", "padding_mask"} as NumPy arrays (B, max_length);
@@ -118,94 +140,102 @@ class Generates(Chats):
         Raises:
             InputError: for "auto" without a preprocessor, a prompt without tokens, a length below
                 1, two lengths, more texts than beams, a chat that its template refuses or that
-                leaves no room for a reply, an assistant of another vocabulary or beside beams or
-                contrastive search, or on torch a model whose weights lie in parts.
+                leaves no room for a reply, a sampler without these settings, an assistant of
+                another vocabulary or beside beams or contrastive search, or on torch a model whose
+                weights lie in parts.
         """
-        for name, number in (("max_length", max_length), ("max_new_tokens", max_new_tokens)):
-            if number is not None:
-                check_whole(name, number)
-        if max_length is not None and max_new_tokens is not None:
-            raise InputError("generate got max_length and max_new_tokens; give one of them")
-        check_whole("num_return_sequences", num_return_sequences)
+        request = GenerateRequest(
+            sampler=self.generator.sampler.changed(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
+            stop_token_ids=stop_token_ids,
+            stop=stop,
+            strip_prompt=strip_prompt,
+            stream=stream,
+            max_length=max_length,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=num_return_sequences,
+            drafts={
+                "assistant": assistant,
+                "num_assistant_tokens": num_assistant_tokens,
+                "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+            },
+        )
         gather.check_callable(self, "generate")
-        drafts = {
-            "assistant": assistant,
-            "num_assistant_tokens": num_assistant_tokens,
-            "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
-        }
         if is_data(inputs):
-            options = stop_token_ids, strip_prompt, stream, max_new_tokens, num_return_sequences
-            parts = [self.generate(x, max_length, *options, **drafts) for x in batches(inputs)]
-            return joined(parts)
-        raw = is_raw(inputs)
-        if raw:
-            taken = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
-        elif self.preprocessor is None:
+            return joined([self._generate(x, request) for x in batches(inputs)])
+        return self._generate(inputs, request)
+
+    def _generate(self, inputs: Data, request: GenerateRequest) -> Any:
+        """Continues one batch, see `generate`."""
+        if is_raw(inputs):
+            given = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
+            return self._continue(given, request, raw=True)
+        if self.preprocessor is None:
             raise InputError(
                 'generate got no token ids and the model has no preprocessor; give {"token_ids", '
                 '"padding_mask"} or attach one'
             )
-        elif is_chat(inputs):
-            if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
-                stop_token_ids = self.preprocessor.chat_stop_token_ids
-            if max_new_tokens is None:
-                taken = self.preprocessor.generate_preprocess(inputs, sequence_length=max_length)
-            else:
-                taken = chat_prompts(self.preprocessor, inputs)
-        else:
-            taken = self.preprocessor.generate_preprocess(inputs, sequence_length=max_length)
-        return self._continue(
-            taken,
-            max_length,
-            stop_token_ids,
-            strip_prompt,
-            stream,
-            max_new_tokens,
-            num_return_sequences,
-            drafter_of(self, **drafts),
-            raw=raw,
-        )
+        if is_empty(inputs):
+            return []
+        chat = is_chat(inputs)
+        if chat and _is_auto(request.stop_token_ids):
+            ends = self.preprocessor.chat_stop_token_ids
+            request = replace(request, stop_token_ids=ends, stop=self._stop_strings(request))
+        if chat and request.max_new_tokens is not None:
+            return self._continue(chat_prompts(self.preprocessor, inputs), request)
+        length = request.max_length
+        prompts = self.preprocessor.generate_preprocess(inputs, sequence_length=length)
+        return self._continue(prompts, request)
 
     def _continue(
-        self,
-        taken: Mapping[str, Any],
-        max_length: int | None,
-        stop_token_ids: Collection[int] | str | None,
-        strip_prompt: bool,
-        stream: Callable[[int, Any], None] | None,
-        max_new_tokens: int | None,
-        num_return_sequences: int,
-        drafter: Drafter | None = None,
-        raw: bool = False,
+        self, taken: Mapping[str, Any], request: GenerateRequest, raw: bool = False
     ) -> Any:
-        """Returns what `generate` does, for token ids and their mask; see there."""
+        """Returns what `generate` does, for token ids and their mask."""
         ids = as_numpy(taken["token_ids"])
         mask = taken.get("padding_mask")
         mask = np.ones(ids.shape, "bool") if mask is None else as_numpy(mask)
         is_batch = ids.ndim > 1
         ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
-        length = max_length or ids.shape[1]
+        length, count = request.max_length or ids.shape[1], request.num_return_sequences
         prompts = [row[there][:length].tolist() for row, there in zip(ids, mask, strict=True)]
         limits = [length] * len(prompts)
-        if max_new_tokens is not None:
-            limits = [len(prompt) + max_new_tokens for prompt in prompts]
+        if request.max_new_tokens is not None:
+            limits = [len(prompt) + request.max_new_tokens for prompt in prompts]
             length = max(limits, default=length)
-        rows = self.make_generate_function()(
-            prompts,
-            limits,
-            self._stop_tokens(stop_token_ids),
-            self._streamer(stream, len(prompts) * num_return_sequences, raw),
-            num_return_sequences,
-            **({} if drafter is None else {"drafter": drafter}),
-            **images_of(taken, is_batch),
-        )
-        if strip_prompt:
-            starts = [len(prompt) for prompt in prompts for _ in range(num_return_sequences)]
-            rows = [row[start:] for row, start in zip(rows, starts, strict=True)]
-        found = pad_rows(rows, length, 0 if raw else self.preprocessor.tokenizer.pad_token_id)
-        if not is_batch and num_return_sequences == 1:
+        stop = self._stop(request)
+        on_token = stream = request.stream
+        if stream is not None and not raw:
+            tokenizer = self.preprocessor.tokenizer
+            on_token = Streamer(stream, len(prompts) * count, stop, tokenizer)
+        more: dict[str, Any] = images_of(taken, is_batch)
+        if (drafter := drafter_of(self, **request.drafts)) is not None:
+            more["drafter"] = drafter
+        if request.sampler is not self.generator.sampler:
+            more["sampler"] = request.sampler
+        function, rows = self.make_generate_function(), []
+        if prompts:
+            rows = function(prompts, limits, stop, on_token, count, **more)
+        if isinstance(on_token, Streamer):
+            on_token.finish()
+        starts = [len(prompt) for prompt in prompts for _ in range(count)]
+        new = [row[start:] for row, start in zip(rows, starts, strict=True)]
+        pad = 0 if raw else self.preprocessor.tokenizer.pad_token_id
+        found = pad_rows(new if request.strip_prompt else rows, length, pad)
+        single = not is_batch and count == 1
+        if single:
             found = {name: value[0] for name, value in found.items()}
-        return found if raw else self.preprocessor.generate_postprocess(found)
+        if raw:
+            return found
+        texts = self.preprocessor.generate_postprocess(found)
+        if single:
+            return stop.without(texts, new[0])
+        return [stop.without(text, tokens) for text, tokens in zip(texts, new, strict=True)]
 
     @property
     def generate_function(self) -> Callable[..., Any] | None:
@@ -232,17 +262,19 @@ class Generates(Chats):
         count: int = 1,
         drafter: Drafter | None = None,
         images: Mapping[str, np.ndarray] | None = None,
+        sampler: Sampler | None = None,
     ) -> list[list[int]]:
         """Continues rows of token ids of any lengths.
 
         Args:
             prompts: token ids.
             limits: limits of each prompt and its continuation together.
-            stop: ids that end a row.
+            stop: ids that end a row, or a `Stop`.
             on_token: called with (row, token id) as tokens come.
             count: rows for each prompt.
             drafter: proposes tokens, or None.
             images: arrays of the images of each prompt, by the names of the model's inputs.
+            sampler: chooses the tokens; that of `compile` by default.
 
         Returns:
             The prompts with their continuations.
@@ -250,7 +282,7 @@ class Generates(Chats):
         Raises:
             InputError: for what the sampler cannot do.
         """
-        sampler = self.generator.sampler
+        sampler = self.generator.sampler if sampler is None else sampler
         own_cache = getattr(self.call_with_cache, "__func__", None) is not Generates.call_with_cache
         settings: dict[str, Any] = {
             "stop": stop,
@@ -259,7 +291,7 @@ class Generates(Chats):
         }
         whole = isinstance(sampler, BeamSampler | ContrastiveSampler)
         if whole and on_token is not None:
-            raise InputError(f"{type(sampler).__name__} has no token before it has all; no stream")
+            raise InputError(f"stream is not supported with {type(sampler).__name__}; leave it out")
         if drafter is not None and (whole or own_cache):
             reason = type(sampler).__name__ if whole else "this model's own call_with_cache"
             raise InputError(
@@ -337,34 +369,33 @@ class Generates(Chats):
         _, hidden, cache = self.call_with_cache(token_ids, cache, 0)
         return hidden, cache
 
-    def _stop_tokens(self, given: Collection[int] | str | None) -> frozenset[int]:
-        if given is None:
-            return frozenset()
-        if not isinstance(given, str):
-            return frozenset(int(token) for token in given)
-        if given != "auto" or self.preprocessor is None:
+    def _stop(self, request: GenerateRequest) -> Stop:
+        ids, strings = request.stop_token_ids, self._stop_strings(request)
+        tokenizer = getattr(self.preprocessor, "tokenizer", None)
+        if isinstance(ids, str):
+            if ids != "auto" or self.preprocessor is None:
+                raise InputError(
+                    f"stop_token_ids is {ids!r}; without a preprocessor give ids, or None for no "
+                    "end"
+                )
+            ids = self.preprocessor.tokenizer.stop_token_ids
+        if strings and tokenizer is None:
             raise InputError(
-                f"stop_token_ids is {given!r}; without a preprocessor give ids, or None for no end"
+                f"stop is {request.stop!r} and the model has no tokenizer; attach a preprocessor, "
+                "or give stop_token_ids"
             )
-        return frozenset(self.preprocessor.tokenizer.stop_token_ids)
+        return Stop([int(token) for token in ids or ()], strings, tokenizer)
 
-    def _streamer(
-        self, stream: Callable[[int, Any], None] | None, rows: int, raw: bool
-    ) -> Callable[[int, int], None] | None:
-        if stream is None or raw:
-            return stream
-        tokens: list[list[int]] = [[] for _ in range(rows)]
-        shown = [""] * rows
+    def _stop_strings(self, request: GenerateRequest) -> tuple[str, ...]:
+        if request.stop is not None:
+            return check_strings("stop", request.stop)
+        if not _is_auto(request.stop_token_ids):
+            return ()
+        return stop_strings_of(getattr(self, "generation_config", {}))
 
-        def on_token(row: int, token: int) -> None:
-            tokens[row].append(token)
-            text = self.preprocessor.tokenizer.detokenize(tokens[row])
-            # A character may take several tokens; show it when it is whole.
-            if not text.endswith("\ufffd") and text != shown[row]:
-                stream(row, text[len(shown[row]) :])
-                shown[row] = text
 
-        return on_token
+def _is_auto(stop_token_ids: Collection[int] | str | None) -> bool:
+    return isinstance(stop_token_ids, str) and stop_token_ids == "auto"
 
 
 class _Generator:

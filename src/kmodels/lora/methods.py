@@ -103,7 +103,8 @@ class Adapters:
             **kwargs: Keras' other arguments: `filters`, which is None, and `type_check`.
 
         Raises:
-            InputError: for a config or filters, other modes, a quantized model, one with adapters, or one in parts.
+            InputError: for a config or filters, other modes, a quantized model, one with adapters,
+                or one in parts.
         """
         check_names("quantize", kwargs, ("filters", "type_check"))
         # Keras gives the default config of the mode where the user gives none.

@@ -1,5 +1,7 @@
 """Chats as token ids, and which of these are the model's own words."""
 
+import difflib
+import inspect
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -7,11 +9,13 @@ from typing import Any
 
 import tokenizers
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_names
 from kmodels.text import chat_template as templates
 from kmodels.text import settings as described
 from kmodels.text.chat_template import Rendered, Tool, as_chats, is_chat
 
+# How alike a name and a misspelled one are.
+NEAR = 0.8
 MODEL_ROLES = ("assistant", "model")
 # What transformers' method takes besides, and what does it here.
 ELSEWHERE = {
@@ -74,8 +78,8 @@ class ChatTokenizer:
             for several chats.
 
         Raises:
-            InputError: without a template, for a chat that it refuses, or one whose own words
-                cannot be told apart.
+            InputError: without a template, for a chat that it refuses, a name that looks like a
+                misspelled argument or variable, or a chat whose own words cannot be told apart.
         """
         for name in ELSEWHERE.keys() & {name for name, value in values.items() if value}:
             raise InputError(f"apply_chat_template takes no {name}: {ELSEWHERE[name]}")
@@ -87,6 +91,12 @@ class ChatTokenizer:
             )
         if not is_chat(conversation):
             raise InputError('a chat is a list of {"role": ..., "content": ...}, or of such lists')
+        template = templates.choose_template(self.settings, chat_template, tools)
+        # As in transformers, a template may lack a variable; one that is misspelled is an error.
+        known = [*inspect.signature(self.apply_chat_template).parameters, *ELSEWHERE]
+        known += templates.variables(template)
+        near = [name for name in values if difflib.get_close_matches(name, known, 1, NEAR)]
+        check_names("apply_chat_template", near, known)
         chats, is_batch = as_chats(conversation)
         settings = {"tools": templates.schemas(tools), "documents": None, **values}
         settings["add_generation_prompt"] = add_generation_prompt
@@ -99,7 +109,6 @@ class ChatTokenizer:
             found = [self.render_chat(chat, chat_template, **settings) for chat in chats]
             rows = self.encode_rendered(found)
             return _columns([ids for ids, _ in rows], is_batch, [mask for _, mask in rows])
-        template = templates.choose_template(self.settings, chat_template, tools)
         texts = [
             templates.render(
                 template,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import jinja2
 import numpy as np
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 # A function that a model may call: its JSON schema, or the function itself.
 Tool: TypeAlias = Mapping[str, Any] | Callable[..., Any]
+# Variables and functions of a template that no caller gives a value.
+OWN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 # The names under which a message may hold its reasoning; the first is the one templates read.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # The variable of a template that holds what stands around {% generation %} while it is looked for.
@@ -80,6 +82,19 @@ def choose_template(
     if name not in held:
         raise InputError(f"there are chat templates {', '.join(held)}: choose with chat_template=")
     return held[name]
+
+
+def variables(template: str) -> list[str]:
+    """Returns the names of the variables that a caller may give a template, sorted.
+
+    Args:
+        template: in Jinja's language; of one with a mistake, which `render` names, there are none.
+    """
+    try:
+        names = meta.find_undeclared_variables(_environment().parse(template))
+    except jinja2.TemplateError:
+        return []
+    return sorted(name for name in names - OWN if not name.endswith("_token"))
 
 
 def has_generation(template: str) -> bool:
@@ -248,13 +263,17 @@ def _before_tag(text: str, tag: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+def _environment() -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(template)
+    return environment
 
 
 class _Generation(Extension):

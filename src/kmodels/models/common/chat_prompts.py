@@ -1,13 +1,15 @@
 """Chats as the token ids that a model answers."""
 
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_names
+from kmodels.generation.chat import Chats
 from kmodels.text import Example, Template, Tokenizer, Turns
 from kmodels.text.chat import MODEL_ROLES
-from kmodels.text.chat_template import Rendered
+from kmodels.text.chat_template import Rendered, choose_template, variables
 from kmodels.text.records import has_picture
 from kmodels.text.templates import AUTO, Written
 
@@ -68,7 +70,7 @@ class ChatPrompts:
             **values: further variables of the template, such as enable_thinking.
 
         Raises:
-            InputError: where there is no template, or it refuses a chat.
+            InputError: where there is no template, it refuses a chat, or it does not use a value.
         """
         options = {"tools": tools, "chat_template": chat_template, **values}
         return [example.ids for example in self.chat_examples(chats, **options)]
@@ -116,6 +118,10 @@ class ChatPrompts:
         chat_template: str | None,
         values: Mapping[str, Any],
     ) -> Rendered:
+        template = choose_template(self.tokenizer.settings, chat_template, tools)
+        given = [*values, *(["tools"] if tools else [])]
+        arguments = [name for name in inspect.signature(Chats.chat).parameters if name != "self"]
+        check_names("the chat template", given, variables(template), arguments)
         text = self.tokenizer.apply_chat_template(
             chat,
             tokenize=False,
