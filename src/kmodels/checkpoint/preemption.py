@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP ask a run to stop, which all processes do at the same step boundary."""
+"""Signals ask a run to stop, which all of its processes do at the same step boundary."""
 
 import os
 import signal
