@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import keras
+import numpy as np
 
 from kmodels.core import malloc
 from kmodels.core.errors import InputError, check_names
@@ -371,6 +373,28 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
             **self.settings,
             **changes.describe(self, without=self.backbone),
         }
+
+    def check_token_ids(self, x: Any) -> None:
+        """Raises `InputError` for token ids in NumPy that have no row in the embedding table.
+
+        JAX would compute NaN, count negative ids from the end, and say nothing.
+
+        Args:
+            x: inputs of the model; what is no dictionary with "token_ids" passes.
+        """
+        ids = x.get("token_ids") if isinstance(x, Mapping) else None
+        if not isinstance(ids, np.ndarray) or not ids.size or ids.dtype.kind not in "iu":
+            return
+        config = self.backbone.config
+        config = getattr(config, "text_encoder", config)
+        read = config.get if isinstance(config, Mapping) else partial(getattr, config)
+        rows = read("vocabulary_size", None)
+        wrong = [int(i) for i in (ids.min(), ids.max()) if i < 0 or (rows and i >= rows)]
+        if rows and wrong:
+            raise InputError(
+                f"token_ids has {wrong[-1]}; the embedding table has rows 0 to {rows - 1}: use the "
+                "model's own tokenizer, or a model with that token"
+            )
 
     def _head_policy(self) -> dict[str, Any]:
         """Returns the policy of the head if the task has a head of its own."""

@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import Preprocess
-from kmodels.data.fit.feed import check_labels
+from kmodels.data.fit.feed import check_batch
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import without_distribution
@@ -188,8 +188,7 @@ class KerasMethods(traced.Follows):
         if deferred.used:
             deferred.check(self, method)
         batch = adapters.one_batch(parts, self.preprocessor)
-        if len(batch) > 1:
-            check_labels(self, batch[1])
+        check_batch(self, batch)
         return batch
 
     def _run(self, call: Callable[..., Any], request: FitRequest) -> Any:

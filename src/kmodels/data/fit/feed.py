@@ -62,10 +62,17 @@ def batches_ahead() -> int:
     return int(text)
 
 
-def check_labels(model: keras.Model | None, labels: Any) -> None:
-    """Raises `InputError` for labels that the model's classes do not have, if it checks them."""
-    if (check := getattr(model, "check_labels", None)) is not None:
-        check(labels)
+def check_batch(model: keras.Model | None, batch: Any) -> None:
+    """Raises `InputError` for token ids and labels in NumPy that the model has none of.
+
+    Args:
+        model: which may have `check_token_ids` and `check_labels`.
+        batch: the inputs, or a tuple of inputs, labels and weights.
+    """
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    for part, name in zip(parts, ("check_token_ids", "check_labels"), strict=False):
+        if (check := getattr(model, name, None)) is not None:
+            check(part)
 
 
 class InstrumentedData:
@@ -131,8 +138,7 @@ class InstrumentedData:
                     batch = next(iterator)
                 except StopIteration:
                     return
-                if isinstance(batch, tuple | list) and len(batch) > 1:
-                    check_labels(self.model, batch[1])
+                check_batch(self.model, batch)
                 self.clock.made(perf_counter() - begun, time.thread_time() - cpu)
                 yield batch
         except Exception as error:

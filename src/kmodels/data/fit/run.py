@@ -15,7 +15,7 @@ from kmodels.core.keras_internals import RunningFit, note_iterator
 from kmodels.core.types import Data, Logs
 from kmodels.data.fit.adapters import prepare
 from kmodels.data.fit.batches import Preprocess
-from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData, check_labels
+from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData, check_batch
 from kmodels.data.fit.native import Native
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.stream import Stream
@@ -51,9 +51,9 @@ def run(
         What the method returns.
     """
     # Arrays that Keras is handed as they are pass no feed.
-    check_labels(model, request.y)
-    if isinstance(request.validation_data, tuple) and len(request.validation_data) > 1:
-        check_labels(model, request.validation_data[1])
+    check_batch(model, (request.x, request.y))
+    if isinstance(request.validation_data, tuple):
+        check_batch(model, request.validation_data)
     request = follow(prepare(request, preprocess))
     feeds = [
         data for data in (request.x, request.validation_data) if isinstance(data, InstrumentedData)

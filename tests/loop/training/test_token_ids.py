@@ -1,0 +1,44 @@
+"""Token ids without a row in the embedding table are one line on each backend."""
+
+import numpy as np
+import pytest
+
+from kmodels.models import ImageTextSimilarity
+from pool import pool
+from refusals import refused
+
+ROWS = 320
+
+
+def inputs(wrong):
+    ids = np.arange(24, dtype="int32").reshape(2, 12)
+    ids[1, 7] = wrong
+    return {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+
+
+@pytest.mark.parametrize("wrong", [ROWS, 262_144, -1])
+def test_ids_beyond_the_table_are_refused(wrong):
+    message = f"token_ids has {wrong}; the embedding table has rows 0 to {ROWS - 1}: use the"
+    x, y = inputs(wrong), np.zeros((2, 12), "int32")
+    good = inputs(ROWS - 1)
+    with pool("gemma3_debug", preprocessor=None) as model:
+        for call in (
+            lambda: model.fit(x, y, verbose=0),
+            lambda: model.fit(iter([(x, y)]), steps_per_epoch=1, verbose=0),
+            lambda: model.fit(good, y, validation_data=(x, y), verbose=0),
+            lambda: model.evaluate(x, y, verbose=0),
+            lambda: model.predict(x, verbose=0),
+            lambda: model.train_on_batch(x, y),
+            lambda: model.predict_on_batch(x),
+        ):
+            refused(message, call)
+        assert np.isfinite(model.evaluate(good, y, verbose=0)).all()
+
+
+def test_texts_of_two_towers():
+    model = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
+    length = model.backbone.config.text_encoder["max_sequence_length"]
+    ids = np.full((2, length), ROWS, "int32")
+    images = np.zeros((2, *model.backbone.config.vision_encoder["image_shape"]), "float32")
+    x = {"images": images, "token_ids": ids, "padding_mask": np.ones_like(ids)}
+    refused(f"token_ids has {ROWS}; the embedding", model.predict, x, verbose=0)
