@@ -16,7 +16,7 @@ _EXPORTS = {
     "ContrastiveLoss": "training.contrastive_loss",
     "DINOLoss": "training.dino_loss",
     "Interrupted": "checkpoint.preemption",
-    "MeanIoU": "training.mean_iou",
+    "MeanIoU": "training.metrics",
     "PixelCrossentropy": "training.pixel_loss",
     "Runner": "runs.runner",
     "SetCriterion": "training.matching.criterion",

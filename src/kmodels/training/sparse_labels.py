@@ -6,21 +6,8 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.types import Tensor, Tree
+from kmodels.core.types import Tree
 from kmodels.ops.linear_cross_entropy import IGNORED
-
-
-@keras.saving.register_keras_serializable(package="kmodels")
-class SparseAccuracy(keras.metrics.SparseCategoricalAccuracy):
-    """Keras' `SparseCategoricalAccuracy` that does not count labels of -100."""
-
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
-        """Counts a batch."""
-        y_true, _, counted = without_ignored(y_true, y_pred, None)
-        weights = keras.ops.cast(counted, self.dtype)
-        if sample_weight is not None:
-            weights = weights * _like(sample_weight, counted, self.dtype)
-        super().update_state(y_true, y_pred, weights)
 
 
 class SparseLabels(keras.Model if TYPE_CHECKING else object):
@@ -99,11 +86,12 @@ def without_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, 
     counted = ops.not_equal(ops.cast(labels, "int32"), IGNORED)
     kept = ops.cast(counted, "float32")
     if weights is not None:
-        kept = kept * _like(weights, counted, "float32")
-    return ops.where(counted, labels, ops.zeros_like(labels)), kept, counted
+        kept = kept * like(weights, counted, "float32")
+    return ops.where(counted, labels, ops.zeroslike(labels)), kept, counted
 
 
-def _like(weights: Any, labels: Any, dtype: str) -> Any:
+def like(weights: Any, labels: Any, dtype: str) -> Any:
+    """Returns weights as numbers with as many axes as labels."""
     weights = keras.ops.cast(keras.ops.convert_to_tensor(weights), dtype)
     more = len(labels.shape) - len(weights.shape)
     if more < 0:

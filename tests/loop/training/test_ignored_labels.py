@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kmodels
-from kmodels.training.sparse_labels import SparseAccuracy
+from kmodels.training.metrics import SparseAccuracy
 from pool import pool
 from refusals import refused
 from tolerances import tolerance
@@ -21,13 +21,13 @@ NEXT = RNG.integers(0, 50, (4, 6))
 NEXT[0, 2:] = NEXT[3] = -100
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 COMPILED = {
-    "default": {},
-    "logits": {
+    "default": dict,
+    "logits": lambda: {
         "loss": LOSS,
         "metrics": [keras.metrics.SparseCategoricalAccuracy("of_all")],
         "weighted_metrics": ["accuracy"],
     },
-    "own loss": {"loss": LOSS, "weighted_metrics": [SparseAccuracy("accuracy")]},
+    "own loss": lambda: {"loss": LOSS, "weighted_metrics": [SparseAccuracy("accuracy")]},
 }
 MODELS = {
     "language model": ("gemma3_debug", {}, INPUTS, NEXT),
@@ -62,7 +62,7 @@ def test_labels_of_minus_100_do_not_count(kind, compiled, method, weighted):
         if weighted and kind == "classifier" and compiled == "default":
             model.compile(weighted_metrics=[SparseAccuracy("accuracy")], metrics=None)
         else:
-            model.compile(**COMPILED[compiled])
+            model.compile(**COMPILED[compiled]())
         wanted, share = of_transformers(model(inputs), labels, weights)
         options = {"sample_weight": weights}
         if method in ("fit", "evaluate"):

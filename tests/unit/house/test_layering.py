@@ -39,7 +39,7 @@ UPWARD = {
     ("core/keras_internals/registration.py", "kmodels.models"),
     ("core/keras_internals/registration.py", "kmodels.training.contrastive_loss"),
     ("core/keras_internals/registration.py", "kmodels.training.dino_loss"),
-    ("core/keras_internals/registration.py", "kmodels.training.mean_iou"),
+    ("core/keras_internals/registration.py", "kmodels.training.metrics"),
     ("core/keras_internals/registration.py", "kmodels.training.optim.optimizers"),
     ("core/keras_internals/registration.py", "kmodels.training.optim.schedules"),
     ("core/keras_internals/registration.py", "kmodels.training.pixel_loss"),

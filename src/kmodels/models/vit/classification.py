@@ -9,7 +9,8 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import LossLike, MetricsLike, OptimizerLike
 from kmodels.layers import block_compile as compiling
 from kmodels.task import Task
-from kmodels.training.sparse_labels import SparseAccuracy, SparseLabels
+from kmodels.training.metrics import SparseAccuracy
+from kmodels.training.sparse_labels import SparseLabels
 
 
 class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):

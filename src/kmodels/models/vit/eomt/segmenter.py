@@ -27,7 +27,7 @@ from kmodels.task import CompiledByDefault, Task
 from kmodels.training.inside_step import InsideStep
 from kmodels.training.matching.criterion import SetCriterion
 from kmodels.training.matching.targets import labels_of
-from kmodels.training.mean_iou import MeanIoU
+from kmodels.training.metrics import MeanIoU
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -18,7 +18,7 @@ from kmodels.models.vit.segmentation import aspect_ratio, masks
 from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import CompiledByDefault, Task
-from kmodels.training.mean_iou import MeanIoU
+from kmodels.training.metrics import MeanIoU
 from kmodels.training.pixel_loss import PixelCrossentropy
 
 

@@ -1,8 +1,11 @@
-"""Mean intersection over union of masks."""
+"""Metrics that leave out what does not count."""
+
+from typing import Any
 
 import keras
 
 from kmodels.core.types import Tensor
+from kmodels.training.sparse_labels import like, without_ignored
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -86,3 +89,16 @@ class MeanIoU(keras.metrics.MeanIoU):
         )
         counts = ops.reshape(ops.cast(counts, self.dtype), (classes, classes))
         self.total_cm.assign_add(counts)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SparseAccuracy(keras.metrics.SparseCategoricalAccuracy):
+    """Keras' `SparseCategoricalAccuracy` that does not count labels of -100."""
+
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        """Counts a batch."""
+        y_true, _, counted = without_ignored(y_true, y_pred, None)
+        weights = keras.ops.cast(counted, self.dtype)
+        if sample_weight is not None:
+            weights = weights * like(sample_weight, counted, self.dtype)
+        super().update_state(y_true, y_pred, weights)
