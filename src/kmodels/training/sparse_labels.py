@@ -87,7 +87,7 @@ def without_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, 
     kept = ops.cast(counted, "float32")
     if weights is not None:
         kept = kept * like(weights, counted, "float32")
-    return ops.where(counted, labels, ops.zeroslike(labels)), kept, counted
+    return ops.where(counted, labels, ops.zeros_like(labels)), kept, counted
 
 
 def like(weights: Any, labels: Any, dtype: str) -> Any:
