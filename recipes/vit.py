@@ -123,7 +123,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     sizes = {"image_shape": shape, **overrides}
     if not settings.anyway:
         found = plan.Plan(origin, setup, overrides=sizes)
-        plan.check(found, ("--batch-size", "--precision", "--remat"), "--anyway")
+        plan.check(found, Settings, "--anyway")
     model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
     rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(

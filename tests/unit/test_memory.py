@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,11 @@ from kmodels.memory.sizes import (
     width_of,
 )
 from kmodels.models import GemmaCausalLM, ViTImageClassifier
+from kmodels.runs import flags
 from kmodels.tools import plan
 from kmodels.training import AdamW
 from python_process import run_python
+from recipe_modules import load
 from refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +138,38 @@ def test_what_lowers_the_peak_is_told_with_its_worth():
     assert "--batch-size 4 saves " in text and "--anyway goes on" in text
     assert "--optimizer" not in text
     plan.check(plan.Plan("vit_debug", Setup(8)), (), "--anyway")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset", "setup", "gibibytes"),
+    [
+        ("vit", "vit_base_patch16_224", Setup(64), 3),
+        ("vit", "vit_base_patch16_224", Setup(32, precision="mixed_bfloat16"), 2),
+        ("gemma_lora", "gemma3_270m", Setup(8, 512, lora=LoraSettings(4)), 1),
+        ("gemma_lora", "gemma3_270m", Setup(8, 512, lora=LoraSettings(4), remat="block"), 1),
+    ],
+)
+def test_a_recipe_accepts_what_it_is_told(recipe, preset, setup, gibibytes):
+    settings = load(recipe).Settings
+    found = plan.Plan(preset, setup, available=int(gibibytes * GIB))
+    text = refused("a step needs about", plan.check, found, settings, "--anyway")
+    told = re.findall(r"(--[a-z-]+ \S+) saves", text)
+    assert told
+    (together,) = re.findall(r"; (--[^;]+) would fit with ", text)
+    for argv in (*(flag.split() for flag in told), together.split()):
+        flags.parse(settings, argv)
+    # The set that is proposed does fit.
+    changed = flags.parse(settings, together.split())
+    names = {part.removeprefix("--").replace("-", "_") for part in together.split()[::2]}
+    setup = replace(setup, **{name: getattr(changed, name) for name in names})
+    assert plan.Plan(preset, setup, available=int(gibibytes * GIB)).fits
+
+
+def test_nothing_is_proposed_that_does_not_help_enough():
+    found = plan.Plan("vit_base_patch16_224", Setup(8), available=GIB // 64)
+    settings = load("vit").Settings
+    refused("no set of flags makes it fit, take a smaller", plan.check, found, settings, "--anyway")
+    refused("iB; take a smaller model; --anyway", plan.check, found, (), "--anyway")
 
 
 def test_the_command(capsys):

@@ -39,8 +39,8 @@ def out_of_memory(model: "keras.Model", batch_size: int) -> InputError:
     return InputError(
         f"out of memory: {', '.join(parts)} MiB, the rest is activations and logits of "
         f"{batch_size} rows; lower --batch-size and raise --accumulate, or give --remat block, "
-        "--precision bfloat16 or a smaller --preset where the recipe has them; kmodels plan tells "
-        "what fits"
+        "--precision mixed_bfloat16 or a smaller --preset where the recipe has them; kmodels plan "
+        "tells what fits"
     )
 
 

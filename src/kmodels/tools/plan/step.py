@@ -1,6 +1,7 @@
 """The plan of a step: what a device holds and sends, and what would lower it."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -151,15 +152,40 @@ class Plan:
 
     def savings(self) -> list[Saving]:
         """Flags that lower the peak, the one that saves most first; each counts alone."""
+        return [saving for saving, _ in self._leaner(self.setup, self.bytes, lambda flag: True)]
+
+    def _leaner(
+        self, setup: Setup, peak: int, accepts: Callable[[str], bool]
+    ) -> list[tuple[Saving, Setup]]:
+        """Returns changes of a setup that lower its peak, the one that saves most first."""
         found = []
         experts = any(block.experts for block in self._sizes.blocks)
-        for flag, setup in _leaner(self.setup, self._sizes.tokens is None, self.mesh.replicas):
-            if experts and setup.quantize:
-                continue  # which they have no form for
-            saved = self.estimate.bytes - self._estimate(setup).bytes
-            if saved > self.estimate.bytes // 100:
-                found.append(Saving(flag, saved))
-        return sorted(found, key=lambda saving: -saving.bytes)
+        for flag, changed in _leaner(setup, self._sizes.tokens is None, self.mesh.replicas):
+            if not accepts(flag) or (experts and changed.quantize):
+                continue  # There is no quantized form of experts.
+            saved = peak - self._estimate(changed).bytes
+            if saved > peak // 100:
+                found.append((Saving(flag, saved), changed))
+        return sorted(found, key=lambda change: -change[0].bytes)
+
+    def fitting(self, accepts: Callable[[str], bool]) -> tuple[list[str], int] | None:
+        """Returns flags that together make the step fit, and its peak with them; None if none do.
+
+        The change that saves most comes first, again and again; a later value of a flag takes the
+        place of an earlier one.
+
+        Args:
+            accepts: returns True for a flag with its value that the caller may propose.
+        """
+        setup, peak, flags = self.setup, self.bytes, dict[str, str]()
+        while self.available is not None and peak > self.available:
+            changes = self._leaner(setup, peak, accepts)
+            if not changes:
+                return None
+            saving, setup = changes[0]
+            flags[saving.flag.split()[0]] = saving.flag
+            peak -= saving.bytes
+        return list(flags.values()), peak
 
     def to_dict(self, slots: int = 0) -> dict[str, Any]:
         """Returns plain values for JSON; with the cache of `generate` for so many tokens a row."""
@@ -204,31 +230,60 @@ def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
         found += [
             (f"--quantize {mode}", replace(setup, quantize=mode)) for mode in ("int8", "int4")
         ]
-    if setup.precision != "bfloat16":
-        found.append(("--precision bfloat16", replace(setup, precision="bfloat16")))
+    precisions = {"float32": ("bfloat16", "mixed_bfloat16")}.get(setup.precision, ("bfloat16",))
+    found += [
+        (f"--precision {name}", replace(setup, precision=name))
+        for name in precisions
+        if name != setup.precision
+    ]
     if SLOTS[setup.optimizer]:
         found.append(("--optimizer sgd", replace(setup, optimizer="sgd")))
     return found
 
 
-def check(plan: Plan, flags: Sequence[str], anyway: str) -> None:
+def _accepted(settings: type | Sequence[str]) -> Callable[[str], bool]:
+    """Returns whether a command takes a flag with a value, by the choices of its settings."""
+    if not isinstance(settings, type):
+        return lambda flag: flag.split()[0] in settings
+    choices = {
+        f"--{field.name.replace('_', '-')}": field.metadata.get("choices") or None
+        for field in dataclasses.fields(settings)
+    }
+
+    def accepts(flag: str) -> bool:
+        name, value, *more = flag.split()
+        allowed = choices.get(name, ())
+        return not more and (allowed is None or value in map(str, allowed))
+
+    return accepts
+
+
+def check(plan: Plan, flags: Sequence[str] | type, anyway: str) -> None:
     """Stops a run that has no chance.
 
     Args:
         plan: plan of its step.
-        flags: names of the flags that the caller has, such as "--remat".
+        flags: dataclass of the caller's settings, made by `flag`, whose flags and choices decide
+            what is proposed; or names of flags, such as "--remat".
         anyway: the flag with which it continues in spite of the plan.
 
     Raises:
-        InputError: if the step needs clearly more than there is; names the parts and the flags.
+        InputError: if the step needs clearly more than there is; names the parts, the flags that
+            save most, and a set of flags with which the step fits.
     """
     if plan.available is None or plan.bytes <= DOUBT * plan.available:
         return
+    accepts = _accepted(flags)
     parts = sorted(plan.estimate.parts.items(), key=lambda part: -part[1])[:3]
-    known = [s for s in plan.savings() if s.flag.split()[0] in flags][:3]
-    hint = ", ".join(f"{s.flag} saves {human(s.bytes)}" for s in known)
+    known = [saving for saving in plan.savings() if accepts(saving.flag)][:3]
+    hint = "; take a smaller model"
+    if known:
+        hint = f"; {', '.join(f'{s.flag} saves {human(s.bytes)}' for s in known)}"
+        if (fitting := plan.fitting(accepts)) is None:
+            hint += "; no set of flags makes it fit, take a smaller model"
+        else:
+            hint += f"; {' '.join(fitting[0])} would fit with {human(fitting[1])}"
     raise InputError(
         f"a step needs about {human(plan.bytes)} and there are {human(plan.available)}: "
-        f"{', '.join(f'{name} {human(size)}' for name, size in parts)}; "
-        f"{hint or 'take a smaller model'}; {anyway} goes on"
+        f"{', '.join(f'{name} {human(size)}' for name, size in parts)}{hint}; {anyway} goes on"
     )
