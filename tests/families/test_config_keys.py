@@ -1,12 +1,15 @@
 """Settings of a config.json mean what they mean in transformers, or are refused by name."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from arrays import to_numpy
+from family_table import row_of
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
+from kmodels.models.common import huggingface
 from refusals import refused
 from tolerances import tolerance
 
@@ -120,6 +123,32 @@ def test_a_gguf_file_keeps_the_scaling(tmp_path, changes):
     for ours, theirs in zip(plain.weights, model.weights, strict=True):
         ours.assign(to_numpy(theirs))
     assert np.abs(_logits(plain) - _logits(model)).max() > 1e-3
+
+
+CONFIGS = (
+    *("Qwen3Config", "GemmaConfig", "Gemma2Config", "Gemma3TextConfig", "Gemma3Config"),
+    *("Gemma4TextConfig", "Gemma4Config", "Gemma4UnifiedTextConfig", "Gemma4UnifiedConfig"),
+)
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_setting_of_transformers_is_read_or_known_to_be_idle(name):
+    import transformers
+
+    known = huggingface.READ | huggingface.IDLE | set(huggingface.FIELDS.values())
+    assert not set(getattr(transformers, name)().to_dict()) - known
+
+
+def test_an_unknown_setting_is_named(references, tmp_path, caplog):
+    row = row_of("qwen3/tied", references)
+    shutil.copytree(row.path, tmp_path / "it")
+    described = json.loads((tmp_path / "it" / "config.json").read_text())
+    for more, told in (({}, 0), ({"logits_scaling": 8.0, "residual_multiplier": 0.2}, 1)):
+        (tmp_path / "it" / "config.json").write_text(json.dumps({**described, **more}))
+        Qwen3CausalLM.from_preset(tmp_path / "it")
+        assert caplog.text.count("which kmodels does not know and does not follow") == told
+    assert "config.json sets logits_scaling, residual_multiplier, which" in caplog.text
 
 
 QUANTIZED = "is quantized by bitsandbytes, which is not read yet; open the directory it"

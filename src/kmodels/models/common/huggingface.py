@@ -52,6 +52,30 @@ EXPERT_NORMS = {
     "pre_feedforward_layernorm_2": "experts_norm",
     "post_feedforward_layernorm_2": "experts_result_norm",
 }
+# Every other setting of a decoder's config.json that is read, here, by a family or by a tokenizer.
+READ = {
+    *("attention_bias", "attention_k_eq_v", "attn_logit_softcapping", "boi_token_id"),
+    *("boi_token_index", "bos_token_id", "enable_moe_block", "eoi_token_id", "eoi_token_index"),
+    *("eos_token_id", "final_logit_softcapping", "global_head_dim", "hidden_act"),
+    *("hidden_activation", "hidden_size_per_layer_input", "image_token_id", "image_token_index"),
+    *("layer_types", "max_position_embeddings", "max_window_layers", "mm_tokens_per_image"),
+    *("model_type", "moe_intermediate_size", "num_experts", "num_global_key_value_heads"),
+    *("num_kv_shared_layers", "pad_token_id", "per_layer_config", "quantization_config"),
+    *("query_pre_attn_scalar", "rope_local_base_freq", "rope_parameters", "rope_scaling"),
+    *("rope_theta", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern"),
+    *("text_config", "tie_word_embeddings", "top_k_experts", "use_bidirectional_attention"),
+    *("use_double_wide_mlp", "use_sliding_window", "vision_config", "vocab_size_per_layer_input"),
+}
+# Settings that change no output of the model: of training, of Python, of parts that are left out.
+IDLE = {
+    *("_attn_implementation", "_name_or_path", "architectures", "attn_implementation"),
+    *("audio_config", "audio_token_id", "auto_map", "boa_token_id", "cache_implementation"),
+    *("chunk_size_feed_forward", "dtype", "eoa_token_id", "eoa_token_index", "id2label"),
+    *("initializer_range", "is_encoder_decoder", "label2id", "output_attentions"),
+    *("output_hidden_states", "pretraining_tp", "problem_type", "return_dict"),
+    *("tokenizer_class", "torch_dtype", "transformers_version", "unsloth_fixed"),
+    *("unsloth_version", "use_cache", "video_token_id"),
+}
 # What `per_layer_config` may say of a layer, and the width where nothing says it.
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL_HEAD_DIM = 512
@@ -316,6 +340,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             InputError: for settings that the model has no counterpart for.
         """
         backbone, vision = self.fields(path, description), description.get("vision_config")
+        if weights:
+            _warn_of_unknown(path, description)
         config = self.config_class(**backbone)
         heads = self.heads if config.ties_embeddings else ()
         tensors = _tensors(path, tuple(unused(config))) if weights else {}
@@ -351,6 +377,16 @@ def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
         for name, tensor in read_safetensors(path).items()
         if not name.endswith(("rotary_emb.inv_freq", *ends))
     }
+
+
+def _warn_of_unknown(path: Path, description: Mapping[str, Any]) -> None:
+    settings = {**description, **(description.get("text_config") or {})}
+    if unknown := sorted(settings.keys() - READ - IDLE - set(FIELDS.values())):
+        log.warning(
+            "%s: config.json sets %s, which kmodels does not know and does not follow",
+            path,
+            ", ".join(unknown),
+        )
 
 
 def _has_own_head(tensors: Mapping[str, LazyArray], heads: Collection[str]) -> bool:
