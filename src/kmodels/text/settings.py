@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from kmodels.core.errors import InputError
 from kmodels.weights.readers import read_json
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
+ADDED = "added_tokens.json"
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MORE_TEMPLATES = "additional_chat_templates"
 # Both name the ids that end a generated text, and need not agree.
 WITH_STOPS = ("config.json", "generation_config.json")
@@ -54,6 +58,26 @@ def read_stops(directory: Path) -> list[int]:
             ids = ids if isinstance(ids, list) else [ids]
             found |= {i: None for i in ids if isinstance(i, int) and not isinstance(i, bool)}
     return list(found)
+
+
+def added_tokens(directory: Path) -> dict[int, tokenizers.AddedToken]:
+    """Returns the tokens that added_tokens.json and tokenizer_config.json name, by their ids.
+
+    Raises:
+        InputError: for entries of another form.
+    """
+    tokens: dict[int, tokenizers.AddedToken] = {}
+    try:
+        for text, number in _json(directory / ADDED).items():
+            tokens[int(number)] = tokenizers.AddedToken(text, normalized=False)
+        for number, token in (_json(directory / CONFIG).get("added_tokens_decoder") or {}).items():
+            flags = {name: bool(token.get(name, False)) for name in FLAGS}
+            tokens[int(number)] = tokenizers.AddedToken(token["content"], **flags)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{directory}: an entry of {ADDED} or added_tokens_decoder has no text and id ({error})"
+        ) from None
+    return tokens
 
 
 def names(settings: Mapping[str, Any]) -> dict[str, str]:

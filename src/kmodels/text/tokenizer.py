@@ -159,6 +159,7 @@ class Tokenizer(ChatTokenizer):
         }
         if path.suffix in (".model", ".spm"):
             core, roles = sentencepiece.load(path, TURNS)
+            _add_tokens(core, described.added_tokens(path.parent), path.parent)
             return cls(core, **{**roles, **more})
         try:
             core = tokenizers.Tokenizer.from_file(str(path))
@@ -369,6 +370,24 @@ class Tokenizer(ChatTokenizer):
     def _decode(self, ids: list[int], leave: set[int]) -> str:
         # The tokens that are left out are known; the package would leave out more.
         return self.core.decode([i for i in ids if i not in leave], skip_special_tokens=False)
+
+
+def _add_tokens(
+    core: tokenizers.Tokenizer, tokens: Mapping[int, tokenizers.AddedToken], folder: Path
+) -> None:
+    """Adds the tokens that the files beside a vocabulary have behind it."""
+    for number, token in sorted(tokens.items()):
+        held = core.token_to_id(token.content)
+        if held is None and number == core.get_vocab_size():
+            core.add_tokens([token])
+        elif held != number:
+            raise InputError(
+                f"{folder}: the added token {token.content!r} is to have id {number}, which "
+                f"{'it cannot get' if held is None else f'is {held} in the vocabulary'}; "
+                "give the tokenizer.json of the model"
+            )
+        elif token.special:
+            core.add_special_tokens([token])
 
 
 def _line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from kmodels.models import GemmaTokenizer, Qwen3Tokenizer
 from kmodels.text import Tokenizer
 from refusals import refused
+from sentencepiece_files import words_model
 
 EOS = {"__type": "AddedToken", "content": "<eos>"}
 WORDS = (
@@ -109,3 +110,40 @@ def test_ids_are_those_of_transformers(tmp_path, name):
     write(tmp_path, *CASES[name][:3])
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert Tokenizer.from_file(tmp_path).encode("a a") == theirs("a a").input_ids
+
+
+ADDED = {"<think>": 5, "<call>": 6}
+DECODER = {"5": {"content": "<think>", "special": True}, "6": {"content": "<call>"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "ids", "special"),
+    [
+        ({}, [3], []),
+        ({"added_tokens.json": ADDED}, [4, 6, 5], []),
+        ({"tokenizer_config.json": {"added_tokens_decoder": DECODER}}, [4, 6, 5], [5]),
+    ],
+)
+def test_tokens_added_behind_a_sentencepiece_model(tmp_path, files, ids, special):
+    (tmp_path / "tokenizer.model").write_bytes(words_model(["cat"]))
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    tokenizer = Tokenizer.from_file(tmp_path)
+    assert tokenizer("cat<call><think>" if files else "dog") == ids
+    assert [i for i in tokenizer.special_token_ids if i > 4] == special
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"added_tokens.json": {"<think>": 9}}, "'<think>' is to have id 9, which it cannot get"),
+        ({"added_tokens.json": {"<bos>": 5}}, "'<bos>' is to have id 5, which is 1 in the voca"),
+        ({"added_tokens.json": {"<think>": None}}, "an entry of added_tokens.json or added_tok"),
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"5": 3}}}, "an entry of added_to"),
+    ],
+)
+def test_added_tokens_that_do_not_fit_are_refused(tmp_path, files, message):
+    (tmp_path / "tokenizer.model").write_bytes(words_model(["cat"]))
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    refused(message, Tokenizer.from_file, tmp_path)
