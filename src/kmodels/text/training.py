@@ -63,8 +63,8 @@ def train_tokenizer(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     core.add_special_tokens([*_SPECIAL, *special_tokens])
-    end_of_turn = core.token_to_id(_SPECIAL[-1])
-    return Tokenizer(core, start="<bos>", end="<eos>", pad="<pad>", stop=[end_of_turn])
+    stop = [_SPECIAL.index("<end_of_turn>")]
+    return Tokenizer(core, start="<bos>", end="<eos>", pad="<pad>", stop=stop)
 
 
 def _split(core: tokenizers.Tokenizer) -> None:

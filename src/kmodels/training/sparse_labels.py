@@ -26,15 +26,17 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
     def has_sparse_labels(self) -> bool:
         """True if the loss is cross-entropy of whole-number labels."""
         loss = getattr(self, "loss", None)
-        sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
-        return sparse and loss.get_config().get("ignore_class") is None
+        if not isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+            return False
+        return loss.get_config().get("ignore_class") is None
 
     def check_labels(self, y: Any) -> None:
         """Raises `InputError` for labels in NumPy, or lists of numbers, that no class has."""
         if isinstance(y, list | tuple) and y and isinstance(y[0], int):
             y = np.asarray(y)
-        numbers = isinstance(y, np.ndarray) and y.size and y.dtype.kind in "iuf"
-        if not numbers or not self.has_sparse_labels:
+        if not isinstance(y, np.ndarray) or not y.size or y.dtype.kind not in "iuf":
+            return
+        if not self.has_sparse_labels:
             return
         wrong = ((y < 0) & (y != IGNORED)) | (y >= self.number_of_labels)
         if wrong.any():

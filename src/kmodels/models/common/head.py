@@ -58,9 +58,9 @@ class Head(InsideStep):
         """
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
-        weights = meshes.merged(keras.ops.cast(weights, "float32"))
+        weights = without_ignored(labels, keras.ops.cast(weights, "float32"))
+        weights = meshes.merged(weights)
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
-        weights = without_ignored(labels, weights)
         rows = embedding.rows if embedding.tie_weights else None
         instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
         total, hits = embedding.with_table(
