@@ -261,6 +261,17 @@ class Dense(WithKernel):
         values = keras.ops.convert_to_numpy(self.wide_kernel())
         quantizing.fill(self.to_quantized(mode), values)
 
+    def quantize(self, mode: str | None = None, **settings: Any) -> None:
+        """Refuses Keras' quantization, which changes a model that its file could not bring back.
+
+        Raises:
+            InputError: always; it says what quantizes the layer.
+        """
+        raise InputError(
+            f"{self.path} is a layer of kmodels, which keras.Model.quantize does not support; "
+            "call quantize of a backbone or task of kmodels, or use keras.layers.Dense"
+        )
+
     def to_quantized(self, mode: str) -> quantizing.QuantizedKernel:
         """Replaces the kernel by an empty quantized one, to be filled."""
         keras_internals.detach(self, [self.kernel])

@@ -11,6 +11,7 @@ from kmodels.layers import quantized
 
 ADAPTER = ("lora_a", "lora_b", "lora_magnitude")
 SCALING = "lora_scaling"
+UNBUILT = "it was never built and the file holds weights for it; build it before it reads them"
 
 
 def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
@@ -46,10 +47,12 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     """Returns why a layer cannot take what a file holds for it; None where it can.
 
     Args:
-        layer: a built `Dense`.
+        layer: a `Dense`; one that was never called has nothing in a file, as Keras' own.
         store: arrays by name, as `Dense.save_own_variables` writes them.
     """
     shapes = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
+    if not layer.built:
+        return UNBUILT if shapes else None
     if not shapes:
         return "the file holds nothing for it"
     there = next((mode for mode in quantized.MODES if f"kernel_{mode}" in shapes), None)

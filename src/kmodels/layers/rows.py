@@ -8,6 +8,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.types import Tensor
+from kmodels.layers.kernels import UNBUILT
 from kmodels.layers.shard_granularity import add_weight
 
 ROWS, IDS = "lora_rows", "lora_row_ids"
@@ -110,7 +111,9 @@ def write(layer: keras.Layer, ids: Iterable[int], rows: Tensor | None) -> None:
 
 
 def _tables(layer: keras.Layer) -> dict[str, Any]:
-    """Returns the tables of a layer by their places in a file."""
+    """Returns the tables of a layer by their places in a file; none before it is built."""
+    if not layer.built:
+        return {}
     if layer.tie_weights:
         return {"0": layer.embeddings}
     return {"0": layer.embeddings, "1": layer.reverse_embeddings}
@@ -129,10 +132,12 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     """Returns why a layer cannot take what a file holds for it; None where it can.
 
     Args:
-        layer: a built `Embedding`.
+        layer: an `Embedding`; one that was never called has nothing in a file, as Keras' own.
         store: arrays by name, as `save` writes them.
     """
     held = set(store.keys())
+    if not layer.built:
+        return UNBUILT if held else None
     if "0" not in held:
         return "the file holds nothing for it"
     if (separate := "1" in held) == layer.tie_weights:
@@ -156,6 +161,8 @@ def shown(ids: Iterable[int]) -> str:
 
 def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
     """Fills a layer from a file that fits, see `Embedding.load_own_variables`."""
+    if not layer.built:
+        return
     for place, table in _tables(layer).items():
         table.assign(store[place])
     if ROWS not in set(store.keys()):

@@ -61,7 +61,7 @@ class ClippedDense(Dense):
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes what `Dense` does, and the bounds by name."""
         super().save_own_variables(store)
-        for name in BOUNDS:
+        for name in BOUNDS if self.built else ():
             store[name] = getattr(self, name)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
