@@ -179,7 +179,7 @@ class Tokenizer(ChatTokenizer):
             InputError: for what is no such model.
         """
         core, roles = sentencepiece.parse(model, origin, TURNS)
-        return cls(core, roles.get("start"), roles.get("end"), roles.get("pad"))
+        return cls(core, start=roles.get("start"), end=roles.get("end"), pad=roles.get("pad"))
 
     def to_sentencepiece(self, marks: Sequence[str] = ()) -> bytes:
         """Returns the content of a SentencePiece .model file with the same ids and merges.

@@ -28,7 +28,7 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
         loss = getattr(self, "loss", None)
         if not isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
             return False
-        return loss.get_config().get("ignore_class") is None
+        return (loss.get_config() or {}).get("ignore_class") is None
 
     def check_labels(self, y: Any) -> None:
         """Raises `InputError` for labels in NumPy, or lists of numbers, that no class has."""

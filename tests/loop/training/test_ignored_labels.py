@@ -33,7 +33,7 @@ MODELS = {
     "language model": ("gemma3_debug", {}, INPUTS, NEXT),
     "classifier": ("vit_debug", {"num_classes": 3}, IMAGES, CLASSES),
 }
-METHODS = ("fit", "evaluate", "train_on_batch", "test_on_batch")
+METHODS = ("fit", "test_on_batch")
 
 
 def of_transformers(logits, labels, weights):
