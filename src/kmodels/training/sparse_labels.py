@@ -26,9 +26,8 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
     def has_sparse_labels(self) -> bool:
         """True if the loss is cross-entropy of whole-number labels."""
         loss = getattr(self, "loss", None)
-        if not isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
-            return False
-        return (loss.get_config() or {}).get("ignore_class") is None
+        sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+        return sparse and getattr(loss, "ignore_class", None) is None
 
     def check_labels(self, y: Any) -> None:
         """Raises `InputError` for labels in NumPy, or lists of numbers, that no class has."""
