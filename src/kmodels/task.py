@@ -389,7 +389,10 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
         config = getattr(config, "text_encoder", config)
         read = config.get if isinstance(config, Mapping) else partial(getattr, config)
         rows = read("vocabulary_size", None)
-        wrong = [int(i) for i in (ids.min(), ids.max()) if i < 0 or (rows and i >= rows)]
+        # Images take the place of this token, which then needs no row.
+        ids = ids[ids != read("image_token_id", None)]
+        ends = (ids.min(), ids.max()) if ids.size else ()
+        wrong = [int(i) for i in ends if i < 0 or (rows and i >= rows)]
         if rows and wrong:
             raise InputError(
                 f"token_ids has {wrong[-1]}; the embedding table has rows 0 to {rows - 1}: use the "
