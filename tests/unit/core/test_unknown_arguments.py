@@ -7,6 +7,7 @@ import pytest
 
 from kmodels.core.errors import check_names
 from kmodels.models import (
+    CLIPPreprocessor,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaTextEmbedder,
@@ -15,6 +16,7 @@ from kmodels.models import (
     ViTImageSegmenter,
     ViTMAEForPreTraining,
 )
+from kmodels.text.training import train_tokenizer
 from pool import pool
 from refusals import refused
 from source_tree import FRAMEWORKS, trees
@@ -25,6 +27,7 @@ PASS_ON = {
     "Layer.rematerialized_call": "Keras, which calls it",
     "ChatPrompts.chat_token_ids": "check_names, in _by_own",
     "Adapters.quantize": "check_names",
+    "Dense.quantize": "nobody, as it always raises",
     "DecoderBackbone.compute_output_spec": "Keras, which calls it",
     "DecoderEmbedder.compute_output_spec": "Keras, which calls it",
     "Encodes.encode_query": "encode",
@@ -80,6 +83,10 @@ def test_quantize_refuses_what_it_does_not_follow():
         refused("quantize does not support filters", model.quantize, "int8", filters=".*")
         config = keras.quantizers.Int8QuantizationConfig(activation_quantizer=None)
         refused("quantize does not support config", model.quantize, "int8", config=config)
+
+
+def test_clip_lowercases_all_texts():
+    refused("to_lower is False, but", CLIPPreprocessor, train_tokenizer(["a"], 300), to_lower=False)
 
 
 def _public(tree):

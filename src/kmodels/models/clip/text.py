@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tokenizers
 
+from kmodels.core.errors import InputError
 from kmodels.models.common.text_preprocessor import TextPreprocessor
 from kmodels.models.common.tokenizer import BytePairTokenizer
 from kmodels.text import Tokenizer
@@ -56,8 +57,11 @@ class CLIPPreprocessor(TextPreprocessor):
         sequence_length: see there.
         add_start_token: see there.
         add_end_token: see there.
-        to_lower: taken as keras-hub takes it; the tokenizer makes small letters in any case.
+        to_lower: True, as by default in keras-hub: the tokenizer lowercases all texts.
         **kwargs: see there.
+
+    Raises:
+        InputError: as there, or for `to_lower=False`.
     """
 
     family = "clip"
@@ -73,4 +77,8 @@ class CLIPPreprocessor(TextPreprocessor):
         to_lower: bool = True,
         **kwargs: Any,
     ):
+        if not to_lower:
+            raise InputError(
+                f"to_lower is {to_lower}, but CLIP's tokenizer lowercases all texts; leave it out"
+            )
         super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
