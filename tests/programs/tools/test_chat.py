@@ -358,7 +358,7 @@ def test_wrong_images_are_found_before_the_weights(picture, references, tmp_path
     damaged.write_bytes(b"no image")
     for images, message in (
         (["https://a.b/c.png"], "is an address of the web; download it first"),
-        ([str(damaged)], "not a JPEG, PNG or WebP image"),
+        ([str(damaged)], "not an image that Pillow reads"),
     ):
         with pytest.raises(InputError, match=message):
             open_conversation("model", print, images=images)

@@ -63,7 +63,7 @@ def test_as_a_viewer_shows_it():
         ("HTTPS://a.b/c.png", "is an address of the web"),
         ("no.png", "no.png cannot be read: No such file"),
         (".", "cannot be read: Is a directory"),
-        (b"GIF89a", "the image: not a JPEG, PNG or WebP image; repair or remove it"),
+        (b"GIF89a", "the image: not an image that Pillow reads; repair or remove it"),
         ("data:image/png;base64,+", "the image (data:image/png;base64) is not base64"),
         (None, "the image is a NoneType; give the path of a file, its bytes"),
         (np.zeros((3, 8, 8)), "the image has shape (3, 8, 8); give (height, width, 3)"),

@@ -68,7 +68,8 @@ def held_by(form, name):
     """A record's fields that name an image."""
     if form == "messages":
         part = {"type": "image", "path": name}
-        return {"messages": [{"role": "user", "content": [part]}, {"role": "model", "content": "x"}]}
+        reply = {"role": "model", "content": "x"}
+        return {"messages": [{"role": "user", "content": [part]}, reply]}
     more = {
         "image": {"image": name},
         "images": {"images": ["a.png", name]},

@@ -14,18 +14,16 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.data.formats.file_ranges import Files, expand
-from kmodels.data.images.pictures import MAX_BYTES, SUFFIXES, PictureError, decode
-
-_PICTURES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
+from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode, suffixes
 
 
 class TarShards:
     """Samples of tar shards, by number: a sequence for `fit`, and images for `open_dataset`.
 
-    A sample is a dictionary from ends of names to contents. Decoded are images (jpg, jpeg, png,
-    webp: uint8 (H, W, 3)), cls and index (an int), txt and text, json, and npy (without pickled
-    objects); what else there is stays bytes. The file "dir/0001.left.jpg" belongs to the sample
-    "dir/0001" as "left.jpg".
+    A sample is a dictionary from ends of names to contents. Decoded are images (jpg, png, webp
+    and what else Pillow reads: uint8 (H, W, 3)), cls and index (an int), txt and text, json, and
+    npy (without pickled objects); what else there is stays bytes. The file "dir/0001.left.jpg"
+    belongs to the sample "dir/0001" as "left.jpg".
 
     Args:
         pattern: path of a shard, or of several as in "train-{0000..0003}.tar".
@@ -72,7 +70,7 @@ class TarShards:
     def picture(self, number: int) -> np.ndarray:
         """Returns the first image of a sample, uint8 (H, W, 3)."""
         held = self._held(number)
-        kind = next((kind for kind in held if kind.rpartition(".")[2] in _PICTURES), None)
+        kind = next((kind for kind in held if _is_picture(kind)), None)
         if kind is None:
             raise PictureError(self.name(number), f"no image in it, only {', '.join(held)}")
         return self._value(number, kind, held[kind])
@@ -155,9 +153,13 @@ def _split(name: str) -> tuple[str | None, str]:
     return folder + slash + stem, kind.lower()
 
 
+def _is_picture(kind: str) -> bool:
+    return "." + kind.rpartition(".")[2] in suffixes()
+
+
 def _decoded(kind: str, content: bytes) -> Any:
     ending = kind.rpartition(".")[2]
-    if ending in _PICTURES:
+    if _is_picture(kind):
         return decode(content, kind).copy()  # torch wants arrays that can be written to
     if ending in ("cls", "index"):
         return int(content)

@@ -1,15 +1,16 @@
 """Folders of images, one per class, with or without split folders above, or a zip of them."""
 
+import warnings
 import zipfile
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError
-from kmodels.data.images.pictures import MAX_BYTES, SUFFIXES, PictureError, decode
+from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
 
 _SPLITS = {
@@ -21,6 +22,11 @@ _SPLITS = {
     "test": "test",
 }
 
+# Files that stand beside images and are none.
+_DOCUMENTS = (
+    *(".txt", ".md", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf"),
+    *(".ini", ".db", ".log", ".py", ".mat", ".npy", ".npz", ".zip", ".tar", ".gz"),
+)
 Listing = list[tuple[str, ...]]
 
 
@@ -85,14 +91,23 @@ def read_folder(
         InputError: for a missing folder, fewer than two classes, an empty class, a class that only
             a validation or test folder has, or an unreadable image unless skip_bad is set.
     """
-    found = _below_wrapper(_list(root))
+    listed, unread = _list(root)
+    found = _below_wrapper(listed)
     if not any(parts[-1] for parts in found):
         raise InputError(
-            f"{root} holds no images ({', '.join(SUFFIXES)}); give folder:DIR with a folder per "
-            "class"
+            f"{root} holds no images that Pillow reads, such as .jpg; give folder:DIR with a "
+            "folder per class"
         )
     by_split, names = _sort(root, found)
-    skipped: list[tuple[str, str]] = []
+    skipped = [(f"{root}/{name}", "not an image that Pillow reads") for name in unread]
+    if unread:
+        ends = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in unread)
+        warnings.warn(
+            f"{root}: {len(unread)} files are left out, which Pillow does not read "
+            f"({', '.join(f'{count} {end}' for end, count in ends.most_common())}); convert them, "
+            "or install Pillow's plugin for them, such as pillow-heif",
+            stacklevel=3,
+        )
     sources = {
         part: _source(root, members, names, skipped if skip_bad else None)
         for part, members in by_split.items()
@@ -123,8 +138,13 @@ def read_folder(
     )
 
 
-def _list(root: Path) -> Listing:
-    """Returns parts of every image's path below root; a folder without any gives (*parts, "")."""
+def _list(root: Path) -> tuple[Listing, list[str]]:
+    """Returns what is below root.
+
+    Returns:
+        Parts of every image's path, (*parts, "") for a folder; and paths of other files in folders,
+        but those of texts and settings.
+    """
     if root.is_dir():
         paths = [
             (*path.relative_to(root).parts, *(("",) if path.is_dir() else ()))
@@ -142,12 +162,12 @@ def _list(root: Path) -> Listing:
             raise InputError(f"{root} is not a readable zip file ({error}); give a zip") from error
     else:
         raise InputError(f"{root} does not exist; give folder:DIR or folder:FILE.zip")
-    return [
-        parts
-        for parts in paths
-        if not any(part.startswith((".", "__MACOSX")) for part in parts)
-        and (parts[-1] == "" or parts[-1].lower().endswith(SUFFIXES))
-    ]
+    shown = [p for p in paths if not any(part.startswith((".", "__MACOSX")) for part in p)]
+    images = [p for p in shown if p[-1] == "" or p[-1].lower().endswith(suffixes())]
+    others = {*shown} - {*images}
+    return images, sorted(
+        "/".join(p) for p in others if len(p) > 1 and not p[-1].lower().endswith(_DOCUMENTS)
+    )
 
 
 def _below_wrapper(found: Listing) -> Listing:

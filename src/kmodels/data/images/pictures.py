@@ -1,6 +1,9 @@
 """Image files to arrays, as a viewer would show them."""
 
+import functools
 import io
+import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +13,8 @@ from kmodels.core.errors import InputError, one_line
 if TYPE_CHECKING:
     from PIL import Image
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+# What Pillow recognizes without reading pixels, or only with another program.
+_WITHOUT_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 # Pillow only warns at this size, and refuses at twice as much.
 MAX_PIXELS = 89_478_485
 MAX_BYTES = 1 << 28
@@ -31,11 +35,36 @@ class PictureError(InputError):
         return PictureError, (self.name, self.reason)
 
 
+@functools.cache
+def formats() -> tuple[str, ...]:
+    """Returns the names of the formats that Pillow reads here, with pillow-heif where it is."""
+    from PIL import Image
+
+    if find_spec("pillow_heif"):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    Image.init()
+    return tuple(sorted(set(Image.OPEN) - _WITHOUT_PIXELS))
+
+
+@functools.cache
+def suffixes() -> tuple[str, ...]:
+    """Returns the ends of names of image files that Pillow reads here, such as ".jpg"."""
+    from PIL import Image
+
+    known = {*formats(), "MPO"}  # which Pillow opens as JPEG
+    return tuple(
+        sorted(end for end, kind in Image.registered_extensions().items() if kind in known)
+    )
+
+
 def decode(content: bytes, name: str) -> np.ndarray:
-    """Decodes a JPEG, PNG or WebP file.
+    """Decodes an image file of any format that Pillow reads; an animation gives its first frame.
 
     Turned as its EXIF orientation says. 16-bit grey is scaled down to 8 (not clipped, as Pillow's
     own conversion does), palettes are looked up, transparent parts lie on white, CMYK becomes RGB.
+    Floats are rounded; they must be from 0 to 255.
 
     Args:
         content: the file.
@@ -50,11 +79,12 @@ def decode(content: bytes, name: str) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP")) as image:
+        with Image.open(io.BytesIO(content), formats=formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise PictureError(name, _bomb(image.width, image.height))
+            _tell_of_frames(image, name)
             image.load()
-            return upright(image)
+            return upright(image, name)
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -62,26 +92,58 @@ def decode(content: bytes, name: str) -> np.ndarray:
             name, f"over {MAX_PIXELS} pixels, refused as a decompression bomb"
         ) from error
     except Image.UnidentifiedImageError as error:
-        raise PictureError(name, "not a JPEG, PNG or WebP image") from error
+        raise PictureError(name, "not an image that Pillow reads") from error
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError) as error:
         # Pillow raises all of these for damaged files, depending on the format.
         reason = one_line(error)
         raise PictureError(name, f"truncated or damaged ({reason})") from error
 
 
-def upright(image: "Image.Image") -> np.ndarray:
+def upright(image: "Image.Image", name: str = "the image") -> np.ndarray:
     """Returns an image of Pillow, turned as its EXIF orientation says, as uint8 (H, W, 3)."""
     from PIL import ImageOps
 
-    return np.asarray(_as_rgb(ImageOps.exif_transpose(image)))
+    return np.asarray(_as_rgb(ImageOps.exif_transpose(image), name))
+
+
+def _tell_of_frames(image: "Image.Image", name: str) -> None:
+    # Phones write a preview as a second frame of a JPEG (MPO).
+    if image.format != "MPO" and getattr(image, "is_animated", False) and not _told_of["frames"]:
+        _told_of["frames"] = True
+        warnings.warn(
+            f"{name} has several frames; the first frame of such images is used", stacklevel=2
+        )
+
+
+# What a process said once.
+_told_of = {"frames": False}
+
+
+def warn_of_unit_range(images: np.ndarray) -> None:
+    """Warns of float images (..., C) whose values end at 1, where 255 is white."""
+    if images.dtype.kind != "f" or not images.size:
+        return
+    if images.min() >= 0 and 0 < images.max() <= 1:
+        warnings.warn(
+            "float images have no value above 1 and are read as values from 0 to 255, which is "
+            "almost black; multiply them by 255",
+            stacklevel=3,
+        )
 
 
 def _bomb(width: int, height: int) -> str:
     return f"{width}x{height} is over {MAX_PIXELS} pixels, refused as a decompression bomb"
 
 
-def _as_rgb(image: "Image.Image") -> Any:
+def _as_rgb(image: "Image.Image", name: str) -> Any:
     from PIL import Image
+
+    if image.mode == "F":
+        grey = np.asarray(image)
+        if not grey.min() >= 0 or not grey.max() <= 255:
+            raise PictureError(name, f"floats from {grey.min()} to {grey.max()}, not from 0 to 255")
+        warn_of_unit_range(grey)
+        image = Image.fromarray(np.round(grey).astype("uint8"))
 
     if image.mode.startswith("I"):
         # "I;16" and its byte orders hold 16 bits, and "I" in a PNG does too.

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.data.images.masks.scenes import CLASSES, SIZE, made_scenes
-from kmodels.data.images.pictures import SUFFIXES, decode
+from kmodels.data.images.pictures import decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
 
 SPECS = "scenes[:N], folder:DIR"
@@ -173,7 +173,7 @@ def _folder(
 
 def _pairs(folder: Path) -> list[tuple[Path, Path]]:
     images = [
-        path for path in sorted((folder / "images").glob("*")) if path.suffix.lower() in SUFFIXES
+        path for path in sorted((folder / "images").glob("*")) if path.suffix.lower() in suffixes()
     ]
     found = [(path, folder / "masks" / f"{path.stem}.png") for path in images]
     if lacking := [path.name for path, mask in found if not mask.is_file()]:

@@ -10,6 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.image_format import check_channels_last
+from kmodels.data.images.pictures import warn_of_unit_range
 from kmodels.data.images.resizing import Resizing
 from kmodels.models.common.preprocessing import Preprocessor
 
@@ -141,6 +142,7 @@ def pictures(
     if x.ndim != 4:
         return _resize(_picture(x, channels), size, resizing)
     _check_channels(x, channels)
+    warn_of_unit_range(x)
     if size is None or x.shape[1:3] == size:
         return x.astype("float32")
     return np.stack([_resize(one, size, resizing) for one in x])
@@ -180,6 +182,7 @@ def _picture(given: object, channels: int | None) -> np.ndarray:
     if x.ndim != 3:
         raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")
     _check_channels(x, channels)
+    warn_of_unit_range(x)
     return x
 
 
