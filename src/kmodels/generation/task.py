@@ -282,31 +282,31 @@ class Generates(Chats):
         Raises:
             InputError: for what the sampler cannot do.
         """
-        sampler = self.generator.sampler if sampler is None else sampler
+        chooser: Sampler = sampler or self.generator.sampler
         own_cache = getattr(self.call_with_cache, "__func__", None) is not Generates.call_with_cache
         settings: dict[str, Any] = {
             "stop": stop,
             "jit_compile": self.generator.jit_compile,
             "loops": self.generator.loops,
         }
-        whole = isinstance(sampler, BeamSampler | ContrastiveSampler)
+        whole = isinstance(chooser, BeamSampler | ContrastiveSampler)
         if whole and on_token is not None:
-            raise InputError(f"stream is not supported with {type(sampler).__name__}; leave it out")
+            raise InputError(f"stream is not supported with {type(chooser).__name__}; leave it out")
         if drafter is not None and (whole or own_cache):
-            reason = type(sampler).__name__ if whole else "this model's own call_with_cache"
+            reason = type(chooser).__name__ if whole else "this model's own call_with_cache"
             raise InputError(
                 f"{reason} does not support drafts; leave assistant and prompt_lookup_num_tokens "
                 "out, or compile another sampler"
             )
-        if own_cache and (on_token is not None or isinstance(sampler, BeamSampler)):
+        if own_cache and (on_token is not None or isinstance(chooser, BeamSampler)):
             raise InputError(
                 "generate goes by this model's own call_with_cache, which supports neither streams "
                 "nor beams; leave stream out, and use another sampler than 'beam'"
             )
-        if isinstance(sampler, BeamSampler):
-            if count > sampler.num_beams:
+        if isinstance(chooser, BeamSampler):
+            if count > chooser.num_beams:
                 raise InputError(
-                    f"num_return_sequences is {count}; beam search with {sampler.num_beams} beams "
+                    f"num_return_sequences is {count}; beam search with {chooser.num_beams} beams "
                     "gives no more than that"
                 )
             check_prompts(prompts)
@@ -314,7 +314,7 @@ class Generates(Chats):
                 self.backbone,
                 prompts,
                 limits=limits,
-                sampler=sampler,
+                sampler=chooser,
                 count=count,
                 images=images,
                 **settings,
@@ -323,15 +323,15 @@ class Generates(Chats):
         limits = [limit for limit in limits for _ in range(count)]
         if images is not None:
             settings["images"] = repeated(images, count)
-        if own_cache or isinstance(sampler, ContrastiveSampler):
+        if own_cache or isinstance(chooser, ContrastiveSampler):
             if images is not None:
                 raise InputError(
-                    f"{type(sampler).__name__} reads no images here; compile another sampler"
+                    f"{type(chooser).__name__} reads no images here; compile another sampler"
                 )
             check_prompts(prompts)
-            return continue_by_protocol(self, prompts, limits, sampler, stop)
+            return continue_by_protocol(self, prompts, limits, chooser, stop)
         if drafter is not None:
-            settings |= {"limits": limits, "sampler": sampler, "on_token": on_token}
+            settings |= {"limits": limits, "sampler": chooser, "on_token": on_token}
             rows, self.generator.counts = continue_with_drafts(
                 self.backbone, prompts, drafter=drafter, **settings
             )
@@ -340,7 +340,7 @@ class Generates(Chats):
             self.backbone,
             prompts,
             max_length=limits,
-            sampler=sampler,
+            sampler=chooser,
             on_token=on_token,
             **settings,
         )

@@ -3,6 +3,7 @@
 import functools
 import io
 import warnings
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,7 @@ def formats() -> tuple[str, ...]:
     from PIL import Image
 
     if find_spec("pillow_heif"):
-        import pillow_heif
-
-        pillow_heif.register_heif_opener()
+        import_module("pillow_heif").register_heif_opener()
     Image.init()
     return tuple(sorted(set(Image.OPEN) - _WITHOUT_PIXELS))
 

@@ -58,8 +58,7 @@ class Head(InsideStep):
         """
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
-        weights = without_ignored(labels, keras.ops.cast(weights, "float32"))
-        weights = meshes.merged(weights)
+        weights = meshes.merged(without_ignored(labels, keras.ops.cast(weights, "float32")))
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
         rows = embedding.rows if embedding.tie_weights else None
         instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
