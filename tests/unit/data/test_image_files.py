@@ -20,7 +20,7 @@ RED = Image.new("RGB", (6, 4), (200, 30, 60))
 FILES = {
     **{".bmp": "BMP", ".dib": "DIB", ".gif": "GIF", ".tif": "TIFF", ".tiff": "TIFF"},
     **{".ppm": "PPM", ".jfif": "JPEG", ".jpe": "JPEG", ".avif": "AVIF", ".webp": "WEBP"},
-    **{".tga": "TGA", ".jp2": "JPEG2000", ".pcx": "PCX", ".ico": "ICO", ".TIF": "TIFF"},
+    **{".tga": "TGA", ".jp2": "JPEG2000", ".pcx": "PCX", ".TIF": "TIFF"},
     **{".apng": "PNG", ".sgi": "SGI", ".qoi": "QOI"},
 }
 
