@@ -60,9 +60,11 @@ def _xla_flags(given: str) -> str:
     return " ".join([given, *(flag for flag in ours if flag.split("=")[0] not in given)]).strip()
 
 
-# A shell has what it starts in the background ignore Ctrl-C, which some tests send.
+# A shell has what it starts in the background ignore Ctrl-C, and nohup SIGHUP: some tests send both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Everything here must stand before the first import of keras, in this process and in children.
 os.environ.setdefault("KERAS_BACKEND", _default_backend())
 BACKEND = os.environ["KERAS_BACKEND"]
