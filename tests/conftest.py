@@ -60,7 +60,7 @@ def _xla_flags(given: str) -> str:
     return " ".join([given, *(flag for flag in ours if flag.split("=")[0] not in given)]).strip()
 
 
-# A shell has what it starts in the background ignore Ctrl-C, and nohup SIGHUP: some tests send both.
+# What a shell starts in the background ignores Ctrl-C, and nohup SIGHUP; some tests send both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
