@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.python_children import safe_path
 from kmodels.data.fit.batches import Preprocess, as_tuple, prepared
 from kmodels.data.fit.data_wait import DataWaitTimer
 from kmodels.data.fit.device_put import device_put
@@ -93,10 +94,12 @@ def started(batches: Iterable[Any]) -> Iterator[Any]:
     loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
     chosen = getattr(loader, "multiprocessing_context", None)
     if loader is None or chosen is not None or device_put.FORKS or not _forks():
-        return iter(batches)
+        with safe_path():
+            return iter(batches)
     loader.multiprocessing_context = "forkserver"
     try:
-        return iter(batches)
+        with safe_path():
+            return iter(batches)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
             f"the data cannot be sent to workers ({error}); put what it uses in a module, or set "

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.python_children import SAFE_PATH
 from kmodels.data.workers import protocol
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -69,6 +70,8 @@ def _start() -> subprocess.Popen:
     environment = {
         **os.environ,
         **dict.fromkeys(_ONE_THREAD, "1"),
+        **SAFE_PATH,
+        # As here, in this order: the working directory is in it only if it is in ours.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     return subprocess.Popen(

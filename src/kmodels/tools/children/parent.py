@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Self
 
 from kmodels.core.errors import InputError
+from kmodels.core.python_children import SAFE_PATH
 from kmodels.tools.children.failures import KINDS, REFUSED, ChildError, OutOfMemory
 
 # Seconds between two looks at the memory of a child that may not take all.
@@ -74,6 +75,7 @@ class Child:
                         # A notebook's own, which another interpreter need not know, draws nothing.
                         "MPLBACKEND": "agg",
                         **(environment or {}),
+                        **SAFE_PATH,
                         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                     },
                     stdin=subprocess.PIPE,
@@ -192,7 +194,12 @@ def installed(python: str, packages: Sequence[str]) -> set[str]:
     code += "print(*[name for name in sys.argv[1:] if find_spec(name)])"
     try:
         done = subprocess.run(
-            [python, "-c", code, *packages], capture_output=True, text=True, check=True, timeout=60
+            [python, "-c", code, *packages],
+            env={**os.environ, **SAFE_PATH},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise InputError(f"{python} is not a Python that runs: {error}") from None
