@@ -14,14 +14,14 @@ class GenerateRequest:
 
     Args:
         sampler: chooses the tokens.
-        stop_token_ids: see `Generates.generate`, like all that follow.
-        stop: see there.
-        strip_prompt: see there.
-        stream: see there.
-        max_length: see there.
-        max_new_tokens: see there.
-        num_return_sequences: see there.
-        drafts: the arguments about drafts, by name.
+        stop_token_ids: ids that end a row, "auto" for those of the preprocessor, None for none.
+        stop: string or strings that end a row; None for those of generation_config.json.
+        strip_prompt: leave the prompt out of the result.
+        stream: function that gets a row's number and its new piece of text.
+        max_length: most tokens of a row, the prompt included.
+        max_new_tokens: most tokens behind the prompt, in place of `max_length`.
+        num_return_sequences: continuations of each prompt.
+        drafts: `assistant`, `num_assistant_tokens` and `prompt_lookup_num_tokens`, by name.
 
     Raises:
         InputError: for values out of range, or two lengths.

@@ -139,7 +139,7 @@ def read_folder(
 
 
 def _list(root: Path) -> tuple[Listing, list[str]]:
-    """Returns what is below root.
+    """Lists the images and the other files below root.
 
     Returns:
         Parts of every image's path, (*parts, "") for a folder; and paths of other files in folders,
