@@ -107,6 +107,19 @@ def load(
         fill()
     if empty and cls is not owner and settings.get("compile", True):
         model.compile_by_default()
+    asked = {*owner.config_class.__dataclass_fields__, *(takes if cls is not owner else ())}
+    assumed = {
+        name: value
+        for name, value in checkpoint.assumed.items()
+        if name in asked and name not in overrides
+    }
+    if assumed:
+        warnings.warn(
+            f"{preset} does not say all of its architecture; assumed: "
+            f"{', '.join(f'{name}={value!r}' for name, value in assumed.items())}; give them to "
+            "from_preset if the model differs",
+            stacklevel=3,
+        )
     if checkpoint.notice and checkpoint.notice_part in (None, *skip):
         warnings.warn(f"{preset}: {checkpoint.notice}", stacklevel=3)
     if checkpoint.left_out and checkpoint.kind != "kmodels":

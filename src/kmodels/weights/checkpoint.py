@@ -33,6 +33,8 @@ class SourceCheckpoint:
         takes: what the model reads, for the warning of parts that are left out.
         notice: what the user is told when a model is made from it; None for nothing.
         notice_part: prefix of variables, where that is told only to those whose model lacks them.
+        assumed: settings of the backbone or the task that nothing in the file says; a warning names
+            those that the caller does not give.
     """
 
     path: Path
@@ -50,3 +52,4 @@ class SourceCheckpoint:
     takes: str = "text"
     notice: str | None = None
     notice_part: str | None = None
+    assumed: Mapping[str, Any] = field(default_factory=dict)

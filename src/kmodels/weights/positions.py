@@ -5,6 +5,7 @@ on each backend, and independent of it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -107,16 +108,28 @@ def fit_positions(table: LazyArray, old: Grid, new: Grid, prefix: int, method: M
     return table.map(shape, lambda x: resize_positions(x, old, new, prefix, method))
 
 
-def square_grid(rows: int, name: str) -> Grid:
-    """Returns the grid of a table that belongs to a square image.
+def table_grid(name: str, rows: int, fronts: Sequence[int], grids: Sequence[Grid]) -> Grid:
+    """Returns the grid of a table of positions.
+
+    Args:
+        name: of the table, for the error.
+        rows: rows of the table.
+        fronts: numbers of rows that may belong to no patch, the usual one first.
+        grids: grids that are told or given; one that fits the rows counts before a square.
 
     Raises:
-        InputError: where no square has this many rows.
+        InputError: where no grid fits, and the usual rows in front leave no square.
     """
-    side = math.isqrt(rows)
-    if side * side != rows:
+    for grid in grids:
+        if rows - grid[0] * grid[1] in fronts:
+            return grid
+    patches = rows - fronts[0]
+    side = math.isqrt(max(patches, 0))
+    if not side or side * side != patches:
+        front = f" and {fronts[0]} in front" if fronts[0] else ""
+        choice = ", or position_over_prefix=False if none are in front" if 0 in fronts[1:] else ""
         raise InputError(
-            f"{name} has {rows} rows for patches, which is no square; "
-            "give image_shape=(height, width, channels) of the file in its config"
+            f"{name} has {rows} rows, which is no square{front}; give "
+            f"image_shape=(height, width, channels) of the file{choice}"
         )
     return side, side

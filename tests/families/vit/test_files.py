@@ -1,9 +1,11 @@
 """Files of other packages and ours: what is read, what is refused by its name, what is written."""
 
 import functools
+import inspect
 import json
 import logging
 import shutil
+import warnings
 from importlib import import_module
 
 import keras
@@ -16,7 +18,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models import DINOV2Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
 from kmodels.models.vit.presets import PRESETS
-from kmodels.models.vit.weights import augreg
+from kmodels.models.vit.weights import augreg, timm_names
 from kmodels.models.vit.weights import timm as weights_timm
 from kmodels.weights import (
     LazyArray,
@@ -186,17 +188,62 @@ def test_names_of_published_files(references, tmp_path, case, kind, old, new, na
     same(kind.from_preset(folder), kind.from_preset(source))
 
 
-def test_a_bare_timm_file_tells_all_but_the_heads(tmp_path):
+def bare(path, model, drop=()):
+    """Writes a model as a file of timm without its config.json."""
+    tensors = export(model, weights_timm.rules(model.backbone.config))
+    write_safetensors(path, {name: x for name, x in tensors.items() if name not in drop})
+    return path
+
+
+def test_a_bare_timm_file_tells_all_but_what_its_name_does(tmp_path):
     model = made(image_shape=(24, 24, 3))
-    file = tmp_path / "vit.safetensors"
-    write_safetensors(file, export(model, weights_timm.rules(model.backbone.config)))
-    refused("width of 16 has; give num_heads", ViTImageClassifier.from_preset, file)
-    with pytest.warns(UserWarning, match="vit.safetensors does not say how its images are norm"):
+    file = bare(tmp_path / "vit.safetensors", model)
+    refused(
+        "'vit' is no architecture of timm's.*give num_heads", ViTImageClassifier.from_preset, file
+    )
+    with pytest.warns(UserWarning) as caught:
         again = ViTImageClassifier.from_preset(file, num_heads=2)
+    told = " ".join(str(one.message) for one in caught)
+    assert "vit.safetensors does not say how its images are" in told
+    assumed = (
+        "assumed: layer_norm_epsilon=1e-06, approximate_gelu=False, pooling='token'; give them"
+    )
+    assert assumed in told
     assert again.preprocessor is None and bits(again) == bits(model)
-    named = file.rename(tmp_path / "vit_mine_patch8_siglip_24.safetensors")
-    found = ViTImageClassifier.from_preset(named, num_heads=2).preprocessor
-    assert (found.mean, found.std) == ((0.5,) * 3, (0.5,) * 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given = {"layer_norm_epsilon": 1e-5, "approximate_gelu": True, "pooling": "gap"}
+        again = ViTImageClassifier.from_preset(file, num_heads=2, preprocessor=None, **given)
+    assert again.pooling == "gap" and again.backbone.config.layer_norm_epsilon == 1e-5
+    with pytest.warns(UserWarning, match="approximate_gelu=False; give"):
+        ViTBackbone.from_preset(file, num_heads=2)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_positions_of_images_that_are_not_square(tmp_path, suffix):
+    """14 x 16 patches and a class token are as many rows as 15 x 15 patches."""
+    model = made(image_shape=(28, 32, 3), patch_size=2, num_heads=3, hidden_dim=24)
+    file = tmp_path / f"vit_tiny_patch16_224{suffix}"
+    if suffix == ".npz":
+        names = ("", "Transformer/posembed_input/pos_embedding", False)
+        tensors = export(model, augreg.rules(model.backbone.config, *names))
+        np.savez(file, **{name: x.read() for name, x in tensors.items()})
+    else:
+        bare(file, model)
+    read = functools.partial(ViTImageClassifier.from_preset, file, preprocessor=None)
+    refused("225 rows, which is no square and 1 in front; give image_shape=", read)
+    again = read(image_shape=(28, 32, 3))
+    assert again.backbone.config.image_shape == (28, 32, 3) and bits(again) == bits(model)
+    if suffix == ".safetensors":
+        # The positions of these architectures belong to patches alone.
+        other = file.rename(tmp_path / "vit_mine.safetensors")
+        given = {"layer_norm_epsilon": 1e-6, "approximate_gelu": False, "num_heads": 3}
+        read = functools.partial(ViTBackbone.from_preset, other, **given)
+        refused("give image_shape=.* of the file, or position_over_prefix=False", read)
+        assert read(position_over_prefix=False).config.image_shape == (30, 30, 3)
+        file = other.rename(tmp_path / "deit3_base_patch16_224.safetensors")
+        config = ViTBackbone.from_preset(file, num_heads=3).config
+        assert config.image_shape == (30, 30, 3) and not config.position_over_prefix
 
 
 def test_a_bare_file_is_normalised_by_its_name_or_not_at_all():
@@ -227,16 +274,53 @@ def test_names_are_normalised_as_timm_normalises_them():
     assert known > 60
 
 
-def test_the_heads_of_known_timm_architectures():
-    heads = {
-        ("vit_small_patch16_224", 384): 6,
-        ("vit_base_patch16_gap_224", 768): 16,
-        ("vit_so400m_patch14_siglip_224", 1152): 16,
-        ("vit_giantopt_patch16_siglip_256", 1536): 16,
-        ("vit_huge_patch14_224", 1280): 16,
-    }
-    for (name, width), number in heads.items():
-        assert weights_timm.heads(None, name, width) == number
+@pytest.mark.needs("timm")
+def test_every_architecture_of_timm_is_known_or_refused_by_its_name(monkeypatch):
+    """timm's functions are called without making their models."""
+    timm = import_module("timm")
+    names = timm.list_models(["vit_*", "deit*", "eva*", "flexivit_*", "*dinov3*", "naflexvit_*"])
+    assert {*timm_names.ARCHITECTURES, *timm_names.LACKING} == set(names)
+    assert not timm_names.ARCHITECTURES.keys() & timm_names.LACKING.keys()
+    for name in names:
+        if name in timm_names.LACKING:
+            refused(
+                f"{name} has .*which kmodels does not support", timm_names.architecture, "x", name
+            )
+            continue
+        maker, asked = timm.model_entrypoint(name), {}
+        module = import_module(maker.__module__)
+
+        def build(cls, variant, pretrained=False, asked=asked, **arguments):
+            asked.update(arguments, cls=cls)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "build_model_with_cfg", build)
+            maker()
+        config = asked.pop("cfg", None)
+        asked |= {} if config is None else vars(config)
+        known = timm_names.architecture("x", f"{name}.some_tag")
+        usual = {}
+        for cls in reversed(asked["cls"].__mro__[:-1]):
+            parameters = inspect.signature(cls.__init__).parameters
+            usual |= {key: parameter.default for key, parameter in parameters.items()}
+        if config is not None:
+            usual |= vars(type(config)())
+        get = {**usual, **asked}.get
+        norm = get("norm_layer")
+        assert known.num_heads == get("num_heads"), name
+        assert known.pooling == get("global_pool"), name
+        epsilon = {"dinov3": 1e-5, "perception": 1e-5}.get(known.form, known.epsilon)
+        assert epsilon == (norm.keywords["eps"] if norm else 1e-6), name
+        gated = known.form == "vit" and get("mlp_layer") != usual["mlp_layer"]
+        assert known.activation == ("silu" if gated else get("act_layer") or "gelu"), name
+        if known.form != "naflex":
+            assert known.no_embed_class == get("no_embed_class"), name
+        form = {"Eva": "dinov3" if get("rope_type") == "dinov3" else "perception"}
+        form |= {"NaFlexVit": "naflex"}
+        assert known.form == form.get(asked["cls"].__name__, "vit"), name
+        for part in ("block_fn", "attn_layer", "embed_layer", "num_kv_heads", "scale_mlp"):
+            value, default = get(part), usual.get(part)
+            assert value in (default, None), (name, part)
 
 
 # === What is refused ===
@@ -303,7 +387,14 @@ UNFIT = {
             "global_pool is 'catavgmax'; known: token, avg, max, avgmax",
         ),
         ({"pool_include_prefix": True}, "pool_include_prefix=True has no counterpart"),
-        ({"num_heads": None}, "does not say how many heads a width of 24 has; give num_heads"),
+        (
+            {"architecture": "vit_mine", "model_args": {"num_heads": None}},
+            "'vit_mine' is no architecture of timm's.*give num_heads",
+        ),
+        (
+            {"architecture": "vit_base_patch16_rpn_224"},
+            "vit_base_patch16_rpn_224 has norms after the branches, which kmodels does not support",
+        ),
     ],
     "vit_recent/timm_dinov3": [
         ({"num_kv_heads": 1}, "num_kv_heads=1 has no counterpart in the model")

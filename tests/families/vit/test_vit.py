@@ -360,7 +360,7 @@ def test_a_resized_copy_is_what_timm_makes_of_its_own(tmp_path, size, patch):
     theirs = timm.models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1, num_classes=3
     ).eval()
-    file = tmp_path / "vit_tiny_patch8_32.augreg.safetensors"
+    file = tmp_path / "vit_tiny_patch16_224.augreg_in21k.safetensors"
     import_module("safetensors.torch").save_file(theirs.state_dict(), file)
     ours = ViTImageClassifier.from_preset(file, num_heads=1).resized(size, patch)
     theirs.set_input_size(size, patch and (patch, patch))

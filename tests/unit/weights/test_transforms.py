@@ -10,7 +10,7 @@ from PIL import Image
 from scipy import ndimage
 
 from kmodels.weights import Transform, identity, patch_kernel, prepend_zeros, reshape, transpose
-from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, square_grid
+from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, table_grid
 from kmodels.weights.transforms import source_shape, split_points
 from refusals import refused
 
@@ -105,6 +105,26 @@ def test_prefix_rows_stay_and_axes_are_not_swapped():
     np.testing.assert_allclose(resized[0:3, 0, 0], [0, 0.25, 0.75], atol=1e-6)
 
 
-def test_a_table_of_no_square_says_what_is_missing():
-    assert square_grid(49, "pos") == (7, 7)
-    refused("pos has 50 rows for patches, which is no square", square_grid, 50, "pos")
+@pytest.mark.parametrize(
+    ("rows", "fronts", "grids", "expected"),
+    [
+        (49, (0,), [], (7, 7)),
+        (50, (1,), [], (7, 7)),
+        (51, (2, 0), [], (7, 7)),
+        # 14 x 16 patches and a class token are as many rows as 15 x 15 patches.
+        (225, (0,), [], (15, 15)),
+        (225, (1, 0), [], "225 rows, which is no square and 1 in front; give image_shape="),
+        (225, (1, 0), [], "of the file, or position_over_prefix=False if none are in front"),
+        (225, (1, 0), [(14, 16)], (14, 16)),
+        (225, (1, 0), [(15, 15)], (15, 15)),
+        (225, (1,), [(15, 15)], "225 rows, which is no square and 1 in front"),
+        (197, (1, 0), [(14, 16), (9, 9)], (14, 14)),
+        (50, (0,), [], "pos has 50 rows, which is no square; give image_shape="),
+        (1, (1,), [], "pos has 1 rows"),
+    ],
+)
+def test_the_grid_of_a_table_is_one_that_fits_or_a_square(rows, fronts, grids, expected):
+    if isinstance(expected, str):
+        refused(expected, table_grid, "pos", rows, fronts, grids)
+    else:
+        assert table_grid("pos", rows, fronts, grids) == expected

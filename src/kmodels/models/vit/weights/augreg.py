@@ -18,7 +18,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.heads import attention
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_npz, reshape
-from kmodels.weights.positions import square_grid
+from kmodels.weights.positions import table_grid
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 
@@ -75,7 +75,7 @@ def open_checkpoint(
     Args:
         path: path of the file.
         description: unused; there is no config beside such a file.
-        given: unused; the file says it all.
+        given: fields of the config that the user gives, of which the image size may be needed.
         weights: unused; the shapes in the file are needed for the architecture, too.
 
     Raises:
@@ -94,7 +94,7 @@ def open_checkpoint(
     positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     if (absent := prefix + positions) not in tensors:
         raise InputError(f"{path} has no {absent}; only learned position embeddings are supported")
-    backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision)
+    backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision, given)
     config = ViTConfig(**backbone)
     has_class = config.use_class_token
     head = tensors.get(f"{prefix}head/kernel")
@@ -143,7 +143,12 @@ def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 
 
 def _backbone(
-    path: Path, tensors: Mapping[str, LazyArray], prefix: str, positions: str, big_vision: bool
+    path: Path,
+    tensors: Mapping[str, LazyArray],
+    prefix: str,
+    positions: str,
+    big_vision: bool,
+    given: Mapping[str, Any],
 ) -> dict[str, Any]:
     block = f"{prefix}Transformer/encoderblock_"
     layers = {int(m[1]) for x in tensors if (m := re.match(rf"{re.escape(block)}(\d+)/", x))}
@@ -154,8 +159,13 @@ def _backbone(
     patch, _, channels, width = tensors[f"{prefix}embedding/kernel"].shape
     rows = tensors[positions].shape[1]
     has_class = f"{prefix}cls" in tensors
-    over = has_class and round(rows**0.5) ** 2 != rows
-    grid = square_grid(rows - int(over), f"{path}: {positions}")
+    shape = given.get("image_shape")
+    grids = [(shape[0] // patch, shape[1] // patch)] if shape else []
+    # big_vision adds the positions before the class token, vision_transformer after it.
+    fronts = (0,) if not has_class else (0, 1) if big_vision else (1, 0)
+    if "position_over_prefix" in given:
+        fronts = (int(has_class and given["position_over_prefix"]),)
+    grid = table_grid(f"{path}: {positions}", rows, fronts, grids)
     return {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
         "patch_size": patch,
@@ -165,6 +175,6 @@ def _backbone(
         "mlp_dim": tensors[up].shape[1],
         "layer_norm_epsilon": 1e-6,
         "use_class_token": has_class,
-        "position_over_prefix": bool(over) or not has_class,
+        "position_over_prefix": rows > grid[0] * grid[1] or not has_class,
         "position_interpolation": "bilinear",
     }

@@ -1,7 +1,7 @@
 """timm's DINOv3 and Perception Encoder, which it makes of its EVA: safetensors, as in `timm`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,10 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import timm
+from kmodels.models.vit.weights.timm_names import FORMS, architecture, form_of
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.positions import Grid
 
-DINOV3 = re.compile(r"vit_\w+_patch\d+_dinov3(_qkvb)?(\..*)?")
-PERCEPTION = re.compile(r"vit_pe_(core|lang|spatial)_[a-z]+_patch(\d+)_(\d+)(\..*)?")
-# Heads by width where it is not width / 64; Perception Encoder's largest is the second.
-HEADS = {4096: 32, 1536: 16}
 # The norms of both, and the heads of Perception Encoder's pooling, which no tensor tells.
 EPSILON, POOLING_HEADS = 1e-5, 8
 # Sides in pixels that timm names for DINOv3, where a file does not say.
@@ -65,7 +62,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     if not path.is_dir() and path.suffix != ".safetensors":
         return False
     name = str(description.get("architecture", "" if path.is_dir() else path.stem))
-    return any(pattern.fullmatch(name) for pattern in (DINOV3, PERCEPTION))
+    return form_of(name) in ("dinov3", "perception")
 
 
 def open_checkpoint(
@@ -87,21 +84,22 @@ def open_checkpoint(
     if absent := [name for name in needed if name not in tensors]:
         raise InputError(f"{path} is not one of timm's EVAs: it lacks {', '.join(absent)}")
     name = str(description.get("architecture", path.stem))
-    arguments = {**description.get("model_args", {})}
-    arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
+    known = architecture(path, name)
+    arguments = timm.arguments_of(path, name, known, description, given)
     timm.refuse_unknown(path, arguments, UNKNOWN)
-    backbone = _backbone(path, name, arguments, description, tensors)
+    backbone = _backbone(path, name, arguments, given, description, tensors)
     config = ViTConfig(**backbone)
     pictures = timm.pictures_of(name, description, config)
     return SourceCheckpoint(
         path=path,
         kind="timm",
         backbone=backbone,
-        task=timm.task_of(path, description, arguments, tensors),
+        task=timm.task_of(path, arguments, tensors),
         **preprocessing(path, pictures),
         tensors=tensors,
         rules=rules(config),
         fit=fitting(config, "pos_embed"),
+        assumed=timm.assumed(known, arguments, {}, tensors),
     )
 
 
@@ -109,27 +107,24 @@ def _backbone(
     path: Path,
     name: str,
     arguments: dict[str, Any],
+    given: dict[str, Any],
     description: dict[str, Any],
     tensors: Mapping[str, LazyArray],
 ) -> dict[str, Any]:
-    width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
-    if patch != other:
-        raise InputError(
-            f"{path}: patches of {(patch, other)} pixels; only square ones are supported"
-        )
+    width, channels, patch = timm.patches_of(path, tensors)
     layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     has_class = "cls_token" in tensors
     gated = "blocks.0.mlp.fc1_g.weight" in tensors
-    grid, over = _grid(path, patch, arguments, description, tensors)
+    shapes = timm.shapes_of(arguments, description, given)
+    grid, over = _grid(path, patch, shapes, arguments, tensors)
     first = tensors[f"blocks.0.mlp.{'fc1_g' if gated else 'fc1'}.weight"]
     pooling = tensors.get("attn_pool.mlp.fc1.weight")
-    heads = arguments["num_heads"] or HEADS.get(width) or timm.heads(path, "", width)
     return {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
         "patch_size": patch,
         "num_layers": len(layers),
-        "num_heads": heads,
+        "num_heads": arguments["num_heads"],
         "hidden_dim": width,
         "mlp_dim": first.shape[0],
         "layer_norm_epsilon": EPSILON,
@@ -167,7 +162,7 @@ def _rotary(name: str, arguments: dict[str, Any], has_class: bool) -> dict[str, 
     """Returns the rotary embedding: what the file says, or else that of the architecture."""
     get = arguments.get
     moves = {ours: get(theirs) for ours, theirs in MOVES.items()}
-    if (found := PERCEPTION.fullmatch(name)) is None:
+    if (found := FORMS["perception"].fullmatch(name.partition(".")[0])) is None:
         return {"rope_theta": float(get("rope_temperature", 100.0)), **moves}
     # Angles are those of the images that the name says, whatever the size of these.
     rows = int(found[3]) // int(found[2])
@@ -184,17 +179,16 @@ def _rotary(name: str, arguments: dict[str, Any], has_class: bool) -> dict[str, 
 def _grid(
     path: Path,
     patch: int,
-    arguments: dict[str, Any],
-    description: dict[str, Any],
+    shapes: Sequence[Sequence[int]],
+    arguments: Mapping[str, Any],
     tensors: Mapping[str, LazyArray],
 ) -> tuple[Grid, bool]:
     """Returns the grid, and whether the positions have rows for the class token."""
-    size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
-    size = size[-2:] if isinstance(size, list | tuple) else (size, size)
-    told = (size[0] // patch, size[1] // patch) if size[0] else None
     if (table := tensors.get("pos_embed")) is None:
-        return told or (SIDE // patch, SIDE // patch), True
+        height, width = shapes[0] if shapes else (SIDE, SIDE)
+        return (height // patch, width // patch), True
     special = int("cls_token" in tensors)
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    grid = timm.grid_of(path, told, table.shape[1], special, registers)
-    return grid, table.shape[1] > grid[0] * grid[1]
+    rows = table.shape[1]
+    grid = timm.grid_of(path, shapes, patch, rows, special, registers, arguments)
+    return grid, rows > grid[0] * grid[1]

@@ -1,7 +1,8 @@
 """timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights.timm_names import LACKING, Architecture, architecture
 from kmodels.weights import (
     LazyArray,
     Rule,
@@ -18,18 +20,11 @@ from kmodels.weights import (
     read_safetensors,
     transpose,
 )
-from kmodels.weights.positions import Grid, square_grid
+from kmodels.weights.positions import Grid, table_grid
 
-# Heads by width where it is not width / 64.
-HEADS = {1280: 16, 1408: 16, 1664: 16, 1152: 16}
-# Architectures whose heads do not follow from the width.
-HEADS_BY_NAME = {"vit_base_patch16_gap_224": 16, "vit_giantopt": 16}
 ACTIVATIONS: dict[str, bool | str] = {"gelu": False, "gelu_tanh": True, "quick_gelu": "sigmoid"}
-TANH_NAMES = re.compile(
-    r"vit_(base_patch32|large_patch16_siglip(_gap)?_512|so400m_patch16|giantopt)"
-)
-# The one of timm's gated MLPs whose gate comes first and goes through SiLU.
-SWIGLU_NAMES = re.compile(r"vit_giant_patch14_(reg4_)?dinov2")
+# Fields that only the name or config.json tells, and what is assumed where neither does.
+UNTOLD = {"layer_norm_epsilon": 1e-6, "approximate_gelu": False}
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -60,6 +55,9 @@ UNKNOWN = {
     "attn_layer": ("", None),
     "block_fn": ("", None),
     "mlp_layer": ("", None),
+    "norm_layer": ("", None),
+    "embed_layer": ("", None),
+    "embed_norm_layer": ("", None),
 }
 # As timm says it; DeiT's classifier with two heads calls itself "token".
 POOLINGS = {"token": "token", "avg": "gap", "max": "max", "avgmax": "avgmax", "map": "map"}
@@ -120,7 +118,8 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     """Returns whether this is timm's: a bare safetensors file, or a directory that says so."""
     if not path.is_dir():
         return path.suffix == ".safetensors"
-    return bool(re.match(r"(vit|deit|deit3|flexivit)_", str(description.get("architecture", ""))))
+    name = str(description.get("architecture", ""))
+    return name in LACKING or bool(re.match(r"(vit|deit|deit3|flexivit|eva_large)_", name))
 
 
 def open_checkpoint(
@@ -137,15 +136,16 @@ def open_checkpoint(
     Raises:
         InputError: for variants that the model has no counterpart for.
     """
+    name = str(description.get("architecture", path.stem))
+    known = architecture(path, name)
     tensors = read_safetensors(path)
     if absent := [name for name in ("patch_embed.proj.weight", "pos_embed") if name not in tensors]:
         raise InputError(f"{path} is not a timm ViT: it lacks {', '.join(absent)}")
-    name = str(description.get("architecture", path.stem))
-    arguments = {**description.get("model_args", {})}
-    arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
+    arguments = arguments_of(path, name, known, description, given)
     refuse_unknown(path, arguments, UNKNOWN)
-    _check_activation(path, name, arguments)
-    backbone = _backbone(path, name, arguments, description, tensors)
+    backbone = _backbone(path, arguments, given, description, tensors)
+    # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
+    backbone |= {} if known is None else {"layer_norm_epsilon": known.epsilon}
     config = ViTConfig(**backbone)
     tensors = with_zero_biases(tensors, config)
     pictures = pictures_of(name, description, config)
@@ -153,12 +153,77 @@ def open_checkpoint(
         path=path,
         kind="timm",
         backbone=backbone,
-        task=task_of(path, description, arguments, tensors),
+        task=task_of(path, arguments, tensors),
         **preprocessing(path, pictures),
         tensors=tensors,
         rules=rules(config),
         fit=fitting(config, "pos_embed"),
+        assumed=assumed(known, arguments, backbone, tensors),
     )
+
+
+def arguments_of(
+    path: Path,
+    name: str,
+    known: Architecture | None,
+    description: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns timm's arguments of a model: those in config.json, else those of the architecture.
+
+    Args:
+        path: for the error.
+        name: of the architecture.
+        known: what it says, or None.
+        description: the object in config.json; empty for a bare file.
+        given: fields of the config that the caller gives.
+
+    Raises:
+        InputError: where nothing tells the number of heads.
+    """
+    arguments = dict(description.get("model_args") or {})
+    usual = {}
+    if known is not None:
+        usual = {
+            "num_heads": known.num_heads,
+            "global_pool": description.get("global_pool") or known.pooling,
+            "act_layer": known.activation,
+            "no_embed_class": known.no_embed_class,
+        }
+    found = {**usual, **{key: value for key, value in arguments.items() if value is not None}}
+    if (heads := given.get("num_heads") or found.get("num_heads")) is None:
+        raise InputError(
+            f"{path}: {name!r} is no architecture of timm's, so nothing says how many heads it "
+            "has; give num_heads, or name the file after its architecture, such as "
+            "vit_base_patch16_224.safetensors"
+        )
+    if "position_over_prefix" in given:
+        found["no_embed_class"] = not given["position_over_prefix"]
+    return {"global_pool": description.get("global_pool"), **found, "num_heads": heads}
+
+
+def assumed(
+    known: Architecture | None,
+    arguments: Mapping[str, Any],
+    backbone: Mapping[str, Any],
+    tensors: Mapping[str, LazyArray],
+) -> dict[str, Any]:
+    """Returns the settings that neither name, nor config.json, nor tensors tell.
+
+    Args:
+        known: what the name says, or None.
+        arguments: timm's arguments of the model.
+        backbone: fields of the config.
+        tensors: those of the file.
+    """
+    if known is not None:
+        return {}
+    fields = {name: backbone[name] for name in UNTOLD}
+    if arguments.get("act_layer"):
+        del fields["approximate_gelu"]
+    if arguments.get("global_pool") or "attn_pool.latent" in tensors:
+        return fields
+    return {**fields, "pooling": POOLINGS[_pooling_by_tensors(tensors)]}
 
 
 def statistics_of(name: str, description: dict[str, Any], channels: int) -> Statistics | None:
@@ -188,44 +253,30 @@ def refuse_unknown(
             raise InputError(f"{path}: {key}={arguments[key]!r} has no counterpart in the model")
 
 
-def _check_activation(path: Path, name: str, arguments: Mapping[str, Any]) -> None:
-    activation = arguments.get("act_layer") or "gelu"
-    if activation not in ACTIVATIONS and not SWIGLU_NAMES.match(name):
-        raise InputError(f"{path}: act_layer is {activation!r}; known: {', '.join(ACTIVATIONS)}")
-
-
 def _backbone(
     path: Path,
-    name: str,
     arguments: dict[str, Any],
+    given: dict[str, Any],
     description: dict[str, Any],
     tensors: Mapping[str, LazyArray],
 ) -> dict[str, Any]:
-    width, channels, patch, other = tensors["patch_embed.proj.weight"].shape
-    if patch != other:
-        raise InputError(
-            f"{path}: patches of {(patch, other)} pixels; only square ones are supported"
-        )
+    width, channels, patch = patches_of(path, tensors)
+    gated = _is_gated(path, arguments, tensors)
     layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
     has_class, distilled = "cls_token" in tensors, "dist_token" in tensors
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    special = int(has_class) + int(distilled)
     rows = tensors["pos_embed"].shape[1]
-    size = arguments.get("img_size") or description.get("pretrained_cfg", {}).get("input_size")
-    size = size[-2:] if isinstance(size, list | tuple) else (size, size)
-    told = (size[0] // patch, size[1] // patch) if size[0] else None
-    grid = grid_of(path, told, rows, special, registers)
-    gated = _is_gated(path, name, tensors)
-    activation = arguments.get("act_layer") or _activation_by_name(name)
+    special = int(has_class) + int(distilled)
+    shapes = shapes_of(arguments, description, given)
+    grid = grid_of(path, shapes, patch, rows, special, registers, arguments)
     return {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
         "patch_size": patch,
         "num_layers": len(layers),
-        "num_heads": arguments["num_heads"] or heads(path, name, width),
+        "num_heads": arguments["num_heads"],
         "hidden_dim": width,
         "mlp_dim": _mlp_dim(tensors, width) // (2 if gated else 1),
-        # The CLIP and BEiT-3 ancestors of some checkpoints normed with PyTorch's own 1e-5.
-        "layer_norm_epsilon": 1e-5 if "_clip_" in name else 1e-6,
+        "layer_norm_epsilon": UNTOLD["layer_norm_epsilon"],
         "use_patch_bias": "patch_embed.proj.bias" in tensors,
         "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
         "use_mlp_bias": "blocks.0.mlp.fc1.bias" in tensors,
@@ -238,47 +289,101 @@ def _backbone(
         "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
         "pre_norm": "norm_pre.weight" in tensors,
         "final_norm": "norm.weight" in tensors,
-        "approximate_gelu": False if gated else ACTIVATIONS[activation],
+        "approximate_gelu": gelu_of(path, arguments, gated),
         "use_swiglu_ffn": gated,
     }
 
 
-def grid_of(path: Path, told: Grid | None, rows: int, special: int, registers: int) -> Grid:
-    """Returns the grid of a table of positions: what is told, or a square.
+def patches_of(path: Path, tensors: Mapping[str, LazyArray]) -> tuple[int, int, int]:
+    """Returns the width of the model, its channels and the side of its patches.
+
+    Args:
+        path: for the error.
+        tensors: those of the file.
+
+    Raises:
+        InputError: for patches that are not square.
+    """
+    shape = tensors["patch_embed.proj.weight"].shape
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise InputError(f"{path}: patches of {shape[2:]} pixels; only square ones are supported")
+    return shape[0], shape[1], shape[2]
+
+
+def shapes_of(
+    arguments: Mapping[str, Any], description: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[Sequence[int]]:
+    """Returns the sizes in pixels, (height, width), that the positions may belong to.
+
+    Args:
+        arguments: timm's arguments of the model.
+        description: the object in config.json; empty for a bare file.
+        given: fields of the config that the caller gives.
+    """
+    size = arguments.get("img_size") or (description.get("pretrained_cfg") or {}).get("input_size")
+    sizes: list[Any] = [size[-2:] if isinstance(size, list | tuple) else (size, size)]
+    shape = given.get("image_shape")
+    return [*(sizes if size else ()), *(() if shape is None else (shape[:2],))]
+
+
+def grid_of(
+    path: Path,
+    shapes: Sequence[Sequence[int]],
+    patch: int,
+    rows: int,
+    special: int,
+    registers: int,
+    arguments: Mapping[str, Any],
+) -> Grid:
+    """Returns the grid of a table of positions: of an image size that fits it, or a square.
 
     Args:
         path: for messages.
-        told: by the image size in the description, which may be that of another table.
+        shapes: sizes that are told or given; either may be that of another table.
+        patch: side of a patch in pixels.
         rows: rows of the table.
         special: class and distillation tokens.
         registers: registers of the model.
+        arguments: timm's, of which `no_embed_class` counts if it is there.
 
     Raises:
-        InputError: for a table that covers the registers.
+        InputError: for a table that covers the registers, or one of no known shape.
     """
-    grid = told
-    if grid is None or rows - grid[0] * grid[1] not in (0, special, special + registers):
-        over = 0 if _is_square(rows) else special
-        grid = square_grid(rows - over, f"{path}: pos_embed")
-    left = rows - grid[0] * grid[1]
-    if (left and left != special) or (left and registers):
-        raise InputError(
-            f"{path}: the positions cover the registers; only no_embed_class=True is supported"
-        )
-    return grid
+    grids = [(height // patch, width // patch) for height, width in shapes]
+    told = arguments.get("no_embed_class")
+    fronts = (special, 0) if told is None else (0,) if told else (special,)
+    try:
+        return table_grid(f"{path}: pos_embed", rows, fronts, grids)
+    except InputError:
+        patches = max(rows - special - registers, 0)
+        sizes = {grid[0] * grid[1] for grid in grids} | {math.isqrt(patches) ** 2}
+        if not registers or patches not in sizes:
+            raise
+    raise InputError(
+        f"{path}: the positions cover the registers; only no_embed_class=True is supported"
+    )
 
 
-def _is_square(number: int) -> bool:
-    return round(number**0.5) ** 2 == number
+def gelu_of(path: Path, arguments: Mapping[str, Any], gated: bool = False) -> bool | str:
+    """Returns the form of GELU that timm's `act_layer` means; a gated MLP has none.
+
+    Args:
+        path: for the error.
+        arguments: timm's arguments of the model.
+        gated: whether the MLP is gated.
+
+    Raises:
+        InputError: for another activation.
+    """
+    activation = arguments.get("act_layer") or "gelu"
+    if gated:
+        return False
+    if activation not in ACTIVATIONS:
+        raise InputError(f"{path}: act_layer is {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
 
 
-def _activation_by_name(name: str) -> str:
-    if "quickgelu" in name:
-        return "quick_gelu"
-    return "gelu_tanh" if "siglip" in name and TANH_NAMES.match(name) else "gelu"
-
-
-def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
+def _is_gated(path: Path, arguments: Mapping[str, Any], tensors: Mapping[str, LazyArray]) -> bool:
     """Returns whether the first layer of the MLP is twice as wide as the second is deep.
 
     Raises:
@@ -287,10 +392,10 @@ def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
     first, second = (tensors.get(f"blocks.0.mlp.fc{x}.weight") for x in (1, 2))
     if first is None or second is None or first.shape[0] != 2 * second.shape[1]:
         return False
-    if not SWIGLU_NAMES.match(name):
+    if arguments.get("act_layer") != "silu":
         raise InputError(
             f"{path} has a gated MLP, which is supported only for vit_giant_patch14_dinov2 and "
-            "its sibling with registers"
+            "others of that shape; name the file after its architecture"
         )
     return True
 
@@ -298,18 +403,6 @@ def _is_gated(path: Path, name: str, tensors: Mapping[str, LazyArray]) -> bool:
 def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
     found = tensors.get("blocks.0.mlp.fc1.weight")
     return found.shape[0] if found is not None else 4 * width
-
-
-def heads(path: Path, name: str, width: int) -> int:
-    """Returns the heads of a timm architecture of this width, where the file does not say."""
-    for start, number in HEADS_BY_NAME.items():
-        if name.startswith(start):
-            return number
-    if width in HEADS:
-        return HEADS[width]
-    if width % 64 == 0 and width >= 192:
-        return width // 64
-    raise InputError(f"{path} does not say how many heads a width of {width} has; give num_heads")
 
 
 def pictures_of(name: str, description: dict[str, Any], config: ViTConfig) -> dict[str, Any] | None:
@@ -330,26 +423,19 @@ def pictures_of(name: str, description: dict[str, Any], config: ViTConfig) -> di
 
 
 def task_of(
-    path: Path,
-    description: dict[str, Any],
-    arguments: dict[str, Any],
-    tensors: Mapping[str, LazyArray],
+    path: Path, arguments: Mapping[str, Any], tensors: Mapping[str, LazyArray]
 ) -> dict[str, Any]:
     """Returns the settings of the task: what is said, or what tensors tell.
 
     Args:
         path: for messages.
-        description: the object in config.json; empty for a bare file.
-        arguments: those of the architecture in it.
-        tensors: the file's.
+        arguments: timm's arguments of the model.
+        tensors: those of the file.
 
     Raises:
         InputError: for a pooling that is not here.
     """
-    pooling = arguments.get("global_pool") or description.get("global_pool")
-    if pooling is None:
-        pooling = "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "avg"
-        pooling = "map" if "attn_pool.latent" in tensors else pooling
+    pooling = arguments.get("global_pool") or _pooling_by_tensors(tensors)
     distilled = pooling == "token" and "dist_token" in tensors
     if pooling not in POOLINGS:
         raise InputError(f"{path}: global_pool is {pooling!r}; known: {', '.join(POOLINGS)}")
@@ -359,6 +445,12 @@ def task_of(
         "pooling": "distilled" if distilled else POOLINGS[pooling],
         "pooled_norm": "fc_norm.weight" in tensors,
     }
+
+
+def _pooling_by_tensors(tensors: Mapping[str, LazyArray]) -> str:
+    if "attn_pool.latent" in tensors:
+        return "map"
+    return "token" if "cls_token" in tensors and "fc_norm.weight" not in tensors else "avg"
 
 
 def with_zero_biases(tensors: Mapping[str, LazyArray], config: ViTConfig) -> dict[str, LazyArray]:

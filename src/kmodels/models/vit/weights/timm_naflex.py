@@ -12,9 +12,9 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import timm
+from kmodels.models.vit.weights.timm_names import architecture, form_of
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 
-NAMES = re.compile(r"naflexvit_\w+(\..*)?")
 KERNEL, POSITIONS = "embeds.proj.weight", "embeds.pos_embed"
 # What timm holds inside its embedding, and what the other ViTs call it.
 EMBEDDING = {
@@ -45,8 +45,6 @@ UNKNOWN: dict[str, tuple[object, ...]] = {
     "attn_only_layer_scale": (False, None),
     "attn_pool_num_heads": (None,),
 }
-# Names of timm's whose positions keep the aspect ratio of an image, or turn with it.
-OTHERS = re.compile(r"naflexvit_\w*_(par|parfac|radio)_\w*(\..*)?")
 
 
 def rules(config: ViTConfig) -> list[Rule]:
@@ -65,7 +63,7 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
     if not path.is_dir() and path.suffix != ".safetensors":
         return False
     name = str(description.get("architecture", "" if path.is_dir() else path.stem))
-    return bool(NAMES.fullmatch(name))
+    return form_of(name) == "naflex"
 
 
 def open_checkpoint(
@@ -84,17 +82,12 @@ def open_checkpoint(
     """
     tensors = dict(read_safetensors(path))
     name = str(description.get("architecture", path.stem))
-    arguments = {**description.get("model_args", {})}
-    arguments["num_heads"] = given.get("num_heads") or arguments.get("num_heads")
+    known = architecture(path, name)
+    arguments = timm.arguments_of(path, name, known, description, given)
     timm.refuse_unknown(path, arguments, UNKNOWN)
     if absent := [x for x in (KERNEL, POSITIONS, "blocks.0.attn.qkv.weight") if x not in tensors]:
         raise InputError(
             f"{path} is not a naflexvit with learned positions: it lacks {', '.join(absent)}"
-        )
-    if OTHERS.fullmatch(name):
-        raise InputError(
-            f"{path}: {name} keeps the aspect ratio of its positions, which has no counterpart in "
-            "the model; give a naflexvit without par, parfac and radio in its name"
         )
     _, *grid, width = tensors[POSITIONS].shape
     rows = tensors[POSITIONS].map((1, math.prod(grid), width), lambda x: x.reshape(1, -1, width))
@@ -107,11 +100,12 @@ def open_checkpoint(
         path=path,
         kind="timm",
         backbone=backbone,
-        task=timm.task_of(path, description, arguments, {**tensors, **named}),
+        task=timm.task_of(path, arguments, {**tensors, **named}),
         **preprocessing(path, pictures),
         tensors=timm.with_zero_biases(tensors, config),
         rules=rules(config),
         fit=fitting(config, POSITIONS),
+        assumed=timm.assumed(known, arguments, backbone, {**tensors, **named}),
     )
 
 
@@ -126,11 +120,7 @@ def _backbone(
     width, numbers = tensors[KERNEL].shape
     patch = arguments.get("patch_size") or int(_patch_of(name))
     siglip = "_siglip" in name
-    activation = arguments.get("act_layer") or ("gelu_tanh" if siglip else "gelu")
-    if activation not in timm.ACTIVATIONS:
-        raise InputError(
-            f"{path}: act_layer is {activation!r}; known: {', '.join(timm.ACTIVATIONS)}"
-        )
+    arguments = {"act_layer": "gelu_tanh" if siglip else "gelu", **arguments}
     mode = arguments.get("pos_embed_interp_mode") or ("bilinear" if siglip else "bicubic")
     layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
     registers = tensors.get("embeds.reg_token")
@@ -138,7 +128,7 @@ def _backbone(
         "image_shape": (grid[0] * patch, grid[1] * patch, numbers // patch**2),
         "patch_size": patch,
         "num_layers": len(layers),
-        "num_heads": arguments["num_heads"] or timm.heads(path, name, width),
+        "num_heads": arguments["num_heads"],
         "hidden_dim": width,
         "mlp_dim": tensors["blocks.0.mlp.fc1.weight"].shape[0],
         "layer_norm_epsilon": 1e-6,
@@ -152,7 +142,7 @@ def _backbone(
         "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
         "pre_norm": "norm_pre.weight" in tensors,
         "final_norm": "norm.weight" in tensors,
-        "approximate_gelu": timm.ACTIVATIONS[activation],
+        "approximate_gelu": timm.gelu_of(path, arguments),
     }
 
 
