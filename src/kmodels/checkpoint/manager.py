@@ -35,7 +35,14 @@ from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.state import CheckpointError, averages
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_directory, lock, remove_directory, remove_leftovers, sync
+from kmodels.core.files import (
+    atomic_directory,
+    atomic_write,
+    lock,
+    remove_directory,
+    remove_leftovers,
+    sync,
+)
 from kmodels.core.remote import mirror
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
@@ -78,12 +85,12 @@ def take(directory: Path, resume: bool) -> None:
     def lock_it() -> str:
         # Where this process held it, what is being written is its own.
         if lock(directory):
-            remove_leftovers(directory, PREFIX)
+            remove_leftovers(directory)
             if directory in mirror.ADDRESSES:
                 mirror.pull(directory)
         if processes.count() > 1:
             token = uuid.uuid4().hex
-            (directory / _TOKEN).write_text(token)
+            atomic_write(directory / _TOKEN, lambda path: path.write_text(token))
             return token
         return ""
 

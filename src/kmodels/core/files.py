@@ -1,12 +1,13 @@
 """Writing files so that a crash or a full disk never costs what was there before."""
 
+import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from kmodels.core.errors import InputError
@@ -17,6 +18,8 @@ _LOCKS: dict[Path, int] = {}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # "file:///path", and "file:/path" as pathlib makes of it.
 _LOCAL = re.compile(r"file:(//(?=/)|(?=/[^/]))", re.IGNORECASE)
+# Temporary names of this module, see `_beside`; the directory that `remove_directory` hides.
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.((?P<kind>tmp|old)\.[0-9a-f]{16}(\.\w+)?|removed)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -98,21 +101,35 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def no_link(path: str | Path, flags: int) -> int:
+    """Opens a file as `os.open` does, but never through a symbolic link: `open(opener=no_link)`.
+
+    Raises:
+        OSError: if the path is a link.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, f"{path} is a symbolic link; remove it") from error
+        raise
+
+
 def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Replaces `path` by the file that `write(temporary)` makes, or leaves it as it was.
 
+    The umask of the process decides the permissions. A link is replaced, not followed.
+
     Args:
-        path: the file to make or replace; its folder is made where it is missing.
+        path: the file to make or replace; missing parent folders are created.
         write: writes the whole file to the path it is given.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _beside(path, "tmp", path.suffix)
+    os.close(no_link(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     try:
         write(temporary)
-        os.chmod(temporary, 0o644)
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
@@ -126,35 +143,39 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
     """Gives an empty folder to fill; it takes the place of `path` when the block ends well.
 
     The former folder stays whole until the new one is on the disk, and comes back if the exchange
-    fails half-way.
+    fails half-way. The umask of the process decides the permissions.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary = _beside(path, "tmp")
+    temporary.mkdir()
     try:
         yield temporary
         for entry in (*temporary.rglob("*"), temporary):
             sync(entry)
-        os.chmod(temporary, 0o755)
         _exchange(temporary, path)
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _beside(path: Path, kind: str, suffix: str = "") -> Path:
+    """Returns a new hidden name in the folder of a path; `_LEFTOVER` matches all such names."""
+    return path.with_name(f".{path.name}.{kind}.{secrets.token_hex(8)}{suffix}")
+
+
 def _exchange(new: Path, path: Path) -> None:
     if not path.exists():
         os.replace(new, path)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent)) / "old"
+    old = _beside(path, "old")
     os.replace(path, old)
     try:
         os.replace(new, path)
     except OSError:
         os.replace(old, path)
         raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    _remove(old)
 
 
 def remove_directory(path: Path) -> None:
@@ -164,18 +185,34 @@ def remove_directory(path: Path) -> None:
         os.replace(path, hidden)
     except OSError:
         return
-    shutil.rmtree(hidden, ignore_errors=True)
+    _remove(hidden)
 
 
-def remove_leftovers(folder: Path, prefix: str) -> None:
-    """Removes what a killed process left of the directories `prefix...` that it was writing.
+def remove_leftovers(folder: Path) -> None:
+    """Removes temporary files and directories that a killed process left in a folder.
+
+    A directory that was moved away for its successor comes back if the successor never came.
 
     Args:
-        folder: held by `lock`, since another process may be writing else.
-        prefix: prefix of the names that the directories were to have.
+        folder: held by a lock of this process: another process may still be writing otherwise.
     """
-    for entry in folder.glob(f".{prefix}*"):
+    for entry in folder.iterdir():
+        if (leftover := _LEFTOVER.fullmatch(entry.name)) is None:
+            continue
+        target = folder / leftover["name"]
+        with suppress(OSError):
+            if leftover["kind"] == "old" and not os.path.lexists(target):
+                os.replace(entry, target)
+            else:
+                _remove(entry)
+
+
+def _remove(entry: Path) -> None:
+    """Removes a file, a directory with all in it, or a link but not its target."""
+    if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
 
 
 def lock(directory: Path) -> bool:
@@ -194,7 +231,7 @@ def lock(directory: Path) -> bool:
         return False
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = no_link(directory / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise InputError(
             f"cannot write to {directory}: {error.strerror}; give another directory"

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kmodels.core.files import atomic_write
+from kmodels.core.files import atomic_write, no_link
 from kmodels.runs import trackers
 
 COLUMNS: tuple[str, ...] = (
@@ -68,7 +68,7 @@ class History:
         if self._add_columns(rows):
             atomic_write(self.path, self._rewrite)
         else:
-            with self.path.open("a", newline="") as file:
+            with open(self.path, "a", newline="", opener=no_link) as file:
                 csv.DictWriter(file, self.columns).writerows([_text(row) for row in rows])
         if self.tracker is not None:
             trackers.log_rows(self.tracker, rows)

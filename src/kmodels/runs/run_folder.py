@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_write, local_path
+from kmodels.core.files import atomic_write, local_path, no_link, remove_leftovers
 from kmodels.runs import report
 
 # Of what the run is and when it ran, beside its settings and its result.
@@ -68,7 +68,8 @@ class Folder:
         self.path = path_of(self.recipe, out)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
+            # Not truncated: it may be held by another run.
+            self._lock = open(self.path / ".lock", "a", opener=no_link)  # noqa: SIM115
         except OSError as error:
             raise InputError(
                 f"cannot write to --out {self.path}: {error.strerror}; give another directory"
@@ -80,6 +81,7 @@ class Folder:
             raise InputError(f"another run is using --out {self.path}; give another") from error
         try:
             check_new(self.path, resume)
+            remove_leftovers(self.path)
         except InputError:
             self.close()
             raise

@@ -1,10 +1,14 @@
 """Writing that leaves the former file whole until the new one is."""
 
+import contextlib
 import os
 
 import pytest
 
-from kmodels.core.files import atomic_directory, atomic_write
+from kmodels.core.errors import InputError
+from kmodels.core.files import atomic_directory, atomic_write, lock, remove_leftovers, unlock
+from kmodels.runs.history import History
+from kmodels.runs.run_folder import Folder
 
 
 def test_a_file_is_replaced(tmp_path):
@@ -13,7 +17,69 @@ def test_a_file_is_replaced(tmp_path):
     atomic_write(path, lambda p: p.write_text("two"))
     assert path.read_text() == "two"
     assert [p.name for p in path.parent.iterdir()] == ["result.json"]
-    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_umask_decides_the_permissions(tmp_path, umask):
+    former = os.umask(umask)
+    try:
+        file = atomic_write(tmp_path / "file", lambda p: p.write_text("x"))
+        with atomic_directory(tmp_path / "folder") as new:
+            (new / "a").write_text("x")
+        lock(tmp_path / "folder")
+        unlock(tmp_path / "folder")
+    finally:
+        os.umask(former)
+    files = (file, *(tmp_path / "folder").iterdir())
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+WRITES = {
+    ".lock of a directory": (".lock", lambda path: lock(path.parent)),
+    ".lock of a run": (".lock", lambda path: Folder("vit", str(path.parent), None)),
+    "history.csv": ("history.csv", lambda path: History(path).add([{"row": "step", "step": 1}])),
+    "appended history.csv": ("history.csv", lambda path: append_to_link(path)),
+    "config.json": ("config.json", lambda path: atomic_write(path, lambda p: p.write_text("new"))),
+}
+
+
+def append_to_link(path):
+    history = History(path, writes=False)
+    history._writes = True
+    history.add([{"row": "step", "step": 1}])
+
+
+@pytest.mark.parametrize(("name", "write"), WRITES.values(), ids=WRITES)
+def test_no_write_follows_a_link(tmp_path, name, write):
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(target)
+    with contextlib.suppress(OSError, InputError):
+        write(tmp_path / "run" / name)
+    unlock(tmp_path / "run")
+    assert target.read_text() == "precious"
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    folder = tmp_path / "run"
+    tag = "0123456789abcdef"
+    for name in (f".model.tmp.{tag}", f".adapter.old.{tag}", ".step_1.removed", "adapter"):
+        (folder / name / "deep").mkdir(parents=True)
+    (folder / f".lost.old.{tag}").mkdir()
+    (folder / f".run.json.tmp.{tag}.json").touch()
+    (folder / f".link.tmp.{tag}").symlink_to(elsewhere)
+    for name in (".lock", ".mine", ".run.json.tmp", "model.tmp.txt", f".x.tmp.{tag[:8]}"):
+        (folder / name).touch()
+    remove_leftovers(folder)
+    left = {".lock", ".mine", ".run.json.tmp", "model.tmp.txt", f".x.tmp.{tag[:8]}"}
+    # "lost" was moved away and its successor never came.
+    assert {path.name for path in folder.iterdir()} == left | {"adapter", "lost"}
+    assert (elsewhere / "kept").exists()
 
 
 def test_a_failed_write_leaves_the_file_and_no_litter(tmp_path):
