@@ -17,7 +17,10 @@ _CLASSES = ("OutOfMemoryError", "ResourceExhaustedError", "MemoryError")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether a framework's error says so."""
+    """Returns True if a device has run out of memory, and no data worker on the host."""
+    # TensorFlow passes a worker's error on as one of its own classes, with the text.
+    if isinstance(error, InputError) or "a data worker" in str(error):
+        return False
     if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):
         return True
     return any(word in str(error).lower() for word in _WORDS)

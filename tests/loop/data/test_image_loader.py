@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, Augment, ImageLoader, order
 from refusals import refused
 
@@ -120,7 +121,7 @@ def test_errors_of_workers_arrive():
     loader[0]
     for process in loader._pool._processes:
         process.kill()
-    with pytest.raises(RuntimeError, match="a data worker ended with -9"):
+    with pytest.raises(InputError, match="a data worker was killed by SIGKILL"):
         loader[2]  # the worker may have made batch 1 ahead
     loader.close()
     refused("workers is -1", ImageLoader, ArraySource(IMAGES, LABELS), 4, workers=-1)

@@ -10,13 +10,15 @@ its standard input and answers through its standard output.
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
+from kmodels.core.out_of_memory import is_out_of_memory
 from kmodels.core.python_children import SAFE_PATH
 from kmodels.data.workers import protocol
 
@@ -50,9 +52,9 @@ class WorkerPool:
                 "set workers to 0"
             ) from error
         except BrokenPipeError as error:
-            code = self._processes[-1].wait()
+            ended = _ended(self._processes[-1])
             self.close()
-            raise RuntimeError(f"a data worker ended at its start with {code}") from error
+            raise ended from error
         self._idle: queue.SimpleQueue = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -88,15 +90,35 @@ def _ask(idle: queue.SimpleQueue, request: tuple) -> Any:
         protocol.send(process.stdin, request)
         succeeded, answer = protocol.receive(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-        code = process.wait()
-        raise RuntimeError(
-            f"a data worker ended with {code}; it may have run out of memory: try fewer workers"
+        raise _ended(process) from error
+    except Exception as error:
+        raise InputError(
+            f"the answer of a data worker cannot be read ({one_line(error)}); set workers to 0"
         ) from error
     finally:
         idle.put(process)
-    if not succeeded:
-        raise answer
-    return answer
+    if succeeded:
+        return answer
+    if is_out_of_memory(answer):
+        raise InputError(
+            f"a data worker has too little memory on the host ({one_line(answer)}); use fewer "
+            "workers or a smaller batch"
+        ) from answer
+    raise answer
+
+
+def _ended(process: subprocess.Popen) -> InputError:
+    """Returns the error to raise for a worker that has ended by itself."""
+    code = process.wait()
+    if code < 0:
+        return InputError(
+            f"a data worker was killed by {signal.Signals(-code).name}; SIGKILL usually means that "
+            "the host has too little memory: use fewer workers or a smaller batch"
+        )
+    return InputError(
+        f"a data worker exited with code {code}; its own message is above, and workers=0 shows "
+        "where it comes from"
+    )
 
 
 def _stop(processes: list[subprocess.Popen], threads: ThreadPoolExecutor) -> None:

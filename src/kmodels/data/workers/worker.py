@@ -5,7 +5,7 @@ import pickle
 import signal
 import sys
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.data.workers import protocol
 
 
@@ -19,10 +19,12 @@ def main() -> None:
     maker, failure = None, None
     try:
         maker = protocol.receive(sys.stdin.buffer)
-    except (AttributeError, ImportError) as error:
+    except EOFError:
+        return
+    except Exception as error:  # of any class that the data holds
         failure = InputError(
-            f"a data worker cannot load the data ({error}); put what it uses in a module, or set "
-            "workers to 0"
+            f"a data worker cannot load the data ({one_line(error)}); put what it uses in a "
+            "module, or set workers to 0"
         )
     while True:
         try:
@@ -35,7 +37,11 @@ def main() -> None:
             answer = (True, maker.make(*request))
         except Exception as error:
             answer = (False, _portable(error))
-        protocol.send(answers, answer)
+        try:
+            protocol.send(answers, answer)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            failed = InputError(f"a data worker cannot send its batch ({one_line(error)})")
+            protocol.send(answers, (False, failed))
 
 
 def _portable(error: Exception) -> Exception:
