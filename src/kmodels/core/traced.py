@@ -38,7 +38,8 @@ class TracedState:
     """The state that traced code depends on; equal where one trace serves both.
 
     It holds every variable and whether it is trained, what layers have as `variant` (adapters,
-    quantized kernels), policies of dtypes, and the ops that are generic. It keeps nothing alive.
+    quantized kernels), copies of variables, policies of dtypes, and the ops that are generic. It
+    keeps nothing alive.
 
     Args:
         *models: built.
@@ -55,7 +56,7 @@ class TracedState:
             values.append((model.trainable, *(variable.trainable for variable in variables)))
             for layer in keras_internals.sublayers(model):
                 values.append(layer.dtype_policy.name)
-                for part in getattr(layer, "variant", ()):
+                for part in (*getattr(layer, "variant", ()), getattr(layer, "copies", None)):
                     values.append(part is None)
                     held += [] if part is None else [part]
         self._values = tuple(values)

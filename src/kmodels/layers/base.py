@@ -3,7 +3,7 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -11,7 +11,9 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.precision import check_policy
 from kmodels.core.types import InitializerLike, Tensor
+from kmodels.layers import copies as trained_copies
 from kmodels.layers import initializers, layout_family, remat
+from kmodels.layers.copies import Copies
 from kmodels.layers.direct_calls import calls, changed, declines, run
 from kmodels.layers.shard_granularity import Granularity, add_weight
 
@@ -72,6 +74,8 @@ class Layer(keras.layers.Layer):
         makes_masks: whether its outputs may have a Keras mask that its inputs have not.
         keeps_keywords: whether keyword arguments keep their dtype, where others are cast to the
             layer's, see `keep_keywords`.
+        copies: the trained copies that replace some of its variables, or None.
+        merged_copies: the copies that `merge_lora` wrote into the originals, or None.
 
     Raises:
         InputError: for a dtype that Keras does not know, or that the backend would round.
@@ -81,6 +85,8 @@ class Layer(keras.layers.Layer):
     training_default: Any = None
     makes_masks: Any = False
     keeps_keywords = False
+    copies: Copies | None = None
+    merged_copies: Copies | None = None
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
 
     def __init__(self, **kwargs: Any):
@@ -186,6 +192,28 @@ class Layer(keras.layers.Layer):
         return add_weight(
             self, shard_granularity, shape=tuple(shape), initializer=keyed, name=name, **settings
         )
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Writes the variables as Keras does, and copies of them by name."""
+        if self.copies is None:
+            super().save_own_variables(store)
+            return
+        for name, variable in trained_copies.plain(self).items():
+            store[name] = variable
+        trained_copies.save(self, store)
+
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Reads what `save_own_variables` wrote.
+
+        A layer without copies takes those of the file into its own variables; copies start over if
+        the file has none.
+        """
+        if self.copies is None and not trained_copies.names(self, store):
+            super().load_own_variables(store)
+            return
+        for name, variable in trained_copies.plain(self).items():
+            variable.assign(store[name])
+        trained_copies.load(self, store)
 
     def add_seed(self, rate: float, seed: int | None = None) -> Any:
         """Returns a seed generator of the layer's own stream or `seed`; None if `rate` is 0."""

@@ -17,7 +17,7 @@ from kmodels.core.types import (
     RegularizerLike,
     Tensor,
 )
-from kmodels.layers import initializers, kernels
+from kmodels.layers import copies, initializers, kernels
 from kmodels.layers import quantized as quantizing
 from kmodels.layers.base import Layer, Shape, arguments
 from kmodels.layers.shard_granularity import Granularity
@@ -241,7 +241,7 @@ class Dense(WithKernel):
         if self.kernel_constraint is not None:
             raise InputError(f"{self.path} has a kernel_constraint, which LoRA would pass by")
         # An adapter is made above the layers; this is a look-up by name.
-        made = importlib.import_module("kmodels.lora.enable").beside(self, rank, lora_alpha)
+        made = importlib.import_module("kmodels.lora.enable").adapt(self, rank, lora_alpha)
         for variable, initializer in zip(made, (a_initializer, b_initializer), strict=True):
             keyed = initializers.keyed(initializer, variable.path)
             variable.assign(keyed(tuple(variable.shape), "float32"))
@@ -284,6 +284,7 @@ class Dense(WithKernel):
         """Writes kernel and bias as Keras' Dense does, and what stands beside them by name."""
         for name, variable in {**kernels.base(self), **kernels.adapter(self)}.items():
             store[name] = variable
+        copies.save(self, store)
         if self.adapter is not None:
             store[kernels.SCALING] = np.float32(self.adapter.settings.scaling)
 

@@ -13,6 +13,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import ConstraintLike, InitializerLike, RegularizerLike, Tensor
 from kmodels.layers import rows as trained
 from kmodels.layers.base import Layer, Shape
+from kmodels.layers.copies import Copies
 from kmodels.layers.shard_granularity import using
 from kmodels.ops._wide import wide
 from kmodels.ops.grouped_dense import rows_of
@@ -158,19 +159,20 @@ class Embedding(traced.Noted, Layer):
                 f"row {held.ids[-1]} of {self.path} is trained by its own, and {input_dim} rows "
                 f"leave it out; give at least {held.ids[-1] + 1}"
             )
-        former = {name: getattr(self, name) for name in self._tables()}
-        more = input_dim - self.input_dim
+        copies = self.copies
+        if copies is not None:
+            copies.remove()
         self.input_dim, self.resized = input_dim, True
-        keras_internals.detach(self, list(former.values()))
-        for name, old in former.items():
-            values = np.asarray(keras.ops.convert_to_numpy(old.value), "float32")[:input_dim]
-            if more > 0:
-                mean = values.mean(axis=0, dtype="float64").astype("float32")
-                values = np.concatenate([values, np.tile(mean, (more, 1))])
+        for name in self._tables():
+            old = getattr(self, name)
+            keras_internals.detach(self, [old])
             with keras_internals.changing(self):
                 setattr(self, name, self._table(name, "zeros"))
-            getattr(self, name).assign(values)
+            getattr(self, name).assign(_resized(old, input_dim))
             getattr(self, name).trainable = old.trainable
+        if copies is not None:
+            for name, new in Copies(self, copies.originals).variables.items():
+                new.assign(_resized(copies.variables[name], input_dim))
         if self.rows is not None:  # which come behind the table, as in a model made from the config
             keras_internals.detach(self, [self.rows.values])
             keras_internals.attach(self, [self.rows.values])
@@ -258,3 +260,11 @@ class Embedding(traced.Noted, Layer):
         if reverse:
             return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype=wide(x))
         return keras.KerasTensor((*x.shape, self.output_dim), dtype=self.compute_dtype)
+
+
+def _resized(table: keras.Variable, input_dim: int) -> np.ndarray:
+    """Returns a table's values for `input_dim` rows; new ones are the mean of all old ones."""
+    values = np.asarray(keras.ops.convert_to_numpy(table.value), "float32")
+    mean = values.mean(axis=0, dtype="float64").astype("float32")
+    more = max(input_dim - len(values), 0)
+    return np.concatenate([values[:input_dim], np.tile(mean, (more, 1))])

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core.types import Tensor
-from kmodels.layers import quantized
+from kmodels.layers import copies, quantized
 
 ADAPTER = ("lora_a", "lora_b", "lora_magnitude")
 SCALING = "lora_scaling"
@@ -33,7 +33,8 @@ def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None
 
 def base(layer: keras.Layer) -> dict[str, Any]:
     """Returns the variables of a layer without its adapter, by name in a file of Keras."""
-    plain = [v for v in (getattr(layer, "kernel", None), layer.bias) if v is not None]
+    named = (copies.original(layer, name) for name in ("kernel", "bias"))
+    plain = [v for v in named if v is not None]
     beside = [] if layer.quantized is None else layer.quantized.variables
     return {str(i): v for i, v in enumerate(plain)} | {v.name: v for v in beside}
 
@@ -77,7 +78,11 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
         if shapes.get(name) != tuple(variable.shape):
             found = shapes.get(name, "missing")
             return f"{variable.name} is {tuple(variable.shape)}, in the file {found}"
-    if more := sorted(set(shapes) - set(wanted) - {*ADAPTER, SCALING}):
+    beside = copies.names(layer, store)
+    for name, variable in beside.items():
+        if shapes[name] != tuple(variable.shape):
+            return f"{variable.name} is {tuple(variable.shape)}, {name} in the file {shapes[name]}"
+    if more := sorted(set(shapes) - set(wanted) - {*ADAPTER, SCALING, *beside}):
         return f"the file has {', '.join(more)} too"
     return None
 
@@ -99,3 +104,4 @@ def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
             layer.kernel.assign(merged(kernel, a, b, scaling, magnitude))
     elif own:
         layer.adapter.start()
+    copies.load(layer, store)

@@ -8,6 +8,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.types import Tensor
+from kmodels.layers import copies
 from kmodels.layers.kernels import UNBUILT
 from kmodels.layers.shard_granularity import add_weight
 
@@ -114,9 +115,8 @@ def _tables(layer: keras.Layer) -> dict[str, Any]:
     """Returns the tables of a layer by their places in a file; none before it is built."""
     if not layer.built:
         return {}
-    if layer.tie_weights:
-        return {"0": layer.embeddings}
-    return {"0": layer.embeddings, "1": layer.reverse_embeddings}
+    names = ("embeddings",) if layer.tie_weights else ("embeddings", "reverse_embeddings")
+    return {str(place): copies.original(layer, name) for place, name in enumerate(names)}
 
 
 def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
@@ -126,6 +126,7 @@ def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
     if layer.rows is not None:
         store[ROWS] = layer.rows.values
         store[IDS] = np.array(layer.rows.ids, "int32")
+    copies.save(layer, store)
 
 
 def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
@@ -146,6 +147,9 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
         here, there = tuple(table.shape), tuple(store[place].shape)
         if here != there:
             return f"{table.name} is {here}, in the file {there}"
+    for name, variable in copies.names(layer, store).items():
+        if tuple(store[name].shape) != tuple(variable.shape):
+            return f"{variable.name} is {tuple(variable.shape)}, {name} in the file another size"
     ids = tuple(np.asarray(store[IDS]).tolist()) if IDS in held else ()
     if ids and layer.rows is not None and ids != layer.rows.ids:
         return f"its trained rows are {shown(layer.rows.ids)}, the file's {shown(ids)}"
@@ -172,3 +176,4 @@ def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
         layer.rows.values.assign(store[ROWS])
     else:
         write(layer, np.asarray(store[IDS]).tolist(), np.asarray(store[ROWS]))
+    copies.load(layer, store)

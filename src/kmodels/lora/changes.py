@@ -1,4 +1,4 @@
-"""Describes and repeats changes of a model: quantization, adapters, trained rows, freezing.
+"""Describes and repeats changes of a model: quantization, what LoRA trains, freezing.
 
 The description stands in the config beside what a model or a layer was made with, so that `.keras`
 files, `clone_model`, `deepcopy` and `pickle` give the same one. Merged adapters leave nothing to
@@ -14,10 +14,12 @@ from kmodels.core import keras_internals
 from kmodels.layers import quantized
 from kmodels.lora.enable import describe as describe_adapters
 from kmodels.lora.enable import restore as restore_adapters
+from kmodels.lora.saved_modules import describe as describe_copies
+from kmodels.lora.saved_modules import restore as restore_copies
 from kmodels.lora.vocabulary import describe as describe_rows
 from kmodels.lora.vocabulary import restore as restore_rows
 
-KEYS = ("quantization", "lora", "rows", "frozen")
+KEYS = ("quantization", "lora", "rows", "copies", "frozen")
 
 
 def describe(model: keras.Model, without: keras.Layer | None = None) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def describe(model: keras.Model, without: keras.Layer | None = None) -> dict[str
         "quantization": here(quantized.describe(model)),
         "lora": here(describe_adapters(model)),
         "rows": here(describe_rows(model)),
+        "copies": here(describe_copies(model)),
         "frozen": frozen(model, without),
     }
     return {key: value for key, value in found.items() if value}
@@ -50,6 +53,7 @@ def restore(
     quantized.restore(model, description.get("quantization", {}))
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
     restore_rows(model, description.get("rows", {}))
+    restore_copies(model, description.get("copies", {}))
     if "frozen" in description:
         freeze(model, description["frozen"], without)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.layers import Dense, GroupedDense
-from kmodels.lora import peft, vocabulary
+from kmodels.lora import peft, saved_modules, vocabulary
 from kmodels.lora.adapter import Adapter, LoraSettings
 from kmodels.lora.targets import adaptable_layers, choose, choose_experts, expert_layers
 from kmodels.weights import gather
@@ -35,14 +35,17 @@ def enable(
         model: a built model.
         settings: rank, targets and so on.
         trainable_token_indices: rows of the embedding table that are trained, see `enable_lora`.
-        modules_to_save: the table where all of it is trained, likewise.
+        modules_to_save: modules that are trained as a whole; they get no adapter.
 
     Raises:
         InputError: for unknown targets or tokens, or a model that has adapters.
     """
     if adapters(model) or adapters(model, merged=True):
         raise InputError("this model has LoRA adapters already; make a new one to start over")
-    layers = chosen(model, settings)
+    saved = vocabulary.modules_named(model, modules_to_save)
+    layers = {path: x for path, x in chosen(model, settings).items() if path not in saved}
+    if not layers:
+        raise InputError("modules_to_save names all targets; leave some of them to the adapters")
     begin = vocabulary.choose(model, trainable_token_indices, modules_to_save)
     warn_of_rank(layers, settings.rank)
     put(model, {path: (layer, settings) for path, layer in layers.items()})
@@ -70,7 +73,7 @@ def put(
         layer.adapter = Adapter(layer, settings)
 
 
-def beside(layer: Dense, rank: int, alpha: float | None) -> list[Any]:
+def adapt(layer: Dense, rank: int, alpha: float | None) -> list[Any]:
     """Gives one layer an adapter and freezes its kernel; the two matrices are returned."""
     settings = LoraSettings(rank, alpha, targets=(layer.name,))
     warn_of_rank({layer.path: layer}, rank)
@@ -104,31 +107,41 @@ def disabled(model: keras.Model) -> Iterator[None]:
         model: with adapters.
 
     Raises:
-        InputError: without adapters, or where the whole embedding table is trained beside them.
+        InputError: without adapters, or if the whole embedding table is trained in place.
     """
-    found, rows = adapters(model), vocabulary.rows(model)
+    found, rows, copies = adapters(model), vocabulary.rows(model), saved_modules.copies(model)
     if not found:
         raise InputError("disabled found no LoRA adapters; call enable_lora first")
-    if whole := vocabulary.trained_whole(model):
+    if whole := [x for x in vocabulary.trained_whole(model) if x.copies is None]:
         raise InputError(
-            f"{whole[0].path} is trained as a whole, so the table as it was is gone; train some of "
-            "its rows (trainable_token_indices), or keep a second model"
+            f"{whole[0].path} is trained in place, so the table as it was is gone; give its name "
+            "to modules_to_save of enable_lora, which keeps it"
         )
     try:
         for adapter in found.values():
             adapter.layer.adapter = None
         for held in rows.values():
             held.layer.rows = None
+        for held in copies.values():
+            held.off()
         yield
     finally:
         for adapter in found.values():
             adapter.layer.adapter = adapter
         for held in rows.values():
             held.layer.rows = held
+        for held in copies.values():
+            held.on()
+
+
+def beside(model: keras.Model, merged: bool = False) -> list[Any]:
+    """Returns the trained rows and copies beside the adapters; with `merged` those merged."""
+    rows, copies = vocabulary.rows(model, merged), saved_modules.copies(model, merged)
+    return [*rows.values(), *copies.values()]
 
 
 def merge(model: keras.Model) -> None:
-    """Adds every adapter to its kernel, and trained rows to their table.
+    """Adds every adapter to its kernel, and writes trained rows and copies into the originals.
 
     The model then has the variables it had without LoRA.
 
@@ -145,7 +158,7 @@ def merge(model: keras.Model) -> None:
                 f"are quantized to {adapter.layer.quantized.mode}; load the base in full "
                 "precision, then load_adapter and merge_lora"
             )
-    for part in (*found.values(), *vocabulary.rows(model).values()):
+    for part in (*found.values(), *beside(model)):
         part.merge()
 
 
@@ -161,7 +174,7 @@ def unmerge(model: keras.Model) -> None:
             "unmerge_lora found no merged adapters: none were merged since this model was made, "
             "and a file holds the merged kernels alone; load what was saved before merge_lora"
         )
-    for part in (*found.values(), *vocabulary.rows(model, merged=True).values()):
+    for part in (*found.values(), *beside(model, merged=True)):
         part.unmerge()
 
 

@@ -1,8 +1,8 @@
 """Adapters in files of PEFT's format."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,18 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import local_copy, staged
 from kmodels.layers import Dense, GroupedDense
-from kmodels.lora import peft, peft_parameters, peft_vocabulary, seal
+from kmodels.lora import peft, peft_parameters, peft_vocabulary, saved_modules, seal
 from kmodels.lora.adapter import Adapter, LoraSettings
-from kmodels.lora.enable import adapters, put
+from kmodels.lora.enable import adapters, beside, put
 from kmodels.lora.peft_vocabulary import lazy
 from kmodels.lora.targets import adaptable_layers, expert_layers, linear_layers
-from kmodels.lora.vocabulary import rows, trained_whole
-from kmodels.weights import LazyArray, read_safetensors, write_safetensors
+from kmodels.lora.vocabulary import rows, tables
+from kmodels.weights import LazyArray, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
-from kmodels.weights.readers import read_json, read_metadata
+from kmodels.weights.readers import read_json, read_metadata, read_tensors
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+STEM = "adapter_model"
+CONFIG, WEIGHTS = "adapter_config.json", f"{STEM}.safetensors"
 
 
 def save_adapter(
@@ -52,11 +53,11 @@ def save_adapter(
     if not found:
         hint = "; call unmerge_lora first" if adapters(model, merged=True) else ""
         raise InputError(f"save_adapter found no LoRA adapters{hint or '; call enable_lora first'}")
-    heads = _heads(model)
+    saved, modules = _trained_modules(model), saved_modules.modules(model)
     linear, experts = linear_layers(model), expert_layers(model)
-    names = peft.names(model, [*linear, *experts])
+    names = peft.names(model, [*linear, *experts, *modules])
     vocabulary, more = peft_vocabulary.described(model, save_embedding_layers)
-    if nameless := [path for path in (*found, *heads) if path not in names]:
+    if nameless := [path for path in (*found, *saved) if path not in names]:
         raise InputError(
             f"transformers has no name for {', '.join(nameless[:8])}, so that PEFT would load "
             "nothing there; leave them out of enable_lora's targets, freeze heads, or use "
@@ -64,18 +65,20 @@ def save_adapter(
         )
     tensors = {}
     adapted = peft.in_order(model, [names[path] for path in found if path in experts])
-    modules = peft_parameters.modules(adapted)
+    of_experts = peft_parameters.modules(adapted)
     for path, adapter in found.items():
         if path in experts:
             for part, array in _of_experts(adapter).items():
-                tensors[f"{modules[names[path]]}.{part}"] = array
+                tensors[f"{of_experts[names[path]]}.{part}"] = array
             continue
         for variable, part in zip(adapter.variables, peft.PARTS, strict=False):
             tensors[f"{names[path]}.{part}"] = lazy(variable, transposed=part != peft.PARTS[2])
-    for path, layer in heads.items():
-        tensors[f"{names[path]}.weight"] = lazy(layer.kernel, transposed=True)
-        if layer.bias is not None:
-            tensors[f"{names[path]}.bias"] = lazy(layer.bias)
+    for path, parts in saved.items():
+        within = f"{names[path]}{peft.INNER if path in found else ''}"
+        for part, variable in parts.items():
+            tensors[f"{within}.{part}"] = lazy(variable, modules[path].transposed(part))
+    heads = {names[path] for path, parts in saved.items() if saved_modules.WEIGHT in parts}
+    _check_ends(heads, names.values())
     tensors |= vocabulary
     config = peft.config(
         {names[path]: adapter.settings for path, adapter in found.items()},
@@ -83,8 +86,9 @@ def save_adapter(
             *(names[path] for path in linear if path in names and path not in found),
             *peft.outside_blocks(model),
         ],
-        heads=[*(names[path] for path in heads), *more.pop("modules_to_save", [])],
+        heads=[*heads, *more.pop("modules_to_save", [])],
         experts=[names[path] for path in experts if path in names],
+        biases=[names[path] for path in saved if names[path] not in heads],
     )
     config |= more
 
@@ -107,6 +111,16 @@ def save_adapter(
         return write_by({peft.PREFIX + name: tensor for name, tensor in tensors.items()}, write)
 
 
+def _check_ends(heads: Collection[str], names: Iterable[str]) -> None:
+    """Raises InputError if PEFT would take the name of a saved module for others too."""
+    for name in sorted(heads):
+        if others := [x for x in names if x.endswith(name) and x not in heads]:
+            raise InputError(
+                f"PEFT would take {name} of modules_to_save for {others[0]} too; save the adapter "
+                "of a model with its head, whose names are longer, or use save_to_preset"
+            )
+
+
 def _of_experts(adapter: Adapter) -> dict[str, LazyArray]:
     """Returns the two matrices of experts by part, as PEFT lays them side by side."""
     layer, found = adapter.layer, {}
@@ -117,24 +131,18 @@ def _of_experts(adapter: Adapter) -> dict[str, LazyArray]:
     return found
 
 
-def _heads(model: keras.Model) -> dict[str, Dense]:
-    """Returns the linear layers that are trained as a whole beside the adapters."""
-    layers = linear_layers(model)
-    heads = {
-        path: layer
-        for path, layer in layers.items()
-        if layer.adapter is None and layer.kernel is not None and layer.kernel.trainable
-    }
-    held = {id(v) for layer in heads.values() for v in layer.weights}
+def _trained_modules(model: keras.Model) -> dict[str, dict[str, Any]]:
+    """Returns the variables trained beside the adapters and the table, by module and part."""
+    found = saved_modules.trained(model)
+    held = {id(v) for parts in found.values() for v in parts.values()}
     held |= {id(v) for adapter in adapters(model).values() for v in adapter.variables}
     held |= {id(trained.values) for trained in rows(model).values()}
-    held |= {id(layer.embeddings) for layer in trained_whole(model)}
     if lost := [v.path for v in model.trainable_weights if id(v) not in held]:
         raise InputError(
             f"an adapter file has no place for the trained {', '.join(lost[:8])}; freeze them or "
             "use save_to_preset"
         )
-    return heads
+    return {path: parts for path, parts in found.items() if path not in tables(model)}
 
 
 def load_adapter(model: keras.Model, directory: str | Path) -> None:
@@ -153,101 +161,131 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
             merged adapters.
     """
     directory = local_copy(directory)
-    for name in (CONFIG, WEIGHTS):
-        if not (directory / name).is_file():
-            raise InputError(
-                f"{directory} holds no {name}; give a directory written by PEFT or save_adapter"
-            )
+    if not (directory / CONFIG).is_file():
+        raise InputError(
+            f"{directory} holds no {CONFIG}; give a directory written by PEFT or save_adapter"
+        )
     if adapters(model, merged=True):
         raise InputError("the model has merged adapters; call unmerge_lora before load_adapter")
     described = peft.settings(read_json(directory / CONFIG), directory)
-    tensors = read_safetensors(directory / WEIGHTS)
-    arrays = {name: tensor.read() for name, tensor in tensors.items()}
-    seal.verify(read_metadata(directory / WEIGHTS), described, arrays, directory)
+    arrays = {name: tensor.read() for name, tensor in read_tensors(directory, STEM).items()}
+    if (directory / WEIGHTS).is_file():
+        seal.verify(read_metadata(directory / WEIGHTS), described, arrays, directory)
+    arrays = peft.without_adapter_name(arrays, directory)
     vocabulary, problems = peft_vocabulary.read(model, arrays, described)
-    linear = {name: array for name, array in arrays.items() if name not in vocabulary.names}
-    chosen, filled, more = _match(model, linear, described)
-    if problems := [*problems, *more]:
+    others = {name: array for name, array in arrays.items() if name not in vocabulary.names}
+    fit = _match(model, others, described)
+    if problems := [*problems, *fit.problems]:
         raise InputError(f"{directory} does not fit the model: {'; '.join(problems)}")
     backbone = getattr(model, "backbone", model)
-    for part in (*adapters(model).values(), *rows(model).values()):
+    for part in (*adapters(model).values(), *beside(model)):
         part.remove()
-    put(backbone, chosen)
+    put(backbone, fit.chosen)
     vocabulary.put()
-    for path, parts in filled.items():
-        layer = adaptable_layers(model)[path]
+    # An output layer that is only in the file is as frozen as it was, and replaces the base's.
+    heads = [name for name in described.tables if name.rpartition(".")[2] == saved_modules.HEAD]
+    frozen = (
+        () if heads else [path for path in fit.modules if path.endswith(saved_modules.TABLES[1])]
+    )
+    saved_modules.put((fit.modules[path], part) for path, part in fit.saved if path not in frozen)
+    for path, parts in fit.adapters.items():
+        layer = fit.chosen[path][0]
+        held: dict[str, Any] = dict(zip(peft.PARTS, layer.adapter.variables, strict=False))
         for part, array in parts.items():
             if isinstance(layer, GroupedDense):
                 first = part == peft.PARTS[0]
                 array = peft_parameters.from_file(array, first, layer.groups)
             else:
                 array = array.T
-            _variable(layer, part).assign(np.ascontiguousarray(array, "float32"))
+            held[part].assign(np.ascontiguousarray(array, "float32"))
+    for (path, part), array in fit.saved.items():
+        module = fit.modules[path]
+        array = array.T if module.transposed(part) else array
+        module.variable(part).assign(np.ascontiguousarray(array, "float32"))
 
 
-def _variable(layer: Dense | GroupedDense, part: str) -> Any:
-    heads = {"weight": layer.kernel, "bias": layer.bias}
-    if part in heads:
-        return heads[part]
-    held: dict[str, Any] = dict(zip(peft.PARTS, layer.adapter.variables, strict=False))
-    return held[part]
+@dataclass(frozen=True)
+class _Fit:
+    """How the tensors of a file fit a model.
+
+    Args:
+        modules: modules of the model that may be trained as a whole, by path.
+        chosen: layers that get an adapter, with its settings, by path.
+        adapters: arrays by path and part of the adapter.
+        saved: arrays of modules that are trained as a whole, or by their bias, by path and part.
+        problems: what does not fit.
+    """
+
+    modules: Mapping[str, saved_modules.Module]
+    chosen: dict[str, tuple[Any, LoraSettings]] = field(default_factory=dict)
+    adapters: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    saved: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
 
-Filled = dict[str, dict[str, np.ndarray]]
-
-
-def _match(
-    model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft.Described
-) -> tuple[dict[str, tuple[Any, LoraSettings]], Filled, list[str]]:
-    """Returns layers with their settings, arrays by layer and part, and what is wrong."""
-    layers = adaptable_layers(model)
-    paths = peft.paths(model, layers)
+def _match(model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft.Described) -> _Fit:
+    """Returns which layers and modules the tensors of a file are for, and what is wrong."""
+    layers, modules = adaptable_layers(model), saved_modules.modules(model)
+    fit = _Fit(modules)
+    paths = peft.paths(model, {**layers, **modules})
     tensors = peft.in_order(model, peft.paths(model, expert_layers(model)))
     experts = peft_parameters.named(tensors, tuple(described.settings.target_parameters))
-    settings: dict[str, LoraSettings] = {}
-    filled: Filled = {}
     unknown: list[str] = []
+    named: dict[str, str] = {}
     for name, array in arrays.items():
         module, part = peft.split(name)
         module = experts.get(module, module)
-        if part is None or module not in paths:
-            unknown.append(name)
+        path = paths.get(module, "")
+        if part in peft.PARTS and path in layers:
+            named[path] = module
+            fit.adapters.setdefault(path, {})[part] = array
+        elif part is not None and path in modules and part in modules[path].attributes:
+            fit.saved[path, part] = array
         else:
-            filled.setdefault(paths[module], {})[part] = array
-            settings[paths[module]] = described.of(module)
-    problems = (
-        [f"{len(unknown)} tensors without a layer: {', '.join(unknown[:8])}"] if unknown else []
-    )
-    chosen = {}
-    for path, parts in filled.items():
-        layer = layers[path]
-        if any(part in parts for part in peft.PARTS):
-            chosen[path] = (layer, settings[path])
-        problems += _problems(path, layer, parts, settings[path] if path in chosen else None)
-    if not chosen and not problems:
-        problems.append("it holds no adapters")
-    return chosen, filled, problems
-
-
-def _problems(
-    path: str,
-    layer: Dense | GroupedDense,
-    parts: Mapping[str, np.ndarray],
-    settings: LoraSettings | None,
-) -> Sequence[str]:
-    """Returns what is wrong with one layer's arrays; without settings it is trained whole."""
-    if settings is None:
-        wanted = {} if layer.kernel is None else {"weight": (layer.units, layer.input_dim)}
-        wanted |= {} if layer.bias is None else {"bias": (layer.units,)}
-    elif isinstance(layer, GroupedDense):
-        sizes = peft_parameters.shapes(layer, settings.rank)
-        wanted = dict(zip(peft.PARTS, sizes, strict=False))
-    else:
-        wanted = {
-            peft.PARTS[0]: (settings.rank, layer.input_dim),
-            peft.PARTS[1]: (layer.units, settings.rank),
+            unknown.append(name)
+    settings = described.of(named.values())
+    fit.chosen.update({path: (layers[path], settings[x]) for path, x in named.items()})
+    if of_tables := [name for name in unknown if ".lora_" in name and peft.is_table(name)]:
+        fit.problems.append(
+            f"LoRA matrices of an embedding table or output layer are not supported "
+            f"({of_tables[0]}); train it whole, by modules_to_save"
+        )
+    elif unknown:
+        fit.problems.append(f"{len(unknown)} tensors without a layer: {', '.join(unknown[:8])}")
+    for path, parts in fit.adapters.items():
+        fit.problems.extend(_misfits(path, _shapes(*fit.chosen[path]), parts))
+    for path, module in modules.items():
+        parts = {
+            part: fit.saved[path, part] for part in module.attributes if (path, part) in fit.saved
         }
-        wanted |= {peft.PARTS[2]: (layer.units,)} if settings.dora else {}
+        shapes = {part: module.shape(part) for part in module.attributes}
+        if saved_modules.WEIGHT not in parts:
+            shapes = {part: shapes[part] for part in parts}
+        elif path in fit.chosen:
+            fit.problems.append(f"{path} has an adapter and is in modules_to_save")
+        fit.problems.extend(_misfits(path, shapes, parts))
+    if not fit.chosen and not fit.problems:
+        fit.problems.append("it holds no adapters")
+    return fit
+
+
+def _shapes(layer: Dense | GroupedDense, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of an adapter's arrays in a file, by part."""
+    if isinstance(layer, GroupedDense):
+        return dict(zip(peft.PARTS, peft_parameters.shapes(layer, settings.rank), strict=False))
+    shapes: dict[str, tuple[int, ...]] = {
+        peft.PARTS[0]: (settings.rank, layer.input_dim),
+        peft.PARTS[1]: (layer.units, settings.rank),
+    }
+    return shapes | ({peft.PARTS[2]: (layer.units,)} if settings.dora else {})
+
+
+def _misfits(
+    path: str, wanted: Mapping[str, tuple[int, ...]], parts: Mapping[str, np.ndarray]
+) -> list[str]:
+    """Returns what is wrong with the arrays of one adapter or module."""
+    if not parts:
+        return []
     found = [f"{path} has no {part}" for part in wanted if part not in parts]
     found += [f"{path} has no place for {part}" for part in parts if part not in wanted]
     return found + [

@@ -12,7 +12,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy, write_file
 from kmodels.layers.rows import IDS, ROWS, shown
-from kmodels.lora import vocabulary
+from kmodels.lora import saved_modules, vocabulary
 from kmodels.lora.adapter import LoraSettings, matrices
 from kmodels.lora.enable import adapters, put, values
 from kmodels.lora.targets import adaptable_layers
@@ -53,9 +53,10 @@ def save(model: keras.Model, path: str | Path) -> None:
         raise InputError("there are no lora-enabled layers in this model; call enable_lora first")
     if not str(path).endswith(ENDING):
         raise InputError(f"the filename must end in {ENDING}; it is {path}")
-    if whole := vocabulary.trained_whole(model):
+    whole = [layer.path for layer in vocabulary.trained_whole(model)]
+    if whole := [*whole, *saved_modules.copies(model)]:
         raise InputError(
-            f"{ENDING} files have no place for {whole[0].path}, which is trained as a whole; use "
+            f"{ENDING} files have no place for {whole[0]}, which is trained as a whole; use "
             "save_adapter or save_to_preset"
         )
     arrays = {name: [values(v) for v in adapter.variables] for name, adapter in found.items()}

@@ -47,8 +47,9 @@ class Adapters:
             trainable_token_indices: PEFT's: ids of tokens whose rows of the embedding table are
                 trained as well, such as those that `resize_token_embeddings` added. The output
                 layer of a Gemma is the same table, and takes the same rows.
-            modules_to_save: PEFT's: ("token_embedding",), or PEFT's name "embed_tokens", trains the
-                whole table.
+            modules_to_save: PEFT's: modules of which all weights are trained, as copies beside the
+                originals: names or ends of paths ("token_embedding", "mlp/down"), or PEFT's names
+                ("embed_tokens", "lm_head", "input_layernorm").
             target_parameters: PEFT's: kernels of experts that have adapters too, a pair of matrices
                 for each expert: "experts/gate_up" and "experts/down", or PEFT's names. `targets`
                 may be empty then.

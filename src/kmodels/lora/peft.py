@@ -12,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.lora import peft_parameters
 from kmodels.lora.adapter import LoraSettings
-from kmodels.lora.vocabulary import HEAD, TABLE
+from kmodels.lora.patterns import matching
+from kmodels.lora.saved_modules import HEAD, TABLE
 
 PREFIX = "base_model.model."
+INNER = peft_parameters.INNER
+# Tensors in whose names an adapter's may stand, that name, and what follows it.
+_WITH_NAME = re.compile(
+    r"(.*\.(?:lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
+    r"|modules_to_save|trainable_tokens_delta))\.(?!(?:weight|bias)$)(\w+)((?:\.weight|\.bias)?)"
+)
 PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 # Settings that `settings` and `modules` read.
 READ = (
@@ -35,7 +43,9 @@ READ = (
     "trainable_token_indices",
     "ensure_weight_tying",
     "init_lora_weights",
+    "bias",
 )
+BIASES = ("none", "all", "lora_only")
 # Those that choose modules, whose tensors tell as much, and those about the making of the file.
 HARMLESS = (
     "layers_to_transform",
@@ -59,7 +69,7 @@ HARMLESS = (
 )
 # Ways to begin that leave the base as it is, and those that change it too, so that the adapter does
 # not suit the plain one; PEFT takes some in any case.
-BEGINNINGS = ("gaussian", "eva", "orthogonal")
+BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica", "nora", "astra")
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -83,11 +93,25 @@ class Described:
     tables: Sequence[str] = ()
     tied: bool = False
 
-    def of(self, module: str) -> LoraSettings:
-        """Returns the settings of one module."""
-        rank = self.ranks.get(_key(self.ranks, module), self.settings.rank)
-        alpha = self.alphas.get(_key(self.alphas, module), self.settings.alpha)
-        return replace(self.settings, rank=rank, alpha=alpha)
+    def of(self, modules: Iterable[str]) -> dict[str, LoraSettings]:
+        """Returns the settings of each module, by its name."""
+        ends = {module: _ends(module) for module in modules}
+        every = sorted({end for held in ends.values() for end in held})
+
+        def chosen(numbers: Mapping[str, Any], module: str, usual: Any) -> Any:
+            for pattern, number in numbers.items():
+                if not matching(pattern, every).isdisjoint(ends[module]):
+                    return number
+            return usual
+
+        return {
+            module: replace(
+                self.settings,
+                rank=chosen(self.ranks, module, self.settings.rank),
+                alpha=chosen(self.alphas, module, self.settings.alpha),
+            )
+            for module in ends
+        }
 
     def counted(self) -> dict[str, Any]:
         """Returns what the hash of a file counts."""
@@ -96,9 +120,10 @@ class Described:
         return self.settings.to_dict() | {key: value for key, value in more.items() if value}
 
 
-def _key(patterns: Iterable[str], module: str) -> str:
-    """Returns the first of PEFT's patterns that means a module."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
+def _ends(module: str) -> list[str]:
+    """Returns the ends of a module's name, of which PEFT's patterns match one as a whole."""
+    parts = module.split(".")
+    return [".".join(parts[i:]) for i in range(len(parts))]
 
 
 def _tables(model: keras.Model) -> Sequence[Mapping[str, str]]:
@@ -146,10 +171,41 @@ def paths(model: keras.Model, layers: Iterable[str]) -> dict[str, str]:
 def split(name: str) -> tuple[str, str | None]:
     """Returns module and part of a tensor's name; the part is None if no adapter has it."""
     name = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
+    name = re.sub(r"\.base_layer\.bias$", ".bias", name)
     for part in (*PARTS, "weight", "bias"):
         if name.endswith(f".{part}"):
             return name.removesuffix(f".{part}"), part
     return name, None
+
+
+def without_adapter_name(arrays: Mapping[str, np.ndarray], origin: Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file under the names that PEFT writes, without an adapter's name.
+
+    A state dictionary that was saved directly has "lora_A.default.weight" for "lora_A.weight".
+
+    Raises:
+        InputError: for tensors of several adapters.
+    """
+    found, adapters = {}, set()
+    for name, array in arrays.items():
+        if match := _WITH_NAME.fullmatch(name):
+            start, adapter, end = match.groups()
+            adapters.add(adapter)
+            name = start + ("" if start.endswith("vector") else end)
+        # Originals of what is trained whole are those of the base.
+        if ".original_module." not in name or is_table(name):
+            found[name] = array
+    if len(adapters) > 1:
+        raise InputError(
+            f"{origin} holds several adapters, {', '.join(sorted(adapters))}; save one alone with "
+            "save_pretrained(selected_adapters=...)"
+        )
+    return found
+
+
+def is_table(name: str) -> bool:
+    """Returns True if a tensor belongs to the embedding table or the output layer."""
+    return any(f".{table}." in f".{name}" for table in (TABLE, HEAD))
 
 
 def config(
@@ -157,6 +213,7 @@ def config(
     others: Sequence[str],
     heads: Sequence[str],
     experts: Sequence[str] = (),
+    biases: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the content of adapter_config.json.
 
@@ -165,6 +222,7 @@ def config(
         others: names of the linear modules that have no adapter.
         heads: names of the modules that are trained as a whole.
         experts: names of the tensors of experts, adapted or not.
+        biases: names of the modules of which only the bias is trained.
 
     Raises:
         InputError: for adapters that differ in more than PEFT can say.
@@ -195,7 +253,7 @@ def config(
         "use_rslora": rslora,
         "use_dora": dora,
         "modules_to_save": sorted(heads) or None,
-        "bias": "none",
+        "bias": ("lora_only" if set(biases) <= set(linear) else "all") if biases else "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
@@ -224,8 +282,10 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
         for key, value in described.items()
         if key not in known and value not in (None, False, "none", [], {})
     ]
+    if described.get("bias") not in (None, *BIASES):
+        wrong.append(_said(described, "bias"))
     begun = described.get("init_lora_weights", True)
-    if not isinstance(begun, bool | None) and str(begun).lower() not in BEGINNINGS:
+    if not isinstance(begun, bool | None) and not str(begun).lower().startswith(BEGINNINGS):
         changes = str(begun).lower().startswith(CHANGED_BASES)
         why = ", which changes the base too" if changes else ""
         wrong.append(_said(described, "init_lora_weights") + why)
@@ -251,7 +311,7 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
     try:
         ranks = {key: int(n) for key, n in _pattern(described, "rank_pattern")}
         alphas = {key: float(n) for key, n in _pattern(described, "alpha_pattern")}
-    except (TypeError, ValueError, OverflowError, re.error):
+    except (TypeError, ValueError, OverflowError, RecursionError, re.error):
         raise InputError(
             f"{origin} has a rank_pattern or alpha_pattern in adapter_config.json that means "
             "nothing: patterns are names with numbers"

@@ -14,7 +14,8 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.lora import peft
 from kmodels.lora.enable import values
-from kmodels.lora.vocabulary import HEAD, TABLE, choose, ids_of, tables
+from kmodels.lora.saved_modules import HEAD, TABLE
+from kmodels.lora.vocabulary import choose, ids_of, tables
 from kmodels.lora.vocabulary import rows as rows_of
 from kmodels.weights import LazyArray
 
@@ -109,36 +110,44 @@ def read(
         if part is not None and module in by_name:
             found[part][module] = array
             used.add(name)
-    if not used and described.token_ids is None and not described.tables:
+    layer: Any = next(iter(held.values()), None)
+    named = described.tables
+    if layer is not None and not layer.tie_weights:  # the head is a module like any other
+        named = [name for name in named if name.rpartition(".")[2] != HEAD]
+    if not used and described.token_ids is None and not named:
         return PeftVocabulary(), []
     about = frozenset(used)
-    layer: Any = next(iter(held.values()), None)
+    if layer is None:
+        return PeftVocabulary(about), ["it trains an embedding table, and this model has none"]
     weights = {**found[WEIGHT], **found[BASE], **found[COPY]}
     rows, table = (next(iter(x.values()), np.zeros(0)) for x in (found[ROWS], weights))
-    size = (layer.input_dim, layer.output_dim) if layer else (0, 0)
+    size = (layer.input_dim, layer.output_dim)
     if weights and table.shape != size:
         return PeftVocabulary(about), [
             f"the embedding table is {table.shape}, the model's {size}: call "
             f"resize_token_embeddings({table.shape[0]}) first"
         ]
     try:
-        begin = choose(model, described.token_ids, described.tables)
+        begin = choose(model, described.token_ids, [layer.path] if named else None)
         ids = ids_of(described.token_ids, layer) if described.token_ids else []
     except InputError as problem:
         return PeftVocabulary(about), [str(problem)]
     problems = [
-        *_lacking(found[ROWS], weights, described),
+        *_lacking(found[ROWS], weights, described.token_ids, named),
         *_two("rows", found[ROWS]),
         *_two("a table", weights),
-        *_apart(weights, described),
+        *(_apart(weights, described) if layer.tie_weights else ()),
     ]
     if ids and found[ROWS] and rows.shape != (len(ids), size[1]):
         problems.append(f"the trained rows are {rows.shape}, the model needs {(len(ids), size[1])}")
 
     def put() -> None:
+        if named:  # the copies take what was trained, and the table stays
+            begin()
         if weights:
             layer.embeddings.assign(np.asarray(table, "float32"))
-        begin()
+        if not named:
+            begin()
         for trained in rows_of(layer).values():
             trained.values.assign(np.asarray(rows, "float32")[np.argsort(ids)])
 
@@ -153,16 +162,14 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _lacking(
-    rows: Mapping[str, Any], weights: Mapping[str, Any], described: peft.Described
+    rows: Mapping[str, Any], weights: Mapping[str, Any], token_ids: Any, named: Sequence[str]
 ) -> list[str]:
     problems = []
-    if bool(rows) != (described.token_ids is not None):
+    if bool(rows) != (token_ids is not None):
         sides = "rows of tokens", "trainable_token_indices"
         problems.append("it has {} and no {}".format(*(sides if rows else sides[::-1])))
-    if described.tables and not weights:
-        problems.append(
-            f"modules_to_save names {', '.join(described.tables)}, which it does not hold"
-        )
+    if named and not weights:
+        problems.append(f"modules_to_save names {', '.join(named)}, which it does not hold")
     return problems
 
 

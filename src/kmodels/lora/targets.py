@@ -1,13 +1,13 @@
 """The linear layers that an adapter is for."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.layers import Dense, GroupedDense
+from kmodels.lora.patterns import matching
 
 ALL = "all-linear"
 
@@ -30,11 +30,17 @@ def adaptable_layers(model: keras.Model) -> dict[str, Dense | GroupedDense]:
     return {**linear_layers(model), **expert_layers(model)}
 
 
-def matches(path: str, target: str) -> bool:
-    """Returns whether a target means a layer, by name, end of the path, or pattern."""
-    if target == ALL or path == target or path.endswith(f"/{target}"):
-        return True
-    return re.fullmatch(target, path) is not None
+def meant(paths: Iterable[str], target: str) -> set[str]:
+    """Returns the paths that a target means, by name, end of the path, or pattern.
+
+    Raises:
+        InputError: for a pattern that is none, or that takes too long.
+    """
+    paths = list(paths)
+    if target == ALL:
+        return set(paths)
+    named = {path for path in paths if f"/{path}".endswith(f"/{target}")}
+    return named | matching(target, paths)
 
 
 def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]:
@@ -50,24 +56,17 @@ def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]
     """
     layers = linear_layers(model)
     wanted = [targets] if isinstance(targets, str) else list(targets)
+    chosen: set[str] = set()
     for target in wanted:
-        try:
-            found = any(matches(path, target) for path in layers)
-        except re.error as problem:
-            raise InputError(f"LoRA target {target!r} is not a pattern: {problem}") from None
+        found = meant(layers, target)
         if not found:
             ends = sorted({"/".join(path.split("/")[-2:]) for path in layers})
             raise InputError(
                 f"LoRA target {target!r} is not a linear layer of this model; there are "
                 f"{', '.join(ends)}; or give {ALL!r}"
             )
-    return {
-        path: layer
-        for path, layer in layers.items()
-        if any(
-            matches(path, target) and (target != ALL or layer.in_all_linear) for target in wanted
-        )
-    }
+        chosen |= {path for path in found if target != ALL or layers[path].in_all_linear}
+    return {path: layer for path, layer in layers.items() if path in chosen}
 
 
 def choose_experts(
@@ -86,17 +85,13 @@ def choose_experts(
     layers = expert_layers(model)
     found: dict[str, GroupedDense] = {}
     for target in [targets] if isinstance(targets, str) else targets:
-        meant = {
-            path: layer
-            for path, layer in layers.items()
-            if target != ALL
-            and (f".{names.get(path)}".endswith(f".{target}") or matches(path, target))
-        }
-        if not meant:
+        named = {path for path in layers if f".{names.get(path)}".endswith(f".{target}")}
+        paths = named | meant(layers, target) if target != ALL else set()
+        if not paths:
             ends = sorted({"/".join(path.split("/")[-2:]) for path in layers})
             there = f"there are {', '.join(ends)}" if ends else "it has none; leave it out"
             raise InputError(
                 f"target_parameters {target!r} is no kernel of experts of this model; {there}"
             )
-        found |= meant
+        found |= {path: layers[path] for path in paths}
     return {path: layer for path, layer in layers.items() if path in found}

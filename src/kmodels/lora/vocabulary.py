@@ -1,4 +1,4 @@
-"""The embedding table beside adapters: some of its rows are trained, or all of them."""
+"""What is trained beside adapters: rows of the embedding table, and modules as a whole."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
@@ -10,11 +10,11 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.layers import Embedding
 from kmodels.layers.rows import TrainedRows, shown
+from kmodels.lora import peft, saved_modules
+from kmodels.lora.saved_modules import HEAD, TABLE
 
 # The tokens as PEFT takes them: ids, or ids by name of the table.
 Ids: TypeAlias = Iterable[int] | Mapping[str, Iterable[int]]
-# Names of the table in transformers: as embedding and, being the same weights, as output layer.
-TABLE, HEAD = "embed_tokens", "lm_head"
 
 
 def tables(model: keras.Model) -> dict[str, Embedding]:
@@ -41,31 +41,22 @@ def trained_whole(model: keras.Model) -> list[Embedding]:
 def choose(
     model: keras.Model, token_ids: Ids | None, modules_to_save: Sequence[str] | None
 ) -> Callable[[], None]:
-    """Returns what is to be done to the table once the model is frozen; see `enable_lora`.
+    """Returns what is to be done to the model once it is frozen; see `enable_lora`.
 
     Raises:
         InputError: for a model without a table, or without its values yet, unknown names, or tokens
             that it does not have.
     """
-    if token_ids is None and not modules_to_save:
-        return lambda: None
+    saved = modules_named(model, modules_to_save)
+    if token_ids is None:
+        return lambda: saved_modules.train(saved.values())
     layer = next(iter(tables(model).values()), None)
     if layer is None:
         raise InputError(
-            "this model has no embedding table, which trainable_token_indices and modules_to_save "
-            "are about; leave them out, a task's head is trained anyway"
+            "this model has no embedding table, which trainable_token_indices is about; leave it "
+            "out"
         )
-    if isinstance(modules_to_save, str):
-        raise InputError(f"modules_to_save is {modules_to_save!r}; give a list of names")
-    for name in modules_to_save or ():
-        if not names_table(name, layer):
-            raise InputError(
-                f"modules_to_save names {name!r}; it takes the embedding table, {layer.name!r}, "
-                "and a task's head is trained anyway"
-            )
-    if token_ids is None:
-        return lambda: _train(layer)
-    if modules_to_save:
+    if layer.path in saved:
         raise InputError(
             f"modules_to_save trains all rows of {layer.name} already; leave it or "
             "trainable_token_indices out"
@@ -76,11 +67,45 @@ def choose(
             "load a model that was saved with such rows"
         )
     ids = ids_of(token_ids, layer)
-    return lambda: put(layer, ids)
+
+    def begin() -> None:
+        put(layer, ids)
+        saved_modules.train(saved.values())
+
+    return begin
 
 
-def _train(layer: Embedding) -> None:
-    layer.embeddings.trainable = True
+def modules_named(
+    model: keras.Model, names: Sequence[str] | None
+) -> dict[str, saved_modules.Module]:
+    """Returns the modules that `modules_to_save` names, by path.
+
+    Args:
+        model: where to look.
+        names: ends of paths here, such as "mlp/down" or "final_norm", or of names in transformers.
+
+    Raises:
+        InputError: for a name that means no module with weights.
+    """
+    if isinstance(names, str):
+        raise InputError(f"modules_to_save is {names!r}; give a list of names")
+    held = saved_modules.modules(model) if names else {}
+    known = {path: x for path, x in held.items() if saved_modules.WEIGHT in x.attributes}
+    ends = {path: [path] for path in known}
+    for name, path in peft.paths(model, known).items():
+        ends[path].append(name.replace(".", "/"))
+    found: dict[str, saved_modules.Module] = {}
+    for name in names or ():
+        end = "/" + name.replace(".", "/")
+        meant = [path for path in known if any(f"/{x}".endswith(end) for x in ends[path])]
+        if not meant:
+            there = sorted({"/".join(path.split("/")[-2:]) for path in known})
+            raise InputError(
+                f"modules_to_save names {name!r}, no module of the backbone, or a quantized one; "
+                f"there are {', '.join(there)}; a task's head is trained anyway"
+            )
+        found |= {path: known[path] for path in meant}
+    return found
 
 
 def put(layer: Embedding, ids: Iterable[int]) -> None:
@@ -124,6 +149,11 @@ def ids_of(given: Ids, layer: Embedding) -> list[int]:
 def _of_one_table(by_name: Mapping[str, list[int]], layer: Embedding) -> list[int]:
     first = [ids for name, ids in by_name.items() if name.rpartition(".")[2] != HEAD]
     known = all(names_table(name, layer) for name in by_name)
+    if not layer.tie_weights and not known:
+        raise InputError(
+            f"trainable_token_indices is {dict(by_name)}; single rows of an output layer with a "
+            f"table of its own are not trained: give modules_to_save=[{HEAD!r}] for all rows"
+        )
     if not known or len(first) != 1 or any(ids != first[0] for ids in by_name.values()):
         raise InputError(
             f"trainable_token_indices is {dict(by_name)}; {layer.name} is embedding and output "

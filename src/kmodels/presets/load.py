@@ -85,7 +85,8 @@ def load(
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
         with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
-            if not skip:  # a head with other weights starts over
+            starts_over = any(v.path.startswith(tuple(skip)) for v in model.weights)
+            if not starts_over:  # a head with other weights does
                 changes.restore(model, checkpoint.changes.get("head", {}), without=backbone)
         body += head
     steps: list[Callable[[], Any]] = [lambda: keras_internals.draw_values(body)]

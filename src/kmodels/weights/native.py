@@ -22,7 +22,7 @@ FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Keys of the description: what was done to a model since it was made, and under "head" to its head.
-CHANGES = ("quantization", "lora", "rows", "frozen", "head")
+CHANGES = ("quantization", "lora", "rows", "copies", "frozen", "head")
 WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
 

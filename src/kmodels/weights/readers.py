@@ -171,25 +171,45 @@ def _check_header(path: Path) -> None:
         )
 
 
-def _sharded(path: Path) -> dict[str, LazyArray]:
-    index = read_json(path / INDEX).get("weight_map")
+def read_tensors(directory: Path, stem: str) -> dict[str, LazyArray]:
+    """Returns the tensors of a directory in `stem`.safetensors or .bin, in one file or several.
+
+    Raises:
+        InputError: for a directory without such a file, or files that cannot be read.
+    """
+    for ending, read in READERS.items():
+        if (file := directory / f"{stem}{ending}").is_file():
+            return read(file)
+        if (index := directory / f"{stem}{ending}.index.json").is_file():
+            return _sharded(directory, index.name)
+    raise InputError(f"{directory} holds no {stem}.safetensors and no {stem}.bin; copy it again")
+
+
+def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
+    index = read_json(path / index_name).get("weight_map")
     if not isinstance(index, dict):
-        raise InputError(f"{path / INDEX} has no weight_map; copy the directory again")
+        raise InputError(f"{path / index_name} has no weight_map; copy the directory again")
     strange = [shard for shard in index.values() if not _is_file_name(shard)]
     if strange:
         raise InputError(
-            f"{path / INDEX} names {strange[0]!r}, which is not a file of the directory; copy the "
-            "directory again"
+            f"{path / index_name} names {strange[0]!r}, which is not a file of the directory; copy "
+            "the directory again"
         )
     shards = sorted(set(index.values()))
     if missing := [shard for shard in shards if not (path / shard).is_file()]:
         raise InputError(
             f"{path} lacks {', '.join(missing)} of its {len(shards)} files; copy them too"
         )
-    held = {shard: _one_safetensors(path / shard) for shard in shards}
+    unread = [shard for shard in shards if Path(shard).suffix not in READERS]
+    if unread:
+        raise InputError(
+            f"{path / index_name} names {unread[0]!r}; files of {' and '.join(READERS)} are read"
+        )
+    held = {shard: READERS[Path(shard).suffix](path / shard) for shard in shards}
     if lost := [f"{name} in {shard}" for name, shard in index.items() if name not in held[shard]]:
         raise InputError(
-            f"{path / INDEX} names tensors that are not there: {', '.join(lost[:8])}; copy it again"
+            f"{path / index_name} names tensors that are not there: {', '.join(lost[:8])}; copy it "
+            "again"
         )
     return {name: held[shard][name] for name, shard in sorted(index.items())}
 
@@ -207,6 +227,9 @@ def read_pickled(path: Path) -> dict[str, LazyArray]:
     if find_spec("torch") is None:
         raise InputError(f"{path} needs torch to be read; write it again as safetensors")
     return import_module("kmodels.weights.pickled_torch").read(path)
+
+
+READERS = {".safetensors": _one_safetensors, ".bin": read_pickled}
 
 
 def read_npz(path: Path) -> dict[str, LazyArray]:

@@ -1,6 +1,7 @@
 """Adapters to and from PEFT's files, and files of `save_lora_weights` that do not fit."""
 
 import json
+import re
 import shutil
 
 import h5py
@@ -10,7 +11,9 @@ import pytest
 
 from arrays import read_npz
 from kmodels import InputError, lora
+from kmodels.lora import patterns, peft
 from kmodels.lora.enable import adapters
+from kmodels.lora.targets import meant
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.weights import read_safetensors
 from refusals import refused
@@ -158,7 +161,7 @@ ABSENT = "absent"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "LOHA", "bias": "all"}, "unsupported kind: peft_type='LOHA', bias='all'"),
+        ({"peft_type": "LOHA", "bias": "some"}, "unsupported kind: peft_type='LOHA', bias='some'"),
         (
             {"init_lora_weights": "pissa_niter_4"},
             "init_lora_weights='pissa_niter_4', which changes the base too",
@@ -243,3 +246,32 @@ def test_a_file_of_keras_hub_is_told_where_it_is_read(tmp_path):
         written.create_group("lora/0")
     with pytest.raises(InputError, match=r"numbers layers; read it with kmodels\.interop"):
         tiny().load_lora_weights(tmp_path / "hub.lora.h5")
+
+
+# === Patterns ===
+
+SLOW = ["(a+)+!", "(a|a)*!", "(.*.*)*!", "((a?){30}a{30})*!", "(?:(?:[a-z/_0-9]|.)+)+!"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("pattern", SLOW)
+@pytest.mark.parametrize("place", ["targets", "rank_pattern", "alpha_pattern"])
+def test_a_pattern_that_backtracks_for_ever_is_refused(
+    place, pattern, adapter, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(patterns, "SECONDS", 0.3)
+    names = ["a" * 60]  # which would take years
+    message = re.escape(f"the pattern {pattern!r} takes more than")
+    if place == "targets":
+        refused(message, meant, names, pattern)
+        return
+    config = json.loads((adapter / "adapter_config.json").read_text()) | {place: {pattern: 3}}
+    refused(message, peft.settings(config, tmp_path).of, names)
+
+
+@pytest.mark.once
+def test_patterns_with_groups_mean_what_they_mean():
+    names = ["block_0/mlp/up", "block_1/mlp/down", "block_10/attention/query"]
+    found = patterns.matching(r"block_(0|1)/(mlp|attention)/.*", names)
+    assert found == {"block_0/mlp/up", "block_1/mlp/down"}
+    refused("'a(' is not a pattern: missing", patterns.matching, "a(", names)

@@ -80,10 +80,11 @@ def test_rows_learn_what_the_same_rows_of_a_trained_table_learn(metrics):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     wanted, found = values(whole), values(some)
     learnt = found.pop("token_embedding/lora_rows")
-    table = wanted.pop("token_embedding/embeddings")
-    np.testing.assert_array_equal(
-        found.pop("token_embedding/embeddings"), before["token_embedding/embeddings"]
-    )
+    table = wanted.pop("token_embedding/lora_embeddings")
+    for kept in (wanted, found):
+        np.testing.assert_array_equal(
+            kept.pop("token_embedding/embeddings"), before["token_embedding/embeddings"]
+        )
     assert np.abs(learnt - before["token_embedding/lora_rows"]).max() > 1e-2
     assert_equal([learnt], [table[sorted(CHOSEN)]], tolerance("optimizer"))
     assert_equal(found, wanted, tolerance("optimizer"))
@@ -189,8 +190,11 @@ def test_a_table_that_is_trained_as_a_whole_travels(way, tmp_path):
     again = way(shaken(model), tmp_path)
     np.testing.assert_array_equal(logits(again), logits(model))
     assert again.backbone.token_embedding.embeddings.trainable and not rows(again)
-    off = lora.disabled(again)
-    refused("is trained as a whole, so the table as it was is gone", off.__enter__)
+    with lora.disabled(again):
+        np.testing.assert_allclose(logits(again), logits(task()), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(logits(again), logits(model))
+    again.backbone.resize_token_embeddings(52)
+    np.testing.assert_allclose(logits(again)[..., :50], logits(model), rtol=0, atol=1e-6)
     message = "no place for token_embedding, which is trained as a"
     refused(message, again.save_lora_weights, tmp_path / "x.lora.h5")
 
@@ -254,7 +258,8 @@ def test_new_tokens_are_trained_beside_the_adapters(tmp_path):
         ({"trainable_token_indices": {"embed_tokens": [1], "lm_head": [2]}}, "layer in one, so"),
         ({"trainable_token_indices": {"lm_head": [1]}}, "layer in one, so give a list of ids"),
         ({"trainable_token_indices": {"query": [1]}}, "layer in one, so give a list of ids"),
-        ({"modules_to_save": ["query"]}, "names 'query'; it takes the embedding table, 'token_"),
+        ({"modules_to_save": ["quern"]}, "names 'quern', no module of the backbone, or a qua"),
+        ({"modules_to_save": ["query", "value"]}, "names all targets; leave some of them to the"),
         ({"modules_to_save": "embed_tokens"}, "is 'embed_tokens'; give a list of names"),
         (
             {"modules_to_save": ["embed_tokens"], "trainable_token_indices": [1]},
@@ -273,7 +278,7 @@ def test_a_model_without_a_table_or_its_values_is_told():
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
     model = ViTBackbone(image_shape=(8, 8, 1), patch_size=4, **sizes)
     rows_of_it = {"rank": 2, "trainable_token_indices": [1]}
-    message = "no embedding table, which trainable_token_indices and"
+    message = "no embedding table, which trainable_token_indices is"
     refused(message, model.enable_lora, **rows_of_it)
     with keras_internals.without_values():  # as where each process waits for its part
         model = GemmaBackbone(**SIZES)

@@ -20,6 +20,11 @@ def made_trainable(layer: keras.Layer) -> list[Any]:
     return list(layer._trainable_variables)
 
 
+def own_variables(layer: keras.Layer) -> list[Any]:
+    """Returns a layer's own variables in the order in which Keras writes them to a file."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
 def set_trainable(layer: keras.Layer, trainable: bool) -> None:
     """Sets a layer's own flag; its variables, and the layers below it, stay as they are."""
     layer._trainable = trainable

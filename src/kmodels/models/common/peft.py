@@ -1,4 +1,4 @@
-"""Names of a decoder's layers in transformers, under which PEFT keeps adapters."""
+"""Names of a decoder's modules in transformers, under which PEFT keeps adapters."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +15,13 @@ LAYERS = {
     "mlp/up": "mlp.up_proj",
     "mlp/down": "mlp.down_proj",
 }
+# Norms of the usual decoder; a family with other names gives its own.
+NORMS = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attention/query_norm": "self_attn.q_norm",
+    "attention/key_norm": "self_attn.k_norm",
+}
 # Those of models with per-layer embeddings, in each block and beside the blocks.
 PER_LAYER = {
     "per_layer/input_gate": "per_layer_input_gate",
@@ -29,7 +36,10 @@ PREFIXES = ("model.", "")
 
 
 def names(
-    model: "keras.Model", prefixes: Sequence[str] = PREFIXES, heads: Sequence[str] = ("lm_head",)
+    model: "keras.Model",
+    prefixes: Sequence[str] = PREFIXES,
+    heads: Sequence[str] = ("lm_head",),
+    norms: Mapping[str, str] = NORMS,
 ) -> Sequence[Mapping[str, str]]:
     """Returns the tables of `Backbone.peft_names`, the one that is written first.
 
@@ -38,17 +48,22 @@ def names(
         prefixes: what may stand before a name, the most usual first; an empty one for a bare model.
         heads: names of the output layer where it is the embedding table: only PEFT's copy of the
             table has a name of its own.
+        norms: names of the norms of a block by their path in it.
     """
     backbone = getattr(model, "backbone", model)
     ordered = sorted(prefixes, key=bool) if backbone is model else prefixes
-    layers, beside = LAYERS, {"token_embedding": "embed_tokens"}
+    layers, beside = LAYERS, {"token_embedding": "embed_tokens", "final_norm": "norm"}
     if backbone.per_layer_embedding is not None:
         layers = {**LAYERS, **PER_LAYER}
         beside["per_layer_embedding/model_projection"] = MODEL_PROJECTION
     if backbone.config.block(0).num_experts:
         layers = {**layers, **ROUTER, **EXPERTS}
+    layers = {**layers, **norms}
+    tied = backbone.config.ties_embeddings
+    own_head = {} if tied else {"token_embedding/reverse_embeddings": "lm_head"}
     return [
         {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in layers.items()}
         | {ours: f"{prefix}{x}" for ours, x in beside.items()}
+        | own_head
         for prefix in ordered
-    ] + [{"token_embedding": head} for head in heads if backbone.config.ties_embeddings]
+    ] + [{"token_embedding": head} for head in heads if tied]

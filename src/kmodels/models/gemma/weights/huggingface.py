@@ -77,16 +77,21 @@ DEFAULTS: dict[int, dict[str, Any]] = {
 UNIFIED = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 
 
+def norms(config: GemmaConfig) -> dict[str, str]:
+    """Returns the path in a block of each norm, by its name in transformers."""
+    found = dict(decoder.NORMS)
+    if config.generation > 1:
+        found["post_attention_layernorm"] = "post_attention_norm"
+        found["pre_feedforward_layernorm"] = "mlp_norm"
+        found["post_feedforward_layernorm"] = "post_mlp_norm"
+    if config.generation > 2:
+        found |= decoder.HEAD_NORMS
+    return found
+
+
 def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
     """Returns the table of one generation; `prefix` is empty in a bare model."""
-    norms = dict(decoder.NORMS)
-    if config.generation > 1:
-        norms["post_attention_layernorm"] = "post_attention_norm"
-        norms["pre_feedforward_layernorm"] = "mlp_norm"
-        norms["post_feedforward_layernorm"] = "post_mlp_norm"
-    if config.generation > 2:
-        norms |= decoder.HEAD_NORMS
-    return decoder.rules(config, norms, prefix)
+    return decoder.rules(config, norms(config), prefix)
 
 
 def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kmodels.models.common import peft
+from kmodels.models.gemma.weights import huggingface
 
 if TYPE_CHECKING:
     import keras
@@ -16,4 +17,5 @@ HEADS = ("lm_head", "language_model.lm_head")
 
 def names(model: "keras.Model") -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`."""
-    return peft.names(model, PREFIXES, HEADS)
+    norms = huggingface.norms(getattr(model, "backbone", model).config)
+    return peft.names(model, PREFIXES, HEADS, {ours: theirs for theirs, ours in norms.items()})

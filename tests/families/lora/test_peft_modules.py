@@ -1,0 +1,201 @@
+"""Modules that are trained as a whole beside adapters, to PEFT itself and from it."""
+
+import copy
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import assert_equal, to_numpy
+from kmodels import lora
+from kmodels.models import Qwen3CausalLM, ViTImageClassifier
+from refusals import refused
+from tolerances import tolerance
+
+pytestmark = [
+    pytest.mark.across,
+    pytest.mark.needs("peft"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Careful, disabling adapter layers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
+]
+QWEN, VIT = "qwen3/untied", "lora/vit"
+# Base, targets, and other settings of PEFT.
+CASES = {
+    "linear": (QWEN, ["q_proj"], {"modules_to_save": ["o_proj"]}),
+    "linear with bias": (VIT, ["q_proj"], {"modules_to_save": ["fc1"]}),
+    "head": (VIT, ["q_proj"], {"modules_to_save": ["classifier"]}),
+    "norms": (QWEN, ["q_proj"], {"modules_to_save": ["input_layernorm", "k_norm"]}),
+    "final norm": (QWEN, ["q_proj"], {"modules_to_save": ["model.norm"]}),
+    "table": (QWEN, ["q_proj"], {"modules_to_save": ["embed_tokens"]}),
+    "output layer": (QWEN, ["q_proj"], {"modules_to_save": ["lm_head"]}),
+    "both": (QWEN, ["q_proj"], {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    "rows and head": (
+        *(QWEN, ["q_proj"]),
+        {"modules_to_save": ["lm_head"], "trainable_token_indices": [7, 3]},
+    ),
+    "biases of adapters": (VIT, ["q_proj", "fc2"], {"bias": "lora_only"}),
+    "no biases": (QWEN, ["q_proj"], {"bias": "all"}),
+    "start": (QWEN, ["q_proj"], {"init_lora_weights": "mica"}),
+}
+
+
+class Theirs:
+    """PEFT's model with random values of all that is trained, and what it gives."""
+
+    def __init__(self, folder, targets, settings, adapter):
+        import peft
+        import torch
+
+        from torchvision_cpu import define_torchvision_operators
+
+        define_torchvision_operators()
+        import transformers
+
+        self.is_text = "qwen" in str(folder)
+        name = "Qwen3ForCausalLM" if self.is_text else "ViTForImageClassification"
+        self.base = getattr(transformers, name).from_pretrained(folder).eval()
+        config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=targets, **settings)
+        self.model = peft.get_peft_model(self.base, config).eval()
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape) * 0.3)
+        self.model.save_pretrained(adapter)
+
+    def __call__(self, x, model=None):
+        import torch
+
+        given = (
+            torch.from_numpy(x).long() if self.is_text else torch.from_numpy(x).permute(0, 3, 1, 2)
+        )
+        with torch.no_grad():
+            return (model or self.model)(given).logits.numpy()
+
+
+@pytest.fixture(params=CASES)
+def case(request, references, tmp_path):
+    base, targets, settings = CASES[request.param]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 8, 8, 1)).astype("float32")
+    folder = references / base
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    if base == QWEN:
+        size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        x = rng.integers(3, size, (2, 8)).astype("int32")
+        x[:, ::3] = 7
+    cls = Qwen3CausalLM if base == QWEN else ViTImageClassifier
+    theirs = Theirs(folder, targets, settings, tmp_path / "adapter")
+    return cls.from_preset(folder, preprocessor=None), theirs, x, folder
+
+
+def outputs(model, x):
+    given = {"token_ids": x, "padding_mask": np.ones_like(x)} if x.ndim == 2 else x
+    return to_numpy(model(given, training=False))
+
+
+def close(found, wanted):
+    scale = max(1, np.abs(wanted).max())
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("logits") * scale)
+
+
+def test_the_original_stays_beside_what_is_trained(case, tmp_path):
+    import peft
+    import transformers
+
+    model, theirs, x, folder = case
+    base, before = outputs(model, x), model.get_weights()
+    expected = theirs(x)
+    assert np.abs(base - expected).max() > 0.01
+    model.load_adapter(tmp_path / "adapter")
+    tuned = outputs(model, x)
+    close(tuned, expected)
+    with lora.disabled(model):
+        np.testing.assert_array_equal(outputs(model, x), base)
+    np.testing.assert_array_equal(outputs(model, x), tuned)
+    # What is written here gives the same in PEFT, and here in all ways.
+    model.save_adapter(tmp_path / "ours")
+    plain = type(theirs.base).from_pretrained(folder).eval()
+    assert isinstance(plain, transformers.PreTrainedModel)
+    close(theirs(x, peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()), expected)
+    model.save(tmp_path / "model.keras")
+    model.save_to_preset(tmp_path / "preset")
+    again = [
+        keras.saving.load_model(tmp_path / "model.keras"),
+        type(model).from_preset(tmp_path / "preset"),
+        copy.deepcopy(model),
+    ]
+    for other in again:
+        np.testing.assert_allclose(outputs(other, x), tuned, rtol=0, atol=1e-6)
+        with lora.disabled(other):
+            np.testing.assert_allclose(outputs(other, x), base, rtol=0, atol=1e-6)
+        paths = [[v.path for v in m.trainable_weights] for m in (model, other)]
+        assert paths[0] == paths[1]
+    model.load_adapter(tmp_path / "ours")
+    np.testing.assert_array_equal(outputs(model, x), tuned)
+    model.merge_lora()
+    close(outputs(model, x), expected)
+    assert len(model.get_weights()) == len(before)
+    model.unmerge_lora()
+    np.testing.assert_array_equal(outputs(model, x), tuned)
+    with lora.disabled(model):
+        np.testing.assert_array_equal(outputs(model, x), base)
+
+
+@pytest.mark.parametrize("way", ["bin", "shards of bin", "shards", "names"])
+def test_other_files_of_peft_are_read(way, references, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = references / "lora" / "vit_head"
+    whole = load_file(folder / "adapter" / "adapter_model.safetensors")
+    ending = "bin" if "bin" in way else "safetensors"
+    save = torch.save if ending == "bin" else save_file
+    (tmp_path / "adapter_config.json").write_text(
+        (folder / "adapter" / "adapter_config.json").read_text()
+    )
+    if way == "names":
+        whole = {
+            name.replace(".lora_A.", ".lora_A.mine.").replace(".lora_B.", ".lora_B.mine."): x
+            for name, x in whole.items()
+        }
+    parts = {f"adapter_model.{ending}": whole}
+    if way.startswith("shards"):
+        names = sorted(whole)
+        parts = {
+            f"adapter_model-0000{i}-of-00002.{ending}": {n: whole[n] for n in names[i - 1 :: 2]}
+            for i in (1, 2)
+        }
+        index = {"weight_map": {n: file for file, held in parts.items() for n in held}}
+        (tmp_path / f"adapter_model.{ending}.index.json").write_text(json.dumps(index))
+    for file, held in parts.items():
+        save(held, str(tmp_path / file))
+    models = [ViTImageClassifier.from_preset(references / VIT, preprocessor=None) for _ in "ab"]
+    models[0].load_adapter(folder / "adapter")
+    models[1].load_adapter(tmp_path)
+    assert_equal(models[1].get_weights(), models[0].get_weights())
+
+
+class Runs:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code of a file ran')",)
+
+
+def test_code_in_a_file_does_not_run(references, tmp_path):
+    import torch
+
+    model = ViTImageClassifier.from_preset(references / VIT, preprocessor=None)
+    config = references / "lora" / "vit_head" / "adapter" / "adapter_config.json"
+    (tmp_path / "adapter_config.json").write_text(config.read_text())
+    torch.save({"x": Runs()}, tmp_path / "adapter_model.bin")
+    refused("holds more than tensors", model.load_adapter, tmp_path)
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_matrices_of_a_table_are_refused(target, references, tmp_path):
+    folder = references / QWEN / "model"
+    Theirs(folder, ["q_proj", target], {}, tmp_path)
+    model = Qwen3CausalLM.from_preset(folder, preprocessor=None)
+    refused("LoRA matrices of an embedding table or output layer", model.load_adapter, tmp_path)
