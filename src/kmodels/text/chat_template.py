@@ -12,9 +12,9 @@ import jinja2
 import numpy as np
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kmodels.core.errors import InputError, one_line
+from kmodels.text import template_limits
 from kmodels.text.settings import DEFAULT, token_text
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _render(
     if is_open:
         chat[-1] = _with_tag(chat[-1], tag)
     try:
-        text = _compiled(template).render(messages=chat, **given)
+        text = template_limits.render(_compiled(template), {**given, "messages": chat})
     except Exception as error:  # a template is a program and may fail in any way
         reason = one_line(error)
         raise InputError(f"the chat template cannot write this chat: {reason}") from error
@@ -266,11 +266,12 @@ def _compiled(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> template_limits.LimitedEnvironment:
+    environment = template_limits.LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
+    environment.limit_filters()
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
