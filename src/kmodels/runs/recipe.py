@@ -176,7 +176,8 @@ def main(
             processes.give_up(2)
         return 2
     except KeyboardInterrupt:
-        print(f"{recipe}: stopped before or after training", file=sys.stderr)
+        text = "stopped; no training was in progress, so nothing was saved"
+        print(f"{recipe}: {text}", file=sys.stderr)
         return 130
     except SystemExit as stop:
         # Stopped by a signal, which was said; the class is not imported, as it would bring Keras.
