@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from kmodels.weights import (
 )
 from kmodels.weights.readers import read_json
 
+log = logging.getLogger("kmodels")
+
+# Names of transformers for what the outputs of a head mean.
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 REMOTE = {
     "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
     "kaggle://": ("kagglehub", "model_download", "kagglehub"),
@@ -163,7 +168,10 @@ def open_checkpoint(
     _check_quantization(path, description)
     for form in family.formats:
         if form.matches(path, description):
-            return form.open_checkpoint(path, description, given, weights)
+            found = form.open_checkpoint(path, description, given, weights)
+            if found.task.get("num_classes"):
+                found.task.update(_labels(path, description, found.task))
+            return found
     kind = description.get("model_type") or description.get("architecture")
     raise InputError(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
@@ -181,6 +189,40 @@ def _check_quantization(path: Path, description: dict[str, Any]) -> None:
                 f"{path} is quantized by {method or 'another program'}, which is not read yet; "
                 "open the directory it was made of, or a GGUF file"
             )
+
+
+def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a config.json of transformers or timm says of the outputs of a head.
+
+    Raises:
+        InputError: for a problem_type that transformers does not have.
+    """
+    number, labels = task["num_classes"], {}
+    by_id, names = description.get("id2label"), description.get("label_names")
+    if isinstance(by_id, dict):
+        names = [by_id.get(str(i)) for i in range(number)] if len(by_id) == number else by_id
+    if names and names != [f"LABEL_{i}" for i in range(number)]:
+        listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if listed and len(names) == number:
+            labels["class_names"] = names
+        else:
+            log.warning(
+                "%s: the names of %d classes in config.json do not fit the %d outputs of the head "
+                "and are left out",
+                path,
+                len(names),
+                number,
+            )
+    if "pooling" not in task:
+        return labels
+    problem = description.get("problem_type")
+    if problem not in (None, *PROBLEM_TYPES):
+        raise InputError(
+            f"{path}: problem_type is {problem!r}; transformers has {', '.join(PROBLEM_TYPES)}"
+        )
+    if number == 1 and "model_type" in description:
+        problem = problem or PROBLEM_TYPES[0]  # as transformers trains a head of one output
+    return labels if problem is None else {**labels, "problem_type": problem}
 
 
 def _open_own(

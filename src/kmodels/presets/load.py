@@ -70,6 +70,8 @@ def load(
         # What another task of the family has is not of this one.
         task = {key: value for key, value in checkpoint.task.items() if key in takes}
         given = {key: value for key, value in task.items() if value is not None}
+        if settings.get("num_classes") not in (None, given.get("num_classes")):
+            given.pop("class_names", None)
         headed = "num_classes" not in takes or "num_classes" in {**given, **settings}
         if fills and not headed:
             raise InputError(f"{preset} has no head; give num_classes")

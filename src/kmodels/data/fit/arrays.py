@@ -1,6 +1,7 @@
 """Samples side by side in memory, as opposed to things that give batches."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -62,7 +63,7 @@ def _is_nested(part: object) -> bool:
 
 def _is_leaf(part: object) -> bool:
     return (
-        isinstance(part, str | bytes | int | float)
+        isinstance(part, str | bytes | int | float | Path)
         or (hasattr(part, "__array__") and hasattr(part, "shape"))
         or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
     )

@@ -14,6 +14,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.data.fit.rows import rows_within
+from kmodels.data.images.pictures import is_pillow
 from kmodels.data.rng import order
 
 Preprocess = Callable[..., Any]
@@ -108,12 +109,13 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
 
 
 def _to_preprocess(x: Any) -> Any:
-    """Returns samples as NumPy arrays, but records, or lists in columns of them, as they are.
+    """Returns samples as NumPy arrays; images of Pillow, records and lists in columns stay.
 
-    What a record holds may be the bytes or the path of an image, which an array would change.
+    An array would lose the orientation of an image, and change the bytes or the path of an image in
+    a record.
     """
     if isinstance(x, list):
-        return [one if is_record(one) else to_numpy(one) for one in x]
+        return [one if is_record(one) or is_pillow(one) else to_numpy(one) for one in x]
     if isinstance(x, dict) and any(_is_texts(part) for part in x.values()):
         return {key: part if isinstance(part, list) else to_numpy(part) for key, part in x.items()}
     return to_numpy(x)

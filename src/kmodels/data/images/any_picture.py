@@ -5,7 +5,6 @@ import binascii
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from kmodels.data.images.pictures import (
     MAX_BYTES,
     PictureError,
     decode,
+    is_pillow,
     upright,
     warn_of_unit_range,
     with_channels,
@@ -57,9 +57,8 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
             return _file(str(image), name)
         if isinstance(image, bytes | bytearray | memoryview):
             return decode(bytes(image), name)
-        if hasattr(image, "convert") and hasattr(image, "getexif"):
-            pillow: Any = image
-            return upright(pillow, name)
+        if is_pillow(image):
+            return upright(image, name)
     except PictureError as error:
         raise InputError(f"{error.name}: {error.reason}; repair or remove it") from error
     except OSError as error:  # Pillow reads what an image holds when it is asked for

@@ -5,7 +5,8 @@ import io
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -96,6 +97,16 @@ def decode(content: bytes, name: str) -> np.ndarray:
         # Pillow raises all of these for damaged files, depending on the format.
         reason = one_line(error)
         raise PictureError(name, f"truncated or damaged ({reason})") from error
+
+
+def is_pillow(thing: object) -> "TypeGuard[Image.Image]":
+    """Returns True for an image of Pillow."""
+    return hasattr(thing, "convert") and hasattr(thing, "getexif")
+
+
+def is_picture(thing: object) -> "TypeGuard[str | Path | Image.Image]":
+    """Returns True for the path of a file and for an image of Pillow."""
+    return isinstance(thing, str | Path) or is_pillow(thing)
 
 
 def upright(image: "Image.Image", name: str = "the image") -> np.ndarray:

@@ -1,19 +1,28 @@
-"""Share the defaults of `compile` and a new head among classifiers of images."""
+"""What classifiers of images share: defaults of `compile`, names of classes, a new head."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
+import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.types import LossLike, MetricsLike, OptimizerLike
+from kmodels.core.keras_internals import OwnCompile
+from kmodels.core.types import Data, LossLike, MetricsLike, OptimizerLike, Tree
+from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
+from kmodels.models.vit.class_names import NamedClasses, best, check_class_names
+from kmodels.presets.find import PROBLEM_TYPES
 from kmodels.task import Task
+from kmodels.training.keras_methods import like
 from kmodels.training.metrics import SparseAccuracy
 from kmodels.training.sparse_labels import SparseLabels
 
+REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
-class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
+
+class ImageClassifier(SparseLabels, NamedClasses, OwnCompile, keras_internals.ClonedAs, Task):
     """The base of classifiers of images; an `__init__` sets what follows.
 
     Attributes:
@@ -29,14 +38,15 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
     def compile_by_default(self) -> None:
         """Compiles with the defaults of `compile`, where the model has a head that they fit."""
         # A model without values has no place for those of an optimizer; its loader calls again.
-        if (
-            keras_internals.in_stateless_scope()
-            or not self.num_classes
-            or self._default_loss() is None
-        ):
+        if keras_internals.in_stateless_scope() or not self.num_classes or self._problem():
             return
         # On an accelerator torch.compile takes the blocks only if the user asks for it.
         self.compile(jit_compile="auto" if compiling.declines() else False)
+
+    def before_use(self) -> None:
+        """Raises `InputError` for a model without defaults that was not compiled."""
+        if not self.compiled and self.num_classes and (problem := self._problem()):
+            raise InputError(problem)
 
     @property
     def output_dense(self) -> Any:
@@ -52,6 +62,70 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
     def number_of_labels(self) -> int:
         """The number of classes."""
         return self.num_classes
+
+    @property
+    def problem_type(self) -> str | None:
+        """What the outputs mean, by transformers' names; None for one class for each image."""
+        return self.settings["problem_type"]
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for labels in NumPy that do not fit the loss."""
+        if isinstance(y, np.ndarray):
+            self._check_shape(y)
+        super().check_labels(y)
+
+    def _check_shape(self, y: np.ndarray) -> None:
+        rank, last = len(self.outputs[0].shape), y.shape[-1] if y.ndim else None
+        if self.has_sparse_labels and y.ndim == rank and last != 1:
+            raise InputError(
+                f"labels have shape {y.shape}, and the loss takes the number of one class for each "
+                f"image; for several classes give the model problem_type={MULTI_LABEL!r}, for "
+                "one-hot labels compile(loss=keras.losses.CategoricalCrossentropy(True))"
+            )
+        wide = isinstance(self.loss, keras.losses.BinaryCrossentropy)
+        if wide and self.num_classes > 1 and (y.ndim != rank or last != self.num_classes):
+            raise InputError(
+                f"labels have shape {y.shape}, and the loss takes a 0 or 1 for each of the "
+                f"{self.num_classes} classes of an image"
+            )
+
+    @like(keras.Model.predict)
+    def predict(self, x: Data, **kwargs: Any) -> Any:
+        """Predicts, as Keras does, on anything that `fit` takes, and on files of images.
+
+        Args:
+            x: also the path of an image file, an image of Pillow, or a list of either, if the
+                model has a preprocessor.
+            **kwargs: as in `keras.Model.predict`.
+        """
+        return super().predict([x] if is_picture(x) else x, **kwargs)
+
+    def decode_predictions(self, predictions: Tree, top: int = 5) -> list[list[tuple[str, float]]]:
+        """Returns names and probabilities of the most probable classes of each image.
+
+        Args:
+            predictions: outputs of the model (B, num_classes), as `predict` returns them.
+            top: number of classes of each image.
+
+        Returns:
+            For each image (name, probability) of its classes, the most probable first; a class
+            without a name has its number as a text.
+
+        Raises:
+            InputError: for outputs of another shape, or a model for regression.
+        """
+        scores = keras.ops.convert_to_numpy(predictions)
+        if self.problem_type == REGRESSION or not self.num_classes:
+            raise InputError("the outputs are no scores of classes; read them as they are")
+        if scores.ndim != 2 or scores.shape[1] != self.num_classes:
+            raise InputError(
+                f"predictions have shape {scores.shape}; give (images, {self.num_classes})"
+            )
+        if self.activation is keras.activations.linear:
+            apart = self.problem_type == MULTI_LABEL or self.num_classes == 1
+            turned = keras.ops.sigmoid if apart else keras.ops.softmax
+            scores = keras.ops.convert_to_numpy(turned(keras.ops.cast(scores, "float32")))
+        return best(scores, [self.class_name(i) for i in range(self.num_classes)], top)
 
     def compile(
         self,
@@ -70,8 +144,9 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
         Args:
             optimizer: "auto" is Adam with a learning rate of 5e-5.
             loss: "auto" is cross-entropy of whole-number labels, from logits or, with a "softmax",
-                from probabilities, in which labels of -100 do not count; with a "sigmoid" it is
-                binary cross-entropy of 0 and 1.
+                from probabilities, in which labels of -100 do not count. With a "sigmoid" or
+                `problem_type="multi_label_classification"` it is binary cross-entropy of 0 and 1,
+                (B, num_classes); with "regression" it is the mean squared error.
             loss_weights: as in Keras.
             metrics: "auto" is the accuracy that belongs to the loss, if that is "auto" too; beside
                 a loss of your own it is none.
@@ -82,7 +157,8 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
             auto_scale_loss: see there.
 
         Raises:
-            InputError: for "auto" where the activation is none of these.
+            InputError: for "auto" with another activation, and for cross-entropy over one class,
+                which is always 0.
         """
         if isinstance(metrics, str) and metrics == "auto":
             automatic = isinstance(loss, str) and loss == "auto"
@@ -90,12 +166,14 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
         if isinstance(optimizer, str) and optimizer == "auto":
             optimizer = keras.optimizers.Adam(5e-5)
         if isinstance(loss, str) and loss == "auto":
+            if problem := self._problem():
+                raise InputError(problem)
             loss = self._default_loss()
-            if loss is None:
-                raise InputError(
-                    f"no loss is known for the activation {self.settings['activation']!r}; give "
-                    'compile a loss, or choose activation=None, "softmax" or "sigmoid"'
-                )
+        if self.num_classes == 1 and _compares_classes(loss):
+            raise InputError(
+                f"the loss {loss if isinstance(loss, str) else type(loss).__name__} over one class "
+                f"is always 0; {_ONE_CLASS}"
+            )
         keras_internals.forget_metrics(self)
         super().compile(
             optimizer,
@@ -109,17 +187,44 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
             auto_scale_loss,
         )
 
+    def _problem(self) -> str:
+        """Returns why there is no default loss, or an empty text."""
+        activation, problem = self.activation, self.problem_type
+        if activation not in (
+            keras.activations.sigmoid,
+            keras.activations.softmax,
+            keras.activations.linear,
+        ):
+            return (
+                f"no loss is known for the activation {self.settings['activation']!r}; give "
+                'compile a loss, or choose activation=None, "softmax" or "sigmoid"'
+            )
+        if problem == REGRESSION and activation is not keras.activations.linear:
+            return "problem_type is 'regression', whose outputs have no activation; leave it out"
+        if problem == MULTI_LABEL and activation is keras.activations.softmax:
+            return (
+                f"problem_type is {problem!r}, whose classes are independent of each other; leave "
+                'activation out or give "sigmoid"'
+            )
+        sigmoid = activation is keras.activations.sigmoid
+        if self.num_classes == 1 and not sigmoid and problem in (None, SINGLE_LABEL):
+            return f"num_classes is 1, which leaves nothing to choose from; {_ONE_CLASS}"
+        return ""
+
     def _default_loss(self) -> Any:
-        if self.activation is keras.activations.sigmoid:
-            return keras.losses.BinaryCrossentropy()
-        if self.activation in (keras.activations.softmax, keras.activations.linear):
-            logits = self.activation is keras.activations.linear
-            return keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
-        return None
+        linear = self.activation is keras.activations.linear
+        if self.problem_type == REGRESSION:
+            return keras.losses.MeanSquaredError()
+        if self.problem_type == MULTI_LABEL or self.activation is keras.activations.sigmoid:
+            return keras.losses.BinaryCrossentropy(from_logits=linear)
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=linear)
 
     def _default_metric(self) -> Any:
-        if self.activation is keras.activations.sigmoid:
-            return keras.metrics.BinaryAccuracy()
+        linear = self.activation is keras.activations.linear
+        if self.problem_type == REGRESSION:
+            return keras.metrics.MeanAbsoluteError()
+        if self.problem_type == MULTI_LABEL or self.activation is keras.activations.sigmoid:
+            return keras.metrics.BinaryAccuracy(threshold=0.0 if linear else 0.5)
         return SparseAccuracy(name="sparse_categorical_accuracy")
 
     def with_head(self, num_classes: int, pooling: str | None = None) -> Self:
@@ -131,6 +236,38 @@ class ImageClassifier(SparseLabels, keras_internals.ClonedAs, Task):
         """
         policy = self.head_dtype
         settings = {**self.settings, "num_classes": num_classes}
+        if num_classes != self.num_classes:
+            settings["class_names"] = None
         settings["pooling"] = pooling or self.pooling
         make: Any = type(self)
         return make(self.backbone, preprocessor=self.preprocessor, head_dtype=policy, **settings)
+
+
+_ONE_CLASS = (
+    f"give problem_type={REGRESSION!r} for numbers or {MULTI_LABEL!r} for yes and no, or at least "
+    "2 classes"
+)
+
+
+def labels_settings(
+    num_classes: int, class_names: Sequence[str] | None, problem_type: str | None
+) -> dict[str, Any]:
+    """Returns the settings of a classifier that say what its outputs mean.
+
+    Raises:
+        InputError: for another number of names than of classes, or an unknown problem_type.
+    """
+    if problem_type is not None and problem_type not in PROBLEM_TYPES:
+        raise InputError(
+            f"problem_type is {problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}"
+        )
+    names = check_class_names(class_names, num_classes)
+    return {"class_names": names, "problem_type": problem_type}
+
+
+def _compares_classes(loss: Any) -> bool:
+    """Returns True for a loss that compares the outputs of an image with each other."""
+    if isinstance(loss, str):
+        return loss in ("sparse_categorical_crossentropy", "categorical_crossentropy")
+    kinds = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
+    return isinstance(loss, kinds)

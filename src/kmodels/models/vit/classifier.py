@@ -12,7 +12,7 @@ from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.direct_calls import calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import features, resize_positions
-from kmodels.models.vit.classification import ImageClassifier
+from kmodels.models.vit.classification import ImageClassifier, labels_settings
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import KEPT, Pooling
@@ -44,6 +44,11 @@ class ViTImageClassifier(ImageClassifier):
         pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
         head_bias: whether the logits have a bias; False for CLIP's projection, whose "classes"
             are the dimensions that images and texts share.
+        class_names: names of the classes in the order of the outputs, or None; they are saved
+            and exported with the model.
+        problem_type: "regression" (any numbers), "multi_label_classification" (several classes or
+            none for an image) or "single_label_classification"; None for the last. It decides the
+            default loss and metric of `compile`.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32. A logit of 0.1 would otherwise be off by
             2e-4 there, and the head is a ten-thousandth of the work.
@@ -73,6 +78,8 @@ class ViTImageClassifier(ImageClassifier):
         pooled_norm: bool = False,
         head_bias: bool = True,
         head_dtype: DTypeLike = None,
+        class_names: Sequence[str] | None = None,
+        problem_type: str | None = None,
         name: str | None = None,
         compile: bool = True,
         **kwargs: Any,
@@ -164,6 +171,7 @@ class ViTImageClassifier(ImageClassifier):
             "dropout": dropout,
             "pooled_norm": pooled_norm,
             "head_bias": head_bias,
+            **labels_settings(num_classes, class_names, problem_type),
         }
         self.head_dtype = policy
         if compile:

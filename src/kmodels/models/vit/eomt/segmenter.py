@@ -13,6 +13,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
+from kmodels.models.vit.class_names import NamedClasses, check_class_names
 from kmodels.models.vit.eomt.mask_transformer import (
     MaskTransformer,
     Prediction,
@@ -31,7 +32,7 @@ from kmodels.training.metrics import MeanIoU
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, Task):
+class EoMTImageSegmenter(Segments, NamedClasses, CompiledByDefault, keras_internals.ClonedAs, Task):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
@@ -58,6 +59,8 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         importance_sample_ratio: see there.
         seed: seed of the points; None for the model's own under `keras.utils.set_random_seed`.
         head_dtype: policy of the heads; by default that of the backbone.
+        class_names: names of the classes in the order of the outputs, or None; they are saved
+            with the model.
         **kwargs: of `keras.Model`, such as `name`.
 
     Call:
@@ -96,6 +99,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         importance_sample_ratio: float = 0.75,
         seed: int | None = None,
         head_dtype: DTypeLike = None,
+        class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ):
         check_whole("num_classes", num_classes)
@@ -143,6 +147,7 @@ class EoMTImageSegmenter(Segments, CompiledByDefault, keras_internals.ClonedAs, 
         self.seed_generator = mask_transformer.probabilities.add_seed(1.0, seed)
         self.settings = {
             "num_classes": num_classes,
+            "class_names": check_class_names(class_names, num_classes),
             "num_queries": num_queries,
             "num_blocks": num_blocks,
             "num_upscale_blocks": num_upscale_blocks,

@@ -72,8 +72,12 @@ def transformers_form(
         **form.describe(config, settings),
     }
     if head(settings) == LOGITS:
-        names = {str(i): f"LABEL_{i}" for i in range(settings["num_classes"])}
+        classes = settings.get("class_names")
+        classes = classes or [f"LABEL_{i}" for i in range(settings["num_classes"])]
+        names = {str(i): name for i, name in enumerate(classes)}
         described |= {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
+        if problem := settings.get("problem_type"):
+            described["problem_type"] = problem
     table = form.table(config, settings)
     if form.name in TOWERS and head(settings) == LOGITS:
         described = _nested(described)
@@ -228,10 +232,11 @@ def _tower_table(flat: bool = False) -> Callable[[ViTConfig, Settings], list[Rul
 
 def _nested(described: dict[str, Any]) -> dict[str, Any]:
     """Returns a description nested as a part, as classifiers of transformers have it."""
-    outside = ("architectures", "id2label", "label2id")
+    outside = ("architectures", "id2label", "label2id", "problem_type")
     inside = {key: value for key, value in described.items() if key not in outside}
     kind = described["model_type"].removesuffix("_vision_model")
-    return {**{key: described[key] for key in outside}, "model_type": kind, "vision_config": inside}
+    whole = {key: described[key] for key in outside if key in described}
+    return {**whole, "model_type": kind, "vision_config": inside}
 
 
 VIT = Form(

@@ -1,5 +1,6 @@
 """Classification of images of any aspect ratio, one or several in each row of patches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,7 +9,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import ActivationLike, DTypeLike, LossLike, MetricsLike, OptimizerLike
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
-from kmodels.models.vit.classification import ImageClassifier
+from kmodels.models.vit.classification import ImageClassifier, labels_settings
 from kmodels.models.vit.classifier import ALSO
 from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES, PatchInputs
 from kmodels.models.vit.naflex.layers import POOLINGS, NaFlexPooling
@@ -33,6 +34,11 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
         dropout: rate in front of the head.
         pooled_norm: a norm after pooling, for backbones without a final one (timm's `fc_norm`).
         head_bias: whether the logits have a bias.
+        class_names: names of the classes in the order of the outputs, or None; they are saved
+            and exported with the model.
+        problem_type: "regression" (any numbers), "multi_label_classification" (several classes or
+            none for an image) or "single_label_classification"; None for the last. It decides the
+            default loss and metric of `compile`.
         head_dtype: policy of the head; by default the dtype of the backbone's variables.
         name: name of the model.
         compile: compiles with the defaults of `compile`, where the model has a head that they fit.
@@ -68,6 +74,8 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
         pooled_norm: bool = False,
         head_bias: bool = True,
         head_dtype: DTypeLike = None,
+        class_names: Sequence[str] | None = None,
+        problem_type: str | None = None,
         name: str | None = None,
         compile: bool = True,
         **kwargs: Any,
@@ -130,6 +138,7 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
             "dropout": dropout,
             "pooled_norm": pooled_norm,
             "head_bias": head_bias,
+            **labels_settings(num_classes, class_names, problem_type),
         }
         self.head_dtype = policy
         if compile:

@@ -8,9 +8,10 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.naflex.patches import grid_of, normalized, padded, patches_of
+from kmodels.data.images.pictures import is_picture
 from kmodels.data.images.resizing import ResizingOfBytes
+from kmodels.models.common.image_text.image_converter import picture
 from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES
@@ -78,11 +79,7 @@ class NaFlexViTImageClassifierPreprocessor(Preprocessor):
 
     def patches(self, image: Data) -> tuple[np.ndarray, tuple[int, int]]:
         """Returns the patches of an image (P, patch * patch * C), and its rows and columns."""
-        x: np.ndarray = to_numpy(image)
-        if x.ndim != 3 or x.shape[-1] != len(self.mean):
-            raise InputError(
-                f"an image has shape {x.shape}; give (height, width, {len(self.mean)})"
-            )
+        x = picture(image, len(self.mean))
         side = self.patch_size
         grid = grid_of(x.shape[0], x.shape[1], side, self.max_num_patches, self.enlarge)
         if x.dtype != np.uint8:
@@ -93,9 +90,10 @@ class NaFlexViTImageClassifierPreprocessor(Preprocessor):
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns patches, their mask and grids."""
         if not isinstance(x, dict):
-            given: Any = x
-            alone = not isinstance(given, list | tuple) and len(given.shape) == 3
-            cut = [self.patches(image) for image in ([given] if alone else given)]
+            listed = isinstance(x, list | tuple)
+            alone = is_picture(x) or (not listed and len(getattr(x, "shape", ())) == 3)
+            images: Any = [x] if alone else x
+            cut = [self.patches(image) for image in images]
             x = padded([one for one, _ in cut], [grid for _, grid in cut], self.max_num_patches)
             x = {name: value[0] for name, value in x.items()} if alone else x
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)

@@ -7,6 +7,8 @@ import numpy as np
 
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.any_picture import open_picture
+from kmodels.data.images.pictures import is_picture
 from kmodels.weights.positions import resize_matrix
 
 # Logits of so many numbers are made at a time.
@@ -54,7 +56,8 @@ def of_each(
     """Returns what is made of each image, in the form in which the images were given.
 
     Args:
-        images: (B, H, W, C), one image (H, W, C), or a list of images of any size.
+        images: (B, H, W, C), one image (H, W, C), or a list of images of any size, of Pillow or
+            paths of files.
         process: makes a list of images, at least one, and of their (height, width).
         stack: makes one array of masks (H, W) where the images were one.
 
@@ -62,7 +65,11 @@ def of_each(
         A list; of one image (H, W, C) its result alone.
     """
     listed = isinstance(images, list | tuple)
-    given: Any = images if listed else to_numpy(images)
+    given: Any = images
+    if listed:
+        given = [open_picture(image) if is_picture(image) else image for image in given]
+    else:
+        given = open_picture(images) if is_picture(images) else to_numpy(images)
     single = not listed and given.ndim == 3
     if single:
         given = given[None]

@@ -13,6 +13,7 @@ from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, Optimizer
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit import resize_positions
+from kmodels.models.vit.class_names import NamedClasses, check_class_names
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import aspect_ratio, masks
 from kmodels.models.vit.segmentation.head import check_head
@@ -23,7 +24,7 @@ from kmodels.training.pixel_loss import PixelCrossentropy
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
+class ViTImageSegmenter(NamedClasses, CompiledByDefault, keras_internals.ClonedAs, Task):
     """A ViT with a linear head that gives each pixel of an image a class.
 
     The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
@@ -40,6 +41,8 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         dropout: rate in front of the dense layer.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32.
+        class_names: names of the classes in the order of the outputs, or None; they are saved
+            with the model.
         **kwargs: of `keras.Model`, such as `name`.
 
     Call:
@@ -67,6 +70,7 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         use_batch_norm: bool = True,
         dropout: float = 0.0,
         head_dtype: DTypeLike = None,
+        class_names: Sequence[str] | None = None,
         **kwargs: Any,
     ):
         if len(backbone.output.shape) != 3:
@@ -115,6 +119,7 @@ class ViTImageSegmenter(CompiledByDefault, keras_internals.ClonedAs, Task):
         self.ignore_class = ignore_class
         self.settings = {
             "num_classes": num_classes,
+            "class_names": check_class_names(class_names, num_classes),
             "ignore_class": ignore_class,
             "use_batch_norm": use_batch_norm,
             "dropout": dropout,

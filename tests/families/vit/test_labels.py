@@ -1,0 +1,261 @@
+"""What the outputs of a classifier mean: kinds of labels, names of classes, files of images."""
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from arrays import to_numpy
+from kmodels.models import (
+    EoMTImageSegmenter,
+    NaFlexViTBackbone,
+    NaFlexViTImageClassifier,
+    ViTImageClassifier,
+    ViTImageClassifierPreprocessor,
+    ViTImageSegmenter,
+)
+from pool import pool
+from refusals import refused
+from tolerances import tolerance
+
+NAMES = ["cat", "dog", "ox"]
+REGRESSION, MULTI_LABEL = "regression", "multi_label_classification"
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(4, 16, 16, 3)).astype("float32")
+BITS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
+NUMBERS = RNG.normal(size=(4, 3)).astype("float32")
+
+
+def squared(logits, y):
+    return np.mean((logits - y.reshape(logits.shape)) ** 2)
+
+
+def binary(logits, y):
+    y = y.reshape(logits.shape)
+    return np.mean(np.logaddexp(0, logits) - logits * y)
+
+
+def cross_entropy(logits, y):
+    shifted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -np.mean(shifted[np.arange(len(y)), y])
+
+
+# Settings of the model, labels, and the loss by its formula in transformers.
+LOSSES = {
+    "numbers": ({"num_classes": 3, "problem_type": REGRESSION}, NUMBERS, squared),
+    "one number": ({"num_classes": 1, "problem_type": REGRESSION}, NUMBERS[:, 0], squared),
+    "several classes": ({"num_classes": 3, "problem_type": MULTI_LABEL}, BITS, binary),
+    "yes or no": ({"num_classes": 1, "problem_type": MULTI_LABEL}, BITS[:, 0], binary),
+    "one class": ({"num_classes": 3, "problem_type": None}, BITS[:, 0], cross_entropy),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_default_loss_follows_the_kind_of_problem(name):
+    settings, y, loss = LOSSES[name]
+    with pool("vit_debug", preprocessor=None, **settings) as model:
+        logits = to_numpy(model.predict(IMAGES, verbose=0)).astype("float64")
+        found = model.evaluate(IMAGES, y, verbose=0, return_dict=True)
+        np.testing.assert_allclose(found["loss"], loss(logits, y), rtol=tolerance("first_loss"))
+        assert len(found) == 2, "one metric beside the loss"
+        model.fit(IMAGES, y, epochs=3, verbose=0)
+        assert model.evaluate(IMAGES, y, verbose=0)[0] < found["loss"]
+
+
+def classifier(num_classes=3, **settings):
+    return ViTImageClassifier.from_preset("vit_debug", num_classes=num_classes, **settings)
+
+
+FIT = {"num_classes": 3, "x": IMAGES, "verbose": 0}
+REFUSED = {
+    "one class": (r"num_classes is 1.*problem_type='regression'", {"num_classes": 1}, BITS[:, 0]),
+    "bits for classes": (r"labels have shape \(4, 3\).*multi_label", {}, BITS),
+    "classes for bits": (r"labels have shape \(4,\)", {"problem_type": MULTI_LABEL}, BITS[:, 0]),
+    "too few bits": (r"labels have shape \(4, 2\)", {"problem_type": MULTI_LABEL}, BITS[:, :2]),
+    "regression of shares": (
+        "no activation", {"problem_type": REGRESSION, "activation": "softmax"}, NUMBERS),
+    "one of several": (
+        "independent", {"problem_type": MULTI_LABEL, "activation": "softmax"}, BITS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_labels_that_do_not_fit_are_one_line(name):
+    message, settings, y = REFUSED[name]
+    model = classifier(**settings)
+    refused(message, model.fit, IMAGES, y, verbose=0)
+
+
+def test_settings_that_do_not_fit_are_one_line():
+    refused("problem_type is 'both'; choose", classifier, problem_type="both")
+    refused("2 names and num_classes is 3", classifier, class_names=NAMES[:2])
+    refused("one text for each class", classifier, class_names="cat")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    refused("over one class is always 0", classifier(1).compile, loss=loss)
+
+
+def test_names_of_classes_go_where_the_model_goes(tmp_path):
+    model = classifier(class_names=NAMES, problem_type=MULTI_LABEL)
+    model.preprocessor = ViTImageClassifierPreprocessor((16, 16))
+    model.save_to_preset(tmp_path / "own")
+    model.export_to_transformers(tmp_path / "transformers")
+    model.export_to_timm(tmp_path / "timm")
+    model.save(tmp_path / "model.keras")
+    for folder in ("own", "transformers", "timm"):
+        again = ViTImageClassifier.from_preset(tmp_path / folder)
+        assert again.class_names == NAMES, folder
+        assert again.problem_type == (None if folder == "timm" else MULTI_LABEL), folder
+        other = ViTImageClassifier.from_preset(tmp_path / folder, num_classes=2)
+        assert other.class_names is None, "a head with other classes"
+    assert keras.models.load_model(tmp_path / "model.keras").class_names == NAMES
+    described = json.loads((tmp_path / "transformers/config.json").read_text())
+    assert described["id2label"] == dict(zip("012", NAMES, strict=True))
+    assert described["label2id"] == dict(zip(NAMES, range(3), strict=True))
+    assert described["problem_type"] == MULTI_LABEL
+    assert json.loads((tmp_path / "timm/config.json").read_text())["label_names"] == NAMES
+    assert model.with_head(3).class_names == NAMES and model.with_head(4).class_names is None
+
+
+@pytest.mark.needs("transformers")
+def test_transformers_reads_names_and_the_kind_of_problem(tmp_path):
+    from transformers import AutoModelForImageClassification
+
+    classifier(class_names=NAMES, problem_type=MULTI_LABEL).export_to_transformers(tmp_path)
+    config = AutoModelForImageClassification.from_pretrained(tmp_path).config
+    assert config.id2label == dict(enumerate(NAMES)) and config.problem_type == MULTI_LABEL
+
+
+# What a config.json says of a head with three outputs, or with one, and what the model has then.
+DESCRIBED = {
+    "transformers' default names": (
+        3, {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}, None, None),
+    "a regression": (1, {"problem_type": None, "id2label": {"0": "LABEL_0"}}, None, REGRESSION),
+    "several classes": (3, {"problem_type": MULTI_LABEL}, None, MULTI_LABEL),
+    "too few names": (3, {"id2label": {"0": "cat", "1": "dog"}}, None, None),
+    "names that are none": (3, {"id2label": {"0": 1, "1": 2, "2": 3}}, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_description_of_outputs_is_followed_or_left_out_with_a_warning(tmp_path, caplog, name):
+    number, changes, names, problem = DESCRIBED[name]
+    classifier(number, problem_type=REGRESSION).export_to_transformers(tmp_path)
+    file = tmp_path / "config.json"
+    described = json.loads(file.read_text())
+    file.write_text(json.dumps({**described, "problem_type": None, **changes}))
+    with caplog.at_level("WARNING", logger="kmodels"):
+        model = ViTImageClassifier.from_preset(tmp_path, preprocessor=None)
+    assert (model.class_names, model.problem_type) == (names, problem)
+    left_out = name in ("too few names", "names that are none")
+    assert ("names of" in caplog.text) == left_out
+
+
+def test_an_unknown_kind_of_problem_is_one_line(tmp_path):
+    classifier().export_to_transformers(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "problem_type": "ranking"}))
+    refused("problem_type is 'ranking'", ViTImageClassifier.from_preset, tmp_path)
+
+
+# === Files of images ===
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Images of several sizes and modes, one of them turned by its EXIF orientation."""
+    folder = tmp_path_factory.mktemp("images")
+    made = []
+    for i, (height, width) in enumerate([(40, 50), (16, 16), (30, 90)]):
+        pixels = RNG.integers(0, 255, (height, width, 3), "uint8")
+        made.append(folder / f"{i}.png")
+        Image.fromarray(pixels).save(made[-1])
+    turned = Image.Exif()
+    turned[274] = 6
+    made.append(folder / "turned.png")
+    Image.fromarray(RNG.integers(0, 255, (20, 40, 3), "uint8")).save(made[-1], exif=turned)
+    return made
+
+
+def arrays_of(files):
+    pixels = [np.asarray(Image.open(file)) for file in files]
+    return [*pixels[:-1], np.rot90(pixels[-1], -1)]
+
+
+FORMS = {
+    "paths": lambda files: files,
+    "texts": lambda files: [str(file) for file in files],
+    "Pillow": lambda files: [Image.open(file) for file in files],
+    "all of them": lambda files: [
+        files[0], str(files[1]), Image.open(files[2]), arrays_of(files)[3]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_predict_takes_files_and_images_of_pillow(files, form):
+    with pool("vit_debug", num_classes=3) as model:
+        model.preprocessor = ViTImageClassifierPreprocessor((16, 16))
+        expected = model.predict(arrays_of(files), verbose=0)
+        given = FORMS[form](files)
+        np.testing.assert_array_equal(model.predict(given, verbose=0), expected)
+        alone = model.predict(given[2], verbose=0)
+        assert alone.shape == (1, 3)
+        np.testing.assert_allclose(alone[0], expected[2], atol=tolerance("logits"), rtol=0)
+
+
+def test_predict_names_a_file_that_is_no_image(tmp_path):
+    file = tmp_path / "notes.png"
+    file.write_text("no image")
+    with pool("vit_debug", num_classes=3) as model:
+        model.preprocessor = ViTImageClassifierPreprocessor((16, 16))
+        refused("notes.png", model.predict, file, verbose=0)
+        refused("absent.png", model.predict, str(tmp_path / "absent.png"), verbose=0)
+        refused("an address of the web", model.predict, "http://a/b.png", verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"), [(ViTImageSegmenter, {}), (EoMTImageSegmenter, {"num_blocks": 1})]
+)
+def test_segmenters_have_names_and_take_files(tmp_path, files, cls, settings):
+    model = cls.from_preset("vit_debug", num_classes=3, class_names=NAMES, **settings)
+    model.save_to_preset(tmp_path / "it")
+    model = cls.from_preset(tmp_path / "it")
+    assert model.class_names == NAMES
+    model.preprocessor = cls.preprocessor_class((16, 16))
+    expected = model.segment(arrays_of(files))
+    for form in ("texts", "Pillow"):
+        for mask, wanted in zip(model.segment(FORMS[form](files)), expected, strict=True):
+            np.testing.assert_array_equal(mask, wanted)
+    np.testing.assert_array_equal(model.segment(files[0]), expected[0])
+
+
+def test_naflex_takes_files(files):
+    sizes = {"patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+    backbone = NaFlexViTBackbone(**{"image_shape": (16, 16, 3), **sizes})
+    model = NaFlexViTImageClassifier(backbone, 3, class_names=NAMES)
+    model.preprocessor = type(model).preprocessor_class(patch_size=8, max_num_patches=16)
+    expected = model.predict(arrays_of(files), verbose=0)
+    np.testing.assert_array_equal(model.predict(list(map(Path, files)), verbose=0), expected)
+
+
+# === Names for outputs ===
+
+
+def test_decode_predictions_names_the_most_probable_classes():
+    model = classifier(class_names=NAMES)
+    logits = np.array([[0.0, 2.0, 1.0], [3.0, 3.0, -1.0]])
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    first, second = model.decode_predictions(logits, top=2)
+    assert [name for name, _ in first] == ["dog", "ox"]
+    assert [name for name, _ in second] == ["cat", "dog"], "of equals the first"
+    np.testing.assert_allclose([share for _, share in first], shares[0, [1, 2]], rtol=1e-6)
+    assert len(model.decode_predictions(logits)[0]) == 3
+    apart = classifier(class_names=NAMES, problem_type=MULTI_LABEL).decode_predictions(logits)
+    np.testing.assert_allclose(apart[0][0][1], 1 / (1 + np.exp(-2.0)), rtol=1e-6)
+    assert classifier(activation="softmax").decode_predictions(shares, 1)[0][0] == (
+        "1", pytest.approx(shares[0, 1]))  # fmt: skip
+    refused(r"shape \(2, 2\); give \(images, 3\)", model.decode_predictions, logits[:, :2])
+    numbers = classifier(problem_type=REGRESSION)
+    refused("no scores of classes", numbers.decode_predictions, logits)
