@@ -83,7 +83,7 @@ def test_what_cannot_be_is_said(tmp_path):
     message = r"images have shape .* and masks .*; give \(n, H, W, C\)"
     refused(message, MaskArrays, images, masks[:3])
     pairs, cropping = MaskArrays(images, masks), Resizing(crop_to_aspect_ratio=True)
-    message = "crop_to_aspect_ratio=True, which leaves pixels"
+    message = "crop_to_aspect_ratio=True or resize_size, which leave pixels"
     refused(message, MaskLoader, pairs, 2, resizing=cropping)
     refused("data is digits; give one of scenes", open_masks, "digits")
     refused("data is scenes:2; give scenes:N with N at least 10", open_masks, "scenes:2")

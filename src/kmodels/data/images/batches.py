@@ -114,7 +114,11 @@ class BatchMaker:
             shapes = np.array([picture.shape[:2] for picture in pictures])
             boxes = augment.boxes(shapes, self.seed, epoch, samples)
             pictures = crop_and_resize(pictures, boxes, size or tuple(shapes[0]), self.resizing)
-        elif isinstance(pictures, list) or (size and pictures.shape[1:3] != tuple(size)):
+        elif (
+            isinstance(pictures, list)
+            or (size and pictures.shape[1:3] != tuple(size))
+            or self.resizing.resize_size is not None
+        ):
             if size is None and len({picture.shape for picture in pictures}) > 1:
                 raise InputError("images differ in size; give image_size")
             pictures = np.stack([self.resizing(p, size or p.shape[:2]) for p in pictures])

@@ -20,6 +20,11 @@ class Resizing:
             alone.
         crop_to_aspect_ratio: takes the largest middle part of the wanted shape, instead of
             stretching the image.
+        resize_size: the size before the middle is cut out: the length of the shorter side, or
+            (height, width); None to resize to the wanted size. What is too small is padded with
+            black.
+        rounds_center: rounds where the middle begins as torchvision and timm do; False as
+            transformers does.
 
     Attributes:
         keeps_bytes: whether images of whole numbers are to come as such.
@@ -31,9 +36,20 @@ class Resizing:
     interpolation: str = "bilinear"
     antialias: bool = True
     crop_to_aspect_ratio: bool = False
+    resize_size: int | tuple[int, int] | None = None
+    rounds_center: bool = False
     keeps_bytes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if self.resize_size is not None:
+            if not isinstance(self.resize_size, int):
+                object.__setattr__(self, "resize_size", tuple(self.resize_size))
+            sides = (self.resize_size,) if isinstance(self.resize_size, int) else self.resize_size
+            if len(sides) > 2 or min(sides) < 1 or self.crop_to_aspect_ratio:
+                raise InputError(
+                    f"resize_size is {self.resize_size}; give the shorter side or (height, width), "
+                    "at least 1, without crop_to_aspect_ratio"
+                )
         if self.interpolation not in INTERPOLATIONS:
             raise InputError(
                 f"interpolation is {self.interpolation!r}; choose one of "
@@ -49,37 +65,29 @@ class Resizing:
         self, image: np.ndarray, size: tuple[int, int], box: tuple | None = None
     ) -> np.ndarray:
         """Returns an image, or the part of it that `box` names, in another size; see `resize`."""
+        if box is None and self.resize_size is not None:
+            image = resize(image, self._whole(image), None, self.interpolation, self.antialias)
+            return _centered(image, size, self.rounds_center)
         if box is None and self.crop_to_aspect_ratio:
             image = middle(image, size)
         return resize(image, size, box, self.interpolation, self.antialias)
 
+    def _whole(self, image: np.ndarray) -> tuple[int, int]:
+        """Returns the size of an image before its middle is cut out."""
+        if not isinstance(self.resize_size, int):
+            assert self.resize_size is not None
+            return self.resize_size
+        (height, width), side = image.shape[:2], self.resize_size
+        if height <= width:
+            return side, int(side * width / height)
+        return int(side * height / width), side
+
 
 @dataclass(frozen=True)
 class ResizingOfBytes(Resizing):
-    """`Resizing` as transformers' processors do it: whole numbers stay whole.
-
-    With `crop_to_aspect_ratio` the shorter side becomes that of a square, and the middle of what
-    that gives is taken, so that pixels lie where the original's do.
-
-    Args:
-        interpolation: as of `Resizing`, like all that follow.
-        antialias: see there.
-        crop_to_aspect_ratio: see there.
-    """
+    """`Resizing` as Pillow does it with whole numbers, which stay whole."""
 
     keeps_bytes: ClassVar[bool] = True
-
-    def __call__(
-        self, image: np.ndarray, size: tuple[int, int], box: tuple | None = None
-    ) -> np.ndarray:
-        """Returns an image in another size."""
-        height, width = image.shape[:2]
-        if box is not None or not self.crop_to_aspect_ratio or size[0] != size[1]:
-            return super().__call__(image, size, box)
-        side, short = size[0], min(height, width)
-        whole = (int(side * height / short), int(side * width / short))
-        image = resize(image, whole, None, self.interpolation, self.antialias)
-        return middle(image, size)
 
 
 USUAL = Resizing()
@@ -140,9 +148,24 @@ def _between_two(image: np.ndarray, size: tuple[int, int], box: tuple | None) ->
 
 
 def middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Returns the largest centre crop with the aspect ratio of `size`, as Keras cuts it."""
+    """Returns the largest center crop with the aspect ratio of `size`, as Keras cuts it."""
     (height, width), (down, across) = image.shape[:2], size
     rows = max(min(height, int(width * down / across)), 1)
     columns = max(min(width, int(height * across / down)), 1)
     top, left = (height - rows) // 2, (width - columns) // 2
     return image[top : top + rows, left : left + columns]
+
+
+def _centered(image: np.ndarray, size: tuple[int, int], rounds: bool) -> np.ndarray:
+    """Returns the middle of an image in a size, with black around what is too small."""
+    for axis, wanted in enumerate(size):
+        missing = wanted - image.shape[axis]
+        if missing > 0:
+            sides = [(0, 0)] * 3
+            before = missing // 2 if rounds else -(-missing // 2)
+            sides[axis] = (before, missing - before)
+            image = np.pad(image, sides)
+        elif missing < 0:
+            start = round(-missing / 2) if rounds else -missing // 2
+            image = image.take(range(start, start + wanted), axis)
+    return image

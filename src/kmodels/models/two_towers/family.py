@@ -10,14 +10,14 @@ from kmodels.models.two_towers.presets import PRESETS
 from kmodels.models.two_towers.similarity import ImageTextSimilarity
 from kmodels.models.two_towers.weights import huggingface
 from kmodels.models.vit import family as vit
-from kmodels.models.vit.preprocessor import OF_PATCHES
+from kmodels.models.vit.preprocessor import OF_PATCHES, fit_crop
 
 
 def _fit_preprocessor(given: dict[str, Any], config: TwoTowersConfig) -> dict[str, Any]:
     """Returns rows as long as the positions of the texts, images of the tower's size."""
     kind = "clip" if config.projects else "siglip"
     length = {"kind": kind, "sequence_length": config.text.max_sequence_length}
-    found = {**length, **given, "image_size": tuple(config.vision.image_shape[:2])}
+    found = fit_crop({**length, **given}, config.vision.image_shape[:2])
     if config.naflex:
         most = {"max_num_patches": config.vision.num_positions}
         return {**most, **found, "patch_size": config.vision.patch_size}

@@ -10,7 +10,6 @@ import numpy as np
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.common.preprocessing import SETTINGS_FILE
 from kmodels.models.common.text_preprocessor import TextPreprocessor
@@ -42,9 +41,11 @@ class ImageTextPreprocessor(TextPreprocessor):
         image_size: (height, width) in pixels.
         mean: per channel, of pixels in [0, 1]; by default as `kind` has it, like all that follow.
         std: likewise.
-        interpolation: as of `ViTImageClassifierPreprocessor`, like the two that follow.
+        interpolation: as of `ViTImageClassifierPreprocessor`, like the four that follow.
         antialias: see there.
-        crop_to_aspect_ratio: makes the shorter side that of the square, and takes the middle.
+        crop_to_aspect_ratio: see there.
+        resize_size: see there.
+        rounds_center: see there.
         sequence_length: tokens of a row.
         add_start_token: puts the start token in front.
         add_end_token: puts the end token behind, also where a text is cut to fit.
@@ -86,6 +87,8 @@ class ImageTextPreprocessor(TextPreprocessor):
         interpolation: str = "bicubic",
         antialias: bool = True,
         crop_to_aspect_ratio: bool = False,
+        resize_size: int | Sequence[int] | None = None,
+        rounds_center: bool = False,
         sequence_length: int | None = None,
         add_start_token: bool | None = None,
         add_end_token: bool = True,
@@ -111,9 +114,9 @@ class ImageTextPreprocessor(TextPreprocessor):
             )
         else:
             images = ViTImageClassifierPreprocessor(
-                image_size, mean, std, interpolation, antialias, crop_to_aspect_ratio
+                *(image_size, mean, std, interpolation, antialias, crop_to_aspect_ratio),
+                *(resize_size, rounds_center),
             )
-            images.resizing = ResizingOfBytes(interpolation, antialias, crop_to_aspect_ratio)
         # Around Keras' __setattr__, which would take it for a part with weights.
         object.__setattr__(self, "image_preprocessor", images)
 

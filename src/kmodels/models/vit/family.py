@@ -13,6 +13,7 @@ from kmodels.models.vit.eomt.segmenter import EoMTImageSegmenter
 from kmodels.models.vit.exports.huggingface import transformers_form
 from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.preprocessor import fit_crop
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
@@ -60,7 +61,7 @@ def _fit_preprocessor(settings: dict[str, Any], config: ViTConfig) -> dict[str, 
         for name in ("mean", "std")
         if len(settings.get(name, ())) not in (0, channels)
     }
-    return {**settings, **changed, "image_size": tuple(size)}
+    return fit_crop({**settings, **changed}, size)
 
 
 def _fit(tensors: Mapping[str, LazyArray], held: ViTConfig, wanted: ViTConfig) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.images.resizing import Resizing
+from kmodels.data.images.resizing import Resizing, ResizingOfBytes
 from kmodels.models.common.image_text.image_converter import output_shape, pictures
 from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.config import ViTConfig
@@ -22,6 +22,8 @@ from kmodels.models.vit.image_converter import (
 OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")
 # The same of segmenters.
 OF_MASKS = ("resize_output_mask", "aspect_ratio")
+# Arguments of those that cut out the middle of images, which leaves pixels without a class.
+OF_CROPS = ("crop_to_aspect_ratio", "resize_size", "rounds_center")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -37,6 +39,9 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             alone, for checkpoints that were trained so.
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
             stretching the image.
+        resize_size: the size before the middle of `image_size` is cut out: the length of the
+            shorter side, or (height, width); None to resize to `image_size`.
+        rounds_center: cuts the middle out as torchvision and timm round it; False as transformers.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
@@ -61,6 +66,8 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         interpolation: str = "bilinear",
         antialias: bool = True,
         crop_to_aspect_ratio: bool = False,
+        resize_size: int | Sequence[int] | None = None,
+        rounds_center: bool = False,
         *,
         image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -83,7 +90,9 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             )
         if not min(self.std) > 0:
             raise InputError(f"std is {self.std}; give numbers above 0")
-        self.resizing = Resizing(interpolation, antialias, crop_to_aspect_ratio)
+        size = resize_size if resize_size is None else _size(resize_size)
+        kind = ResizingOfBytes if antialias else Resizing
+        self.resizing = kind(interpolation, antialias, crop_to_aspect_ratio, size, rounds_center)
 
     @property
     def interpolation(self) -> str:
@@ -101,8 +110,27 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         return self.resizing.crop_to_aspect_ratio
 
     @property
+    def resize_size(self) -> int | tuple[int, int] | None:
+        """The size before the middle is cut out, or None."""
+        return self.resizing.resize_size
+
+    @property
+    def rounds_center(self) -> bool:
+        """True if the middle is rounded as torchvision does."""
+        return self.resizing.rounds_center
+
+    @property
     def image_converter(self) -> ViTImageConverter:
-        """The same as a layer with keras-hub's arguments."""
+        """The same as a layer with keras-hub's arguments.
+
+        Raises:
+            InputError: for a preprocessor with `resize_size`.
+        """
+        if self.resize_size is not None:
+            raise InputError(
+                f"an image converter has no counterpart for resize_size={self.resize_size}; give "
+                "None"
+            )
         return ViTImageConverter(**converter_settings(self))
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
@@ -124,7 +152,8 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         if self.crop_to_aspect_ratio or not self.antialias:
             raise InputError(
                 f"{package} has no counterpart for a preprocessor with crop_to_aspect_ratio="
-                f"{self.crop_to_aspect_ratio} and antialias={self.antialias}"
+                f"{self.crop_to_aspect_ratio} and antialias={self.antialias}; give resize_size, "
+                "the shorter side before the middle is cut out, and antialias=True"
             )
 
     @classmethod
@@ -142,4 +171,29 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             "interpolation": self.interpolation,
             "antialias": self.antialias,
             "crop_to_aspect_ratio": self.crop_to_aspect_ratio,
+            "resize_size": self.resize_size,
+            "rounds_center": self.rounds_center,
         }
+
+
+def _size(value: int | Sequence[int]) -> int | tuple[int, int]:
+    """Returns a shorter side, or (height, width)."""
+    return value if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def fit_crop(settings: dict[str, Any], size: Sequence[int]) -> dict[str, Any]:
+    """Returns a preprocessor's arguments for another size, with the same part of each image.
+
+    Args:
+        settings: arguments of a preprocessor.
+        size: (height, width) in pixels of the model.
+    """
+    old, whole = settings.get("image_size"), settings.get("resize_size")
+    if old is None or whole is None or tuple(old) == tuple(size):
+        return {**settings, "image_size": tuple(size)}
+    ratios = [new / before for new, before in zip(size, old, strict=True)]
+    if isinstance(whole, Sequence):
+        scaled: Any = tuple(round(x * ratio) for x, ratio in zip(whole, ratios, strict=True))
+    else:
+        scaled = round(whole * max(ratios))
+    return {**settings, "image_size": tuple(size), "resize_size": scaled}

@@ -19,7 +19,7 @@ from kmodels.models.vit.exports.patches import patch_form
 from kmodels.models.vit.exports.pictures import picture_form
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip
-from kmodels.models.vit.weights.huggingface_config import crops_middle, takes_patches
+from kmodels.models.vit.weights.huggingface_config import takes_patches
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors, reshape
 
 KINDS = ("clip", "siglip", "siglip2")
@@ -92,8 +92,7 @@ def open_checkpoint(
     tokenizer = huggingface.tokenizer_of(path)
     preprocessor = None
     if vision.preprocessor is not None and tokenizer is not None:
-        crops = crops_middle(path)
-        preprocessor = {**vision.preprocessor, **tokenizer, "crop_to_aspect_ratio": crops}
+        preprocessor = {**vision.preprocessor, **tokenizer}
     return SourceCheckpoint(
         path=path,
         kind="Hugging Face",
@@ -156,12 +155,7 @@ def _pictures(
     """Returns preprocessor_config.json."""
     if isinstance(images, NaFlexViTImageClassifierPreprocessor):
         return patch_form(images)
-    height, width = images.image_size
-    crops = images.crop_to_aspect_ratio and height == width
-    given = {**images.to_dict(), "crop_to_aspect_ratio": images.crop_to_aspect_ratio and not crops}
-    form = picture_form(ViTImageClassifierPreprocessor(**given))
-    form["image_processor_type"] = f"{'CLIP' if projects else 'Siglip'}ImageProcessor"
-    if crops:
-        form["size"] = {"shortest_edge": height}
-        form["crop_size"] = {"height": height, "width": width}
-    return {**form, "do_center_crop": crops}
+    return {
+        **picture_form(images),
+        "image_processor_type": f"{'CLIP' if projects else 'Siglip'}ImageProcessor",
+    }

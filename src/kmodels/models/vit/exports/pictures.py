@@ -1,9 +1,12 @@
 """Describe a preprocessor of images as transformers does."""
 
+import logging
 from typing import Any
 
 from kmodels.models.vit.exports.patches import patch_form
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
+
+log = logging.getLogger("kmodels")
 
 
 def picture_form(preprocessor: Any) -> dict[str, Any]:
@@ -20,13 +23,31 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     if hasattr(preprocessor, "max_num_patches"):
         return patch_form(preprocessor)
     preprocessor.check_plain("transformers' ViTImageProcessor")
+    if getattr(preprocessor, "rounds_center", False):
+        log.warning(
+            "transformers cuts the middle of an image out one pixel further left or up than timm "
+            "where half a pixel is left; give rounds_center=False for what it gives"
+        )
     numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size
     way = getattr(preprocessor, "aspect_ratio", "stretch")
+    whole = preprocessor.resize_size if way == "stretch" else None
     kind: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "size": {"height": height, "width": width},
+        "do_center_crop": False,
     }
+    if whole is not None:
+        # Of the processors that stretch and of those that keep the shape, one that crops.
+        stretches = not isinstance(whole, int)
+        kind = {
+            "image_processor_type": f"{'DeiT' if stretches else 'CLIP'}ImageProcessor",
+            "size": (
+                {"height": whole[0], "width": whole[1]} if stretches else {"shortest_edge": whole}
+            ),
+            "do_center_crop": True,
+            "crop_size": {"height": height, "width": width},
+        }
     if way != "stretch":
         kind = {
             "image_processor_type": "EomtImageProcessor",

@@ -1,6 +1,8 @@
 """A ViT as timm writes it: a directory for `timm.create_model("local-dir:<directory>")`."""
 
 import json
+import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from kmodels.models.vit.weights import eva as weights
 from kmodels.models.vit.weights import timm
 from kmodels.weights import LazyArray, constant, export, write_safetensors
 from kmodels.weights.native import refuse_to_replace
+
+log = logging.getLogger("kmodels")
 
 FILES = ("config.json", "model.safetensors")
 GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
@@ -50,6 +54,7 @@ def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
             "mean": list(preprocessor.mean),
             "std": list(preprocessor.std),
             "interpolation": preprocessor.interpolation,
+            **_crop(preprocessor),
         }
     with staged(directory) as (target, finish):
         refuse_to_replace(target, FILES)
@@ -60,6 +65,33 @@ def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
                 tensors = {**tensors, **_zeros(config, tensors)}
             write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
         return finish(target)
+
+
+def _crop(preprocessor: Any) -> dict[str, Any]:
+    """Returns how timm cuts the middle of an image out.
+
+    Raises:
+        InputError: for a size before the crop that no share of timm gives.
+    """
+    height, width = preprocessor.image_size
+    whole = preprocessor.resize_size
+    if whole is None:
+        return {"crop_pct": 1.0, "crop_mode": "squash"}
+    if not preprocessor.rounds_center:
+        log.warning(
+            "timm cuts the middle of an image out one pixel further right or down than "
+            "transformers where half a pixel is left; give rounds_center=True for what it gives"
+        )
+    # A little less than the quotient, so that timm's division does not end below the size.
+    sides = (whole, whole) if isinstance(whole, int) else whole
+    share = height / (sides[0] + 1e-4)
+    fits = [math.floor(side / share) for side in (height, width)] == list(sides)
+    if not fits or (isinstance(whole, int) and height != width):
+        raise InputError(
+            f"timm has no counterpart for resize_size={whole} with image_size "
+            f"{preprocessor.image_size}; give both sides in one ratio, and one number for a square"
+        )
+    return {"crop_pct": share, "crop_mode": "center" if isinstance(whole, int) else "squash"}
 
 
 def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +126,6 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "architecture": own["architecture"],
         "num_classes": classes,
-        **({"label_names": names} if (names := settings.get("class_names")) else {}),
         "num_features": width,
         "global_pool": POOLINGS[pooling],
         "model_args": arguments,

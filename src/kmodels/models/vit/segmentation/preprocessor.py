@@ -13,7 +13,7 @@ from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.resizing import resize
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter, settings_of
-from kmodels.models.vit.preprocessor import OF_MASKS, ViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import OF_CROPS, OF_MASKS, ViTImageClassifierPreprocessor
 from kmodels.models.vit.segmentation.aspect_ratio import WAYS, fitted, windows
 from kmodels.models.vit.segmentation.mask_lists import padded
 
@@ -189,10 +189,11 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
     def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments; see `Preprocessor`."""
         own = {name: arguments[name] for name in OF_MASKS if name in arguments}
-        return {**super().fitted(arguments, config), **own}
+        found = {**super().fitted(arguments, config), **own}
+        return {name: value for name, value in found.items() if name not in OF_CROPS}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
         held = super().to_dict()
-        held.pop("crop_to_aspect_ratio")
+        held = {name: value for name, value in held.items() if name not in OF_CROPS}
         return {**held, **{name: getattr(self, name) for name in OF_MASKS}}

@@ -89,7 +89,7 @@ def open_checkpoint(
     timm.refuse_unknown(path, arguments, UNKNOWN)
     backbone = _backbone(path, name, arguments, given, description, tensors)
     config = ViTConfig(**backbone)
-    pictures = timm.pictures_of(name, description, config)
+    pictures = timm.pictures_of(path, name, description, given, config)
     return SourceCheckpoint(
         path=path,
         kind="timm",

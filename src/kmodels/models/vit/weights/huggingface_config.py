@@ -1,5 +1,7 @@
 """Shared parts of the Hugging Face formats: their JSON files, and biases that they leave out."""
 
+import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +13,53 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import LazyArray, Rule, constant
 from kmodels.weights.readers import read_json
 
+log = logging.getLogger("kmodels")
+
 # Pillow's numbers, in which Hugging Face writes them.
 INTERPOLATION = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+HALF, IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+OF_CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+
+
+def _defaults(statistics: Any, resample: int, size: Any = 224, crops: bool = False) -> dict:
+    mean, std = statistics
+    named = {"resample": resample, "size": size, "do_center_crop": crops}
+    return {"image_mean": mean, "image_std": std, **named}
+
+
+# Settings of every image processor where its file leaves them out, and those of each kind.
+USUAL = {
+    **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+    **{"rescale_factor": 1 / 255, "crop_size": 224, "max_num_patches": 256},
+}
+DEFAULTS = {
+    "ViT": _defaults(HALF, 2),
+    "DeiT": _defaults(HALF, 3, 256, crops=True),
+    "Beit": _defaults(HALF, 3),
+    "Bit": _defaults(OF_CLIP, 3, crops=True),
+    "CLIP": _defaults(OF_CLIP, 3, crops=True),
+    "Siglip": _defaults(HALF, 3),
+    "Siglip2": _defaults(HALF, 2),
+    "DINOv3ViT": _defaults(IMAGENET, 2),
+    "Eomt": _defaults(IMAGENET, 2, 640),
+}
+# Kinds whose size is that of the shorter side if it is one number.
+SHORTEST = ("Bit", "CLIP")
+# Settings that are read, those without effect here, and those that must be off.
+READ = {
+    *("crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "do_split_image"),
+    *("feature_extractor_type", "image_mean", "image_processor_type", "image_std", "do_pad"),
+    *("max_num_patches", "patch_size", "resample", "rescale_factor", "size"),
+}
+IDLE = {
+    # Images of Pillow and files become RGB, and arrays must have the model's channels.
+    "do_convert_rgb",
+    # Labels, and how Python calls the processor.
+    *("_processor_class", "_valid_processor_keys", "auto_map", "data_format", "device"),
+    *("default_to_square", "disable_grouping", "do_reduce_labels", "ignore_index"),
+    *("image_seq_length", "input_data_format", "num_labels", "processor_class", "reduce_labels"),
+    *("return_tensors", "pad_size", "return_metadata"),
+}
 # What transformers 5 calls parts of an attention; it writes the older names unless it is told
 # `save_original_format=False`.
 NEWER_ATTENTION: dict[str, str | Callable[[re.Match[str]], str]] = {
@@ -70,42 +117,106 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     """Returns the preprocessor's arguments that a directory describes, or None.
 
     An image processor is saved as preprocessor_config.json, and one that was saved together with
-    a tokenizer as a part of processor_config.json.
+    a tokenizer as a part of processor_config.json. A setting that is not followed is logged.
     """
-    held = _image_processor(path)
-    if held is None:
+    described = _image_processor(path)
+    if described is None:
         return None
-    channels = config.image_shape[2]
-    found: dict[str, Any] = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
-    if held.get("do_normalize", True):
-        for name, key in (("mean", "image_mean"), ("std", "image_std")):
-            if len(held.get(key) or ()) == channels:
-                found[name] = tuple(held[key])
-    else:
-        found = {"mean": (0.0,) * channels, "std": (1.0,) * channels}
-    found["interpolation"] = INTERPOLATION.get(held.get("resample", 2), "bilinear")
-    if "max_num_patches" in held:
-        found["max_num_patches"] = held["max_num_patches"]
-    for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
-        if held.get(key) and _kind(held).startswith("EomtImageProcessor"):
-            found["aspect_ratio"] = way
-    return {**found, "image_size": config.image_shape[:2]}
+    kind, channels = _kind(described), config.image_shape[2]
+    of_kind = DEFAULTS.get(kind, DEFAULTS["ViT"])
+    settings = {**USUAL, **of_kind, **{k: v for k, v in described.items() if v is not None}}
+    ignored = [name for name in described if name not in READ | IDLE]
+    if kind != "Eomt" and settings.get("do_pad"):
+        ignored.append("do_pad=True")
+    ignored += [] if settings["do_resize"] else ["do_resize=False"]
+    resample = settings["resample"]
+    if resample not in INTERPOLATION:
+        ignored.append(f"resample={resample!r}")
+    found: dict[str, Any] = {
+        **_statistics(settings, channels),
+        "interpolation": INTERPOLATION.get(resample, "bilinear"),
+        "image_size": config.image_shape[:2],
+    }
+    if kind == "Siglip2" or "max_num_patches" in described:
+        return _logged(path, ignored, {**found, "max_num_patches": settings["max_num_patches"]})
+    if kind == "Eomt":
+        for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
+            found |= {"aspect_ratio": way} if settings.get(key) else {}
+        return _logged(path, ignored, found)
+    size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
+    image_size = _size(settings["crop_size"], False) if crop else size
+    if not isinstance(size, int | tuple) or not isinstance(image_size, int | tuple):
+        ignored.append(f"size={settings['size']!r}")
+        return _logged(path, ignored, found)
+    if isinstance(image_size, int):
+        # transformers would give images of many shapes, of which a model takes one.
+        ignored.append(f"size={settings['size']!r} without do_center_crop (the middle is taken)")
+        image_size = (image_size, image_size)
+    if crop or isinstance(size, int):
+        found["resize_size"] = size
+    if image_size != config.image_shape[:2]:
+        log.warning(
+            "%s: the image processor makes images of %d x %d pixels and config.json is for %d x %d;"
+            " with image_shape=%s both are as in transformers",
+            *(path, *image_size, *config.image_shape[:2], (*image_size, channels)),
+        )
+    return _logged(path, ignored, {**found, "image_size": image_size})
 
 
-def crops_middle(path: Path) -> bool:
-    """Returns whether a directory's image processor takes the middle of an image, as CLIP's."""
-    held = _image_processor(path) or {}
-    return bool(held.get("do_center_crop")) and "shortest_edge" in (held.get("size") or ())
+def _logged(path: Path, ignored: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
+    if ignored:
+        log.warning(
+            "%s: the image processor sets %s, which kmodels does not follow",
+            path,
+            ", ".join(ignored),
+        )
+    return found
+
+
+def _statistics(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
+    """Returns mean and deviation of pixels in [0, 1], with the factor that scales them first."""
+    mean, std = [0.0] * channels, [1.0] * channels
+    if settings["do_normalize"]:
+        mean, std = (_each(settings[f"image_{name}"], channels) for name in ("mean", "std"))
+    factor = 255.0 * (settings["rescale_factor"] if settings["do_rescale"] else 1.0)
+    if math.isclose(factor, 1.0, rel_tol=1e-9):
+        factor = 1.0
+    return {"mean": tuple(x / factor for x in mean), "std": tuple(x / factor for x in std)}
+
+
+def _each(value: float | Sequence[float], channels: int) -> list[float]:
+    """Returns a number per channel; of another number of channels their mean for each."""
+    values = [float(x) for x in (value if isinstance(value, Sequence) else (value,))]
+    return values if len(values) == channels else [sum(values) / len(values)] * channels
+
+
+def _size(value: Any, shortest: bool) -> int | tuple[int, int] | None:
+    """Returns (height, width), the length of the shorter side, or None for what is neither.
+
+    Args:
+        value: as in preprocessor_config.json.
+        shortest: whether one number is the shorter side.
+    """
+    if isinstance(value, int | float):
+        return int(value) if shortest else (int(value), int(value))
+    if isinstance(value, Sequence):
+        return (int(value[0]), int(value[1]))
+    known = {name for name, x in value.items() if x is not None}
+    if known == {"height", "width"}:
+        return (int(value["height"]), int(value["width"]))
+    return int(value["shortest_edge"]) if known == {"shortest_edge"} else None
 
 
 def takes_patches(path: Path) -> bool:
     """Returns whether a directory's image processor keeps aspect ratios, as SigLIP 2's."""
-    held = _image_processor(path) or {}
-    return _kind(held).startswith("Siglip2ImageProcessor")
+    return _kind(_image_processor(path) or {}) == "Siglip2"
 
 
-def _kind(held: Mapping[str, Any]) -> str:
-    return str(held.get("image_processor_type", ""))
+def _kind(described: Mapping[str, Any]) -> str:
+    """Returns the kind of an image processor, without the endings of its class."""
+    names = ("image_processor_type", "feature_extractor_type")
+    name = next((str(described[key]) for key in names if described.get(key)), "")
+    return re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
 
 
 def _image_processor(path: Path) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ from kmodels.weights.positions import Grid, table_grid
 ACTIVATIONS: dict[str, bool | str] = {"gelu": False, "gelu_tanh": True, "quick_gelu": "sigmoid"}
 # Fields that only the name or config.json tells, and what is assumed where neither does.
 UNTOLD = {"layer_norm_epsilon": 1e-6, "approximate_gelu": False}
+log = logging.getLogger("kmodels")
+# The share of an image that timm takes where config.json does not say it.
+CROP = 0.875
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -148,7 +152,7 @@ def open_checkpoint(
     backbone |= {} if known is None else {"layer_norm_epsilon": known.epsilon}
     config = ViTConfig(**backbone)
     tensors = with_zero_biases(tensors, config)
-    pictures = pictures_of(name, description, config)
+    pictures = pictures_of(path, name, description, given, config)
     return SourceCheckpoint(
         path=path,
         kind="timm",
@@ -405,21 +409,52 @@ def _mlp_dim(tensors: Mapping[str, LazyArray], width: int) -> int:
     return found.shape[0] if found is not None else 4 * width
 
 
-def pictures_of(name: str, description: dict[str, Any], config: ViTConfig) -> dict[str, Any] | None:
+def pictures_of(
+    path: Path,
+    name: str,
+    description: Mapping[str, Any],
+    given: Mapping[str, Any],
+    config: ViTConfig,
+) -> dict[str, Any] | None:
     """Returns the arguments of a preprocessor of images; None where no statistics are known.
 
     Args:
+        path: for messages.
         name: timm's name of the model.
         description: the object in its config.json.
+        given: fields of the config that the caller gives.
         config: config of the backbone.
     """
-    statistics = statistics_of(name, description, config.image_shape[2])
-    return statistics and {
-        "image_size": config.image_shape[:2],
+    statistics = statistics_of(name, dict(description), config.image_shape[2])
+    if statistics is None:
+        return None
+    told = description.get("pretrained_cfg") or {}
+    height, width = given.get("image_shape", config.image_shape)[:2]
+    found: dict[str, Any] = {
+        "image_size": (height, width),
         "mean": statistics[0],
         "std": statistics[1],
-        "interpolation": description.get("pretrained_cfg", {}).get("interpolation", "bicubic"),
+        "interpolation": told.get("interpolation") or "bicubic",
     }
+    if not description:
+        log.warning(
+            "%s: a file alone does not say timm's crop_pct, so images are stretched; read it with "
+            "its config.json, or give a preprocessor with resize_size",
+            path,
+        )
+        return found
+    share, mode = told.get("crop_pct") or CROP, told.get("crop_mode") or "center"
+    whole = (math.floor(height / share), math.floor(width / share))
+    if (mode == "center" and height != width) or mode not in ("center", "squash"):
+        log.warning(
+            "%s: crop_mode=%r of %d x %d pixels is not followed; images are stretched",
+            *(path, mode, height, width),
+        )
+    elif mode == "center":
+        found |= {"resize_size": whole[0], "rounds_center": True}
+    elif whole != (height, width):
+        found |= {"resize_size": whole, "rounds_center": True}
+    return found
 
 
 def task_of(

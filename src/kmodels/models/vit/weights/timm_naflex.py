@@ -94,7 +94,7 @@ def open_checkpoint(
     tensors[POSITIONS] = rows
     backbone = _backbone(path, name, arguments, description, tensors, tuple(grid))
     config = ViTConfig(**backbone)
-    pictures = timm.pictures_of(name, description, config)
+    pictures = timm.pictures_of(path, name, description, given, config)
     named = {ours: tensors[theirs] for ours, theirs in EMBEDDING.items() if theirs in tensors}
     return SourceCheckpoint(
         path=path,

@@ -1,0 +1,174 @@
+"""Images as the processors of transformers and timm make them, read and written."""
+
+import json
+import logging
+import re
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from kmodels.core.errors import InputError
+from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.exports.pictures import picture_form
+from kmodels.models.vit.weights import huggingface_config
+from kmodels.models.vit.weights import timm as weights_timm
+from refusals import refused
+from torchvision_cpu import define_torchvision_operators
+
+SHAPES = ((48, 48), (37, 91), (90, 41), (33, 35), (61, 250), (200, 77))
+SQUARE, CROP = {"height": 24, "width": 24}, {"height": 24, "width": 24}
+OBLONG = {"height": 40, "width": 32}
+# Kinds of processors with settings, the latter over those of the kind.
+PROCESSORS = {
+    "vit": ("ViT", {"size": SQUARE}),
+    "not rescaled": ("ViT", {"size": SQUARE, "do_rescale": False}),
+    "other factor": ("ViT", {"size": SQUARE, "rescale_factor": 1 / 127.5, "resample": 1}),
+    "not normalised": ("ViT", {"size": SQUARE, "do_normalize": False, "resample": 0}),
+    "deit": ("DeiT", {"size": OBLONG, "crop_size": CROP}),
+    "beit": ("Beit", {"size": OBLONG, "crop_size": CROP, "do_center_crop": True}),
+    "beit uncropped": ("Beit", {"size": SQUARE, "crop_size": CROP}),
+    "dinov2": ("Bit", {"size": {"shortest_edge": 29}, "crop_size": CROP, "do_convert_rgb": True}),
+    "clip": ("CLIP", {"size": {"shortest_edge": 24}, "crop_size": CROP}),
+    "clip by numbers": ("CLIP", {"size": 31, "crop_size": 24, "resample": 2}),
+    "crop that pads": ("CLIP", {"size": {"shortest_edge": 18}, "crop_size": CROP}),
+    "siglip": ("Siglip", {"size": SQUARE, "do_convert_rgb": None}),
+    "dinov3": ("DINOv3ViT", {"size": SQUARE}),
+}
+
+
+def pictures():
+    rng = np.random.default_rng(0)
+    for height, width in SHAPES:
+        small = rng.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), "uint8")
+        yield np.kron(small, np.ones((4, 4, 1), "uint8"))[:height, :width]
+
+
+def read(folder, described, size=(24, 24)):
+    (folder / "preprocessor_config.json").write_text(json.dumps(described))
+    config = ViTConfig(image_shape=(*size, 3), patch_size=8)
+    return ViTImageClassifierPreprocessor(**huggingface_config.preprocessor(folder, config))
+
+
+def levels(preprocessor, image, expected):
+    """The largest difference in levels of bytes."""
+    gap = np.abs(preprocessor(image) - expected) * np.asarray(preprocessor.std) * 255
+    return gap.max()
+
+
+def pixels(processor, image):
+    return np.moveaxis(np.asarray(processor(image, return_tensors="np")["pixel_values"][0]), 0, -1)
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_pixels_are_those_of_transformers(tmp_path, caplog, case):
+    define_torchvision_operators()
+    transformers = import_module("transformers")
+    kind, settings = PROCESSORS[case]
+    ending = "ImageProcessor" if kind == "DINOv3ViT" else "ImageProcessorPil"
+    theirs = getattr(transformers, kind + ending)(**settings)
+    described = json.loads(theirs.to_json_string())
+    fast = {**settings, "image_processor_type": f"{kind}ImageProcessorFast"}
+    for given in (described, fast):
+        with caplog.at_level(logging.WARNING, "kmodels"):
+            ours = read(tmp_path, given)
+        assert not caplog.records
+        written = getattr(transformers, picture_form(ours)["image_processor_type"] + "Pil")
+        written = written(**picture_form(ours))
+        for image in pictures():
+            assert levels(ours, image, pixels(theirs, image)) <= 1.01
+            assert levels(ours, image, pixels(written, image)) < 0.01
+    stretched = {
+        **ours.to_dict(),
+        "resize_size": None,
+        "mean": (0.4,) * 3,
+        "interpolation": "nearest",
+    }
+    other = ViTImageClassifierPreprocessor(**stretched)
+    assert levels(other, image, pixels(theirs, image)) > 4
+
+
+@pytest.mark.needs("timm")
+@pytest.mark.parametrize("share", [0.9, 0.875, 1.0, None])
+@pytest.mark.parametrize("mode", ["center", "squash", None])
+@pytest.mark.parametrize("size", [(24, 24), (48, 48)])
+def test_pixels_are_those_of_timm(share, mode, size):
+    define_torchvision_operators()
+    data, image_of = import_module("timm.data"), import_module("PIL.Image").fromarray
+    told = {"mean": [0.4] * 3, "std": [0.3] * 3, "interpolation": "bicubic"}
+    told |= {"crop_pct": share, "crop_mode": mode, "input_size": [3, 24, 24]}
+    config, given = ViTConfig(image_shape=(24, 24, 3), patch_size=8), {"image_shape": (*size, 3)}
+    described = {"pretrained_cfg": told}
+    arguments = weights_timm.pictures_of("x", "vit_tiny_patch16_224", described, given, config)
+    ours = ViTImageClassifierPreprocessor(**arguments)
+    resolved = data.resolve_data_config({"input_size": (3, *size)}, pretrained_cfg=told)
+    theirs = data.create_transform(**resolved, is_training=False)
+    for image in pictures():
+        expected = np.moveaxis(theirs(image_of(image)).numpy(), 0, -1)
+        assert levels(ours, image, expected) < 0.01
+
+
+@pytest.mark.needs("timm")
+@pytest.mark.parametrize("whole", [None, 26, 28, 33, (30, 30)])
+def test_what_is_written_for_timm_gives_the_same_pixels(tmp_path, whole):
+    define_torchvision_operators()
+    data, image_of = import_module("timm.data"), import_module("PIL.Image").fromarray
+    backbone = ViTBackbone((24, 24, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=16)
+    ours = ViTImageClassifierPreprocessor((24, 24), resize_size=whole, rounds_center=True)
+    ViTImageClassifier(backbone, 2, preprocessor=ours).export_to_timm(tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "config.json").read_text())["pretrained_cfg"]
+    resolved = data.resolve_data_config(pretrained_cfg=told)
+    theirs = data.create_transform(**resolved, is_training=False)
+    again = ViTImageClassifier.from_preset(tmp_path / "out").preprocessor
+    for image in pictures():
+        expected = np.moveaxis(theirs(image_of(image)).numpy(), 0, -1)
+        assert levels(ours, image, expected) < 0.01
+        np.testing.assert_array_equal(again(image), ours(image))
+
+
+IGNORED = [
+    ({"do_resize": False}, "sets do_resize=False, which kmodels does not follow"),
+    ({"do_pad": True, "pad_size": SQUARE}, "sets do_pad=True"),
+    ({"do_flip_channel_order": True}, "sets do_flip_channel_order"),
+    ({"size": {"shortest_edge": 24}}, "without do_center_crop"),
+    ({"size": {"longest_edge": 24}}, "longest_edge"),
+    ({"resample": 4}, "sets resample=4"),
+    ({"size": {"height": 32, "width": 32}}, "makes images of 32 x 32 pixels.*24 x 24"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), IGNORED)
+def test_what_is_not_followed_is_logged_by_name(tmp_path, caplog, changes, message):
+    described = {"image_processor_type": "ViTImageProcessor", "size": SQUARE, **changes}
+    with caplog.at_level(logging.WARNING, "kmodels"):
+        read(tmp_path, described)
+    assert len(caplog.records) == 1 and re.search(message, caplog.text)
+
+
+@pytest.mark.needs("transformers")
+def test_every_setting_of_transformers_processors_has_a_place():
+    define_torchvision_operators()
+    transformers = import_module("transformers")
+    known = huggingface_config.READ | huggingface_config.IDLE
+    for kind in huggingface_config.DEFAULTS:
+        ending = "ImageProcessor" if kind == "DINOv3ViT" else "ImageProcessorPil"
+        described = getattr(transformers, kind + ending)()
+        theirs = json.loads(described.to_json_string())
+        assert not theirs.keys() - known, kind
+        ours = {**huggingface_config.USUAL, **huggingface_config.DEFAULTS[kind]}
+        for name, value in ours.items():
+            if theirs.get(name) is None or name in ("size", "crop_size"):
+                continue
+            assert np.allclose(theirs[name], value), (kind, name)
+
+
+def test_a_crop_follows_the_size_of_the_model():
+    arguments = {"image_size": (224, 224), "resize_size": 256}
+    family = import_module("kmodels.models.vit.preprocessor")
+    assert family.fit_crop(arguments, (518, 518))["resize_size"] == 592
+    assert family.fit_crop(arguments, (224, 224)) == arguments
+    refused("resize_size is 0", ViTImageClassifierPreprocessor, resize_size=0)
+    with pytest.raises(InputError, match="no counterpart for resize_size=256"):
+        _ = ViTImageClassifierPreprocessor(resize_size=256).image_converter
