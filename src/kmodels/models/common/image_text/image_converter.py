@@ -9,8 +9,9 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.fit.batches import to_numpy
+from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.image_format import check_channels_last
-from kmodels.data.images.pictures import warn_of_unit_range
+from kmodels.data.images.pictures import is_picture, warn_of_unit_range, with_channels
 from kmodels.data.images.resizing import Resizing
 from kmodels.models.common.preprocessing import Preprocessor
 
@@ -123,7 +124,7 @@ def pictures(
     """Returns images of any framework in one size, float32 in [0, 255].
 
     Args:
-        x: (B, H, W, C), (H, W, C), or a list of images of any size.
+        x: (B, H, W, C), (H, W, C), or a list of images of any size, of Pillow or paths of files.
         size: (height, width), or None for as they are.
         resizing: how.
         channels: that each image must have; None for any number.
@@ -136,11 +137,13 @@ def pictures(
             `image_data_format` is "channels_first".
     """
     check_channels_last()
+    if is_picture(x):
+        return _resize(picture(x, channels), size, resizing)
     if isinstance(x, list | tuple):
-        return np.stack([_resize(_picture(one, channels), size, resizing) for one in x])
+        return np.stack([_resize(picture(one, channels), size, resizing) for one in x])
     x = to_numpy(x)
     if x.ndim != 4:
-        return _resize(_picture(x, channels), size, resizing)
+        return _resize(picture(x, channels), size, resizing)
     _check_channels(x, channels)
     warn_of_unit_range(x)
     if size is None or (x.shape[1:3] == size and resizing.resize_size is None):
@@ -177,7 +180,21 @@ def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:
     return value
 
 
-def _picture(given: object, channels: int | None) -> np.ndarray:
+def picture(given: object, channels: int | None) -> np.ndarray:
+    """Returns one image (H, W, C) of any framework or of Pillow, or of the file at a path.
+
+    Args:
+        given: the image.
+        channels: that it must have, and that an image of Pillow or of a file is given; None for
+            any number.
+
+    Raises:
+        InputError: for what is no image, or has another number of channels.
+    """
+    if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "OU":
+        given = given.item()
+    if is_picture(given):
+        return with_channels(open_picture(given), channels or 3)
     x: np.ndarray = to_numpy(given)
     if x.ndim != 3:
         raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")

@@ -126,6 +126,7 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "architecture": own["architecture"],
         "num_classes": classes,
+        **({"label_names": names} if (names := settings.get("class_names")) else {}),
         "num_features": width,
         "global_pool": POOLINGS[pooling],
         "model_args": arguments,
