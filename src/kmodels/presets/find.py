@@ -16,12 +16,11 @@ from kmodels.weights import (
     SourceCheckpoint,
     native,
 )
+from kmodels.weights.checkpoint import PROBLEM_TYPES
 from kmodels.weights.readers import read_json
 
 log = logging.getLogger("kmodels")
 
-# Names of transformers for what the outputs of a head mean.
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 REMOTE = {
     "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
     "kaggle://": ("kagglehub", "model_download", "kagglehub"),

@@ -9,6 +9,8 @@ from kmodels.weights.rules import Rule
 from kmodels.weights.tensors import LazyArray
 
 Tensors = Mapping[str, LazyArray]
+# Names of transformers for what the outputs of a head mean.
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @dataclass(frozen=True)

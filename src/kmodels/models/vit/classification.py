@@ -13,11 +13,11 @@ from kmodels.core.types import Data, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
 from kmodels.models.vit.class_names import NamedClasses, best, check_class_names
-from kmodels.presets.find import PROBLEM_TYPES
 from kmodels.task import Task
 from kmodels.training.keras_methods import like
 from kmodels.training.metrics import SparseAccuracy
 from kmodels.training.sparse_labels import SparseLabels
+from kmodels.weights.checkpoint import PROBLEM_TYPES
 
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
