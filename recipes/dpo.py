@@ -13,7 +13,6 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow; `loss_function` below 
 the training step. All flags: --help.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -200,16 +199,23 @@ def read_pairs(path: str | None) -> list[dict[str, str]]:
     """Prompts with a chosen and a rejected answer; by default an answer to something else."""
     names = ("prompt", "chosen", "rejected")
     if path is not None:
+        from kmodels.core.remote import local_copy
+        from kmodels.text.json_lines import json_records
+
+        rows = []
         try:
-            lines = [line for line in recipe.local_path(path).read_text().splitlines() if line]
-            rows = [json.loads(line) for line in lines]
-        except (OSError, ValueError) as error:
-            raise recipe.InputError(f"--data {path} cannot be read: {error}") from error
-        for number, row in enumerate(rows, 1):
-            if not all(isinstance(row.get(name), str) for name in names):
-                raise recipe.InputError(
-                    f"record {number} of {path} lacks a text; give {', '.join(names)} in each"
-                )
+            for where, read in json_records(local_copy(path), path):
+                try:
+                    row = read()
+                except recipe.InputError as error:
+                    raise recipe.InputError(f"{where}: {error}") from error
+                if not isinstance(row, dict) or not all(isinstance(row.get(x), str) for x in names):
+                    raise recipe.InputError(
+                        f"{where} lacks a text; give {', '.join(names)} in each"
+                    )
+                rows.append({name: row[name] for name in names})
+        except OSError as error:
+            raise recipe.InputError(f"--data {path} cannot be read: {error.strerror}") from error
     else:
         from kmodels.text import demo
 
@@ -230,14 +236,33 @@ def read_pairs(path: str | None) -> list[dict[str, str]]:
 def side_by_side(text: Any, pairs: list[dict[str, str]]) -> Any:
     """Inputs, labels and weights of both answers, each (pairs, 2, tokens)."""
     import keras
-    import numpy as np
+
+    from kmodels.text.packing import pad
 
     prompts = [row["prompt"] for row in pairs]
-    both = [
-        text({"prompts": prompts, "responses": [row[name] for row in pairs]})
+    chosen, rejected = (
+        text.encode({"prompts": prompts, "responses": [row[name] for row in pairs]})
         for name in ("chosen", "rejected")
+    )
+    both = [one for pair in zip(chosen, rejected, strict=True) for one in with_one_prompt(*pair)]
+    rows = pad(both, text.sequence_length, text.tokenizer.pad_token_id)
+    return keras.tree.map_structure(lambda part: part.reshape(len(pairs), 2, -1), rows)
+
+
+def with_one_prompt(chosen: Any, rejected: Any) -> list[Any]:
+    """Returns both answers with the shorter of their prompts, of which the longer answer cut more.
+
+    The log-probabilities of two answers compare only after the same prompt.
+    """
+    lengths = [example.learn.index(True) for example in (chosen, rejected)]
+    shorter = min(zip(lengths, (chosen, rejected), strict=True), key=lambda pair: pair[0])[1]
+    length = min(lengths)
+    return [
+        type(example)(
+            shorter.ids[:length] + example.ids[own:], shorter.learn[:length] + example.learn[own:]
+        )
+        for own, example in zip(lengths, (chosen, rejected), strict=True)
     ]
-    return keras.tree.map_structure(lambda *parts: np.stack(parts, axis=1), *both)
 
 
 def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:

@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote, named_file
 from kmodels.data.images.any_picture import INLINE, check_local, open_picture
 from kmodels.data.images.pictures import suffixes
-from kmodels.text.json_lines import Entry, json_lines
+from kmodels.text.json_lines import Entry, json_records
 from kmodels.text.records import PICTURES, Record, has_picture
 
 METADATA, TABLE = "metadata.jsonl", "metadata.csv"
@@ -31,7 +31,7 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
         InputError: for a folder that says nothing.
     """
     if (folder / METADATA).is_file():
-        for where, read in json_lines(folder / METADATA, folder / METADATA, limit):
+        for where, read in json_records(folder / METADATA, folder / METADATA, limit):
             yield where, partial(_named, read)
         return
     if (folder / TABLE).is_file():

@@ -6,24 +6,26 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote
 from kmodels.core.remote import local_copy
 from kmodels.text.image_files import folder_entries, with_paths
-from kmodels.text.json_lines import MAX_LINE_BYTES, json_lines
+from kmodels.text.json_lines import MAX_LINE_BYTES, json_records
 from kmodels.text.records import FORMS, Records, check_record
 
 
 def read_records(
     path: str | Path, *, skip_bad: bool = False, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Records:
-    """Reads a file of one JSON object a line, or a folder of images with texts.
+    """Reads a file of one JSON object a line or one JSON array, or a folder of images with texts.
 
     Args:
         path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
             instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
             and responses, messages with role and content (and tools, JSON schemas of functions that
-            the model may call), or text. "images" has the paths of a record's images, one or a
-            list, and parts of a message may have them; relative ones begin at the file's folder.
-            More fields are ignored, blank lines too. A folder has metadata.jsonl or metadata.csv,
-            whose lines name an image by "file_name" (or several by "file_names") beside the other
-            fields, as Hugging Face's imagefolder; or a text beside each image, a.txt beside a.png.
+            the model may call), conversations with from and value (as in ShareGPT and LLaVA, whose
+            "<image>" marks the place of an image), or text. "images" has the paths of a record's
+            images, one or a list, and parts of a message may have them; relative ones begin at the
+            file's folder. More fields are ignored, blank lines too. A folder has metadata.jsonl or
+            metadata.csv, whose lines name an image by "file_name" (or several by "file_names")
+            beside the other fields, as Hugging Face's imagefolder; or a text beside each image,
+            a.txt beside a.png.
         skip_bad: leave out bad lines and list them, where they would raise; images are decoded to
             find out.
         max_line_bytes: a longer line is bad.
@@ -40,7 +42,7 @@ def read_records(
     if file.is_dir():
         entries, folder = folder_entries(file, max_line_bytes), str(file)
     else:
-        entries = json_lines(file, path, max_line_bytes)
+        entries = json_records(file, path, max_line_bytes)
         # Of an address the images are beside it, not beside its copy.
         folder = str(path).rpartition("/")[0] if is_remote(path) else str(file.parent)
     try:

@@ -1,5 +1,6 @@
 """Records to train on in their usual form, with errors that name the field."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,9 @@ _PAIRS = (
 )
 # The names of the images of a record, one or a list.
 PICTURES = ("images", "image")
-FORMS = "instruction and response (or output), prompts and responses, messages, or text"
+FORMS = (
+    "instruction and response (or output), prompts and responses, messages, conversations, or text"
+)
 ROLES = {
     "system": "system",
     "user": "user",
@@ -23,6 +26,17 @@ ROLES = {
     "model": "model",
     "tool": "tool",
 }
+# What ShareGPT's files call a turn's author.
+AUTHORS = {
+    **{name: name for name in ROLES},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "claude"), "assistant"),
+    "observation": "tool",
+}
+# Fields of a turn that change nothing of its text.
+_UNUSED = ("markdown", "text")
+# LLaVA's mark in a text where an image belongs.
+IMAGE = "<image>"
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,63 @@ def check_record(value: object) -> Record:
     """
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
+    if "conversations" in value and "messages" not in value:
+        value = _of_conversations(value)
     return {**_texts(value), **{name: value[name] for name in PICTURES if _held(value, name)}}
+
+
+def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns a record of ShareGPT or LLaVA as one with messages."""
+    turns = value["conversations"]
+    if not (isinstance(turns, list) and turns and all(isinstance(one, dict) for one in turns)):
+        raise InputError("field 'conversations' is not a list of objects with from and value")
+    messages = []
+    for place, turn in enumerate(turns):
+        at = f"conversations[{place}]."
+        author, said = (n if n in turn else m for n, m in (("from", "role"), ("value", "content")))
+        role = AUTHORS.get(_text(turn, author, at=at))
+        if role is None:
+            raise InputError(
+                f"field '{at}{author}' is {turn[author]!r}; known are {', '.join(AUTHORS)}"
+            )
+        rest = {key: part for key, part in turn.items() if key not in (author, said, *_UNUSED)}
+        messages.append({**rest, "role": role, "content": _text(turn, said, at=at)})
+    system = value.get("system")
+    if system and (not messages or messages[0]["role"] != "system"):
+        messages.insert(0, {"role": "system", "content": _text(value, "system")})
+    tools = value.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"field 'tools' is not JSON: {error}") from error
+    return {**value, "tools": tools, **_placed(value, messages)}
+
+
+def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns messages whose marks of images are parts with the record's images."""
+    name = next((name for name in PICTURES if _held(value, name)), None)
+    if name is None:
+        return {"messages": messages}
+    given = value[name] if isinstance(value[name], list) else [value[name]]
+    marks = sum(message["content"].count(IMAGE) for message in messages)
+    if not marks:
+        return {"messages": messages}
+    if marks != len(given):
+        raise InputError(f"there are {len(given)} images and {marks} marks {IMAGE}")
+    images = iter(given)
+    for message in messages:
+        texts = message["content"].split(IMAGE)
+        if len(texts) == 1:
+            continue
+        parts: list[dict[str, Any]] = []
+        for i, text in enumerate(texts):
+            if i:
+                parts.append({"type": "image", "path": next(images)})
+            if text.strip():
+                parts.append({"type": "text", "text": text.strip("\n")})
+        message["content"] = parts
+    return {"messages": messages, **dict.fromkeys(PICTURES)}
 
 
 def _held(value: dict[str, Any], name: str) -> bool:

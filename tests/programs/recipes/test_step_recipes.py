@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from kmodels.models import ImageTextSimilarity, ViTImageClassifier
+from kmodels.models import GemmaCausalLMPreprocessor, ImageTextSimilarity, ViTImageClassifier
+from kmodels.text.training import train_tokenizer
 from recipe_modules import load, result
 
 # 48 images in batches of 8, 6 steps to an epoch.
@@ -56,6 +57,13 @@ def pairs(tmp_path):
     return path
 
 
+@pytest.fixture
+def text():
+    """Texts as token ids, for the loss on responses."""
+    tokenizer = train_tokenizer(["one two three a b c d e"], 300)
+    return GemmaCausalLMPreprocessor(tokenizer, 64, loss_on="responses")
+
+
 @pytest.mark.each_backend("nightly")
 def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     recipe, out = load("dpo"), tmp_path / "a"
@@ -71,7 +79,30 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
     capsys.readouterr()
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(tmp_path / "wrong")]) == 2
-    assert "record 1 of" in capsys.readouterr().err
+    assert "pairs.jsonl line 1 lacks a text" in capsys.readouterr().err
+
+
+def test_pairs_are_whole_lines_with_one_prompt_for_both_answers(tmp_path, text):
+    recipe, path = load("dpo"), tmp_path / "pairs.json"
+    prompt = "one\u2028two\x85three " * 30
+    rows = [
+        {"prompt": prompt, "chosen": "a" * 70, "rejected": "b" * 5},
+        {"prompt": "c ", "chosen": "d", "rejected": "e" * 200},
+    ]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    pairs = recipe.read_pairs(str(path))
+    assert pairs == rows
+    path.write_text(json.dumps(rows))
+    assert recipe.read_pairs(str(path)) == rows
+    x, labels, weights = recipe.side_by_side(text, pairs)
+    assert x["token_ids"].shape == labels.shape == weights.shape == (2, 2, 64)
+    for ids, learnt in zip(x["token_ids"], weights, strict=True):
+        first, second = learnt.argmax(axis=-1)
+        assert first == second, "the prompts are of one length"
+        np.testing.assert_array_equal(ids[0, : first + 1], ids[1, : first + 1])
+    # The prompt gives way to the longer answer, and the shorter one is whole.
+    answers = [text.tokenizer.detokenize(labels[0, i][weights[0, i] > 0]) for i in range(2)]
+    assert answers[1] == "b" * 5 and set(answers[0]) == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ IN_A_CHAT = {"role": "user", "content": [{"type": "image", "url": "http://a.b/c"
         ("x.jsonl", {"text": "t", "image": 3}, "line 1: an image is a int; give the path of a"),
         ("x.jsonl", {"messages": [IN_A_CHAT]}, "address"),
         ("metadata.jsonl", {"text": "t"}, "line 1: field 'file_name' is missing"),
-        ("metadata.jsonl", [1], "line 1: a list where an object belongs, with 'file_name'"),
+        ("metadata.jsonl", [1], "record 1: a int where an object belongs, with 'file_name'"),
         ("metadata.jsonl", {"file_name": "a.png"}, "line 1: the fields images are not a record:"),
         ("metadata.csv", b"file_name,text\nno.png,t\n", "line 2: there is no image"),
         ("metadata.csv", b"file_name,text\na.png,\xff\n", "is not UTF-8 at byte"),

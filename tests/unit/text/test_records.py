@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from kmodels.text import read_records
 from kmodels.text.demo import instructions, tasks, texts
@@ -14,6 +15,14 @@ GOOD = b'{"instruction": "a", "response": "b"}\n'
 
 def messages(*turns):
     return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+
+def talk(*turns, **more):
+    return {"conversations": [{"from": who, "value": text} for who, text in turns], **more}
+
+
+SYSTEM, USER = {"role": "system", "content": "c"}, {"role": "user", "content": "a"}
+REPLY = {"role": "model", "content": "b"}
 
 
 def write(path, data):
@@ -33,10 +42,25 @@ def write(path, data):
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
             {"messages": [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}]},
         ),
+        (talk(("human", "a"), ("gpt", "b")), {"messages": [USER, REPLY]}),
+        (talk(("user", "a"), ("assistant", "b"), system="c"), {"messages": [SYSTEM, USER, REPLY]}),
+        (talk(("system", "c"), ("human", "a"), ("gpt", "b")), {"messages": [SYSTEM, USER, REPLY]}),
+        (
+            {"conversations": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]},
+            {"messages": [USER, REPLY]},
+        ),
+        (
+            talk(("human", "a"), ("gpt", "b"), tools='[{"name": "f"}]'),
+            {"messages": [USER, REPLY], "tools": [{"name": "f"}]},
+        ),
+        ({"text": "a\u2028b\x85c"}, {"text": "a\u2028b\x85c"}),
     ],
 )
 def test_each_form_of_a_record(tmp_path, line, record):
-    assert read_records(write(tmp_path / "a.jsonl", line)).rows == [record]
+    path = tmp_path / "a.jsonl"
+    assert read_records(write(path, line)).rows == [record]
+    whole = json.dumps([line, line], indent=1, ensure_ascii=False)
+    assert read_records(write(path, b"\xef\xbb\xbf \n" + whole.encode())).rows == [record] * 2
 
 
 @pytest.mark.parametrize(
@@ -61,6 +85,12 @@ def test_each_form_of_a_record(tmp_path, line, record):
         (messages(("user", "")), r"field 'messages\[0\].content' is empty"),
         (messages(("user", "a"), ("user", "b")), "field 'messages' must go user, assist"),
         (messages(("user", "a"), ("system", "b")), "field 'messages' has a system message"),
+        (talk(), "field 'conversations' is not a list of objects"),
+        (talk(("judge", "a")), r"field 'conversations\[0\].from' is 'judge'; known are"),
+        (talk(("human", "")), r"field 'conversations\[0\].value' is empty"),
+        (talk(("gpt", "b"), ("human", "a")), "field 'messages' must go user, assistant"),
+        (talk(("human", "a"), ("gpt", "b"), tools="[{"), "field 'tools' is not JSON"),
+        (talk(("human", "<image> a"), images=["b", "c"]), "there are 2 images and 1 marks <image>"),
         (b'{"text": "' + b"x" * 10_000_000 + b'"}', "longer than 4194304 bytes"),
     ],
 )
@@ -71,6 +101,30 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, line, message):
     records = read_records(path, skip_bad=True)
     assert (len(records), len(records.skipped)) == (2, 1)
     assert line in records.skipped[0]
+
+
+def test_a_bad_record_of_an_array_is_named_or_skipped(tmp_path):
+    path = write(tmp_path / "data.json", [RECORD, {"instruction": 3, "response": "b"}, "a"])
+    refused("data.json record 2: field 'instruction' is a int", read_records, path)
+    records = read_records(path, skip_bad=True)
+    assert len(records) == 1 and "record 3: a str where an object" in records.skipped[1]
+    write(path, b'[\n{"text": "a"},\n]')
+    refused("data.json: not JSON at line 3, column 1", read_records, path)
+
+
+def test_marks_of_images_in_a_conversation_are_their_places(tmp_path):
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    turns = ("human", "look:\n<image>\n<image> which?"), ("gpt", "b")
+    line = talk(*turns, images=["a.png", "a.png"])
+    (row,) = read_records(write(tmp_path / "data.json", [line])).rows
+    image = {"type": "image", "path": str(tmp_path / "a.png")}
+    assert row["messages"][0]["content"] == [
+        {"type": "text", "text": "look:"}, image, image, {"type": "text", "text": " which?"}
+    ]  # fmt: skip
+    assert "images" not in row
+    plain = talk(("human", "what <image>?"), ("gpt", "b"))
+    (row,) = read_records(write(tmp_path / "data.json", [plain])).rows
+    assert row["messages"][0]["content"] == "what <image>?"
 
 
 def test_files_without_a_record(tmp_path):
