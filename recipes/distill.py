@@ -103,7 +103,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Models ===
     recipe.working("building teacher and student")
-    sizes = {"num_classes": data.num_classes, "image_shape": shape}
+    sizes = {
+        "num_classes": data.num_classes,
+        "class_names": data.class_names,
+        "image_shape": shape,
+    }
     if settings.teacher or own.is_dir():
         teacher = ViTImageClassifier.from_preset(origin, dtype=settings.precision)
         if teacher.num_classes != data.num_classes:

@@ -109,6 +109,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         origin,
         dtype=settings.precision,
         num_classes=data.num_classes,
+        class_names=data.class_names,
         image_shape=(*size, channels),
         ignore_class=settings.ignore,
         **overrides,

@@ -124,7 +124,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if not settings.anyway:
         found = plan.Plan(origin, setup, overrides=sizes)
         plan.check(found, Settings, "--anyway")
-    model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
+    labels = {} if own_head else {"class_names": data.class_names, "problem_type": None}
+    model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes, **labels)
+    if model.class_names not in (None, list(data.class_names)):
+        recipe.say(
+            f"the model's classes are called {', '.join(model.class_names[:5])}, ... and those of "
+            f"the data {', '.join(data.class_names[:5])}, ...; they are compared by their numbers"
+        )
     rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std

@@ -131,7 +131,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         folder.write_config()
         content = result(model, recipe="vit_probe", settings=settings, metrics=metrics)
     else:
-        model = ViTImageClassifier.from_preset(origin, num_classes=data.num_classes, **chosen)
+        labels = {"class_names": data.class_names, "problem_type": None}
+        model = ViTImageClassifier.from_preset(
+            origin, num_classes=data.num_classes, **labels, **chosen
+        )
         model.preprocessor = None
         if settings.tune == "lora":
             model.backbone.enable_lora(settings.rank, targets="all-linear")

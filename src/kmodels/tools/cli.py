@@ -16,6 +16,7 @@ from kmodels.core.files import local_path
 from kmodels.runs import console, shipped
 from kmodels.runs.command_line import invoke
 from kmodels.tools import chat as chatting
+from kmodels.tools import use
 from kmodels.tools.overview import OVERVIEW
 
 app = typer.Typer(
@@ -72,6 +73,8 @@ for _name, _summary in shipped.SUMMARIES.items():
     _add_recipe(_name, _summary)
 
 command("chat")(chatting.chat)
+command("predict")(use.predict)
+command("generate")(use.generate)
 
 
 @command()

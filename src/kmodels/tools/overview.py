@@ -16,7 +16,9 @@ Train, resume or evaluate:
   kmodels dino --data folder:IMAGES       the same, by a teacher that follows it
   kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
 
-Talk to a model:
+Use a model or the model of a run:
+  kmodels predict RUN FILES           classes of images, or of their pixels
+  kmodels generate RUN --prompts FILE             replies to the prompts of a file
   kmodels chat MODEL                  a chat in the terminal, or through a pipe
 
 Inspect models and machines:

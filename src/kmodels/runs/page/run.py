@@ -13,6 +13,25 @@ from kmodels.core.files import local_path
 
 # Metrics of which more is better; of all others, as of losses, less is.
 MORE_IS_BETTER = ("accuracy", "margin")
+# By the class of the model: the command that uses it, and the last lines in Python.
+_PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
+COMMANDS = {
+    "ViTImageClassifier": _PREDICT,
+    "ViTImageSegmenter": _PREDICT,
+    "EoMTImageSegmenter": _PREDICT,
+    "ImageTextSimilarity": f"{_PREDICT} --names cat,dog",
+    "GemmaCausalLM": _GENERATE,
+    "Qwen3CausalLM": _GENERATE,
+    "Gemma3ImageTextLM": "kmodels chat {} --image photo.jpg",
+}
+USES = {
+    "ViTImageClassifier": ['model.decode_predictions(model.predict("photo.jpg"))'],
+    "ViTImageSegmenter": ['model.segment("photo.jpg")'],
+    "EoMTImageSegmenter": ['model.segment("photo.jpg")'],
+    "ImageTextSimilarity": ['model.classify(["photo.jpg"], ["cat", "dog"])'],
+    "GemmaCausalLM": ['model.generate("...", strip_prompt=True)'],
+    "Qwen3CausalLM": ['model.generate("...", strip_prompt=True)'],
+}
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("out", "resume", "evaluate")
 
@@ -108,6 +127,25 @@ class Run:
         if not rows:
             return None
         return name, (max if more_is_better(name) else min)(rows, key=lambda row: row[name])
+
+    @cached_property
+    def use(self) -> list[str]:
+        """Commands and lines of Python that use the model; empty before there is one."""
+        file = self.folder / "model" / "config.json"
+        if not file.is_file():
+            if (self.folder / "adapter").is_dir():
+                base = self.settings.get("weights") or self.folder / "base"
+                return [f"kmodels chat {base} --adapter {self.folder / 'adapter'}"]
+            return []
+        name = json.loads(file.read_text(encoding="utf-8")).get("class")
+        lines = [
+            "import kmodels",
+            f'model = kmodels.models.{name}.from_preset("{self.folder}/model")',
+        ]
+        lines += USES.get(name, [])
+        command = COMMANDS.get(name)
+        shell = [command.format(self.folder), "", "# Python"] if command else []
+        return shell + lines if name else []
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:

@@ -6,7 +6,9 @@ import typer
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Directory, .gguf file or hf:// name of a model.")],
+    model: Annotated[
+        str, typer.Argument(help="Directory of a run or a model, .gguf file or hf:// name.")
+    ],
     system: Annotated[str | None, typer.Option(help="Text of a system message.")] = None,
     image: Annotated[
         list[str] | None,
@@ -22,6 +24,9 @@ def chat(
     min_p: Annotated[float | None, typer.Option(help="Share of the largest probability.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
+    ] = None,
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
     assistant: Annotated[
         str | None,
@@ -39,9 +44,10 @@ def chat(
 ) -> int:
     """Chat with a model; each line that comes through a pipe is a question."""
     from kmodels.tools.chat import conversation, terminal
+    from kmodels.tools.use import model_in
 
     opened = conversation.open_conversation(
-        model,
+        model_in(model),
         terminal.say,
         system=system,
         images=image or [],
@@ -54,6 +60,7 @@ def chat(
             "repetition_penalty": repetition_penalty,
             "seed": seed,
         },
+        stop=stop or None,
         adapter=adapter,
         assistant=assistant,
         num_assistant_tokens=num_assistant_tokens,

@@ -27,6 +27,7 @@ class Conversation:
         system: text of a system message, or None.
         max_new_tokens: largest number of tokens of a reply.
         values: variables of the chat template.
+        stop: texts that end a reply; None for those of the checkpoint.
         drafts: what drafts tokens, by the arguments of `generate`.
         images: paths of images that the next message of the user has before its text.
 
@@ -38,6 +39,7 @@ class Conversation:
     system: str | None = None
     max_new_tokens: int = 256
     values: Mapping[str, Any] = field(default_factory=dict)
+    stop: list[str] | None = None
     drafts: Mapping[str, Any] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -86,6 +88,7 @@ class Conversation:
         said = [*self.messages, question(text, self.images)]
         try:
             settings = {"max_new_tokens": self.max_new_tokens, "stream": stream, **self.drafts}
+            settings["stop"] = self.stop
             reply = self.model.chat(said, **settings, **self.values)
         except KeyboardInterrupt:
             if pieces:
@@ -139,6 +142,7 @@ def open_conversation(
     images: Sequence[str] = (),
     max_new_tokens: int = 256,
     sampling: Mapping[str, Any] | None = None,
+    stop: list[str] | None = None,
     adapter: str | None = None,
     assistant: str | None = None,
     num_assistant_tokens: int = ASSISTANT_TOKENS,
@@ -155,6 +159,7 @@ def open_conversation(
         images: paths of images of the first question.
         max_new_tokens: largest number of tokens of a reply.
         sampling: arguments of `Sampler` to change; those that are None are the checkpoint's.
+        stop: texts that end a reply; None for those of the checkpoint.
         adapter: directory with a LoRA adapter of kmodels or PEFT, or None.
         assistant: directory, file or address of a smaller model that drafts tokens, or None.
         num_assistant_tokens: number of tokens of each of its drafts.
@@ -201,7 +206,7 @@ def open_conversation(
         model.load_adapter(adapter)
     model.use_sampler(choose_sampler(model.generation_config, given))
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
-    return Conversation(model, system, max_new_tokens, values or {}, drafts, list(images))
+    return Conversation(model, system, max_new_tokens, values or {}, stop, drafts, list(images))
 
 
 def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampler:

@@ -85,7 +85,7 @@ NAMES: dict[Architecture, str] = {
     Architecture("vit", 12, "token", activation="quick_gelu", epsilon=1e-05): (
         "vit_base_patch16_clip_quickgelu_224 vit_base_patch32_clip_quickgelu_224"
     ),
-    Architecture("dinov3", 12, "avg"): "vit_base_patch16_dinov3 vit_base_patch16_dinov3_qkvb",
+    Architecture("dinov3", 12, "avg"): "vit_base_patch16_dinov3_qkvb vit_base_patch16_dinov3",
     Architecture("dinov3", 12, "token"): "vit_base_patch16_lingbot",
     Architecture("vit", 14, "token"): "vit_base_patch16_plus_240 vit_base_patch32_plus_256",
     Architecture("vit", 14, "token", epsilon=1e-05): "vit_base_patch16_plus_clip_240",
@@ -138,9 +138,9 @@ NAMES: dict[Architecture, str] = {
         "vit_large_patch14_clip_quickgelu_336"
     ),
     Architecture("dinov3", 20, "avg"): (
-        "vit_huge_plus_patch16_dinov3 vit_huge_plus_patch16_dinov3_qkvb"
+        "vit_huge_plus_patch16_dinov3_qkvb vit_huge_plus_patch16_dinov3"
     ),
-    Architecture("dinov3", 16, "avg"): "vit_large_patch16_dinov3 vit_large_patch16_dinov3_qkvb",
+    Architecture("dinov3", 16, "avg"): "vit_large_patch16_dinov3_qkvb vit_large_patch16_dinov3",
     Architecture("dinov3", 16, "token"): "vit_large_patch16_lingbot",
     Architecture("vit", 16, "map"): (
         "vit_large_patch16_siglip_256 vit_large_patch16_siglip_384 vit_so400m_patch14_siglip_224 "
@@ -173,7 +173,7 @@ NAMES: dict[Architecture, str] = {
     Architecture("perception", 6, "avg"): "vit_pe_spatial_small_patch16_512",
     Architecture("perception", 3, "avg"): "vit_pe_spatial_tiny_patch16_512",
     Architecture("dinov3", 6, "avg"): (
-        "vit_small_patch16_dinov3 vit_small_patch16_dinov3_qkvb vit_small_plus_patch16_dinov3 "
+        "vit_small_patch16_dinov3_qkvb vit_small_patch16_dinov3 vit_small_plus_patch16_dinov3 "
         "vit_small_plus_patch16_dinov3_qkvb"
     ),
     Architecture("dinov3", 6, "token"): "vit_small_patch16_lingbot",

@@ -1,0 +1,386 @@
+"""`kmodels predict` and `kmodels generate`: what a trained model says of files and prompts."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import local_path
+from kmodels.core.remote import is_remote
+
+MODEL = "Directory of a run, or a directory, file or address of a model."
+
+
+def model_in(path: str) -> str:
+    """Returns where the model of a run lies, or the path itself if it is not of a run.
+
+    Raises:
+        InputError: for a run that has no model yet.
+    """
+    folder = local_path(path) if not is_remote(path) else None
+    if folder is None or not folder.is_dir():
+        return path
+    if (folder / "model" / "config.json").is_file():
+        return str(folder / "model")
+    if (folder / "adapter").is_dir() and (folder / "history.csv").is_file():
+        raise InputError(
+            f"{path} has an adapter and no merged model; give the base model with --adapter "
+            f"{folder / 'adapter'}"
+        )
+    if (folder / "checkpoints").is_dir():
+        raise InputError(f"{path} is a run that has not ended; continue it with --resume")
+    return path
+
+
+# === Images ===
+
+
+def predict(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Images, or folders.")],
+    top: Annotated[int, typer.Option(help="Number of classes shown for each image.")] = 5,
+    names: Annotated[
+        str | None,
+        typer.Option(help="Classes for a CLIP or SigLIP, separated by commas: cat,dog."),
+    ] = None,
+    masks: Annotated[
+        Path | None, typer.Option(help="Directory for the masks of a segmenter, as PNG files.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 32,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Classify or segment images with a trained model; exit with 2 if a file cannot be read."""
+    check_whole("--top", top)
+    check_whole("--batch-size", batch_size)
+    reader = _reader(model_in(model), names, precision, top, masks)
+    rows, bad, listed = [], 0, _images(files)
+    width = max(len(str(file)) for file in listed)
+    for row in _predicted(reader, listed, batch_size):
+        if "error" in row:
+            bad += 1
+            print(f"kmodels: {row['error']}", file=sys.stderr)
+        elif not as_json:
+            print(f"{row['file']:{width}}  {_line(row)}", flush=True)
+        rows.append(row)
+    if as_json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    if bad:
+        raise typer.Exit(2)
+
+
+def _images(given: Sequence[str]) -> list[Path]:
+    """Returns files, and the images below folders in the order of their names.
+
+    Raises:
+        InputError: for a folder without images.
+    """
+    from kmodels.data.images.pictures import suffixes
+
+    files: list[Path] = []
+    for path in map(local_path, given):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        below = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes())
+        if not below:
+            raise InputError(f"{path} has no images; give files, or a folder with images")
+        files += below
+    return files
+
+
+class _Classifier:
+    """Classes and their probabilities, or the numbers of a regression."""
+
+    def __init__(self, model: Any, top: int):
+        self.model, self.top = model, top
+
+    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+        """Returns what the model says of each image."""
+        outputs = self.model.predict(images, batch_size=len(images), verbose=0)
+        if self.model.problem_type == "regression" or not self.model.num_classes:
+            return [{"outputs": row.tolist()} for row in outputs]
+        return [
+            {"predictions": _labelled(pairs)}
+            for pairs in self.model.decode_predictions(outputs, self.top)
+        ]
+
+
+class _Segmenter:
+    """The share of the pixels that each class has, and masks as files."""
+
+    def __init__(self, model: Any, top: int, masks: Path | None):
+        self.model, self.top, self.masks = model, top, masks
+        self.written: set[str] = set()
+
+    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+        """Returns what the model says of each image, and writes its mask."""
+        import numpy as np
+
+        rows = []
+        for mask, file in zip(self.model.segment(images), files, strict=True):
+            counts = np.bincount(mask.ravel(), minlength=self.model.num_classes)
+            order = np.argsort(-counts, kind="stable")[: self.top]
+            pairs = [(self.model.class_name(i), counts[i] / mask.size) for i in order if counts[i]]
+            row: dict[str, Any] = {"predictions": _labelled(pairs)}
+            if self.masks is not None:
+                row["mask"] = str(self._write(mask, file))
+            rows.append(row)
+        return rows
+
+    def _write(self, mask: Any, file: Path) -> Path:
+        from PIL import Image
+
+        from kmodels.core.files import atomic_write
+
+        assert self.masks is not None
+        name, number = file.stem, 1
+        while name in self.written:
+            number += 1
+            name = f"{file.stem}_{number}"
+        self.written.add(name)
+        image = Image.fromarray(mask.astype("uint8"))
+        target = local_path(self.masks) / f"{name}.png"
+        return atomic_write(target, lambda path: image.save(path, format="PNG"))
+
+
+class _ZeroShot:
+    """Classes that are given by their names."""
+
+    def __init__(self, model: Any, top: int, names: list[str]):
+        self.model, self.top, self.names = model, top, names
+
+    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+        """Returns what the model says of each image."""
+        import keras
+
+        from kmodels.models.vit.class_names import best
+
+        logits = self.model.classify(images, self.names, batch_size=len(images))
+        # A SigLIP scores each pair of image and text by itself.
+        apart = self.model.preprocessor.kind == "siglip"
+        shares = keras.ops.sigmoid(logits) if apart else keras.ops.softmax(logits, axis=-1)
+        scores = keras.ops.convert_to_numpy(shares)
+        return [{"predictions": _labelled(pairs)} for pairs in best(scores, self.names, self.top)]
+
+
+def _reader(path: str, names: str | None, precision: str, top: int, masks: Path | None) -> Any:
+    """Returns what makes rows of images, for the class of the model at a path.
+
+    Raises:
+        InputError: for a model of another kind, or without a preprocessor.
+    """
+    from kmodels import presets
+
+    cls: Any = presets.class_of(path, whole=True)
+    kinds = [name for name in ("decode_predictions", "segment", "classify") if hasattr(cls, name)]
+    if not kinds:
+        instead = (
+            "use kmodels generate or kmodels chat"
+            if hasattr(cls, "generate")
+            else "give a classifier, a segmenter, or two towers with --names"
+        )
+        raise InputError(f"{path} holds a {cls.__name__}; {instead}")
+    if (names is None) == (kinds[0] == "classify"):
+        raise InputError(
+            f"{path} holds a {cls.__name__}, which has classes of its own; leave --names out"
+            if names is not None
+            else f"{path} holds a {cls.__name__}; give the classes by --names cat,dog"
+        )
+    if masks is not None and kinds[0] != "segment":
+        raise InputError(f"{path} holds a {cls.__name__}, which makes no masks; leave --masks out")
+    model = cls.from_preset(path, dtype=precision)
+    if model.preprocessor is None:
+        raise InputError(
+            f"{path} has no preprocessor, so it is unknown how its images are normalized; save the "
+            "model with one, or add preprocessor_config.json"
+        )
+    if names is not None:
+        return _ZeroShot(model, top, [name.strip() for name in names.split(",") if name.strip()])
+    return _Segmenter(model, top, masks) if kinds[0] == "segment" else _Classifier(model, top)
+
+
+def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict[str, Any]]:
+    """Yields a row for each file, in their order; "error" in place of what cannot be read."""
+    from kmodels.data.images.any_picture import open_picture
+
+    rest = iter(files)
+    while some := list(islice(rest, batch_size)):
+        images, errors = {}, {}
+        for file in some:
+            try:
+                images[file] = open_picture(file)
+            except InputError as error:
+                errors[file] = str(error)
+        rows = reader(list(images.values()), list(images)) if images else []
+        found = dict(zip(images, rows, strict=True))
+        for file in some:
+            yield {"file": str(file), **(found.get(file) or {"error": errors.get(file)})}
+
+
+def _labelled(pairs: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+    return [{"label": label, "score": float(score)} for label, score in pairs]
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "outputs" in row:
+        return "  ".join(f"{value:.6g}" for value in row["outputs"])
+    parts = [f"{one['label']} {one['score']:.1%}" for one in row["predictions"]]
+    return ", ".join(parts) + (f"  {row['mask']}" if "mask" in row else "")
+
+
+# === Texts ===
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    prompts: Annotated[
+        str,
+        typer.Option(
+            help="File with a prompt a line, or .jsonl or .json with records or messages; - for "
+            "standard input."
+        ),
+    ],
+    written_as: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="How a line becomes a prompt: chat (the default with a chat template), "
+            "instruction, or text, which is continued.",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling: the smallest set with this total probability."),
+    ] = None,
+    min_p: Annotated[float | None, typer.Option(help="Share of the largest probability.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the draws.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
+    ] = None,
+    adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line: prompt and reply.")
+    ] = False,
+) -> None:
+    """Answer the prompts of a file with a language model."""
+    from kmodels import presets
+    from kmodels.tools.chat.conversation import choose_sampler
+
+    check_whole("--max-new-tokens", max_new_tokens)
+    check_whole("--batch-size", batch_size)
+    ways = ("chat", "instruction", "text")
+    if written_as not in (None, *ways):
+        raise InputError(f"--as is {written_as!r}; choose one of {', '.join(ways)}")
+    given = _prompts(prompts)
+    path = model_in(model)
+    cls: Any = presets.causal_lm_of(path)
+    lm = cls.from_preset(path, dtype=precision)
+    if lm.preprocessor is None:
+        raise InputError(f"{path} holds no tokenizer; put tokenizer.json beside the weights")
+    if adapter is not None:
+        lm.load_adapter(adapter)
+    settings = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    lm.use_sampler(choose_sampler(lm.generation_config, chosen))
+    way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
+    rest = iter(given)
+    while some := list(islice(rest, batch_size)):
+        for prompt, reply in _answered(lm, some, way, max_new_tokens, stop or None):
+            if as_json:
+                print(json.dumps({"prompt": prompt, "reply": reply}, ensure_ascii=False))
+            else:
+                text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+                print(f"> {text}\n{reply}\n", flush=True)
+
+
+def _prompts(name: str) -> list[Any]:
+    """Returns texts, records and lists of messages of a file.
+
+    Raises:
+        InputError: for a file without prompts, or a record without one.
+    """
+    from kmodels.core.remote import local_copy
+    from kmodels.text.json_lines import json_records
+
+    if name != "-" and Path(name).suffix.lower() in (".json", ".jsonl"):
+        try:
+            entries = list(json_records(local_copy(name), name))
+        except OSError as error:
+            raise InputError(f"{name} cannot be read: {error.strerror}") from error
+        prompts = []
+        for where, read in entries:
+            try:
+                prompts.append(_prompt(read()))
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from error
+    else:
+        try:
+            text = sys.stdin.read() if name == "-" else local_copy(name).read_text("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{name} cannot be read: {error}") from error
+        prompts = [line.rstrip("\r") for line in text.split("\n") if line.strip()]
+    if not prompts:
+        raise InputError(f"{name} holds no prompts; give one a line")
+    return prompts
+
+
+def _prompt(value: Any) -> Any:
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, dict):
+        for key in ("messages", "prompt", "prompts", "text"):
+            if isinstance(value.get(key), list if key == "messages" else str) and value[key]:
+                return value[key]
+        if isinstance(value.get("instruction"), str):
+            context = value.get("context") or value.get("input") or ""
+            return {"instruction": value["instruction"], "context": context}
+    raise InputError("a record has no prompt; give a text, messages, prompt or instruction")
+
+
+def _answered(
+    model: Any, prompts: list[Any], way: str, tokens: int, stop: list[str] | None
+) -> Iterator[tuple[Any, str]]:
+    """Yields prompts with their replies, in their order."""
+    chats, others = {}, {}
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, list):
+            chats[i] = prompt
+        elif isinstance(prompt, str) and way == "chat":
+            chats[i] = [{"role": "user", "content": prompt}]
+        elif isinstance(prompt, str) and way == "instruction":
+            others[i] = {"instruction": prompt, "context": ""}
+        else:
+            others[i] = prompt
+    texts = {i: prompt for i, prompt in others.items() if isinstance(prompt, str)}
+    records = {i: prompt for i, prompt in others.items() if i not in texts}
+    replies: dict[int, str] = {}
+    for some in (chats, texts, records):
+        if some:
+            found = model.generate(
+                list(some.values()), strip_prompt=True, max_new_tokens=tokens, stop=stop
+            )
+            replies |= dict(zip(some, found, strict=True))
+    for i, prompt in enumerate(prompts):
+        yield prompt, replies[i]
