@@ -49,10 +49,10 @@ class Settings(recipe.Common):
     local_views: int = flag(2, "small crops of each image, beside two large ones")
     global_crop: str = flag("0.6,1", "least and largest share of the area of a large crop")
     local_crop: str = flag("0.4,0.8", "the same of a small crop")
-    flip: bool = flag(False, "mirror images at random")
+    flip: bool = flag(False, "flip images horizontally at random")
     rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
     # Student and teacher
-    units: int = flag(128, "numbers that student and teacher give")
+    units: int = flag(128, "number of prototypes (output size of the head)")
     hidden_dim: int = flag(256, "width of the head")
     student_temperature: float = flag(0.1, "the student's logits are divided by it")
     teacher_temperature: float = flag(0.02, "the teacher's logits likewise")
@@ -65,8 +65,10 @@ class Settings(recipe.Common):
     center_momentum: float = flag(0.9, "of the center, where it is a mean")
     # Optimizer
     learning_rate: float = flag(1e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.04, "decoupled decay of matrices")
     clip_norm: float = flag(3.0, "largest global norm of the gradients; 0 for no limit")
     # What the features are asked

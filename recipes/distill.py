@@ -40,8 +40,10 @@ class Settings(recipe.Common):
     share: float = flag(0.9, "of the teacher in the loss, the labels have the rest")
     # Optimizer
     learning_rate: float = flag(3e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")

@@ -37,15 +37,17 @@ class Settings(recipe.Common):
     )
     loss_on: str = flag("all", "tokens to learn", choices=("all", "responses"))
     sequence_length: int = flag(128, "tokens of a row", small=64)
-    pack: bool = flag(False, "put several examples into a row")
+    pack: bool = flag(False, "pack several examples into each row")
     # LoRA
-    rank: int = flag(4, "columns of the first and rows of the second factor")
-    alpha: float | None = flag(None, "scale times rank; by default the rank")
+    rank: int = flag(4, "LoRA rank")
+    alpha: float | None = flag(None, "LoRA alpha; default: the rank (scale 1)")
     targets: str = flag("query,value", "names or patterns of layers, or all-linear")
     lora_dropout: float = flag(0.0, "rate on what goes into the adapters")
-    rslora: bool = flag(False, "scale by the root of the rank")
-    dora: bool = flag(False, "learn the length of each column apart from its direction")
-    quantize: str | None = flag(None, "the frozen weights", choices=("int8", "int4"))
+    rslora: bool = flag(False, "rank-stabilized LoRA: divide alpha by the root of the rank")
+    dora: bool = flag(False, "DoRA: train magnitude and direction separately")
+    quantize: str | None = flag(
+        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4")
+    )
     remat: str = flag(
         "none", "compute again in place of keeping", choices=("none", "block", "attention", "mlp")
     )
@@ -54,14 +56,20 @@ class Settings(recipe.Common):
     batch_size: int = flag(8, "rows per step, over all devices")
     epochs: int = flag(3, "passes over the training rows", small=1)
     learning_rate: float = flag(2e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.05, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.05, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.0, "decoupled decay of the adapters")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
-    non_finite: str = flag("stop", "at a step that is not finite", choices=("stop", "skip"))
+    non_finite: str = flag(
+        "stop",
+        "what to do when the loss or a gradient is NaN or infinite",
+        choices=("stop", "skip"),
+    )
     # What is shown and written
-    anyway: bool = flag(False, "go on though the memory seems too small")
+    ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
     samples: int = flag(3, "held-out prompts answered before and after", small=1)
     sample_tokens: int = flag(48, "longest answer", small=4)
     export: bool = flag(False, "also write the merged model as transformers reads it")
@@ -275,8 +283,8 @@ def check_memory(settings: Settings, lora: Any) -> None:
         setup,
         overrides=None if settings.weights else demo_size(settings),
     )
-    if not settings.anyway:
-        plan.check(found, Settings, "--anyway")
+    if not settings.ignore_memory_check:
+        plan.check(found, Settings, "--ignore-memory-check")
 
 
 def demo_size(settings: Settings) -> dict[str, int]:

@@ -44,19 +44,21 @@ class Settings(recipe.Common):
     batch_size: int = flag(64, "images per step, over all devices")
     # The task
     mask_ratio: float = flag(0.75, "share of the patches that is hidden")
-    raw_pixels: bool = flag(False, "say pixels as they are, not normalised within each patch")
+    raw_pixels: bool = flag(False, "predict raw pixels instead of pixels normalized per patch")
     decoder_dim: int = flag(64, "width of the decoder")
     decoder_layers: int = flag(2, "blocks of the decoder")
     decoder_heads: int = flag(4, "attention heads of the decoder")
     # Optimizer
     learning_rate: float = flag(2e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     # Augmentation
-    flip: bool = flag(False, "mirror images at random")
+    flip: bool = flag(False, "flip images horizontally at random")
     crop: float | None = flag(None, "crop at least this share of the area, such as 0.2")
     # What the features are asked
     pooling: str = flag("gap", "what stands for an image", choices=("gap", "token"))

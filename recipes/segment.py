@@ -38,23 +38,27 @@ class Settings(recipe.Common):
     upscale: int = flag(1, "of --head eomt: times that the grid of patches is doubled")
     points: int = flag(256, "of --head eomt: pixels of each mask that the loss reads")
     tune: str = flag("all", "what is trained", choices=("all", "head", "lora"))
-    rank: int = flag(8, "of the adapters of --tune lora")
+    rank: int = flag(8, "LoRA rank, with --tune lora")
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
     # Optimizer
     learning_rate: float = flag(3e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
-    layer_decay: float | None = flag(None, "factor of the learning rate from block to block below")
+    layer_decay: float | None = flag(
+        None, "learning-rate factor per block, from the head down (e.g. 0.75)"
+    )
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
     # Regularisation and augmentation
     batch_norm: bool = flag(True, "batch norm in the head; not over a mesh of torch or TensorFlow")
     head_dropout: float = flag(0.0, "rate in front of the last layer")
-    drop_path: float | None = flag(None, "stochastic depth of the last block")
-    flip: bool = flag(True, "mirror images at random")
+    drop_path: float | None = flag(None, "stochastic depth rate of the last block")
+    flip: bool = flag(True, "flip images horizontally at random")
     crop: float | None = flag(None, "crop at least this share of the area, such as 0.25")
 
 

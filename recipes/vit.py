@@ -38,31 +38,41 @@ class Settings(recipe.Common):
     )
     # Optimizer
     learning_rate: float = flag(3e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
-    layer_decay: float | None = flag(None, "factor of the learning rate from block to block below")
+    layer_decay: float | None = flag(
+        None, "learning-rate factor per block, from the head down (e.g. 0.75)"
+    )
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
     accumulate: int = flag(1, "batches whose gradients make one update")
     ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
-    non_finite: str = flag("stop", "at a step that is not finite", choices=("stop", "skip"))
+    non_finite: str = flag(
+        "stop",
+        "what to do when the loss or a gradient is NaN or infinite",
+        choices=("stop", "skip"),
+    )
     # Regularisation and augmentation
     label_smoothing: float = flag(0.1, "share of each label spread over all classes")
     dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
-    drop_path: float | None = flag(None, "stochastic depth of the last block, likewise")
+    drop_path: float | None = flag(
+        None, "stochastic depth rate of the last block; default: the preset's"
+    )
     patch_drop: float | None = flag(None, "share of the patches that each image loses in training")
     token_merging: int | None = flag(
         None, "tokens that each block merges with those most like them"
     )
     head_dropout: float | None = flag(None, "rate in front of the classifier, likewise")
-    flip: bool = flag(False, "mirror images at random")
+    flip: bool = flag(False, "flip images horizontally at random")
     pad: int = flag(0, "pad by so many pixels and crop at random")
     crop: float | None = flag(None, "instead crop at least this share of the area, such as 0.25")
     rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
     erasing: float = flag(0.0, "probability of random erasing")
     mixup: float = flag(0.0, "alpha of MixUp")
     cutmix: float = flag(0.0, "alpha of CutMix")
-    anyway: bool = flag(False, "go on though the memory seems too small")
+    ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -121,9 +131,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         ema=bool(settings.ema),
     )
     sizes = {"image_shape": shape, **overrides}
-    if not settings.anyway:
+    if not settings.ignore_memory_check:
         found = plan.Plan(origin, setup, overrides=sizes)
-        plan.check(found, Settings, "--anyway")
+        plan.check(found, Settings, "--ignore-memory-check")
     labels = {} if own_head else {"class_names": data.class_names, "problem_type": None}
     model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes, **labels)
     if model.class_names not in (None, list(data.class_names)):

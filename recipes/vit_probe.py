@@ -42,14 +42,14 @@ class Settings(recipe.Common):
     neighbours: int = flag(20, "images that vote")
     tune: str = flag("none", "what is trained besides", choices=("none", "lora", "full"))
     # Of --tune
-    rank: int = flag(8, "of the adapters")
+    rank: int = flag(8, "LoRA rank")
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
     learning_rate: float = flag(1e-3, "highest learning rate; a tenth of it suits --tune full")
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    flip: bool = flag(False, "mirror images at random")
+    flip: bool = flag(False, "flip images horizontally at random")
 
 
 # Settings that a resumed run must share with the one it continues.

@@ -44,8 +44,10 @@ class Settings(recipe.Common):
     batch_size: int = flag(128, "pairs per step, over all devices")
     # Optimizer
     learning_rate: float = flag(1e-3, "highest learning rate")
-    schedule: str = flag("cosine", "after warm-up", choices=("cosine", "linear", "constant"))
-    warmup: float = flag(0.1, "share of the steps in which the learning rate rises")
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+    )
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled decay of matrices")
     clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
 

@@ -32,6 +32,7 @@ from recipe_modules import load
 from refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
+ANYWAY = "--ignore-memory-check"
 GIB = 2**30
 
 
@@ -134,10 +135,10 @@ def test_what_lowers_the_peak_is_told_with_its_worth():
         r"needs about \d.* GiB and there are 1.0 GiB: ",
         ("--batch-size", "--precision"),
     )
-    text = refused(message, plan.check, found, flags, "--anyway")
-    assert "--batch-size 4 saves " in text and "--anyway goes on" in text
+    text = refused(message, plan.check, found, flags, ANYWAY)
+    assert "--batch-size 4 saves " in text and "--ignore-memory-check goes on" in text
     assert "--optimizer" not in text
-    plan.check(plan.Plan("vit_debug", Setup(8)), (), "--anyway")
+    plan.check(plan.Plan("vit_debug", Setup(8)), (), ANYWAY)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_what_lowers_the_peak_is_told_with_its_worth():
 def test_a_recipe_accepts_what_it_is_told(recipe, preset, setup, gibibytes):
     settings = load(recipe).Settings
     found = plan.Plan(preset, setup, available=int(gibibytes * GIB))
-    text = refused("a step needs about", plan.check, found, settings, "--anyway")
+    text = refused("a step needs about", plan.check, found, settings, ANYWAY)
     told = re.findall(r"(--[a-z-]+ \S+) saves", text)
     assert told
     (together,) = re.findall(r"; (--[^;]+) would fit with ", text)
@@ -168,8 +169,20 @@ def test_a_recipe_accepts_what_it_is_told(recipe, preset, setup, gibibytes):
 def test_nothing_is_proposed_that_does_not_help_enough():
     found = plan.Plan("vit_base_patch16_224", Setup(8), available=GIB // 64)
     settings = load("vit").Settings
-    refused("no set of flags makes it fit, take a smaller", plan.check, found, settings, "--anyway")
-    refused("iB; take a smaller model; --anyway", plan.check, found, (), "--anyway")
+    refused(
+        "no set of flags makes it fit, take a smaller",
+        plan.check,
+        found,
+        settings,
+        ANYWAY,
+    )
+    refused(
+        "iB; take a smaller model; --ignore-memory-check",
+        plan.check,
+        found,
+        (),
+        ANYWAY,
+    )
 
 
 def test_the_command(capsys):

@@ -116,6 +116,7 @@ class Comparison:
     def show(self, terminal: "Console") -> None:
         """Prints results and settings that differ; runs that do not fit are below the others."""
         from rich.table import Table
+        from rich.text import Text
 
         for start in range(0, len(self.runs), _TOGETHER):
             part = slice(start, start + _TOGETHER)
@@ -127,7 +128,10 @@ class Comparison:
                 for label in self.labels[part]:
                     table.add_column(label, justify="right", overflow="fold")
                 for name, cells in rows:
-                    texts = [f"[bold]{x['text']}*[/]" if x["best"] else x["text"] for x in cells]
+                    texts = [
+                        Text(f"{x['text']}*", style="bold") if x["best"] else Text(x["text"])
+                        for x in cells
+                    ]
                     table.add_row(name, *texts[part])
                 terminal.print(table)
                 terminal.print()

@@ -49,7 +49,10 @@ def _folded(text: str, columns: int) -> list[str]:
     from rich.console import Console
     from rich.text import Text
 
-    return [line.plain.rstrip() for line in Text(text).wrap(Console(), columns, overflow="fold")]
+    return [
+        line.plain.rstrip()
+        for line in Text(text).wrap(Console(markup=False, emoji=False), columns, overflow="fold")
+    ]
 
 
 def say(text: str, indent: int = 2) -> None:

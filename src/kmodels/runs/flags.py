@@ -36,11 +36,15 @@ class Common:
     batch_size: int = flag(64, "examples per step, over all devices")
     steps: int | None = flag(None, "batches in all, instead of epochs")
     precision: str = flag("float32", "dtype policy", choices=("float32", "mixed_bfloat16"))
-    matmul_precision: str = flag("default", "of matmuls", choices=("highest", "high", "default"))
+    matmul_precision: str = flag(
+        "default",
+        "precision of float32 matrix products (TF32 on GPUs)",
+        choices=("highest", "high", "default"),
+    )
     memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
     mesh: str | None = flag(None, "devices, as in data=4, fsdp=8 or data=2,model=2")
     workers: int = flag(0, "processes that prepare batches; with --on those that train")
-    seed: int = flag(0, "of first weights, order, augmentation and dropout")
+    seed: int = flag(0, "random seed for initial weights, shuffling, augmentation and dropout")
     out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
     resume: bool = flag(False, "continue from the newest checkpoint in --out, or of the newest run")
     evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
@@ -49,7 +53,7 @@ class Common:
     log_every: int = flag(10, "steps between fetching and writing losses")
     log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
     on: str | None = flag(None, "run on a cluster", choices=("ray",))
-    resources: str = flag("CPU=1", "with --on: of each worker, as in GPU=1,CPU=4")
+    resources: str = flag("CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4")
     max_failures: int = flag(3, "with --on: how often lost workers are replaced")
 
 
@@ -140,6 +144,8 @@ def _options(
         kind, default = hints[field.name], defaults[field.name]
         if choices := field.metadata["choices"]:
             kind = typing.Literal[choices]
+        # A switch that is off needs no twin that turns it off.
+        name = [f"--{field.name.replace('_', '-')}"] if kind is bool and not default else []
         shown = "" if default in (None, "", False) else f" (default: {default})"
         found.append(
             inspect.Parameter(
@@ -147,7 +153,7 @@ def _options(
                 inspect.Parameter.KEYWORD_ONLY,
                 default=default,
                 annotation=typing.Annotated[
-                    kind, option(help=field.metadata["help"] + shown, show_default=False)
+                    kind, option(*name, help=field.metadata["help"] + shown, show_default=False)
                 ],
             )
         )

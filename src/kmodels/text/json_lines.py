@@ -76,7 +76,9 @@ def _parse(line: bytes, limit: int) -> Any:
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 at byte {error.start + 1}") from error
     except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise InputError(f"not JSON at {line}column {error.colno}: {error.msg}") from error
+        at = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise InputError(f"not JSON at {at}column {error.colno}: {error.msg}") from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise InputError(f"not JSON that Python reads: {error}") from error
     except RecursionError as error:
         raise InputError("not a record: nested too deeply") from error

@@ -24,6 +24,7 @@ app = typer.Typer(
     help="Keras 3 models at native speed on JAX, PyTorch and TensorFlow.",
     add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -79,9 +80,12 @@ command("generate")(use.generate)
 
 @command()
 def doctor(
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Also show each op: its override, or why it has none.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show backend, versions, devices, precision, and which ops run an override, or why not."""
+    """Show backend, versions, devices, precision, and how many ops run an override."""
     from kmodels.tools import doctor as checks
 
     found = checks.report()
@@ -90,7 +94,7 @@ def doctor(
         return
     from rich.console import Console
 
-    checks.show(found, Console())
+    checks.show(found, Console(markup=False, emoji=False), ops)
 
 
 @command()
@@ -106,9 +110,11 @@ def plan(
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
     ] = None,
-    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
+    rank: Annotated[int, typer.Option(help="LoRA rank.")] = 4,
     targets: Annotated[str, typer.Option(help="Layers that get adapters.")] = "query,value",
-    dora: Annotated[bool, typer.Option(help="Weight-decomposed adapters.")] = False,
+    dora: Annotated[
+        bool, typer.Option("--dora", help="DoRA: train magnitude and direction separately.")
+    ] = False,
     quantize: Annotated[str | None, typer.Option(help="int8 or int4 for frozen kernels.")] = None,
     remat: Annotated[str, typer.Option(help="none, block, attention or mlp.")] = "none",
     optimizer: Annotated[str, typer.Option(help="adamw, adam, lion, momentum or sgd.")] = "adamw",
@@ -156,7 +162,7 @@ def plan(
         return
     from rich.console import Console
 
-    plans.show(found, Console(), generate)
+    plans.show(found, Console(markup=False, emoji=False), generate)
 
 
 @command()
@@ -181,16 +187,18 @@ def bench(
     lora: Annotated[
         bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
     ] = None,
-    rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 4,
+    rank: Annotated[int, typer.Option(help="LoRA rank.")] = 4,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     rounds: Annotated[int, typer.Option(help="Rounds per row.")] = 10,
     steps: Annotated[int, typer.Option(help="Steps per round.")] = 1,
     check_steps: Annotated[
         int, typer.Option(help="Number of first steps whose losses must agree.")
     ] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the first weights and of the data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of initial weights and data.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads of each process.")] = None,
-    largest_batch: Annotated[bool, typer.Option(help="Also look for the largest batch.")] = False,
+    largest_batch: Annotated[
+        bool, typer.Option("--largest-batch", help="Also look for the largest batch.")
+    ] = False,
     memory: Annotated[
         str | None, typer.Option(help="Memory that a step may use, such as 8GiB.")
     ] = None,
@@ -238,7 +246,7 @@ def bench(
         python=tuple(python or ()),
     )
     try:
-        found = benches.run(options, Console(stderr=True))
+        found = benches.run(options, Console(stderr=True, markup=False, emoji=False))
     except benches.Refused as error:
         for line in error.lines:
             print(f"kmodels: refused: {line}", file=sys.stderr)
@@ -246,7 +254,7 @@ def bench(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    benches.show(found, Console())
+    benches.show(found, Console(markup=False, emoji=False))
     for path in benches.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
         print(path)
     if any(row["failed"] is not None for row in found["rows"]):
@@ -269,7 +277,7 @@ def parity(
     num_classes: Annotated[
         int | None, typer.Option(help="Number of classes of a classifier.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first weights and of the data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of initial weights and data.")] = 0,
     tolerance: Annotated[
         float | None, typer.Option(help="Allowed share of a tensor's largest value.")
     ] = None,
@@ -305,7 +313,7 @@ def parity(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    parities.show(found, Console())
+    parities.show(found, Console(markup=False, emoji=False))
     if out is not None:
         text = json.dumps(found, indent=1) + "\n"
         print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))
@@ -335,7 +343,7 @@ def compare(
     from kmodels.runs.compare import Comparison
 
     found = Comparison(folders or [])
-    found.show(Console(width=console.width(), highlight=False))
+    found.show(Console(width=console.width(), highlight=False, markup=False, emoji=False))
     print(found.write(out))
 
 
@@ -373,7 +381,7 @@ def convert(
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    Console(soft_wrap=True).print(found.line(), highlight=True)
+    Console(soft_wrap=True, markup=False, emoji=False).print(found.line(), highlight=True)
 
 
 def _pair(what: str, text: str) -> tuple[str, str]:

@@ -181,8 +181,14 @@ def _measured() -> dict[Any, dict[str, dict[str, float]]]:
     return found
 
 
-def show(found: dict[str, Any], console: Console) -> None:
-    """Prints a report as tables."""
+def show(found: dict[str, Any], console: Console, ops: bool = False) -> None:
+    """Prints a report: facts and how many ops run an override.
+
+    Args:
+        found: as `report` returns it.
+        console: where to print.
+        ops: also prints each op in typical cases, and what other platforms would run.
+    """
     facts = Table(show_header=False, title="kmodels doctor", title_justify="left")
     facts.add_column(no_wrap=True)
     facts.add_column()
@@ -190,8 +196,18 @@ def show(found: dict[str, Any], console: Console) -> None:
     for name in plain:
         facts.add_row(name.replace("_", " "), found[name])
     facts.add_row("devices", "\n".join(found["devices"]))
-    facts.add_row("versions", "\n".join(f"{k} {v}" for k, v in found["versions"].items()))
+    facts.add_row("versions", ", ".join(f"{k} {v}" for k, v in found["versions"].items()))
+    fast = [
+        name
+        for name, entry in found["ops"].items()
+        if any(case["path"] == "override" for case in entry["cases"])
+    ]
+    counts = f"{len(fast)} of {len(found['ops'])} run an override"
+    facts.add_row("ops", counts + (f": {', '.join(fast)}" if fast else ""))
     console.print(facts)
+    if not ops:
+        console.print("kmodels doctor --ops shows each op and why it runs no override")
+        return
     paths = Table("op", "case", "dtype", "path", "why, or beside the generic body")
     files: dict[str, int] = {}
     for name, entry in found["ops"].items():

@@ -18,7 +18,7 @@ Train, resume or evaluate:
 
 Use a model or the model of a run:
   kmodels predict RUN FILES           classes of images, or of their pixels
-  kmodels generate RUN --prompts FILE             replies to the prompts of a file
+  kmodels generate RUN --prompts FILE             replies to its prompts
   kmodels chat MODEL                  a chat in the terminal, or through a pipe
 
 Inspect models and machines:

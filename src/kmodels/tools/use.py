@@ -264,7 +264,9 @@ def generate(
         float | None,
         typer.Option(help="Nucleus sampling: the smallest set with this total probability."),
     ] = None,
-    min_p: Annotated[float | None, typer.Option(help="Share of the largest probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
+    ] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of the draws.")] = None,
     stop: Annotated[

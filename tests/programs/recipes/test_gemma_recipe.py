@@ -150,9 +150,14 @@ def test_memory_that_is_not_there_is_told_before_anything_is_built(
     assert recipe.main([*run, "--steps", "1"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    for part in ("a step needs about", "there are 1.0 MiB", "--batch-size 4 saves", "--anyway"):
+    for part in (
+        "a step needs about",
+        "there are 1.0 MiB",
+        "--batch-size 4 saves",
+        "--ignore-memory-check",
+    ):
         assert part in error, error
-    assert recipe.main([*run, "--steps", "1", "--samples", "0", "--anyway"]) == 0
+    assert recipe.main([*run, "--steps", "1", "--samples", "0", "--ignore-memory-check"]) == 0
 
 
 def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monkeypatch):

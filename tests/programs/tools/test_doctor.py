@@ -92,7 +92,7 @@ def test_what_was_measured_stands_with_its_file(capsys, monkeypatch, tmp_path) -
     # What was measured while it declined decided against it.
     assert not found[case, "bfloat16"]["measured"]
     monkeypatch.setenv("COLUMNS", "300")
-    assert run("doctor") == 0
+    assert run("doctor", "--ops") == 0
     printed = capsys.readouterr().out
     assert "time 0.50, memory 0.25 (1)" in printed
     assert f"(1) benchmarks/results/{file.name}" in printed
@@ -119,7 +119,10 @@ def test_table_shows_reasons_and_why_blocks_are_compiled_or_not(capsys, monkeypa
     monkeypatch.setenv("COLUMNS", "300")  # so that no reason is broken over lines
     assert run("doctor") == 0
     printed = capsys.readouterr().out
-    assert BACKEND in printed
+    assert BACKEND in printed and "run an override" in printed and "--ops" in printed
+    assert f"no override for {BACKEND}" not in printed
+    assert run("doctor", "--ops") == 0
+    printed = capsys.readouterr().out
     assert "gelu" in printed
     assert f"no override for {BACKEND}" in " ".join(printed.split())
     assert run("doctor", "--json") == 0

@@ -1,5 +1,6 @@
 """The `kmodels` command as a whole: what it shows by itself, and the recipes by name."""
 
+import ast
 import runpy
 import tomllib
 from pathlib import Path
@@ -68,6 +69,32 @@ def test_wrong_uses_give_a_line(arguments, words, capsys, tmp_path, monkeypatch)
     shown = capsys.readouterr()
     assert words in shown.err and not shown.out
     assert shown.err.count("\n") == 1
+
+
+def test_text_of_users_is_not_read_as_markup():
+    """rich takes "[torch]" for markup and ":cat:" for a picture unless a console is told not to."""
+    consoles = [
+        (file.name, {k.arg: ast.unparse(k.value) for k in call.keywords})
+        for file in sorted(Path(cli.__file__).parents[1].rglob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Console"
+    ]
+    assert len(consoles) > 5
+    for name, given in consoles:
+        assert given.get("markup") == given.get("emoji") == "False", name
+
+
+REGISTERED = {one.name or one.callback.__name__ for one in cli.app.registered_commands}
+
+
+@pytest.mark.parametrize("name", sorted(REGISTERED))
+def test_help_has_a_short_flag_and_no_twins_of_switches_that_are_off(name, capsys):
+    assert run(name, "-h") == 0
+    shown = capsys.readouterr().out
+    assert run(name, "--help") == 0
+    assert capsys.readouterr().out == shown
+    on = {"--no-thinking"} | ({"--no-batch-norm", "--no-flip"} if name == "segment" else set())
+    assert {word for word in shown.split() if word.startswith("--no-")} <= on, name
 
 
 def test_the_wheel_holds_every_recipe():

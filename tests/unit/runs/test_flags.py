@@ -31,7 +31,8 @@ def test_values_have_the_types_of_their_fields():
         batch_size=8,
     )  # fmt: skip
     assert parse(Settings, []) == Settings()
-    assert parse(Settings, ["--no-resume", "--resume"]).resume  # the last one counts
+    assert parse(Settings, ["--resume", "--resume"]).resume
+    refused("unknown flag --no-resume", parse, Settings, ["--no-resume"])
 
 
 def test_small_defaults(monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.units import pluralize
@@ -58,7 +59,7 @@ def _table(result: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
         if row["precision"] != former:
             former = row["precision"]
             table.add_section()
-            table.add_row(f"[bold]{former}[/bold]")
+            table.add_row(Text(former, style="bold"))
         cells = [f"{row['backend']} {row['compile']}", row["ops"]]
         cells += ["" if row["workers"] is None else str(row["workers"])] if loader else []
         step = {name: _short(1000 * seconds) for name, seconds in row["step_s"].items()}

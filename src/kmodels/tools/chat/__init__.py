@@ -20,10 +20,17 @@ def chat(
         typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from this share.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Share of the largest probability.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Nucleus sampling: the smallest set of tokens with this total probability."
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
+    ] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the draws.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
     ] = None,

@@ -34,7 +34,7 @@ def run(conversation: Conversation) -> int:
         The exit code of the command.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _on_terminal(conversation, Console(highlight=False))
+        return _on_terminal(conversation, Console(highlight=False, markup=False, emoji=False))
     try:
         return _through_pipe(conversation)
     except KeyboardInterrupt:
