@@ -6,7 +6,7 @@ ARGS ?=
 WHEELS ?=
 WHEELS_PYTHON ?= 3.12
 
-.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-quick test-all test-nightly test-newest test-lowest shape lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-quick test-all test-nightly test-newest test-lowest shape audit lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -23,6 +23,7 @@ help:
 	@echo "make accelerator-wheels    wheels that such a machine may lack, to carry there (WHEELS=DIR, default wheels/)"
 	@echo "make site                  the documentation as a site, in .site/, with executed notebooks"
 	@echo "make lint                  formatting, lint, types, docstrings and prose"
+	@echo "make audit                 bandit on the source, pip-audit on what is installed (asks PyPI for advisories)"
 	@echo "make shape                 the shape of the code as figures, which nobody has to meet"
 	@echo "make clean                 remove environments, references and caches (not runs/)"
 
@@ -88,6 +89,13 @@ lint-docstrings: full-environment
 
 lint-prose: full-environment
 	$(VENV)/full/bin/python tests/prose.py
+
+# Bandit's findings of medium and high severity, and known vulnerabilities of what is installed,
+# which pip-audit asks PyPI for. A finding that is none has its reason beside it, with nosec.
+audit: full-environment
+	test -x $(VENV)/audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/pip install -q bandit pip-audit; }
+	$(VENV)/audit/bin/bandit -ll -q -r src recipes
+	$(VENV)/audit/bin/pip-audit --skip-editable --path $$($(VENV)/full/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 clean:
 	rm -rf $(VENV) tests/.references .pytest_cache .ruff_cache .hypothesis

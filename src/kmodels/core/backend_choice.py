@@ -128,8 +128,9 @@ def _configured() -> str | None:
     folder = os.environ.get("KERAS_HOME")
     if folder is None:
         home = Path("~").expanduser()
-        # Keras falls back to /tmp in the same way.
-        folder = (home if os.access(home, os.W_OK) else Path("/tmp")) / ".keras"
+        # Keras falls back to /tmp in the same way; a name of a backend is all that is read there.
+        shared = Path("/tmp")  # nosec B108
+        folder = (home if os.access(home, os.W_OK) else shared) / ".keras"
     try:
         found = json.loads((Path(folder).expanduser() / "keras.json").read_text())
         return found.get("backend")

@@ -48,7 +48,8 @@ def call_type(generic: Callable[..., Any]) -> type[OpCall]:
     given = ", ".join(["self", *plain, *(["*", *keyword] if keyword else [])])
     lines = [f"def __init__({given}):", *(f"    self.{name} = {name}" for name in names)]
     found: dict[str, Any] = {}
-    exec("\n".join(lines), found)
+    # Names of parameters of our own functions, which Python has accepted as such.
+    exec("\n".join(lines), found)  # nosec B102
     made = found["__init__"]
     made.__defaults__, made.__kwdefaults__ = generic.__defaults__, generic.__kwdefaults__
     return type("OpCall", (OpCall,), {"__slots__": tuple(names), "__init__": made})

@@ -21,7 +21,8 @@ def receive(stream: BinaryIO) -> Any:
     Raises:
         EOFError: where the stream has ended.
     """
-    sizes, body = pickle.load(stream)
+    # The other end is a child of this process, or its parent, over a pipe of their own.
+    sizes, body = pickle.load(stream)  # nosec B301
     memory = [bytearray(size) for size in sizes]
     for buffer in memory:
         view = memoryview(buffer)
@@ -30,4 +31,4 @@ def receive(stream: BinaryIO) -> Any:
             if not count:
                 raise EOFError("the other side ended")
             view = view[count:]
-    return pickle.loads(body, buffers=memory)
+    return pickle.loads(body, buffers=memory)  # nosec B301

@@ -47,7 +47,7 @@ def main() -> None:
 def _portable(error: Exception) -> Exception:
     """Returns the error itself where it survives the way to the parent, else one with its text."""
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # nosec B301
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
