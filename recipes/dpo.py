@@ -103,7 +103,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import order
     from kmodels.runs import plots, results
-    from kmodels.text import TextLoader
+    from kmodels.text import TextLoader, encode_pairs
 
     recipe.prepare(settings)
 
@@ -137,8 +137,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, "responses"
     size, shuffled = settings.batch_size, {"shuffle": True, "seed": settings.seed}
-    loader = TextLoader(side_by_side(text, learnt), size, **shuffled)
-    validation = TextLoader(side_by_side(text, held_out), size)
+    loader = TextLoader(encode_pairs(text, learnt), size, **shuffled)
+    validation = TextLoader(encode_pairs(text, held_out), size)
 
     # === Training ===
     total = settings.steps or settings.epochs * len(loader)
@@ -199,28 +199,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
 def read_pairs(path: str | None) -> list[dict[str, str]]:
     """Prompts with a chosen and a rejected answer; by default an answer to something else."""
-    names = ("prompt", "chosen", "rejected")
+    from kmodels.text import demo
+    from kmodels.text import read_pairs as read_file
+
     if path is not None:
-        from kmodels.core.remote import local_copy
-        from kmodels.text.json_lines import json_records
-
-        rows = []
-        try:
-            for where, read in json_records(local_copy(path), path):
-                try:
-                    row = read()
-                except recipe.InputError as error:
-                    raise recipe.InputError(f"{where}: {error}") from error
-                if not isinstance(row, dict) or not all(isinstance(row.get(x), str) for x in names):
-                    raise recipe.InputError(
-                        f"{where} lacks a text; give {', '.join(names)} in each"
-                    )
-                rows.append({name: row[name] for name in names})
-        except OSError as error:
-            raise recipe.InputError(f"--data {path} cannot be read: {error.strerror}") from error
+        rows = read_file(path)
     else:
-        from kmodels.text import demo
-
         given = demo.instructions().rows[:PAIRS]
         rows = [
             {
@@ -233,38 +217,6 @@ def read_pairs(path: str | None) -> list[dict[str, str]]:
     if len(rows) < 2:
         raise recipe.InputError(f"the data has {len(rows)} pairs; give at least 2, to hold one out")
     return rows
-
-
-def side_by_side(text: Any, pairs: list[dict[str, str]]) -> Any:
-    """Inputs, labels and weights of both answers, each (pairs, 2, tokens)."""
-    import keras
-
-    from kmodels.text.packing import pad
-
-    prompts = [row["prompt"] for row in pairs]
-    chosen, rejected = (
-        text.encode({"prompts": prompts, "responses": [row[name] for row in pairs]})
-        for name in ("chosen", "rejected")
-    )
-    both = [one for pair in zip(chosen, rejected, strict=True) for one in with_one_prompt(*pair)]
-    rows = pad(both, text.sequence_length, text.tokenizer.pad_token_id)
-    return keras.tree.map_structure(lambda part: part.reshape(len(pairs), 2, -1), rows)
-
-
-def with_one_prompt(chosen: Any, rejected: Any) -> list[Any]:
-    """Returns both answers with the shorter of their prompts, of which the longer answer cut more.
-
-    The log-probabilities of two answers compare only after the same prompt.
-    """
-    lengths = [example.learn.index(True) for example in (chosen, rejected)]
-    shorter = min(zip(lengths, (chosen, rejected), strict=True), key=lambda pair: pair[0])[1]
-    length = min(lengths)
-    return [
-        type(example)(
-            shorter.ids[:length] + example.ids[own:], shorter.learn[:length] + example.learn[own:]
-        )
-        for own, example in zip(lengths, (chosen, rejected), strict=True)
-    ]
 
 
 def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:

@@ -3,6 +3,7 @@
 from kmodels.text.examples import Cut, Example, encode
 from kmodels.text.loader import RecordLoader, TextLoader
 from kmodels.text.packing import pack, pad
+from kmodels.text.preferences import encode_pairs, read_pairs
 from kmodels.text.record_files import read_records
 from kmodels.text.records import Records
 from kmodels.text.templates import Template, Turns
@@ -18,7 +19,9 @@ __all__ = [
     "Tokenizer",
     "Turns",
     "encode",
+    "encode_pairs",
     "pack",
     "pad",
+    "read_pairs",
     "read_records",
 ]

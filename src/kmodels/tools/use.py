@@ -159,7 +159,7 @@ class _ZeroShot:
         """Returns what the model says of each image."""
         import keras
 
-        from kmodels.models.vit.class_names import best
+        from kmodels.models.common.class_names import best
 
         logits = self.model.classify(images, self.names, batch_size=len(images))
         # A SigLIP scores each pair of image and text by itself.

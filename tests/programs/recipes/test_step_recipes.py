@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kmodels.models import GemmaCausalLMPreprocessor, ImageTextSimilarity, ViTImageClassifier
+from kmodels.text import encode_pairs, read_pairs
 from kmodels.text.training import train_tokenizer
 from recipe_modules import load, result
 
@@ -83,18 +84,18 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
 
 
 def test_pairs_are_whole_lines_with_one_prompt_for_both_answers(tmp_path, text):
-    recipe, path = load("dpo"), tmp_path / "pairs.json"
+    path = tmp_path / "pairs.json"
     prompt = "one\u2028two\x85three " * 30
     rows = [
         {"prompt": prompt, "chosen": "a" * 70, "rejected": "b" * 5},
         {"prompt": "c ", "chosen": "d", "rejected": "e" * 200},
     ]
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    pairs = recipe.read_pairs(str(path))
+    pairs = read_pairs(path)
     assert pairs == rows
     path.write_text(json.dumps(rows))
-    assert recipe.read_pairs(str(path)) == rows
-    x, labels, weights = recipe.side_by_side(text, pairs)
+    assert read_pairs(path) == rows
+    x, labels, weights = encode_pairs(text, pairs)
     assert x["token_ids"].shape == labels.shape == weights.shape == (2, 2, 64)
     for ids, learnt in zip(x["token_ids"], weights, strict=True):
         first, second = learnt.argmax(axis=-1)

@@ -12,7 +12,7 @@ from kmodels.core.keras_internals import OwnCompile
 from kmodels.core.types import Data, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
-from kmodels.models.vit.class_names import NamedClasses, best, check_class_names
+from kmodels.models.common.class_names import NamedClasses, best, check_class_names
 from kmodels.task import Task
 from kmodels.training.keras_methods import like
 from kmodels.training.metrics import SparseAccuracy

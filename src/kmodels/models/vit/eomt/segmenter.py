@@ -12,8 +12,8 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common.class_names import NamedClasses, check_class_names
 from kmodels.models.vit import resize_positions
-from kmodels.models.vit.class_names import NamedClasses, check_class_names
 from kmodels.models.vit.eomt.mask_transformer import (
     MaskTransformer,
     Prediction,

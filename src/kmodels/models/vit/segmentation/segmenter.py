@@ -12,8 +12,8 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common.class_names import NamedClasses, check_class_names
 from kmodels.models.vit import resize_positions
-from kmodels.models.vit.class_names import NamedClasses, check_class_names
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import aspect_ratio, masks
 from kmodels.models.vit.segmentation.head import check_head
