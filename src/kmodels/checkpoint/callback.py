@@ -16,6 +16,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote, local_path
 from kmodels.core.keras_internals.epoch import LastStep
 from kmodels.core.remote import mirror
+from kmodels.core.shown import shown
 from kmodels.core.types import Logs
 
 
@@ -91,9 +92,9 @@ class Checkpoint(FitHooks):
         self.directory = (mirror.local_directory if remote else local_path)(directory)
         kept = BestEpoch(self.directory, best, mode)
         self.best, self.mode = best, kept.mode
-        saver = Saver(self.directory, keep, kept, only_trainable, origin)
+        saver = Saver(self.directory, keep, kept, only_trainable, shown(origin))
         interval = SaveInterval(every)
-        run = FitRun(self.directory, interval, kept, saver, settings or {}, resume)
+        run = FitRun(self.directory, interval, kept, saver, shown(settings or {}), resume)
         super().__init__(run, stop_on_non_finite)
         self._prepared = False
 

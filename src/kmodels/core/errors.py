@@ -4,13 +4,19 @@ import difflib
 from collections.abc import Collection, Iterable
 from numbers import Integral
 
+from kmodels.core.shown import shown
+
 
 class InputError(ValueError):
     """A setting or a file given by the user is wrong.
 
     The message is one line: what was given, what is allowed, what to do. Recipes and the command
-    line print it alone, without a stack trace, and end with exit code 2.
+    line print it alone, without a stack trace, and end with exit code 2. Passwords in addresses are
+    replaced by "***", see `kmodels.core.shown`.
     """
+
+    def __init__(self, *args: object):
+        super().__init__(*map(shown, args))
 
 
 def one_line(error: BaseException) -> str:

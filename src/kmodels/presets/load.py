@@ -12,6 +12,7 @@ from typing import Any
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.precision import check_policy
+from kmodels.core.shown import shown
 from kmodels.core.types import DTypeLike
 from kmodels.lora import changes
 from kmodels.models import registry
@@ -118,18 +119,18 @@ def load(
     }
     if assumed:
         warnings.warn(
-            f"{preset} does not say all of its architecture; assumed: "
+            f"{shown(preset)} does not say all of its architecture; assumed: "
             f"{', '.join(f'{name}={value!r}' for name, value in assumed.items())}; give them to "
             "from_preset if the model differs",
             stacklevel=3,
         )
     if checkpoint.notice and checkpoint.notice_part in (None, *skip):
-        warnings.warn(f"{preset}: {checkpoint.notice}", stacklevel=3)
+        warnings.warn(f"{shown(preset)}: {checkpoint.notice}", stacklevel=3)
     if checkpoint.left_out and checkpoint.kind != "kmodels":
         more = checkpoint.whole and f", {checkpoint.whole} takes images too"
         warnings.warn(
-            f"{preset}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; the model "
-            f"takes only {checkpoint.takes}{more}",
+            f"{shown(preset)}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; "
+            f"the model takes only {checkpoint.takes}{more}",
             stacklevel=3,
         )
     return model

@@ -9,6 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from kmodels.core.shown import shown
+
 # Longer lines are hard to read, whatever the width of the terminal.
 MOST_COLUMNS = 100
 # Parts of the data, in the order in which they are shown, and how Keras' logs of them begin.
@@ -26,7 +28,7 @@ def width() -> int:
 
 
 def wrapped(text: str, indent: int = 0, *, fold: bool = False) -> str:
-    """Returns a text in lines that fit the terminal.
+    """Returns a text in lines that fit the terminal, without the passwords of addresses.
 
     Args:
         text: of any number of lines.
@@ -37,7 +39,10 @@ def wrapped(text: str, indent: int = 0, *, fold: bool = False) -> str:
     # One column stays free: some terminals break a line that fills the last one.
     columns = max(width() - 1 - indent, 10)
     between = "\n" + " " * indent
-    lines = (_folded(line, columns) if fold else _lines(line, columns) for line in text.split("\n"))
+    lines = (
+        _folded(line, columns) if fold else _lines(line, columns)
+        for line in shown(text).split("\n")
+    )
     return "\n".join(between.join(parts) for parts in lines)
 
 
@@ -142,7 +147,7 @@ def seconds(value: float) -> str:
 
 class _Working:
     def __init__(self, text: str):
-        self.text, self.begun = text, perf_counter()
+        self.text, self.begun = shown(text), perf_counter()
         self._bar: Any = None
         self._later: threading.Timer | None = None
         if sys.stdout.isatty():

@@ -11,6 +11,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.core.shown import HIDDEN
 from kmodels.runs.command_line import invoke
 from kmodels.runs.trackers import MODULES
 
@@ -86,7 +87,9 @@ def parse(
     if recipe and given.get("resume") and not given.get("out"):
         given["out"] = _newest_run(recipe)
     if given.get("out") and (given.get("resume") or given.get("evaluate")):
-        defaults |= _former(local_path(given["out"]) / "config.json", defaults)
+        former = _former(local_path(given["out"]) / "config.json", defaults)
+        _check_whole_addresses(former, given)
+        defaults |= former
     return settings(**{**defaults, **given})
 
 
@@ -188,6 +191,16 @@ def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Returns settings of the run that is continued, less what belongs to one call."""
     found = _read(file) if file.exists() else {}
     return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
+
+
+def _check_whole_addresses(former: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises InputError for an address that was kept without its password and not given again."""
+    for name in former.keys() - given.keys():
+        if HIDDEN in (value := str(former[name])) and ":/" in value:
+            flag = name.replace("_", "-")
+            raise InputError(
+                f"--{flag} was {value}, and the run keeps no passwords; give --{flag} again"
+            )
 
 
 def _read(file: Path) -> dict[str, Any]:

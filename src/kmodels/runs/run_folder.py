@@ -11,6 +11,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path, no_link, remove_leftovers
+from kmodels.core.shown import shown
 from kmodels.runs import report
 
 # Of what the run is and when it ran, beside its settings and its result.
@@ -132,13 +133,13 @@ class Folder:
         return self.write_json("config.json", content)
 
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
-        """Writes a file of the run, atomically; numbers that are not finite become null.
+        """Writes a file of the run, atomically, without the passwords of addresses.
 
-        The first of several processes writes.
+        The first of several processes writes. Numbers that are not finite become null.
         """
         if not self.main:
             return self.path / name
-        text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+        text = json.dumps(_plain(shown(content)), indent=1, allow_nan=False) + "\n"
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
     def write_report(self) -> Path:

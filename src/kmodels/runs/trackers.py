@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write
+from kmodels.core.shown import shown
 
 PROJECT = "kmodels"
 # The run's id with the tracker, beside config.json, by which a resumed run finds it.
@@ -87,7 +88,7 @@ def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tr
     check(name)
     known = _read(folder / ID_FILE)
     try:
-        tracker = _TRACKERS[name](folder, dict(settings), known.get(name), step)
+        tracker = _TRACKERS[name](folder, shown(dict(settings)), known.get(name), step)
     except Exception as error:
         said = " ".join(str(error).split())
         raise InputError(f"--log-to {name} cannot start: {said}") from error

@@ -13,6 +13,7 @@ from kmodels import __version__
 from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
+from kmodels.core.shown import shown
 from kmodels.runs import console, shipped
 from kmodels.runs.command_line import invoke
 from kmodels.tools import chat as chatting
@@ -158,7 +159,7 @@ def plan(
         mesh=mesh,
     )
     if as_json:
-        print(json.dumps(found.to_dict(generate), indent=1))
+        print(json.dumps(shown(found.to_dict(generate)), indent=1))
         return
     from rich.console import Console
 
@@ -246,7 +247,7 @@ def bench(
         python=tuple(python or ()),
     )
     try:
-        found = benches.run(options, Console(stderr=True, markup=False, emoji=False))
+        found = shown(benches.run(options, Console(stderr=True, markup=False, emoji=False)))
     except benches.Refused as error:
         for line in error.lines:
             print(f"kmodels: refused: {line}", file=sys.stderr)
@@ -309,7 +310,7 @@ def parity(
         limit=limit,
     )
     try:
-        found = parities.run(options)
+        found = shown(parities.run(options))
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -12,6 +12,7 @@ from kmodels.core.remote.fetch import (
 )
 from kmodels.core.remote.publish import publish, put_file, remove
 from kmodels.core.remote.staged import staged, write_file
+from kmodels.core.shown import shown
 
 __all__ = [
     "fetch",
@@ -25,6 +26,7 @@ __all__ = [
     "publish",
     "put_file",
     "remove",
+    "shown",
     "staged",
     "write_file",
 ]

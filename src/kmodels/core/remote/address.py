@@ -19,7 +19,7 @@ class Remote(NamedTuple):
     Attributes:
         system: fsspec's file system.
         path: within that.
-        address: as the user gave it, for messages.
+        address: as the user gave it, maybe with a password: messages have it by `shown`.
     """
 
     system: Any

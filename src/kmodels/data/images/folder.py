@@ -10,6 +10,7 @@ import numpy as np
 
 from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError
+from kmodels.core.shown import shown
 from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
 
@@ -103,7 +104,7 @@ def read_folder(
     if unread:
         ends = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in unread)
         warnings.warn(
-            f"{root}: {len(unread)} files are left out, which Pillow does not read "
+            f"{shown(root)}: {len(unread)} files are left out, which Pillow does not read "
             f"({', '.join(f'{count} {end}' for end, count in ends.most_common())}); convert them, "
             "or install Pillow's plugin for them, such as pillow-heif",
             stacklevel=3,

@@ -18,6 +18,7 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import atomic_directory, local_path
 from kmodels.core.remote import is_remote, open_address, staged, write_file
+from kmodels.core.shown import shown
 from kmodels.core.units import human
 from kmodels.tools.convert import serving
 from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images, takes_pairs
@@ -82,7 +83,7 @@ class Converted:
 
     def line(self) -> str:
         """Returns one line for people."""
-        start = f"{self.path} ({self.format}, {self.dtype}, {human(self.bytes)})"
+        start = f"{shown(self.path)} ({self.format}, {self.dtype}, {human(self.bytes)})"
         scale = f"outputs up to {self.largest:.2g}"
         rounded = ""
         if self.rounding is not None:
