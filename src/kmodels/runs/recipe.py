@@ -8,7 +8,9 @@ import dataclasses
 import functools
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from kmodels.runs.console import say, say_facts, say_metrics, working, wrapped
 from kmodels.runs.console import short as _short
 from kmodels.runs.flags import Common, flag, parse
 from kmodels.runs.introduction import introduce
+from kmodels.runs.output import checked_output
 from kmodels.runs.run_folder import Folder, joined_processes
 from kmodels.runs.settings_checks import at_least, check_fractions, given, numbers
 
@@ -56,6 +59,9 @@ __all__ = [
 
 # Variables in which launchers say how many processes they have started.
 _STARTED = ("WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES")
+_NOT_TRAINING = "stopped; no training was in progress, so nothing was saved"
+# A KeyboardInterrupt that took longer to arrive was swallowed, as in a callback of JAX.
+_ARRIVES_SECONDS = 1.0
 
 
 def prepare(settings: Any) -> None:
@@ -149,7 +155,8 @@ def main(
     """Runs a recipe and returns its exit code.
 
     0 done; 2 wrong settings or input, with one line on stderr; 143 or 130 stopped by a signal after
-    saving.
+    saving; 141 stopped after saving because standard output was closed; 74 done, but standard
+    output could not be written.
 
     Args:
         recipe: its name.
@@ -161,14 +168,17 @@ def main(
     """
     program = program or f"{recipe}.py"
     try:
-        chosen = parse(settings, argv, description, recipe, program)
-        check_backend()
-        command = _command(argv, program)
-        bound = functools.partial(work, recipe=recipe, train=train, command=command)
-        if getattr(chosen, "on", None) is not None:
-            on_ray.run(recipe, chosen, train, bound)
-        else:
-            bound(chosen)
+        with checked_output() as output, _interruptible(recipe):
+            chosen = parse(settings, argv, description, recipe, program)
+            check_backend()
+            output.trains = True
+            command = _command(argv, program)
+            bound = functools.partial(work, recipe=recipe, train=train, command=command)
+            if getattr(chosen, "on", None) is not None:
+                on_ray.run(recipe, chosen, train, bound)
+            else:
+                bound(chosen)
+        return output.code
     except InputError as error:
         working(None)
         _say_error(f"{recipe}: error: {_one_line(error)}")
@@ -176,8 +186,7 @@ def main(
             processes.give_up(2)
         return 2
     except KeyboardInterrupt:
-        text = "stopped; no training was in progress, so nothing was saved"
-        print(f"{recipe}: {text}", file=sys.stderr)
+        print(f"{recipe}: {_NOT_TRAINING}", file=sys.stderr)
         return 130
     except SystemExit as stop:
         # Stopped by a signal, which was said; the class is not imported, as it would bring Keras.
@@ -186,7 +195,6 @@ def main(
         return 128 + signum
     finally:
         working(None)
-    return 0
 
 
 def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], command: str) -> None:
@@ -213,11 +221,51 @@ def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], comma
             working(None)
             trackers.finish(folder.path)
             say(f"report: {_short(folder.write_report())}")
+        folder.check_exists()
+    except Exception:
+        if folder is not None:
+            folder.check_exists()
+        raise
     finally:
         trackers.give_up()
         working(None)
         if folder is not None:
             folder.close()
+
+
+@contextlib.contextmanager
+def _interruptible(recipe: str) -> Iterator[None]:
+    """Ends the process soon after SIGINT inside the block, also where the exception is swallowed.
+
+    Training has a handler of its own, which saves first.
+    """
+    former = signal.getsignal(signal.SIGINT)
+    if (
+        former is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+
+    def end() -> None:
+        print(f"{recipe}: {_NOT_TRAINING}", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    later = threading.Timer(_ARRIVES_SECONDS, end)
+    later.daemon = True
+
+    def interrupt(signum: int, frame: object) -> None:
+        if later.ident is not None:
+            end()
+        later.start()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        later.cancel()
 
 
 def _passes(check: Callable[["keras.Model", str], None], model: "keras.Model") -> bool:

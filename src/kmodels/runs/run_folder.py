@@ -149,12 +149,19 @@ class Folder:
             report.write(self.path)
         return self.path / report.NAME
 
+    def check_exists(self) -> None:
+        """Raises `InputError` if the directory was removed during the run."""
+        if self._lock is not None and not (self.path / ".lock").is_file():
+            raise InputError(
+                f"--out {self.path} was removed during the run, so the run is lost; start it again"
+            )
+
     def close(self) -> None:
         """Lets go of the directory; removes it where nothing was written."""
         if self._lock is None:
             return
         self._lock.close()
-        if [path.name for path in self.path.iterdir()] == [".lock"]:
+        if self.path.is_dir() and [path.name for path in self.path.iterdir()] == [".lock"]:
             (self.path / ".lock").unlink()
             self.path.rmdir()
 

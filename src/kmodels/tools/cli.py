@@ -16,6 +16,7 @@ from kmodels.core.files import local_path
 from kmodels.core.shown import shown
 from kmodels.runs import console, shipped
 from kmodels.runs.command_line import invoke
+from kmodels.runs.output import checked_output
 from kmodels.tools import chat as chatting
 from kmodels.tools import use
 from kmodels.tools.overview import OVERVIEW
@@ -394,9 +395,13 @@ def _pair(what: str, text: str) -> tuple[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; wrong settings and unknown flags give one line and exit code 2."""
+    """Runs the command line; wrong settings and unknown flags give one line and exit code 2.
+
+    Closed standard output gives 141, one that cannot be written 74.
+    """
     try:
-        code = invoke(app, arguments, "kmodels")
+        with checked_output():
+            code = invoke(app, arguments, "kmodels")
     except InputError as error:
         print(f"kmodels: {error}", file=sys.stderr)
         raise SystemExit(2) from None

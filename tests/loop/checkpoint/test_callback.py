@@ -215,7 +215,7 @@ import sys, time
 from pathlib import Path
 from kmodels.core.files import lock
 lock(Path(sys.argv[1]))
-(Path(sys.argv[1]) / ".step_00000009.cut").mkdir()
+(Path(sys.argv[1]) / ".step_00000009.tmp.0123456789abcdef").mkdir()
 print("held", flush=True)
 time.sleep(60)
 """
