@@ -103,6 +103,11 @@ class File:
         get = self.get
         self.need("block_count", "embedding_length", FEED_FORWARD, "attention.head_count")
         heads, layers = int(get("attention.head_count")), int(get("block_count"))
+        if not 0 <= layers <= len(self.tensors):
+            raise InputError(
+                f"{self.path} says {self.architecture}.block_count is {layers} and has "
+                f"{len(self.tensors)} tensors; copy it again"
+            )
         widths, groups = self.by_layer(FEED_FORWARD, layers), self.by_layer(GROUPS, layers, heads)
         for name, values in ((FEED_FORWARD, widths), (GROUPS, groups)):
             if name not in varying and len(set(values)) > 1:

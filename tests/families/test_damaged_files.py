@@ -1,0 +1,50 @@
+"""Files that announce more layers than they can have are refused before a model is built."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kmodels.models.gemma import GemmaBackbone
+from kmodels.models.vit import ViTBackbone
+from refusals import refused
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("count", [2**20, -1, 1.5, True, "many", [2], {}, float("nan")])
+@pytest.mark.parametrize(
+    ("backbone", "part", "description"),
+    [
+        (ViTBackbone, "", {"model_type": "vit"}),
+        (GemmaBackbone, "", {"model_type": "gemma3_text"}),
+        (GemmaBackbone, "text_config", {"model_type": "gemma3"}),
+        (GemmaBackbone, "vision_config", {"model_type": "gemma3"}),
+    ],
+)
+def test_a_config_with_an_impossible_number_of_layers(tmp_path, backbone, part, description, count):
+    layers = {"num_hidden_layers": count}
+    content = {**description, **({part: layers} if part else layers)}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    message = (
+        rf"config\.json: {f'{part}.' if part else ''}num_hidden_layers is .*; give a whole number"
+    )
+    for weights in (True, False):
+        refused(message, backbone.from_preset, tmp_path, load_weights=weights)
+
+
+@pytest.mark.needs("gguf")
+def test_a_gguf_file_with_more_layers_than_tensors(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "it.gguf", "gemma3")
+    writer.add_block_count(2**20)
+    writer.add_embedding_length(4)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(1)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 4), "float32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    message = r"gemma3\.block_count is 1048576 and has 1 tensors"
+    refused(message, GemmaBackbone.from_preset, tmp_path / "it.gguf")
