@@ -227,16 +227,15 @@ def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> di
             labels["class_names"] = names
         else:
             log.warning(
-                "%s: the names of %d classes in config.json do not fit the %d outputs of the head "
+                "%s: the names of the classes in config.json do not fit the %d outputs of the head "
                 "and are left out",
                 path,
-                len(names),
                 number,
             )
     if "pooling" not in task:
         return labels
     problem = description.get("problem_type")
-    if problem not in (None, *PROBLEM_TYPES):
+    if problem is not None and problem not in PROBLEM_TYPES:
         raise InputError(
             f"{path}: problem_type is {problem!r}; transformers has {', '.join(PROBLEM_TYPES)}"
         )
