@@ -144,7 +144,7 @@ class _Segmenter:
             number += 1
             name = f"{file.stem}_{number}"
         self.written.add(name)
-        image = Image.fromarray(mask.astype("uint8"))
+        image = Image.fromarray(mask.astype("uint8" if self.model.num_classes <= 256 else "uint16"))
         target = local_path(self.masks) / f"{name}.png"
         return atomic_write(target, lambda path: image.save(path, format="PNG"))
 

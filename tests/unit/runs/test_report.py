@@ -9,11 +9,12 @@ import run_folders
 
 import command_line
 from browser import check_fits, look
+from kmodels import models
 from kmodels.data import ArraySource
 from kmodels.runs import predictions, report
 from kmodels.runs.page import charts
 from kmodels.runs.page.confusion import confusion
-from kmodels.runs.page.run import read
+from kmodels.runs.page.run import USES, read
 from refusals import refused
 
 # Of the run of a classifier.
@@ -50,6 +51,23 @@ def test_a_browser_shows_answers_beside_each_other(tmp_path, width):
     check_fits(seen)
     for text in ("<script>alert(1)</script>", "(nothing)", "The sun.\nIt is a star.", "4.2500"):
         assert text in seen["text"], text
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_run_with_a_model_says_how_to_use_it(tmp_path, name):
+    folder = run_folders.images(tmp_path / "run")[0]
+    assert "Use this model" not in report.write(folder).read_text()
+    (folder / "adapter").mkdir()
+    assert read(folder).use == [f"kmodels chat {folder}/base --adapter {folder}/adapter"]
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text(json.dumps({"class": name}))
+    command, *_, load, line = read(folder).use
+    assert str(folder) in command and f"{name}.from_preset" in load
+    method = line.removeprefix("model.").partition("(")[0]
+    assert callable(getattr(getattr(models, name), method))
+    assert "Use this model" in report.write(folder).read_text()
+    (folder / "model/config.json").write_text("[]")
+    assert read(folder).use == []
 
 
 def test_the_page_needs_nothing_else(run):

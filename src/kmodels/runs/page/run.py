@@ -13,24 +13,23 @@ from kmodels.core.files import local_path
 
 # Metrics of which more is better; of all others, as of losses, less is.
 MORE_IS_BETTER = ("accuracy", "margin")
-# By the class of the model: the command that uses it, and the last lines in Python.
+# By the class of the model: the command that uses it, and the last line in Python.
 _PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
-COMMANDS = {
-    "ViTImageClassifier": _PREDICT,
-    "ViTImageSegmenter": _PREDICT,
-    "EoMTImageSegmenter": _PREDICT,
-    "ImageTextSimilarity": f"{_PREDICT} --names cat,dog",
-    "GemmaCausalLM": _GENERATE,
-    "Qwen3CausalLM": _GENERATE,
-    "Gemma3ImageTextLM": "kmodels chat {} --image photo.jpg",
-}
+_SEGMENT, _REPLY = 'model.segment("photo.jpg")', 'model.generate("...", strip_prompt=True)'
 USES = {
-    "ViTImageClassifier": ['model.decode_predictions(model.predict("photo.jpg"))'],
-    "ViTImageSegmenter": ['model.segment("photo.jpg")'],
-    "EoMTImageSegmenter": ['model.segment("photo.jpg")'],
-    "ImageTextSimilarity": ['model.classify(["photo.jpg"], ["cat", "dog"])'],
-    "GemmaCausalLM": ['model.generate("...", strip_prompt=True)'],
-    "Qwen3CausalLM": ['model.generate("...", strip_prompt=True)'],
+    "ViTImageClassifier": (_PREDICT, 'model.decode_predictions(model.predict("photo.jpg"))'),
+    "ViTImageSegmenter": (_PREDICT, _SEGMENT),
+    "EoMTImageSegmenter": (_PREDICT, _SEGMENT),
+    "ImageTextSimilarity": (
+        f"{_PREDICT} --names cat,dog",
+        'model.classify(["photo.jpg"], ["cat", "dog"])',
+    ),
+    "GemmaCausalLM": (_GENERATE, _REPLY),
+    "Qwen3CausalLM": (_GENERATE, _REPLY),
+    "Gemma3ImageTextLM": (
+        "kmodels chat {} --image photo.jpg",
+        'model.generate({"images": "photo.jpg", "prompts": "..."}, strip_prompt=True)',
+    ),
 }
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("out", "resume", "evaluate")
@@ -130,22 +129,18 @@ class Run:
 
     @cached_property
     def use(self) -> list[str]:
-        """Commands and lines of Python that use the model; empty before there is one."""
-        file = self.folder / "model" / "config.json"
+        """A command and lines of Python that use the model; empty before there is one."""
+        adapter, file = self.folder / "adapter", self.folder / "model" / "config.json"
         if not file.is_file():
-            if (self.folder / "adapter").is_dir():
-                base = self.settings.get("weights") or self.folder / "base"
-                return [f"kmodels chat {base} --adapter {self.folder / 'adapter'}"]
+            base = self.settings.get("weights") or self.folder / "base"
+            return [f"kmodels chat {base} --adapter {adapter}"] if adapter.is_dir() else []
+        described = json.loads(file.read_text(encoding="utf-8"))
+        name = described.get("class") if isinstance(described, dict) else None
+        if name not in USES:
             return []
-        name = json.loads(file.read_text(encoding="utf-8")).get("class")
-        lines = [
-            "import kmodels",
-            f'model = kmodels.models.{name}.from_preset("{self.folder}/model")',
-        ]
-        lines += USES.get(name, [])
-        command = COMMANDS.get(name)
-        shell = [command.format(self.folder), "", "# Python"] if command else []
-        return shell + lines if name else []
+        command, line = USES[name]
+        load = f'model = kmodels.models.{name}.from_preset("{self.folder}/model")'
+        return [command.format(self.folder), "", "# Python", "import kmodels", load, line]
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
