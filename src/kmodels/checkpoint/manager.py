@@ -32,7 +32,7 @@ import keras
 
 from kmodels.checkpoint import format, state
 from kmodels.checkpoint.format import Arrays
-from kmodels.checkpoint.run_state import RunState
+from kmodels.checkpoint.run_state import STATE_SHAPE, RunState
 from kmodels.checkpoint.state import CheckpointError, averages
 from kmodels.core.errors import InputError
 from kmodels.core.files import (
@@ -44,6 +44,7 @@ from kmodels.core.files import (
     sync,
 )
 from kmodels.core.remote import mirror
+from kmodels.core.schema import check_shape
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
 
@@ -228,9 +229,10 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
     for path in sorted(paths):
         try:
             value = json.loads((path / "state.json").read_text())["logs"][name]
-        except (OSError, ValueError, KeyError, TypeError):
+            value = float(value)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        if isinstance(value, int | float) and math.isfinite(value):
+        if math.isfinite(value):
             found.append((value, path))
     pick = min if mode == "min" else max
     return pick(found, key=lambda pair: pair[0]) if found else None
@@ -275,12 +277,17 @@ def verify(path: Path) -> RunState:
             if _stamp(path / name) != manifest[name]:
                 raise CheckpointError(f"{path / name} is not what was written (size or sha256)")
         found = json.loads((path / STATE).read_text())
+        check_shape(found, STATE_SHAPE, path / STATE)
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from error
-    except (OSError, ValueError, TypeError) as error:
+    except InputError as error:
+        raise CheckpointError(str(error)) from error
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        raise CheckpointError(f"{path / STATE} has no number of the step")
     if found.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has format {found.get('format')}; this version reads format {FORMAT}"

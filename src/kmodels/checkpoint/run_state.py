@@ -20,6 +20,7 @@ from kmodels.checkpoint import extra_state, format
 from kmodels.checkpoint.format import Arrays
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.schema import NUMBER, Shape
 from kmodels.distribution import processes
 
 # What `state.json` does not hold, but arrays of the part "other".
@@ -28,6 +29,28 @@ _DATA, _RNG, _CALLBACKS = "data/", "random/", "callbacks/"
 _SAID = 8
 _SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 _FIRST_RATES: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
+
+# The types of what `to_json` gives, see `RunState`.
+STATE_SHAPE: Shape = {
+    "format": int,
+    "step": int,
+    "epoch": int,
+    "batch": int,
+    "steps_per_epoch": int,
+    "in_validation": bool,
+    "logs": {"*": NUMBER},
+    "log_names": [str],
+    "base": {},
+    "optimizer": str,
+    "order": {},
+    "numbers": {},
+    "settings": {},
+    "backend": str,
+    "versions": {"*": str},
+    "callbacks": {"*": {}},
+    "ended": bool,
+    "ahead": bool,
+}
 
 
 @dataclass(frozen=True)

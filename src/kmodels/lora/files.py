@@ -13,6 +13,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import local_copy, staged
+from kmodels.core.schema import read_json
 from kmodels.layers import Dense, GroupedDense
 from kmodels.lora import peft, peft_parameters, peft_vocabulary, saved_modules, seal
 from kmodels.lora.adapter import Adapter, LoraSettings
@@ -22,7 +23,7 @@ from kmodels.lora.targets import adaptable_layers, expert_layers, linear_layers
 from kmodels.lora.vocabulary import rows, tables
 from kmodels.weights import LazyArray, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
-from kmodels.weights.readers import read_json, read_metadata, read_tensors
+from kmodels.weights.readers import read_metadata, read_tensors
 
 STEM = "adapter_model"
 CONFIG, WEIGHTS = "adapter_config.json", f"{STEM}.safetensors"

@@ -10,6 +10,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
+from kmodels.core.schema import read_json
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.weights import (
@@ -17,7 +18,6 @@ from kmodels.weights import (
     native,
 )
 from kmodels.weights.checkpoint import PROBLEM_TYPES
-from kmodels.weights.readers import read_json
 
 log = logging.getLogger("kmodels")
 

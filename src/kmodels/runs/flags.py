@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 import os
 import typing
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.core.schema import read_json
 from kmodels.core.shown import HIDDEN
 from kmodels.runs.command_line import invoke
 from kmodels.runs.trackers import MODULES
@@ -175,7 +175,7 @@ def _newest_run(recipe: str) -> str:
         (max(step.stat().st_mtime for step in steps), str(file.parent))
         for file in Path("runs").glob("*/config.json")
         if (steps := list(file.parent.glob("checkpoints/step_*")))
-        and _read(file).get("recipe") == recipe
+        and read_json(file).get("recipe") == recipe
     ]
     if not found:
         raise InputError(
@@ -189,7 +189,7 @@ def _newest_run(recipe: str) -> str:
 
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Returns settings of the run that is continued, less what belongs to one call."""
-    found = _read(file) if file.exists() else {}
+    found = read_json(file) if file.exists() else {}
     return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
 
 
@@ -201,10 +201,3 @@ def _check_whole_addresses(former: dict[str, Any], given: dict[str, Any]) -> Non
             raise InputError(
                 f"--{flag} was {value}, and the run keeps no passwords; give --{flag} again"
             )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from error

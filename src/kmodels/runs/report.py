@@ -61,6 +61,7 @@ def _content(run: Run) -> dict[str, Any]:
         "images": [
             {"title": GROUPS[kind][0], "text": GROUPS[kind][1], "images": images}
             for kind, images in groups.items()
+            if kind in GROUPS and images
         ],
         "confusion": confusion(run.predictions) if run.predictions else None,
         "facts": _facts(run),
@@ -167,7 +168,7 @@ def _facts(run: Run) -> list[tuple[str, str, bool]]:
         found.append(("Parameters", f"{whole:,}{share}", False))
     for number, part in enumerate(notes.get("parts", ())):
         name = "Command" if number == 0 else f"Part {number + 1}"
-        found.append((name, part["command"], True))
+        found.append((name, part.get("command"), True))
     if steps := result.get("steps") or notes.get("steps"):
         found.append(("Steps", f"{steps:,} of {run.settings.get('batch_size')} {unit}", False))
     if result.get("skipped_steps"):

@@ -11,11 +11,12 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path, no_link, remove_leftovers
+from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
 from kmodels.runs import report
+from kmodels.runs.page.run import NOTED, NOTES
 
 # Of what the run is and when it ran, beside its settings and its result.
-NOTES = "run.json"
 
 
 def path_of(recipe: str, out: str | None) -> Path:
@@ -103,7 +104,7 @@ class Folder:
             return
         self._begun = time.monotonic()
         evaluates = getattr(self.settings, "evaluate", False)
-        parts = [] if (noted := self._noted()) is None else noted["parts"]
+        parts = (self._noted() or {}).get("parts") or []
         if evaluates and parts:
             return  # The run itself is what the file is about.
         began = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
@@ -122,8 +123,8 @@ class Folder:
 
     def _noted(self) -> dict[str, Any] | None:
         try:
-            return json.loads((self.path / NOTES).read_text())
-        except (OSError, ValueError):
+            return read_json(self.path / NOTES, NOTED)
+        except InputError:  # it is written again
             return None
 
     def write_config(self) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write
+from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
 
 PROJECT = "kmodels"
@@ -138,8 +139,8 @@ def _end(code: int) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_json(path)
+    except InputError:
         return {}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.weights.readers import read_json
+from kmodels.core.schema import read_json
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"

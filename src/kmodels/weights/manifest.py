@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kmodels.core.errors import InputError
-from kmodels.weights.readers import read_json
+from kmodels.core.schema import read_json
 
 NAME = "manifest.json"
 

@@ -12,6 +12,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
+from kmodels.core.schema import Shape, check_shape
 from kmodels.weights.checkpoint import SourceCheckpoint, Tensors
 from kmodels.weights.engine import export, paths_as_names, variables
 from kmodels.weights.manifest import NAME, verify_manifest, write_manifest
@@ -77,6 +78,17 @@ def save(
     return write_by(export(model, paths_as_names(variables(model))), write)
 
 
+SHAPE: Shape = {
+    "kmodels": {"format": int, "version": str},
+    "family": str,
+    "class": str,
+    "backbone": {},
+    "task": {},
+    "preprocessor": {"tokenizer": str},
+    "left_out": [str],
+}
+
+
 def is_ours(path: Path, description: dict[str, Any]) -> bool:
     """Returns whether a directory is of this format, by `description`, its config.json."""
     return "kmodels" in description or (path / NAME).is_file()
@@ -94,6 +106,10 @@ def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> S
         InputError: for files that were changed or come from a later version.
     """
     verify_manifest(path, (CONFIG, WEIGHTS), leave_out=TOKENIZER)
+    check_shape(description, SHAPE, path / CONFIG)
+    for name in ("kmodels", "backbone"):
+        if description.get(name) is None:
+            raise InputError(f"{path / CONFIG} has no {name}; copy the directory again")
     if (number := description["kmodels"].get("format")) != FORMAT:
         raise InputError(
             f"{path} has format {number}; this version reads format {FORMAT}: install a newer one"

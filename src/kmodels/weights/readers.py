@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from kmodels.core.archives import check_zip
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
+from kmodels.core.schema import read_json
 from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
@@ -70,25 +71,6 @@ def read_metadata(path: Path) -> dict[str, str]:
         return file.metadata() or {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file.
-
-    Raises:
-        InputError: for a file that does not hold one.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not readable JSON: {_one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds a JSON {type(found).__name__}; an object is needed")
-    return found
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _one_safetensors(path: Path) -> dict[str, LazyArray]:
     from safetensors import SafetensorError, safe_open
 
@@ -97,7 +79,7 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
         file: Any = safe_open(str(path), framework="numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} is not a whole safetensors file: {_one_line(error)}; copy it again"
+            f"{path} is not a whole safetensors file: {one_line(error)}; copy it again"
         ) from None
 
     def lazy(name: str) -> LazyArray:
@@ -249,7 +231,7 @@ def read_npz(path: Path) -> dict[str, LazyArray]:
         raise
     except Exception as error:
         # A damaged archive raises nearly anything: zlib.error, KeyError, RuntimeError, EOFError.
-        raise InputError(f"{path} is not a whole .npz file: {_one_line(error)}") from None
+        raise InputError(f"{path} is not a whole .npz file: {one_line(error)}") from None
     if not headers:
         raise InputError(f"{path} holds no arrays; write it with np.savez")
     return {
@@ -280,7 +262,7 @@ def _npy_reader(path: Path, name: str) -> Callable[[], np.ndarray]:
             with np.load(path, allow_pickle=False) as arrays:
                 array = arrays[name]
         except Exception as error:
-            raise InputError(f"{path}: {name} cannot be read: {_one_line(error)}") from None
+            raise InputError(f"{path}: {name} cannot be read: {one_line(error)}") from None
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
     return read

@@ -66,7 +66,7 @@ def test_a_run_with_a_model_says_how_to_use_it(tmp_path, name):
     method = line.removeprefix("model.").partition("(")[0]
     assert callable(getattr(getattr(models, name), method))
     assert "Use this model" in report.write(folder).read_text()
-    (folder / "model/config.json").write_text("[]")
+    (folder / "model/config.json").write_text("{}")
     assert read(folder).use == []
 
 
@@ -169,7 +169,7 @@ def test_no_run(tmp_path, capsys):
     assert command_line.run("report", tmp_path) == 2
     assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "config.json").write_text("{")
-    refused("config.json cannot be read", report.write, tmp_path)
+    refused("config.json is not readable JSON", report.write, tmp_path)
 
 
 def test_the_command_writes_it(run, capsys):

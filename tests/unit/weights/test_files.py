@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from kmodels.core.schema import read_json
 from kmodels.weights import LazyArray, constant, read_npz, read_safetensors, write_safetensors
-from kmodels.weights.readers import INDEX, read_json
+from kmodels.weights.readers import INDEX
 from refusals import refused
 
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.schema import read_json
 from kmodels.generation.settings import not_applied
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
@@ -19,7 +20,6 @@ from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.models.common.yarn import Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
-from kmodels.weights.readers import read_json
 from kmodels.weights.transforms import transpose_each
 
 log = logging.getLogger("kmodels")

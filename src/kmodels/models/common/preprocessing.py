@@ -1,17 +1,21 @@
 """Preprocessors: Keras layers that turn raw data into what a backbone takes, in NumPy."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import keras
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.types import Data, DTypeLike
 from kmodels.task import Named
 
 SETTINGS_FILE = "preprocessor.json"
+
+# Arguments of `keras.layers.Layer` besides name and dtype.
+_LAYER = ("activity_regularizer", "autocast", "trainable")
 
 
 class Preprocessor(keras.layers.Layer):
@@ -50,6 +54,8 @@ class Preprocessor(keras.layers.Layer):
                 f"{type(self).__name__} has dtype {policy.name!r}; preprocessors give float32, and "
                 "the model casts it: leave dtype out"
             )
+        own = inspect.signature(type(self)).parameters
+        check_names(type(self).__name__, kwargs, _LAYER, own)
         super().__init__(name=name, dtype=policy, **kwargs)
         self.built = True
 

@@ -11,13 +11,13 @@ import numpy as np
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
+from kmodels.core.schema import read_json
 from kmodels.core.types import Data
 from kmodels.models.common.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.models.common.records import one_by_one
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer
 from kmodels.weights import native
-from kmodels.weights.readers import read_json
 
 
 class TextPreprocessor(Preprocessor):

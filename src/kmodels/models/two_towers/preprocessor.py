@@ -9,6 +9,7 @@ import numpy as np
 
 from kmodels import presets
 from kmodels.core.errors import InputError
+from kmodels.core.schema import read_json
 from kmodels.core.types import Data
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.common.preprocessing import SETTINGS_FILE
@@ -19,7 +20,6 @@ from kmodels.models.vit import (
     ViTImageClassifierPreprocessor,
 )
 from kmodels.text import Tokenizer
-from kmodels.weights.readers import read_json
 
 TOKENIZERS: dict[str, Any] = {"clip": CLIPTokenizer, "siglip": SigLIPTokenizer}
 LENGTHS = {"clip": 77, "siglip": 64}

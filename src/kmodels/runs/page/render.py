@@ -1,5 +1,6 @@
 """Templates and numbers of pages; a page needs no other file and no network to be looked at."""
 
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -39,16 +40,18 @@ def number(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def metric(value: float | None) -> str:
+def metric(value: object) -> str:
     """Returns a loss or a metric as the terminal shows it, with four digits."""
-    return "–" if value is None else f"{value:,.4f}"
+    if value is None:
+        return "–"
+    return f"{value:,.4f}" if isinstance(value, int | float) else str(value)
 
 
 def breakable(name: str) -> Any:

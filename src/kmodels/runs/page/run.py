@@ -2,7 +2,7 @@
 
 import csv
 import dataclasses
-import json
+import itertools
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
+from kmodels.core.schema import NUMBER, Shape, read_json
 
 # Metrics of which more is better; of all others, as of losses, less is.
 MORE_IS_BETTER = ("accuracy", "margin")
@@ -30,6 +31,48 @@ USES = {
         "kmodels chat {} --image photo.jpg",
         'model.generate({"images": "photo.jpg", "prompts": "..."}, strip_prompt=True)',
     ),
+}
+# The types of what a run writes into its files.
+NOTES = "run.json"
+NOTED: Shape = {
+    **dict.fromkeys(("recipe", "model", "backend", "device", "precision", "best"), str),
+    **dict.fromkeys(("steps", "parameters", "trainable_parameters"), int),
+    "data": {
+        **dict.fromkeys(("source", "unit", "details"), str),
+        **dict.fromkeys(("train", "validation", "test"), int),
+        "classes": [str],
+    },
+    "defaults": {},
+    "parts": [{"command": str, "started": str, "seconds": NUMBER}],
+}
+RESULT: Shape = {
+    **dict.fromkeys(("recipe", "preset", "backend", "device", "precision"), str),
+    **dict.fromkeys(
+        ("steps", "epochs", "parameters", "trainable_parameters", "skipped_steps"), int
+    ),
+    **dict.fromkeys(
+        ("samples_per_s", "step_ms_median", "compile_s", "peak_memory_mb", "wait_for_data_share"),
+        NUMBER,
+    ),
+    "metrics": {"*": NUMBER},
+    "versions": {"*": str},
+    "overrides": {"*": str},
+    "samples": [{"*": str}],
+    "before": {},
+    "after": {},
+    "probe": {"ways": [{}], "map": {}},
+}
+PICTURE: dict[str, Shape] = {
+    **dict.fromkeys(("image", "label", "said", "second"), str),
+    "side": int,
+    **dict.fromkeys(("confidence", "label_share"), NUMBER),
+}
+PREDICTED: dict[str, Shape] = {
+    "part": str,
+    **dict.fromkeys(("right", "samples"), int),
+    "classes": [str],
+    "confusions": [[int]],
+    "groups": {"*": [PICTURE]},
 }
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("out", "resume", "evaluate")
@@ -104,13 +147,15 @@ class Run:
     def started(self) -> datetime | None:
         """The time when its first part began, with the time zone of that machine."""
         parts = self.notes.get("parts") or [{}]
-        text = parts[0].get("started")
-        return None if text is None else datetime.fromisoformat(text)
+        try:
+            return datetime.fromisoformat(parts[0].get("started") or "")
+        except ValueError:
+            return None
 
     @property
     def seconds(self) -> float | None:
         """The seconds that all of its parts took, as far as they are known."""
-        known = [part["seconds"] for part in self.notes.get("parts", ()) if part["seconds"]]
+        known = [part["seconds"] for part in self.notes.get("parts", ()) if part.get("seconds")]
         return sum(known) if known else None
 
     @property
@@ -134,8 +179,7 @@ class Run:
         if not file.is_file():
             base = self.settings.get("weights") or self.folder / "base"
             return [f"kmodels chat {base} --adapter {adapter}"] if adapter.is_dir() else []
-        described = json.loads(file.read_text(encoding="utf-8"))
-        name = described.get("class") if isinstance(described, dict) else None
+        name = read_json(file, {"class": str}).get("class")
         if name not in USES:
             return []
         command, line = USES[name]
@@ -181,21 +225,38 @@ def read(folder: str | Path) -> Run:
         InputError: where it holds no run, or a file that cannot be read.
     """
     folder = local_path(folder)
-    settings = _json(folder / "config.json")
-    result = _json(folder / "result.json") or _json(folder / "evaluation.json")
+    file = folder / "config.json"
+    settings = read_json(file, {"recipe": str}) if file.is_file() else {}
+    result = _json(folder / "result.json", RESULT) or _json(folder / "evaluation.json", RESULT)
     if not settings and not result:
         raise InputError(f"{folder} holds no run: no config.json; give the directory of a recipe")
-    notes, predictions = (_json(folder / name) for name in ("run.json", "predictions.json"))
+    notes = _json(folder / NOTES, NOTED)
+    predictions = _json(folder / "predictions.json", PREDICTED)
+    _check_predictions(folder / "predictions.json", predictions)
     return Run(folder, settings, result, notes, predictions, _rows(folder / "history.csv"))
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except ValueError as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
+    """Raises InputError for confusions of classes that the file does not list, and half images."""
+    if not predictions:
+        return
+    classes, confusions = predictions.get("classes"), predictions.get("confusions")
+    whole = PREDICTED.keys() <= predictions.keys() and bool(classes) and None not in classes
+    for one in confusions or ():
+        if one is None or len(one) != 3 or None in one:
+            whole = False
+        else:
+            whole = whole and min(one) >= 0 and max(one[:2]) < len(classes or ())
+    for one in itertools.chain(*filter(None, predictions.get("groups", {}).values())):
+        whole = whole and one is not None and all(one.get(name) is not None for name in PICTURE)
+    if not whole:
+        raise InputError(f"{path} does not say what each image and class was taken for")
+
+
+def _json(path: Path, shape: Shape) -> dict[str, Any]:
+    """Returns the object in a file without what is null, or nothing if there is no file."""
+    found = read_json(path, shape) if path.is_file() else {}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from kmodels import presets
+from kmodels.core.schema import read_json
 from kmodels.models import registry
 from kmodels.tools.convert.formats import takes_images
 from kmodels.weights import native
-from kmodels.weights.readers import read_json
 
 
 def whole_of(source: str | Path, cls: type) -> str:

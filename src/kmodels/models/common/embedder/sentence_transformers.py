@@ -14,10 +14,10 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_inside
+from kmodels.core.schema import read_json
 from kmodels.models.common.embedder.pooling import MEAN, MODES
 from kmodels.models.common.huggingface import HuggingFaceFormat
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
-from kmodels.weights.readers import read_json
 
 MODULES, PROMPTS, SENTENCES = (
     *("modules.json", "config_sentence_transformers.json"),

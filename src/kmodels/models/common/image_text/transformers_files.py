@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.schema import read_json
 from kmodels.models.common.preprocessing import SETTINGS_FILE
 from kmodels.text import Tokenizer
 from kmodels.text.settings import token_text
-from kmodels.weights.readers import read_json
 
 if TYPE_CHECKING:
     from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter

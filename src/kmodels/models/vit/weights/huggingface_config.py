@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.schema import read_json
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.weights import LazyArray, Rule, constant
-from kmodels.weights.readers import read_json
 
 log = logging.getLogger("kmodels")
 

@@ -1,0 +1,158 @@
+"""Damaged JSON files end in one line that names the file and the key, for each of their readers."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import run_folders
+
+from kmodels.checkpoint import manager
+from kmodels.checkpoint.run_state import STATE_SHAPE, RunState
+from kmodels.checkpoint.state import CheckpointError
+from kmodels.core.errors import InputError
+from kmodels.core.schema import NUMBER, check_shape, read_json
+from kmodels.models import ViTImageClassifier
+from kmodels.runs import report
+from kmodels.runs.page.run import NOTED, PREDICTED, RESULT
+from kmodels.weights import manifest, native
+from refusals import refused
+
+# What may stand in place of any value.
+VALUES = (
+    "x",
+    "",
+    3,
+    -1,
+    2**70,
+    1.5,
+    math.nan,
+    math.inf,
+    True,
+    [],
+    [1],
+    ["x"],
+    {},
+    {"x": 1},
+    [[[]]],
+)
+SHAPE = {"a": int, "b": {"c": [str]}, "d": {"*": NUMBER}, "e": bool, "f": {}, "g": [[int]]}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": "x"}, "file: a is 'x'; give a whole number"),
+        ({"a": True}, "file: a is True; give a whole number"),
+        ({"a": 1.0}, "file: a is 1.0; give a whole number"),
+        ({"b": []}, r"file: b is \[\]; give an object"),
+        ({"b": {"c": "x"}}, "file: b: c is 'x'; give a list"),
+        ({"b": {"c": ["x", 1]}}, r"file: b: c\[1\] is 1; give a text"),
+        ({"d": {"x": math.nan}}, "file: d: x is nan; give a whole number or number"),
+        ({"e": 1}, "file: e is 1; give a true or false"),
+        ({"f": "x" * 99}, "file: f is 'xxx.*; give an object"),
+        ({"g": [[1], ["x"]]}, r"file: g\[1\]\[0\] is 'x'"),
+    ],
+)
+def test_a_value_of_another_shape_is_named(value, message):
+    refused(message, check_shape, value, SHAPE, "file")
+
+
+def test_what_is_absent_null_or_unknown_passes():
+    for value in ({}, dict.fromkeys(SHAPE), {"b": {"c": [None]}, "other": object()}, None):
+        check_shape(value, SHAPE, "file")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "{", "\ud800", "[" * 10**5, '{"a": 1e}'])
+def test_a_file_without_an_object_is_one_line(tmp_path, content):
+    file = tmp_path / "file.json"
+    file.write_text(content, errors="surrogatepass")
+    refused("file.json", read_json, file)
+
+
+def swapped(value, wanted):
+    """Yields copies of a tree of JSON with each part in turn replaced by each of the values."""
+    for new in wanted:
+        yield new
+    if isinstance(value, dict):
+        for key, part in value.items():
+            for new in swapped(part, wanted):
+                yield {**value, key: new}
+            yield {name: held for name, held in value.items() if name != key}
+    elif isinstance(value, list) and value:
+        for new in swapped(value[0], wanted):
+            yield [new, *value[1:]]
+
+
+def sample(trees, rng, count=150):
+    trees = list(trees)
+    return [trees[i] for i in sorted(rng.choice(len(trees), min(count, len(trees)), False))]
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+FILES = {"run.json": NOTED, "result.json": RESULT, "predictions.json": PREDICTED, "config.json": {}}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_report_of_a_damaged_run_is_written_or_refused(tmp_path, name, rng):
+    folder = run_folders.images(tmp_path / "run")[0]
+    file = folder / name
+    if not file.is_file():
+        pytest.skip(f"this run has no {name}")
+    whole = json.loads(file.read_text())
+    if name == "predictions.json":  # pictures make it slow, and are not read
+        whole["groups"] = {key: rows[:1] for key, rows in whole["groups"].items()}
+    refusals = 0
+    for tree in sample(swapped(whole, VALUES), rng, 60):
+        file.write_text(json.dumps(tree))
+        try:
+            report.write(folder)
+        except InputError as error:
+            refusals += 1
+            assert "\n" not in str(error) and str(folder) in str(error)
+    assert refusals or name == "config.json"
+
+
+def test_a_damaged_state_of_a_checkpoint_is_refused(tmp_path, rng):
+    state = RunState(4, epoch=1, logs={"loss": 0.5}, log_names=("loss",), callbacks={"a": {"b": 1}})
+    whole = {"format": manager.FORMAT, **state.to_json()}
+    refusals = 0
+    for tree in sample(swapped(whole, VALUES), rng):
+        try:
+            check_shape(tree, STATE_SHAPE, "state.json")
+            if isinstance(tree, dict) and isinstance(tree.get("step"), int):
+                RunState.from_json(tree)
+        except InputError as error:
+            refusals += 1
+            assert str(error).startswith("state.json")
+    assert refusals > 20
+    folder = tmp_path / "step_00000001"
+    folder.mkdir()
+    for content in ("[]", "3", '{"logs": {"loss": 1' + "0" * 400 + "}}", "[" * 10**5):
+        (folder / "state.json").write_text(content)
+        assert manager.find_best([folder], "loss", "min") is None
+        with pytest.raises(CheckpointError):
+            manager.verify(folder)
+
+
+def test_a_damaged_description_of_our_own_model_is_refused(tmp_path, rng):
+    ViTImageClassifier.from_preset("vit_debug", num_classes=3).save_to_preset(tmp_path)
+    file = tmp_path / native.CONFIG
+    whole = json.loads(file.read_text())
+    top = {key: whole[key] for key in ("kmodels", "backbone", "task", "preprocessor", "left_out")}
+    refusals = 0
+    for tree in sample(
+        ({**whole, key: new} for key in top for new in VALUES if new != top[key]), rng, 80
+    ):
+        file.write_text(json.dumps(tree))
+        manifest.write_manifest(tmp_path)
+        try:
+            ViTImageClassifier.from_preset(tmp_path, load_weights=False)
+        except InputError as error:
+            refusals += 1
+            assert "\n" not in str(error)
+    assert refusals > 40
