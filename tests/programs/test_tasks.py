@@ -24,7 +24,12 @@ END = r"report: run/report\.html\n"
 # A page, the number of its block, a backend to run it on, and what the output ends with. Each page
 # runs once, and on JAX and TensorFlow one page each: there a training step takes long to compile.
 RUNS = [
-    ("fine_tune_vit", 0, "torch", rf"{END}rings/000\.png shows (rings|stripes)\n"),
+    (
+        "fine_tune_vit",
+        0,
+        "torch",
+        rf"{END}(images/\S+ +\w+ \d+\.\d%\n){{2}}rings/000\.png shows (rings|stripes)\n",
+    ),
     ("fine_tune_gemma", 0, "torch", rf" +after +(billing|shipping)\n(.*\n)*{END}"),
     ("chat", 0, "torch", r"What would you like to know\?\nI am a Gemma of .* parameters\.\n"),
     # 1.4 was seen; with weights that are others each time 0.98 to 2.3, which once was too little.
