@@ -131,9 +131,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         folder.write_config()
         content = result(model, recipe="vit_probe", settings=settings, metrics=metrics)
     else:
-        labels = {"class_names": data.class_names, "problem_type": None}
+        outputs = {"class_names": data.class_names, "problem_type": None}
         model = ViTImageClassifier.from_preset(
-            origin, num_classes=data.num_classes, **labels, **chosen
+            origin, num_classes=data.num_classes, **outputs, **chosen
         )
         model.preprocessor = None
         if settings.tune == "lora":
