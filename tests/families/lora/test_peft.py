@@ -274,4 +274,4 @@ def test_patterns_with_groups_mean_what_they_mean():
     names = ["block_0/mlp/up", "block_1/mlp/down", "block_10/attention/query"]
     found = patterns.matching(r"block_(0|1)/(mlp|attention)/.*", names)
     assert found == {"block_0/mlp/up", "block_1/mlp/down"}
-    refused("'a(' is not a pattern: missing", patterns.matching, "a(", names)
+    refused(r"'a\(' is not a pattern: missing", patterns.matching, "a(", names)

@@ -76,6 +76,18 @@ def what_is_made_trainable_stays_known():
     assert keras_internals.built_for(trained().optimizer)[0].shape == (3, 1)
 
 
+@contract("_non_trainable_variables")
+def all_variables_of_a_layer_are_listed_in_the_order_of_a_file():
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    store = {}
+    layer.save_own_variables(store)
+    own = keras_internals.own_variables(layer)
+    assert len(own) == len(store) == 4
+    for i, variable in enumerate(own):
+        assert variable is [layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance][i]
+
+
 @contract("_tracker", "_track_variable", "_untrack_variable")
 def a_built_layer_takes_and_gives_variables():
     layer, other = dense(), dense()
