@@ -220,7 +220,7 @@ def test_tokenizer_basics(cls, special, expected, tmp_path):
 def test_errors_missing_special_tokens():
     """A vocabulary without <bos>, <eos> and <pad>, or tokens of images asked for, is refused."""
     pieces = [("<unk>", 0.0, UNKNOWN), *((char, -1.0, NORMAL) for char in "abc")]
-    with pytest.raises(ValueError, match="the tokenizer has no end token"):
+    with pytest.raises(ValueError, match="no file says which token ends a text"):
         GemmaTokenizer(sentencepiece_model(pieces))
     with pytest.raises(ValueError, match="the vocabulary has no <bos> and no <pad>, which Gemma"):
         GemmaTokenizer(sentencepiece_model([("<eos>", 0.0, 3), *pieces]))

@@ -111,6 +111,7 @@ def classifier(request):
     return getattr(models, f"{kind}ImageClassifier"), arguments
 
 
+@pytest.mark.filterwarnings("ignore:float images have no value above 1")  # as theirs feeds
 def test_classifier_basics(classifier):
     """Predicts and trains without a call of `compile`, also on what `map` preprocessed."""
     run_task_test(*classifier, (IMAGES, [0, 1]), (2, 2))
