@@ -128,7 +128,7 @@ def _configured() -> str | None:
     folder = os.environ.get("KERAS_HOME")
     if folder is None:
         home = Path("~").expanduser()
-        # Keras falls back to /tmp in the same way; a name of a backend is all that is read there.
+        # Keras falls back to /tmp too. Only the name of a backend is read from there.
         shared = Path("/tmp")  # nosec B108
         folder = (home if os.access(home, os.W_OK) else shared) / ".keras"
     try:

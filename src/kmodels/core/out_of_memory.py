@@ -18,7 +18,7 @@ _CLASSES = ("OutOfMemoryError", "ResourceExhaustedError", "MemoryError")
 
 def is_out_of_memory(error: Exception) -> bool:
     """Returns True if a device has run out of memory, and no data worker on the host."""
-    # TensorFlow passes a worker's error on as one of its own classes, with the text.
+    # TensorFlow raises a worker's error again as one of its own classes, with the same text.
     if isinstance(error, InputError) or "a data worker" in str(error):
         return False
     if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):

@@ -1,4 +1,4 @@
-"""Addresses without their passwords, for all that people read."""
+"""Hides passwords of addresses in messages and in files of a run."""
 
 import os
 import re

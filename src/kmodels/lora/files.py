@@ -207,7 +207,7 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
 
 @dataclass(frozen=True)
 class _Fit:
-    """How the tensors of a file fit a model.
+    """The match of the tensors of a file with a model.
 
     Args:
         modules: modules of the model that may be trained as a whole, by path.
@@ -284,7 +284,7 @@ def _shapes(layer: Dense | GroupedDense, settings: LoraSettings) -> dict[str, tu
 def _misfits(
     path: str, wanted: Mapping[str, tuple[int, ...]], parts: Mapping[str, np.ndarray]
 ) -> list[str]:
-    """Returns what is wrong with the arrays of one adapter or module."""
+    """Returns the problems of the arrays of one adapter or module."""
     if not parts:
         return []
     found = [f"{path} has no {part}" for part in wanted if part not in parts]

@@ -1,8 +1,8 @@
 """Regular expressions of users and files, matched against the names of a model.
 
 A pattern such as "(a+)+" may backtrack for years, and `re` holds the interpreter's lock meanwhile,
-so that no thread could stop it. One with more than a few repetitions is therefore matched in a
-process of its own, which has a time limit.
+so no thread can stop it. A pattern with groups or with more than a few repetitions is therefore
+matched in a child process with a time limit.
 """
 
 import json
@@ -61,7 +61,7 @@ def _matching(pattern: str, names: tuple[str, ...]) -> frozenset[str]:
         ) from None
     except (OSError, subprocess.CalledProcessError) as problem:
         raise InputError(
-            f"the pattern {_shown(pattern)} could not be matched in a process of its own "
+            f"the pattern {_shown(pattern)} could not be matched in a child process "
             f"({type(problem).__name__}); give names instead"
         ) from None
     return frozenset(json.loads(done.stdout))

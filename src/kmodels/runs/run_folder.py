@@ -11,6 +11,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path, no_link, remove_leftovers
+from kmodels.core.remote import is_remote
 from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
 from kmodels.runs import report
@@ -187,3 +188,24 @@ def joined_processes() -> Any:
     """Returns `kmodels.distribution.processes` in a run of several of them, else None."""
     module = sys.modules.get("kmodels.distribution.processes")
     return module if module is not None and module.count() > 1 else None
+
+
+def model_in(path: str) -> str:
+    """Returns where the model of a run lies, or the path itself if it is not of a run.
+
+    Raises:
+        InputError: for a run that has no model yet.
+    """
+    folder = local_path(path) if not is_remote(path) else None
+    if folder is None or not folder.is_dir():
+        return path
+    if (folder / "model" / "config.json").is_file():
+        return str(folder / "model")
+    if (folder / "adapter").is_dir() and (folder / "history.csv").is_file():
+        raise InputError(
+            f"{path} has an adapter and no merged model; give the base model with --adapter "
+            f"{folder / 'adapter'}"
+        )
+    if (folder / "checkpoints").is_dir():
+        raise InputError(f"{path} is a run that has not ended; continue it with --resume")
+    return path

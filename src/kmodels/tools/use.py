@@ -11,30 +11,10 @@ import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
-from kmodels.core.remote import is_remote
+from kmodels.runs.run_folder import model_in
+from kmodels.tools.chat import MinP, RepetitionPenalty, Seed, Stop, Temperature, TopK, TopP
 
 MODEL = "Directory of a run, or a directory, file or address of a model."
-
-
-def model_in(path: str) -> str:
-    """Returns where the model of a run lies, or the path itself if it is not of a run.
-
-    Raises:
-        InputError: for a run that has no model yet.
-    """
-    folder = local_path(path) if not is_remote(path) else None
-    if folder is None or not folder.is_dir():
-        return path
-    if (folder / "model" / "config.json").is_file():
-        return str(folder / "model")
-    if (folder / "adapter").is_dir() and (folder / "history.csv").is_file():
-        raise InputError(
-            f"{path} has an adapter and no merged model; give the base model with --adapter "
-            f"{folder / 'adapter'}"
-        )
-    if (folder / "checkpoints").is_dir():
-        raise InputError(f"{path} is a run that has not ended; continue it with --resume")
-    return path
 
 
 # === Images ===
@@ -255,23 +235,13 @@ def generate(
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Nucleus sampling: the smallest set with this total probability."),
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
-    ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of the draws.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
+    stop: Stop = None,
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",

@@ -157,7 +157,7 @@ def middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _centered(image: np.ndarray, size: tuple[int, int], rounds: bool) -> np.ndarray:
-    """Returns the middle of an image in a size, with black around what is too small."""
+    """Returns the center crop of an image, padded with black where the image is smaller."""
     for axis, wanted in enumerate(size):
         missing = wanted - image.shape[axis]
         if missing > 0:

@@ -1,8 +1,27 @@
 """`kmodels chat`: a chat with an instruction-tuned model in a terminal, or through a pipe."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
+
+# Flags of every command that generates text.
+Temperature: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
+]
+TopK: TypeAlias = Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")]
+TopP: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="Nucleus sampling: the smallest set of tokens with this total probability."),
+]
+MinP: TypeAlias = Annotated[
+    float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
+]
+RepetitionPenalty: TypeAlias = Annotated[float | None, typer.Option(help="Above 1: repeat less.")]
+Seed: TypeAlias = Annotated[int | None, typer.Option(help="Random seed of the draws.")]
+Stop: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
+]
 
 
 def chat(
@@ -15,25 +34,13 @@ def chat(
         typer.Option(help="Image of the first question, for models that take images; repeat it."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Nucleus sampling: the smallest set of tokens with this total probability."
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
-    ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed of the draws.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
+    stop: Stop = None,
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
     assistant: Annotated[
         str | None,
@@ -50,8 +57,8 @@ def chat(
     ] = None,
 ) -> int:
     """Chat with a model; each line that comes through a pipe is a question."""
+    from kmodels.runs.run_folder import model_in
     from kmodels.tools.chat import conversation, terminal
-    from kmodels.tools.use import model_in
 
     opened = conversation.open_conversation(
         model_in(model),
