@@ -28,8 +28,12 @@ _SETTINGS = {
     # A cluster of this machine trains as fast as processes beside it do; Ray's workers are nice.
     "RAY_worker_niceness": "0",
 }
-# Ray would write a token to the home folder, which a cluster of this process needs nowhere.
-_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+# For a cluster of this machine. Ray would write its token to the home folder.
+_PRIVATE = {
+    **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)},
+    # Its processes then listen on the loopback address alone, on every system.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 
 
 def check_installed() -> None:
@@ -39,7 +43,7 @@ def check_installed() -> None:
         raise InputError("a run on Ray needs the package ray: pip install 'kmodels[ray]'")
     # Ray looks at these when it is imported, and never again.
     if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
-        for name, value in _TOKEN.items():
+        for name, value in _PRIVATE.items():
             os.environ.setdefault(name, value)
 
 
@@ -163,7 +167,8 @@ def _start(ray: ModuleType, needed: Mapping[str, float], folder: str) -> None:
         num_cpus=max(os.cpu_count() or 1, int(needed.get("CPU", 0))),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE,
-        _temp_dir=folder,
+        # Ray opens its own folder to everybody; the one around it stays with this user.
+        _temp_dir=os.path.join(folder, "r"),
         **_quiet(ray),
     )
 
