@@ -26,18 +26,25 @@ def test_a_config_with_an_impossible_number_of_layers(tmp_path, backbone, part, 
     content = {**description, **({part: layers} if part else layers)}
     (tmp_path / "config.json").write_text(json.dumps(content))
     message = (
-        rf"config\.json: {f'{part}.' if part else ''}num_hidden_layers is .*; give a whole number"
+        rf"config\.json: {f'{part}: ' if part else ''}num_hidden_layers is .*; give a whole number"
     )
     for weights in (True, False):
         refused(message, backbone.from_preset, tmp_path, load_weights=weights)
 
 
 @pytest.mark.needs("gguf")
-def test_a_gguf_file_with_more_layers_than_tensors(tmp_path):
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (2**20, r"gemma3\.block_count in a GGUF file is 1048576; give a whole number"),
+        (900, r"gemma3\.block_count is 900 and has 1 tensors"),
+    ],
+)
+def test_a_gguf_file_with_more_layers_than_tensors(tmp_path, count, message):
     import gguf
 
     writer = gguf.GGUFWriter(tmp_path / "it.gguf", "gemma3")
-    writer.add_block_count(2**20)
+    writer.add_block_count(count)
     writer.add_embedding_length(4)
     writer.add_feed_forward_length(8)
     writer.add_head_count(1)
@@ -46,5 +53,4 @@ def test_a_gguf_file_with_more_layers_than_tensors(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    message = r"gemma3\.block_count is 1048576 and has 1 tensors"
     refused(message, GemmaBackbone.from_preset, tmp_path / "it.gguf")

@@ -20,7 +20,7 @@ from kmodels.checkpoint import extra_state, format
 from kmodels.checkpoint.format import Arrays
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.schema import NUMBER, Shape
+from kmodels.core.file_shapes import NUMBER, Shape
 from kmodels.distribution import processes
 
 # What `state.json` does not hold, but arrays of the part "other".

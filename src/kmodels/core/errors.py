@@ -12,11 +12,19 @@ class InputError(ValueError):
 
     The message is one line: what was given, what is allowed, what to do. Recipes and the command
     line print it alone, without a stack trace, and end with exit code 2. Passwords in addresses are
-    replaced by "***", see `kmodels.core.shown`.
+    replaced by "***", see `kmodels.core.shown`; what a file put into a message neither breaks its
+    line nor controls the terminal.
     """
 
     def __init__(self, *args: object):
-        super().__init__(*map(shown, args))
+        super().__init__(*(_plain(shown(arg)) for arg in args))
+
+
+def _plain(value: object) -> object:
+    """Returns a text with escapes in place of characters that no terminal prints."""
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
 
 
 def one_line(error: BaseException) -> str:

@@ -2,36 +2,38 @@
 
 import json
 import math
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
+from kmodels.core.file_shapes import FILES, Needed, Shape
 
-NUMBER = (int, float)
-# A type or several, [shape] for a list, {"key": shape} for an object, {"*": shape} for any keys, or
-# {} for any object. What is absent or null has every shape.
-Shape = type | tuple[type, ...] | list[Any] | dict[str, Any]
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+_HALF = re.compile("[\ud800-\udfff]")
+_WORDS: dict[type, str] = {
+    **{str: "a text", int: "a whole number", float: "a number", bool: "true or false"},
+    **{list: "a list", dict: "an object"},
+}
 
 
-def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any]:
-    """Returns the object in a JSON file.
+def read_json(path: Path, shape: Shape | None = None) -> Any:
+    """Returns the object in a JSON file, or the list if its shape is one.
 
     Args:
         path: path of the file, UTF-8.
-        shape: that it must have, see `check_shape`.
+        shape: that it must have, see `check_shape`; that of its name in `FILES` by default.
 
     Raises:
         InputError: for a file that does not hold one, or a value of another shape.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds a JSON {type(found).__name__}; an object is needed")
-    check_shape(found, shape or {}, path)
+    if "\\ud" in text.lower() and _HALF.search(json.dumps(found, ensure_ascii=False)):
+        raise InputError(f"{path} has half of a character, which no text can hold; copy it again")
+    check_shape(found, Needed(FILES.get(path.name, {}) if shape is None else shape), path)
     return found
 
 
@@ -43,25 +45,48 @@ def check_shape(value: Any, shape: Shape, where: object) -> None:
         shape: types by key; keys that it does not name may hold anything.
         where: the file, and the keys on the way to the value.
     """
+    if isinstance(shape, Needed):
+        if value is None:
+            raise InputError(f"{where} is missing or null; give {_words(shape.shape)}")
+        shape = shape.shape
     if value is None:
         return
-    if isinstance(shape, dict):
-        if not isinstance(value, Mapping):
-            raise InputError(f"{where} is {_shown(value)}; give an object")
+    if isinstance(shape, tuple):
+        # Of several the one is checked whose kind of value is there, for its message.
+        fits = [one for one in shape if _is_of_kind(value, one)]
+        if not fits:
+            raise InputError(f"{where} is {_shown(value)}; give {_words(shape)}")
+        check_shape(value, fits[0], where)
+    elif not _is_of_kind(value, shape):
+        raise InputError(f"{where} is {_shown(value)}; give {_words(shape)}")
+    elif isinstance(shape, dict):
         for key, part in shape.items():
             for name in value if key == "*" else [key]:
                 check_shape(value.get(name), part, f"{where}: {name}")
     elif isinstance(shape, list):
-        if not isinstance(value, list):
-            raise InputError(f"{where} is {_shown(value)}; give a list")
         for i, one in enumerate(value):
             check_shape(one, shape[0], f"{where}[{i}]")
-    else:
-        kinds = shape if isinstance(shape, tuple) else (shape,)
-        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        if not fits or (isinstance(value, float) and not math.isfinite(value)):
-            words = " or ".join(_WORDS[kind] for kind in kinds)
-            raise InputError(f"{where} is {_shown(value)}; give a {words}")
+    elif (
+        (isinstance(shape, range) and value not in shape)
+        or (shape is int and not -(2**63) <= value < 2**63)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
+        raise InputError(f"{where} is {_shown(value)}; give {_words(shape)}")
+
+
+def _is_of_kind(value: Any, shape: Shape) -> bool:
+    shape = shape.shape if isinstance(shape, Needed) else shape
+    kind = int if isinstance(shape, range) else shape if isinstance(shape, type) else type(shape)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _words(shape: Shape) -> str:
+    shape = shape.shape if isinstance(shape, Needed) else shape
+    if isinstance(shape, range):
+        return f"a whole number from {shape.start} to {shape.stop - 1}"
+    if isinstance(shape, tuple):
+        return " or ".join(dict.fromkeys(map(_words, shape)))
+    return _WORDS[shape] if isinstance(shape, type) else _WORDS[type(shape)]
 
 
 def _shown(value: Any) -> str:

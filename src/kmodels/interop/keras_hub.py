@@ -4,7 +4,6 @@ Weights go by a table for each pair, strict in both directions; afterwards both 
 weight by weight. Nothing here needs TensorFlow; keras-hub says itself where it does.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,9 @@ import keras
 
 from kmodels import lora, presets
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import Needed
 from kmodels.core.remote import local_copy
+from kmodels.core.schema import read_json
 from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
 from kmodels.interop.packages import need
 from kmodels.models import registry
@@ -178,7 +179,7 @@ def _load(source: str | Path) -> Any:
             f"{path} is not a directory; give one that keras-hub's save_to_preset wrote"
         )
     described = path / "config.json"
-    config = json.loads(described.read_text()) if described.is_file() else {}
+    config = read_json(described) if described.is_file() else {}
     if "class_name" not in config:
         raise InputError(
             f"{path} is not a preset of keras-hub: its config.json has no class_name; from_preset "
@@ -187,7 +188,7 @@ def _load(source: str | Path) -> Any:
     kind = hub.models.Backbone
     task = path / "task.json"
     if task.is_file():
-        name = json.loads(task.read_text())["class_name"]
+        name = read_json(task, {"class_name": Needed(str)})["class_name"]
         kind = getattr(hub.models, name, None)
         if kind is None:
             raise InputError(f"{path} holds a {name}, which this keras-hub does not have")

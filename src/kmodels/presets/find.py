@@ -21,10 +21,6 @@ from kmodels.weights.checkpoint import PROBLEM_TYPES
 
 log = logging.getLogger("kmodels")
 
-# Settings of a config.json that count layers. The deepest published models have under 200.
-LAYERS = ("num_hidden_layers", "num_layers", "decoder_num_hidden_layers")
-MOST_LAYERS = 1000
-
 REMOTE = {
     "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
     "kaggle://": ("kagglehub", "model_download", "kagglehub"),
@@ -166,7 +162,6 @@ def open_checkpoint(
     description = {}
     if path.is_dir() and (path / "config.json").is_file():
         description = read_json(path / "config.json")
-        _check_layers(path, description)
     if native.is_ours(path, description):
         return _open_own(path, description, family, weights)
     _check_quantization(path, description)
@@ -181,22 +176,6 @@ def open_checkpoint(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
         "with config.json and safetensors, a .safetensors file or an .npz file"
     )
-
-
-def _check_layers(path: Path, description: dict[str, Any]) -> None:
-    """Raises `InputError` for a number of layers that would use up memory and time."""
-    for part in ("", "text_config", "vision_config", "backbone"):
-        settings = description.get(part) if part else description
-        if not isinstance(settings, dict):
-            continue
-        for name in LAYERS:
-            count = settings.get(name)
-            whole = isinstance(count, int) and not isinstance(count, bool)
-            if count is not None and not (whole and 0 <= count <= MOST_LAYERS):
-                raise InputError(
-                    f"{path / 'config.json'}: {f'{part}.{name}' if part else name} is "
-                    f"{repr(count)[:40]}; give a whole number from 0 to {MOST_LAYERS}"
-                )
 
 
 def _check_quantization(path: Path, description: dict[str, Any]) -> None:

@@ -4,12 +4,16 @@ Every run has the columns of `COLUMNS`; metrics of its own follow, one column ea
 """
 
 import csv
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, no_link
 from kmodels.runs import trackers
+
+log = logging.getLogger("kmodels")
 
 COLUMNS: tuple[str, ...] = (
     "row",
@@ -46,12 +50,9 @@ class History:
         self.rows: list[dict[str, Any]] = []
         self.columns = list(COLUMNS)
         if until and path.exists():
-            with path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                rows = [parsed for row in reader if (parsed := _parse(row))]
             self.rows = [
                 row
-                for row in rows
+                for row in read(path)
                 if (row["step"] <= until if row["row"] == "step" else row["epoch"] <= epochs)
             ]
         steps = {row["step"] for row in self.rows if row["row"] == "step"}
@@ -102,15 +103,33 @@ class History:
             writer.writerows([_text(row) for row in self.rows])
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a history.csv; a warning says how many are damaged and left out.
+
+    A process that was killed may have left half a row at the end, which counts as not written.
+    """
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            found = [_parse(row) for row in reader]
+        except csv.Error as error:
+            raise InputError(f"{path} is not a table: {error}; remove it") from None
+    damaged = found[:-1].count(None)
+    if damaged:
+        log.warning("%s: %d of %d rows are damaged and left out", path, damaged, len(found))
+    return [row for row in found if row is not None]
+
+
 def _text(row: dict[str, Any]) -> dict[str, Any]:
     # repr gives a float's shortest text that reads back as the same float.
     return {k: repr(v) if isinstance(v, float) else v for k, v in row.items()}
 
 
-def _parse(row: dict[str, str]) -> dict[str, Any] | None:
+def _parse(row: dict[str, Any]) -> dict[str, Any] | None:
     try:
         parsed: dict[str, Any] = {"row": row["row"], "epoch": int(row["epoch"])}
         parsed["step"] = int(row["step"])
-        return parsed | {name: float(row[name]) for name in row if name not in parsed and row[name]}
-    except (ValueError, TypeError):
-        return None  # The process was killed while it wrote this last row.
+        parsed |= {name: float(row[name]) for name in row if name not in parsed and row[name]}
+    except (KeyError, ValueError, TypeError):
+        return None
+    return parsed if parsed["row"] in ("step", "epoch") and "loss" in parsed else None

@@ -73,10 +73,8 @@ def added_tokens(directory: Path) -> dict[int, tokenizers.AddedToken]:
         for number, token in (_json(directory / CONFIG).get("added_tokens_decoder") or {}).items():
             flags = {name: bool(token.get(name, False)) for name in FLAGS}
             tokens[int(number)] = tokenizers.AddedToken(token["content"], **flags)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{directory}: an entry of {ADDED} or added_tokens_decoder has no text and id ({error})"
-        ) from None
+    except ValueError as error:
+        raise InputError(f"{directory / CONFIG}: a key of added_tokens_decoder: {error}") from None
     return tokens
 
 

@@ -107,7 +107,12 @@ class Tokenizer(ChatTokenizer):
         """Returns the special tokens that the post-processor adds first and last."""
         if self.core.post_processor is None:
             return None, None
-        encoding = self.core.encode("a")
+        try:
+            encoding = self.core.encode("a")
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of Rust is no Exception
+            raise InputError(f"the tokenizer is damaged: {_line(error)}; copy it again") from None
         tokens, special = encoding.tokens, encoding.special_tokens_mask
         if all(special):
             return None, None  # nothing of the text is left between them

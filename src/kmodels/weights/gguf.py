@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import GGUF
+from kmodels.core.schema import check_shape
 
 if TYPE_CHECKING:
     import gguf
@@ -58,9 +60,12 @@ def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any
     """
     field = reader.fields.get(name)
     try:
-        return default if field is None else field.contents()
+        value = default if field is None else field.contents()
     except Exception as error:
         raise InputError(f"{name} in a GGUF file is damaged: {error}; copy it again") from None
+    if (shape := GGUF.get(name.partition(".")[2])) is not None:
+        check_shape(value, shape, f"{name} in a GGUF file")
+    return value
 
 
 def _check(path: Path) -> None:

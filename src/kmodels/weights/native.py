@@ -11,8 +11,9 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import Shape
 from kmodels.core.files import atomic_directory
-from kmodels.core.schema import Shape, check_shape
+from kmodels.core.schema import check_shape
 from kmodels.weights.checkpoint import SourceCheckpoint, Tensors
 from kmodels.weights.engine import export, paths_as_names, variables
 from kmodels.weights.manifest import NAME, verify_manifest, write_manifest

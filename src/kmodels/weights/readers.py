@@ -15,6 +15,7 @@ import numpy as np
 
 from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError, one_line
+from kmodels.core.file_shapes import Needed
 from kmodels.core.schema import read_json
 from kmodels.weights.tensors import PART, Index, LazyArray
 
@@ -168,9 +169,7 @@ def read_tensors(directory: Path, stem: str) -> dict[str, LazyArray]:
 
 
 def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
-    index = read_json(path / index_name).get("weight_map")
-    if not isinstance(index, dict):
-        raise InputError(f"{path / index_name} has no weight_map; copy the directory again")
+    index = read_json(path / index_name, {"weight_map": Needed({"*": Needed(str)})})["weight_map"]
     strange = [shard for shard in index.values() if not _is_file_name(shard)]
     if strange:
         raise InputError(
@@ -196,8 +195,9 @@ def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
     return {name: held[shard][name] for name, shard in sorted(index.items())}
 
 
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+def _is_file_name(name: str) -> bool:
+    plain = name not in ("", ".", "..") and not set(name) & set("/\\\0")
+    return plain and len(name.encode()) < 256
 
 
 def read_pickled(path: Path) -> dict[str, LazyArray]:

@@ -11,7 +11,8 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint.run_state import STATE_SHAPE, RunState
 from kmodels.checkpoint.state import CheckpointError
 from kmodels.core.errors import InputError
-from kmodels.core.schema import NUMBER, check_shape, read_json
+from kmodels.core.file_shapes import NUMBER, Needed
+from kmodels.core.schema import check_shape, read_json
 from kmodels.models import ViTImageClassifier
 from kmodels.runs import report
 from kmodels.runs.page.run import NOTED, PREDICTED, RESULT
@@ -36,7 +37,16 @@ VALUES = (
     {"x": 1},
     [[[]]],
 )
-SHAPE = {"a": int, "b": {"c": [str]}, "d": {"*": NUMBER}, "e": bool, "f": {}, "g": [[int]]}
+SHAPE = {
+    "a": int,
+    "b": {"c": [str]},
+    "d": {"*": NUMBER},
+    "e": bool,
+    "f": {},
+    "g": [[int]],
+    "h": Needed(range(3)),
+    "i": ([Needed(str)], {"b": str}),
+}
 
 
 @pytest.mark.parametrize(
@@ -48,19 +58,28 @@ SHAPE = {"a": int, "b": {"c": [str]}, "d": {"*": NUMBER}, "e": bool, "f": {}, "g
         ({"b": []}, r"file: b is \[\]; give an object"),
         ({"b": {"c": "x"}}, "file: b: c is 'x'; give a list"),
         ({"b": {"c": ["x", 1]}}, r"file: b: c\[1\] is 1; give a text"),
-        ({"d": {"x": math.nan}}, "file: d: x is nan; give a whole number or number"),
-        ({"e": 1}, "file: e is 1; give a true or false"),
+        ({"d": {"x": math.nan}}, "file: d: x is nan; give a number$"),
+        ({"e": 1}, "file: e is 1; give true or false"),
         ({"f": "x" * 99}, "file: f is 'xxx.*; give an object"),
         ({"g": [[1], ["x"]]}, r"file: g\[1\]\[0\] is 'x'"),
+        ({"h": 3}, "file: h is 3; give a whole number from 0 to 2$"),
+        ({"h": None}, "file: h is missing or null; give a whole number from 0 to 2$"),
+        ({}, "file: h is missing or null"),
+        ({"a": 2**70}, "file: a is 1180591620717411303424; give a whole number$"),
+        ({"i": [None]}, r"file: i\[0\] is missing or null"),
+        ({"i": [3]}, r"file: i\[0\] is 3; give a text$"),
+        ({"i": "x"}, r"file: i is 'x'; give a list or an object$"),
+        ({"i": {"b": 1}}, "file: i: b is 1; give a text$"),
     ],
 )
 def test_a_value_of_another_shape_is_named(value, message):
-    refused(message, check_shape, value, SHAPE, "file")
+    given = value if "h" in value or not value else {**value, "h": 1}
+    refused(message, check_shape, given, SHAPE, "file")
 
 
 def test_what_is_absent_null_or_unknown_passes():
-    for value in ({}, dict.fromkeys(SHAPE), {"b": {"c": [None]}, "other": object()}, None):
-        check_shape(value, SHAPE, "file")
+    for value in ({}, dict.fromkeys(SHAPE), {"b": {"c": [None]}, "other": object()}):
+        check_shape({**value, "h": 1}, SHAPE, "file")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", "{", "\ud800", "[" * 10**5, '{"a": 1e}'])

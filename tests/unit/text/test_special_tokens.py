@@ -138,8 +138,14 @@ def test_tokens_added_behind_a_sentencepiece_model(tmp_path, files, ids, special
     [
         ({"added_tokens.json": {"<think>": 9}}, "'<think>' is to have id 9, which it cannot get"),
         ({"added_tokens.json": {"<bos>": 5}}, "'<bos>' is to have id 5, which is 1 in the voca"),
-        ({"added_tokens.json": {"<think>": None}}, "an entry of added_tokens.json or added_tok"),
-        ({"tokenizer_config.json": {"added_tokens_decoder": {"5": 3}}}, "an entry of added_to"),
+        (
+            {"added_tokens.json": {"<think>": None}},
+            "added_tokens.json: <think> is missing or null; give a who",
+        ),
+        (
+            {"tokenizer_config.json": {"added_tokens_decoder": {"5": 3}}},
+            "added_tokens_decoder: 5 is 3; give an object",
+        ),
     ],
 )
 def test_added_tokens_that_do_not_fit_are_refused(tmp_path, files, message):

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, Self
 import keras
 
 from kmodels.core.errors import InputError, check_names
+from kmodels.core.file_shapes import Needed
 from kmodels.core.files import atomic_write, local_path
+from kmodels.core.schema import read_json
 from kmodels.core.types import Data, DTypeLike
 from kmodels.task import Named
 
@@ -109,14 +111,10 @@ class Preprocessor(keras.layers.Layer):
             from kmodels import presets
 
             return cls(**{**presets.preprocessor_settings(cls, preset), **settings})
-        try:
-            held = json.loads(file.read_text(encoding="utf-8"))
-            config = dict(held["config"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} is not a file of a preprocessor: {error}") from error
+        held = read_json(file, {"class_name": Needed(str), "config": Needed({})})
         if held.get("class_name") != cls.__name__:
             raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
-        return cls.from_config({**config, **settings})
+        return cls.from_config({**held["config"], **settings})
 
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes the settings to a directory that `from_preset` reads.

@@ -40,9 +40,11 @@ def number(value: object) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float) or not math.isfinite(value):
         return str(value)
-    if isinstance(value, int) or value == int(value):
+    if value == int(value):
         return f"{int(value):,}"
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 

@@ -1,6 +1,5 @@
 """The folder of a run, read for a page."""
 
-import csv
 import dataclasses
 import itertools
 from datetime import datetime
@@ -9,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import NUMBER, Shape
 from kmodels.core.files import local_path
-from kmodels.core.schema import NUMBER, Shape, read_json
+from kmodels.core.schema import read_json
+from kmodels.runs import history
 
 # Metrics of which more is better; of all others, as of losses, less is.
 MORE_IS_BETTER = ("accuracy", "margin")
@@ -233,7 +234,8 @@ def read(folder: str | Path) -> Run:
     notes = _json(folder / NOTES, NOTED)
     predictions = _json(folder / "predictions.json", PREDICTED)
     _check_predictions(folder / "predictions.json", predictions)
-    return Run(folder, settings, result, notes, predictions, _rows(folder / "history.csv"))
+    rows = history.read(file) if (file := folder / "history.csv").is_file() else []
+    return Run(folder, settings, result, notes, predictions, rows)
 
 
 def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
@@ -257,19 +259,3 @@ def _json(path: Path, shape: Shape) -> dict[str, Any]:
     """Returns the object in a file without what is null, or nothing if there is no file."""
     found = read_json(path, shape) if path.is_file() else {}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        rows = [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
-    # A process that was killed may have left half a row.
-    return [row for row in rows if isinstance(row.get("step"), float)]
-
-
-def _value(text: str | None) -> Any:
-    try:
-        return float(text or "")
-    except ValueError:
-        return text or None

@@ -88,7 +88,7 @@ def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16)
     Raises:
         InputError: for an activation or patches that the model has no counterpart for.
     """
-    get = description.get
+    get = {key: value for key, value in description.items() if value is not None}.get
     patches = _pair(get("patch_size", patch))
     if patches[0] != patches[1]:
         raise InputError(f"{path}: patches of {patches} pixels; only square ones are supported")
@@ -187,6 +187,8 @@ def _statistics(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
 def _each(value: float | Sequence[float], channels: int) -> list[float]:
     """Returns a number per channel; of another number of channels their mean for each."""
     values = [float(x) for x in (value if isinstance(value, Sequence) else (value,))]
+    if not values:
+        raise InputError(f"image_mean or image_std is empty; give {channels} numbers")
     return values if len(values) == channels else [sum(values) / len(values)] * channels
 
 
