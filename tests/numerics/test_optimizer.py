@@ -110,6 +110,11 @@ def test_steps_are_those_of_the_equations(layer_decay):
         # Two blocks: embeddings are three depths below the head.
         multipliers = (0.125, 0.125, 0.25, 0.25, 0.5, 0.5, 1.0)
         assert depth_multipliers(PATHS, layer_decay) == multipliers
+        # The final norm goes with the last block; without a head both learn at the full rate.
+        paths = (*PATHS[:-1], "final_norm/scale", "logits/kernel")
+        assert depth_multipliers(paths, layer_decay) == (*multipliers[:-1], 0.5, 1.0)
+        assert depth_multipliers(paths[-3:-1], layer_decay) == (1.0, 1.0)
+        assert depth_multipliers(PATHS[-1:], layer_decay) == (1.0,)
     schedule = WarmupSchedule(0.1, 10, 2, "linear")
     optimizer = AdamW(schedule, weight_decay=0.3, clip_norm=1.5, layer_decay=layer_decay)
     start, grads = values(variables), gradients(4)

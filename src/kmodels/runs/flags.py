@@ -4,9 +4,12 @@ import dataclasses
 import inspect
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import typer
+from typer.core import TyperCommand
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
@@ -14,6 +17,58 @@ from kmodels.core.schema import read_json
 from kmodels.core.shown import HIDDEN
 from kmodels.runs.command_line import invoke
 from kmodels.runs.trackers import MODULES
+
+# The groups of --help, and the flags of each; a flag that is in none stands among the options.
+GROUPS = {
+    "Data": (
+        "data skip_bad held_out images image_size ignore sequence_length template pack batch_size "
+        "workers"
+    ),
+    "Model": (
+        "preset weights train tune patch_size layers teacher teacher_preset teacher_epochs head "
+        "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
+        "decoder_heads token_merging"
+    ),
+    "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
+    "Loss": (
+        "loss_on label_smoothing beta temperature share points mask_ratio raw_pixels "
+        "student_temperature teacher_temperature first_temperature temperature_warmup momentum "
+        "centering center_momentum"
+    ),
+    "Optimizer": (
+        "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "
+        "ema non_finite first_steps seed"
+    ),
+    "Augmentation": (
+        "flip pad crop rand_augment erasing mixup cutmix local_views global_crop local_crop "
+        "dropout drop_path patch_drop head_dropout"
+    ),
+    "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",
+    "Cluster": "mesh on resources max_failures",
+    "Output": (
+        "out resume evaluate checkpoint_every keep log_every log_to export samples sample_tokens "
+        "answers answer_tokens pooling probe_images neighbours"
+    ),
+}
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
+
+
+class _Grouped(TyperCommand):
+    """A command whose --help has a section for each group, as plain text.
+
+    Typer draws its panels with rich, which would read what stands in a description as markup.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the sections, in the order of `GROUPS`."""
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, "Options")}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                groups[getattr(parameter, "rich_help_panel", None) or "Options"].append(record)
+        for group, records in groups.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
 
 
 def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
@@ -111,7 +166,6 @@ def _given(
     program: str,
 ) -> dict[str, Any]:
     """Returns the flags that stand on the command line, and nothing of the others."""
-    import typer
 
     def collect(context: typer.Context, **values: object) -> dict[str, Any]:
         def stands(name: str) -> bool:
@@ -127,23 +181,24 @@ def _given(
             inspect.Parameter(
                 "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
             ),
-            *_options(settings, defaults, typer.Option),
+            *_options(settings, defaults),
         ]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     names = {"help_option_names": ["-h", "--help"]}
-    app.command(help=_examples_as_they_are(description), context_settings=names)(function)
+    text = _examples_as_they_are(description)
+    app.command(cls=_Grouped, help=text, context_settings=names)(function)
     given = invoke(app, argv, program)
     if not isinstance(given, dict):  # --help ends it by an exit code
         raise SystemExit(given)
     return given
 
 
-def _options(
-    settings: type, defaults: dict[str, Any], option: Callable[..., Any]
-) -> list[inspect.Parameter]:
+def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter]:
     hints, found = typing.get_type_hints(settings), []
-    for field in dataclasses.fields(settings):
+    order = {name: number for number, name in enumerate(_GROUP_OF)}
+    fields = dataclasses.fields(settings)
+    for field in sorted(fields, key=lambda field: order.get(field.name, len(order))):
         kind, default = hints[field.name], defaults[field.name]
         if choices := field.metadata["choices"]:
             kind = typing.Literal[choices]
@@ -156,7 +211,13 @@ def _options(
                 inspect.Parameter.KEYWORD_ONLY,
                 default=default,
                 annotation=typing.Annotated[
-                    kind, option(*name, help=field.metadata["help"] + shown, show_default=False)
+                    kind,
+                    typer.Option(
+                        *name,
+                        help=field.metadata["help"] + shown,
+                        show_default=False,
+                        rich_help_panel=_GROUP_OF.get(field.name),
+                    ),
                 ],
             )
         )

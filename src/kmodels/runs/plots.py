@@ -4,7 +4,9 @@ It comes with `kmodels[plots]` and is imported when a figure is drawn. Without i
 figures are left out.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +40,8 @@ def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
     @wraps(draw)
     def run(path: Path, *given: Any) -> None:
         if installed():
-            draw(path, *given)
+            with as_written(given):
+                draw(path, *given)
         elif processes.is_rank_zero():
             _say_left_out()
 
@@ -48,6 +51,67 @@ def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
 @cache
 def _say_left_out() -> None:
     print(f"figures are left out, as Matplotlib is not installed: {EXTRA}")
+
+
+@contextmanager
+def as_written(shown: object) -> Iterator[None]:
+    """Draws the texts of users as they are: in any script, and without reading "$" as mathematics.
+
+    Args:
+        shown: what is drawn: strings in lists, tuples and dictionaries; anything else is skipped.
+    """
+    from matplotlib import rc_context
+
+    families, missing = _fonts("".join(sorted({c for text in _texts(shown) for c in text})))
+    if missing and processes.is_rank_zero():
+        _say_missing(missing)
+    settings = {"font.family": list(families), "text.parse_math": False}
+    with rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
+def _texts(shown: object) -> Iterator[str]:
+    if isinstance(shown, str):
+        yield shown
+    elif isinstance(shown, Mapping):
+        yield from _texts([*shown.keys(), *shown.values()])
+    elif isinstance(shown, list | tuple):
+        for part in shown:
+            yield from _texts(part)
+
+
+@cache
+def _fonts(characters: str) -> tuple[tuple[str, ...], str]:
+    """Returns families of installed fonts that have the characters, and those that none has."""
+    from matplotlib.font_manager import fontManager, get_font
+
+    def has(font: Any) -> set[str]:
+        return set(map(chr, get_font(font.fname).get_charmap()))
+
+    # Matplotlib's own font comes first; its last resort has a box for every character.
+    plain = [
+        font
+        for font in fontManager.ttflist
+        if (font.style, font.weight) == ("normal", 400) and "Last Resort" not in font.name
+    ]
+    plain.sort(key=lambda font: (font.name != "DejaVu Sans", font.name))
+    families, missing = ["DejaVu Sans"], {c for c in characters if c.isprintable()}
+    for font in plain:
+        if not missing:
+            break
+        if found := missing & has(font):
+            families.append(font.name)
+            missing -= found
+    return tuple(dict.fromkeys(families)), "".join(sorted(missing))
+
+
+@cache
+def _say_missing(characters: str) -> None:
+    print(
+        f"figures have boxes for {characters[:20]}: no installed font has them; install a font of "
+        "that script, such as one of Noto"
+    )
 
 
 @_drawn

@@ -145,10 +145,13 @@ def test_cutmix_mixes_labels_by_area():
 def test_each_operation_keeps_shape_and_type(number):
     for channels in (1, 3):
         images = IMAGES[..., :channels]
-        drawn = np.full((13, 1, 2), (number + 0.5) / len(OPERATIONS))
-        done = rand_augment(images, drawn, 9.0)
+        drawn = np.tile([(number + 0.5) / len(OPERATIONS), 0.0, 0.0], (13, 1, 1))
+        fill = np.zeros(channels, "uint8")
+        done = rand_augment(images, drawn, 9.0, fill)
         assert done.shape == images.shape and done.dtype == np.uint8
-        unchanged = OPERATIONS[number].__name__ in ("_identity", "_color", "_equalize")
+        drawn[..., 2] = 0.5  # not applied
+        np.testing.assert_array_equal(rand_augment(images, drawn, 9.0, fill), images)
+        unchanged = OPERATIONS[number].__name__ in ("_color", "_equalize")
         assert unchanged or (done != images).any()
 
 
@@ -156,19 +159,30 @@ def test_operations_do_as_pillow():
     from PIL import Image, ImageOps
 
     by_name = {operation.__name__: operation for operation in OPERATIONS}
-    half, one = np.full(13, 0.5), np.ones(13)
+    one, fill = np.ones(13), np.zeros(3, "uint8")
     for name, reference in (
+        ("_autocontrast", ImageOps.autocontrast),
         ("_equalize", ImageOps.equalize),
+        ("_invert", ImageOps.invert),
         ("_solarize", lambda image: ImageOps.solarize(image, 128)),
-        ("_posterize", lambda image: ImageOps.posterize(image, 6)),
+        ("_posterize", lambda image: ImageOps.posterize(image, 2)),
     ):
-        done = by_name[name](IMAGES, half, one)
+        done = by_name[name](IMAGES, 0.5, one, fill)
         for image, wanted in zip(done, IMAGES, strict=True):
             np.testing.assert_array_equal(image, reference(Image.fromarray(wanted)))
     padded = np.pad(IMAGES, ((0, 0), (0, 0), (1, 1), (0, 0)))
-    turned = by_name["_rotate"](padded, one * 3, one)
+    turned = by_name["_rotate"](padded, 3.0, one, fill)
     before, after = (sorted(map(tuple, x[0].reshape(-1, 3))) for x in (padded, turned))
     assert after == before
+
+
+def test_what_comes_from_outside_has_the_mean_colour():
+    """Which is zero after normalisation, as what random erasing leaves."""
+    settings = {"mean": (0.2, 0.4, 0.6), "batch_size": 13}
+    images, _ = maker(Augment(rand_augment=(8, 10)), **settings).make(0, 0)
+    corners = images[:, [0, 0, -1, -1], [0, -1, 0, -1]].reshape(-1, 3)
+    assert (np.abs(corners) < 1e-6).all(1).any()
+    refused("mean has 2", maker(Augment(rand_augment=(1, 1)), mean=(0.1, 0.2)).make, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,10 @@ def test_large_batches_get_fewer_patches_and_lengths_are_drawn():
 
 def test_crops_keep_the_aspect_ratio_of_their_image():
     data = loader(augment=Augment(random_resized_crop=(0.2, 1.0)), patch_size=1, max_num_patches=64)
-    boxes = [data.maker._boxes([side] * 200, 0, np.arange(200)) for side in SIDES]
+    sides = 40 * np.array(SIDES)  # a crop has whole pixels
+    boxes = [data.maker._boxes([tuple(side)] * 200, 0, np.arange(200)) for side in sides]
     left, top, right, bottom = np.moveaxis(boxes, -1, 0)
-    height, width = np.array(SIDES).T[..., None]
+    height, width = sides.T[..., None]
     ratio = (right - left) / (bottom - top) / (width / height)
     assert ratio.min() > 0.74 and ratio.max() < 1.34
     area = (right - left) * (bottom - top) / (width * height)

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
-from kmodels.runs.flags import Common, flag, parse
+from kmodels.runs.flags import GROUPS, Common, flag, parse
 from recipe_modules import RECIPES, load
 from refusals import refused
 
@@ -17,6 +18,10 @@ class Settings(Common):
     flip: bool = flag(True, "a switch that is on")
     kind: str = flag("a", "one of two", choices=("a", "b"))
     level: int = flag(1, "one of two numbers", choices=(1, 2))
+
+
+def _fields(path):
+    return dataclasses.fields(load(path.stem).Settings)
 
 
 def test_values_have_the_types_of_their_fields():
@@ -95,6 +100,23 @@ def test_the_help_of_a_recipe_fits_80_columns(path, capsys, monkeypatch):
         module.main(["--help"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
+    sections = dict(re.findall(r"^(\w+):\n((?:  .*\n)+)", shown, re.MULTILINE))
+    assert list(sections) == [name for name in (*GROUPS, "Options") if name in sections]
+    assert {"Data", "Model", "Optimizer", "Memory", "Cluster", "Output"} < sections.keys()
+    assert " ".join(sections["Options"].split()) == "-h, --help Show this message and exit."
     for field in dataclasses.fields(module.Settings):
-        assert f"--{field.name.replace('_', '-')} " in shown
+        [group] = [group for group, names in GROUPS.items() if field.name in names.split()]
+        assert f"--{field.name.replace('_', '-')} " in sections[group]
         assert field.metadata["help"].split()[0] in shown
+
+
+def test_groups_of_flags_are_those_of_recipes():
+    flags = {field.name for path in RECIPES.glob("*.py") for field in _fields(path)}
+    grouped = [name for names in GROUPS.values() for name in names.split()]
+    assert sorted(grouped) == sorted(flags)
+
+
+def test_help_is_not_read_as_markup(capsys):
+    with pytest.raises(SystemExit):
+        parse(Settings, ["--help"], "Reads [red]names[/red] and [/nothing] :cat:.", "one")
+    assert "Reads [red]names[/red] and [/nothing] :cat:." in capsys.readouterr().out

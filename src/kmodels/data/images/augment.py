@@ -2,16 +2,25 @@
 
 Each sample's numbers depend on (seed, epoch, sample) alone. MixUp and CutMix mix the samples at
 places 2k and 2k + 1 of the epoch's order, so even they do not depend on the batch size.
+
+The distributions are timm's, so that settings can be copied; docs/start/timm_and_transformers.md
+lists them.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from kmodels.core.errors import InputError
 from kmodels.data.images.rand_augment import rand_augment
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.rng import symmetric_beta, uniforms
+
+# Rectangles that are drawn per image until one fits, and the numbers of a crop: area and aspect
+# ratio of each, then the position.
+TRIES = 10
+CROP_NUMBERS = 2 * TRIES + 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,8 @@ class Augment:
         random_resized_crop: (smallest, largest) share of the area to crop, with an aspect ratio
             between 3/4 and 4/3, before resizing; instead of crop_padding (Szegedy et al. 2014).
         flip: flips left to right with probability 1/2.
-        rand_augment: (n, m): n random operations of strength m of 10 (Cubuk et al. 2019).
+        rand_augment: (n, m): RandAugment with n operations of magnitude m, 0 to 10, each applied
+            with probability 1/2 (Cubuk et al. 2019; timm's "rand-m<m>-n<n>-inc1").
         erasing: probability of setting a rectangle to the mean colour (Zhong et al. 2017).
         mixup: alpha of Beta(alpha, alpha), 0 for none (Zhang et al. 2017).
         cutmix: alpha of Beta(alpha, alpha), 0 for none (Yun et al. 2019). If both are given, each
@@ -86,18 +96,17 @@ class Augment:
             float64 (B, 4): left, top, right, bottom in pixels.
         """
         assert self.random_resized_crop is not None
-        low, high = self.random_resized_crop
-        area, ratio, down, right = uniforms(seed, "resized-crop", epoch, samples, 4).T
-        heights, widths = shapes.T.astype("float64")
-        ratio = np.exp((2 * ratio - 1) * np.log(4 / 3))
-        area = (low + area * (high - low)) * heights * widths
-        # Clipped instead of drawn again until it fits, so that each sample uses as many numbers.
-        box_h = np.minimum(np.sqrt(area / ratio), heights)
-        box_w = np.minimum(np.sqrt(area * ratio), widths)
-        left, top = (widths - box_w) * right, (heights - box_h) * down
-        return np.stack([left, top, left + box_w, top + box_h], axis=1)
+        drawn = uniforms(seed, "resized-crop", epoch, samples, CROP_NUMBERS)
+        return crop_boxes(drawn, shapes, self.random_resized_crop, np.ones(len(shapes)))
 
-    def pixels(self, images: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
+    def pixels(
+        self,
+        images: np.ndarray,
+        seed: int,
+        epoch: int,
+        samples: np.ndarray,
+        mean: ArrayLike,
+    ) -> np.ndarray:
         """Crops with padding, flips, and RandAugment.
 
         Args:
@@ -105,6 +114,8 @@ class Augment:
             seed: seed of the run.
             epoch: from 0.
             samples: (B,) sample numbers.
+            mean: mean of pixels / 255, one or one per channel: the colour with which RandAugment
+                fills what it moves into the image.
 
         Returns:
             Returns new images; those given stay as they are.
@@ -121,8 +132,9 @@ class Augment:
             images = np.where(flipped, images[:, :, ::-1], images)
         if self.rand_augment is not None:
             count, strength = self.rand_augment
-            drawn = uniforms(seed, "rand-augment", epoch, samples, 2 * count)
-            images = rand_augment(images, drawn.reshape(-1, count, 2), strength)
+            drawn = uniforms(seed, "rand-augment", epoch, samples, 3 * count)
+            fill = np.minimum(np.round(255 * np.array(mean)), 255).astype("uint8")
+            images = rand_augment(images, drawn.reshape(-1, count, 3), strength, fill)
         return images
 
     def erase(self, images: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> None:
@@ -136,16 +148,15 @@ class Augment:
         """
         if not self.erasing:
             return
-        chosen, area, ratio, down, right = uniforms(seed, "erasing", epoch, samples, 5).T
-        height, width = images.shape[1:3]
-        ratio = np.exp((2 * ratio - 1) * np.log(10 / 3))
-        area = (0.02 + area * (1 / 3 - 0.02)) * height * width
-        box_h = np.minimum(np.round(np.sqrt(area * ratio)), height).astype(int)
-        box_w = np.minimum(np.round(np.sqrt(area / ratio)), width).astype(int)
-        top = (down * (height - box_h + 1)).astype(int)
-        left = (right * (width - box_w + 1)).astype(int)
-        for row in np.flatnonzero(chosen < self.erasing):
-            images[row, top[row] : top[row] + box_h[row], left[row] : left[row] + box_w[row]] = 0.0
+        drawn = uniforms(seed, "erasing", epoch, samples, 1 + CROP_NUMBERS)
+        shape = np.array(images.shape[1:3])
+        sizes, fits = _first_that_fits(
+            drawn[:, 1:-2], np.tile(shape, (len(images), 1)), (0.02, 1 / 3), 10 / 3, shape - 1
+        )
+        corners = (drawn[:, -2:] * (shape - sizes + 1)).astype(int)
+        for row in np.flatnonzero((drawn[:, 0] < self.erasing) & fits):
+            (top, left), (bottom, right) = corners[row], corners[row] + sizes[row]
+            images[row, top:bottom, left:right] = 0.0
 
     def mix(
         self, images: np.ndarray, labels: np.ndarray, seed: int, epoch: int, pairs: np.ndarray
@@ -175,18 +186,22 @@ class Augment:
             symmetric_beta(share, self.mixup) if self.mixup else 0.0,
             symmetric_beta(share, self.cutmix) if self.cutmix else 0.0,
         )
-        box_h = np.round(np.sqrt(1 - stays) * height).astype(int)
-        box_w = np.round(np.sqrt(1 - stays) * width).astype(int)
-        top = (down * (height - box_h + 1)).astype(int)
-        left = (right * (width - box_w + 1)).astype(int)
-        stays = np.where(mixes_all, stays, 1 - box_h * box_w / (height * width))
+        # The box has a random centre and is cut off at the border, so more stays than was drawn.
+        side = np.sqrt(1 - stays)
+        box_h, box_w = (side * height).astype(int), (side * width).astype(int)
+        middle_y, middle_x = (down * height).astype(int), (right * width).astype(int)
+        top, left = np.maximum(middle_y - box_h // 2, 0), np.maximum(middle_x - box_w // 2, 0)
+        bottom = np.minimum(middle_y + (box_h + 1) // 2, height)
+        end = np.minimum(middle_x + (box_w + 1) // 2, width)
+        cut = (bottom - top) * (end - left) / (height * width)
+        stays = np.where(mixes_all, stays, 1 - cut)
         mixed = images.copy()
         pictures = images[:rows].reshape(-1, 2, *images.shape[1:])
         result = mixed[:rows].reshape(pictures.shape)
         kept = stays.astype("float32")[:, None, None, None, None]
         result[mixes_all] = (pictures * kept + pictures[:, ::-1] * (1 - kept))[mixes_all]
         for pair in np.flatnonzero(~mixes_all):
-            area = np.s_[top[pair] : top[pair] + box_h[pair], left[pair] : left[pair] + box_w[pair]]
+            area = np.s_[top[pair] : bottom[pair], left[pair] : end[pair]]
             for one in (0, 1):
                 result[pair, one][area] = pictures[pair, 1 - one][area]
         targets = labels.copy()
@@ -194,6 +209,70 @@ class Augment:
         kept = kept[:, :, 0, 0]
         targets[:rows] = (given * kept + given[:, ::-1] * (1 - kept)).reshape(rows, -1)
         return mixed, targets
+
+
+def crop_boxes(
+    drawn: np.ndarray, shapes: np.ndarray, share: tuple[float, float], middle: np.ndarray
+) -> np.ndarray:
+    """Returns the boxes of a random resized crop.
+
+    Of ten rectangles the first that fits into its image is taken; if none does, the largest box in
+    the middle of the image whose aspect ratio is allowed.
+
+    Args:
+        drawn: (B, CROP_NUMBERS) in [0, 1).
+        shapes: (B, 2), height and width of each image.
+        share: smallest and largest share of the area.
+        middle: (B,), the aspect ratio (width / height), which varies by a factor of 4/3.
+
+    Returns:
+        float64 (B, 4): left, top, right, bottom in whole pixels.
+
+    Source:
+        timm 1.0, `timm.data.transforms.RandomResizedCropAndInterpolation`.
+    """
+    sizes, fits = _first_that_fits(drawn[:, :-2], shapes, share, 4 / 3, shapes, middle)
+    corners = (drawn[:, -2:] * (shapes - sizes + 1)).astype(int)
+    heights, widths = shapes.T
+    lowest, highest = middle * 3 / 4, middle * 4 / 3
+    largest = np.stack(
+        [
+            np.minimum(np.rint(widths / lowest), heights),
+            np.minimum(np.rint(heights * highest), widths),
+        ],
+        axis=1,
+    )
+    sizes = np.where(fits[:, None], sizes, largest)
+    corners = np.where(fits[:, None], corners, (shapes - sizes) // 2)
+    return np.concatenate([corners[:, ::-1], (corners + sizes)[:, ::-1]], axis=1).astype("float64")
+
+
+def _first_that_fits(
+    drawn: np.ndarray,
+    shapes: np.ndarray,
+    share: tuple[float, float],
+    factor: float,
+    most: np.ndarray,
+    middle: np.ndarray | float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sizes (B, 2) of rectangles, height and width, and (B,) whether one fits.
+
+    Args:
+        drawn: (B, 2 * TRIES) in [0, 1).
+        shapes: (B, 2), height and width of each image.
+        share: smallest and largest share of the image's area.
+        factor: largest factor between the aspect ratio and `middle`.
+        most: (B, 2) or (2,), the largest height and width.
+        middle: (B,) or a number, the aspect ratio in the middle.
+    """
+    areas, ratios = np.moveaxis(drawn.reshape(-1, TRIES, 2), 2, 0)
+    low, high = share
+    areas = (low + areas * (high - low)) * shapes.prod(1, keepdims=True)
+    ratios = np.exp((2 * ratios - 1) * np.log(factor)) * np.reshape(middle, (-1, 1))
+    sizes = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2))).astype(int)
+    fit = ((sizes > 0) & (sizes <= np.reshape(most, (-1, 1, 2)))).all(2)
+    rows, first = np.arange(len(drawn)), fit.argmax(1)
+    return sizes[rows, first], fit[rows, first]
 
 
 def crop_and_resize(

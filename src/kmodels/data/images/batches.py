@@ -124,18 +124,23 @@ class BatchMaker:
             pictures = np.stack([self.resizing(p, size or p.shape[:2]) for p in pictures])
         images = with_channels(pictures, self.channels or pictures.shape[-1])
         if augment is not None:
-            images = augment.pixels(images, self.seed, epoch, samples)
+            mean, _ = self._statistics(images.shape[-1])
+            images = augment.pixels(images, self.seed, epoch, samples, mean)
         if self.preprocess is not None:
             return np.asarray(self.preprocess(images), "float32"), labels
         return self._normalise(images), labels
 
-    def _normalise(self, images: np.ndarray) -> np.ndarray:
+    def _statistics(self, channels: int) -> tuple[np.ndarray, np.ndarray]:
         mean, std = np.array(self.mean, "float32"), np.array(self.std, "float32")
-        if {mean.size, std.size} - {1, images.shape[-1]}:
+        if {mean.size, std.size} - {1, channels}:
             raise InputError(
-                f"mean has {mean.size} and std {std.size} values for {images.shape[-1]} channels; "
+                f"mean has {mean.size} and std {std.size} values for {channels} channels; "
                 "give one, or one per channel"
             )
+        return mean, std
+
+    def _normalise(self, images: np.ndarray) -> np.ndarray:
+        mean, std = self._statistics(images.shape[-1])
         # One multiplication and one addition, in place: the batch is written twice, not four times.
         result = np.multiply(images, np.float32(1 / 255) / std, dtype="float32")
         result -= mean / std

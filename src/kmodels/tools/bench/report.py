@@ -111,10 +111,12 @@ def write(result: dict[str, Any], out: str | Path) -> list[Path]:
     path = path if path.suffix == ".json" else path / "bench.json"
     text = json.dumps(result, indent=1) + "\n"
     written = [atomic_write(path, lambda temporary: temporary.write_text(text))]
-    if (figure := draw(result)) is not None:
-        picture = path.with_suffix(".png")
-        save = partial(figure.savefig, dpi=120, format="png")
-        written.append(atomic_write(picture, save))
+    if not plots.installed():
+        return written
+    with plots.as_written([result.get("preset")]):
+        if (figure := draw(result)) is not None:
+            save = partial(figure.savefig, dpi=120, format="png")
+            written.append(atomic_write(path.with_suffix(".png"), save))
     return written
 
 

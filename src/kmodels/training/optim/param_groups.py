@@ -12,32 +12,38 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
 
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
-NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding|probe)$")
+NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
+_FINAL_NORM = re.compile(r"(?:^|/)final_norm/")
 
 
 def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     """Layer-wise decay of the learning rate (Clark et al. 2020; Bao et al. 2021).
 
     Args:
-        paths: variable paths in the order of computation; what stands before the first `block_<i>`
-            is depth 0, block i is depth i + 1, and what follows the blocks learns at the full rate.
+        paths: variable paths in the order of computation. What stands before the first `block_<i>`
+            has depth 0, block i depth i + 1, `final_norm` that of the last block, and what follows
+            one more. The largest depth learns at the full rate.
         rate: factor from one depth to the one below, such as 0.75.
 
     Returns:
         A factor per path.
+
+    Source:
+        timm 1.0, `timm.optim.param_groups_layer_decay`.
     """
     blocks = [_BLOCK.search(path) for path in paths]
-    found = [int(match.group(1)) for match in blocks if match]
-    top = max(found, default=-1) + 2
-    depth, factors = 0, []
-    for match in blocks:
+    last = max((int(match.group(1)) + 1 for match in blocks if match), default=0)
+    depths: list[int] = []
+    for path, match in zip(paths, blocks, strict=True):
         if match:
-            depth = int(match.group(1)) + 1
-        elif depth:
-            depth = top
-        factors.append(rate ** (top - depth))
-    return tuple(factors)
+            depths.append(int(match.group(1)) + 1)
+        elif any(depths):
+            depths.append(last if _FINAL_NORM.search(path) else last + 1)
+        else:
+            depths.append(0)
+    top = max(depths, default=0)
+    return tuple(rate ** (top - depth) for depth in depths)
 
 
 class ParamGroupOptimizer(keras_internals.OwnDecay):

@@ -10,7 +10,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.fit.rows import rows_within
-from kmodels.data.images.augment import Augment
+from kmodels.data.images.augment import CROP_NUMBERS, Augment, crop_boxes
 from kmodels.data.images.naflex.mixing import mix
 from kmodels.data.images.naflex.patches import grid_of, patches_of
 from kmodels.data.images.pictures import with_channels
@@ -24,7 +24,6 @@ Grid = tuple[int, int]
 LOOKED_AT, TRIED = 256, 16
 # What is left of each image's patches, step by step, where a batch does not fit into its rows.
 LESS = 0.95
-RATIO = np.log(4 / 3)
 
 
 @dataclass
@@ -150,13 +149,9 @@ class RowMaker:
         whole = np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
         if self.augment is None or self.augment.random_resized_crop is None:
             return whole
-        low, high = self.augment.random_resized_crop
-        drawn = uniforms(self.seed, "naflex-crop", epoch, samples, 4).T
-        area, stretch = low + drawn[0] * (high - low), np.exp((2 * drawn[1] - 1) * RATIO)
-        box_h = np.maximum(np.minimum(heights * np.sqrt(area / stretch), heights), 1.0)
-        box_w = np.maximum(np.minimum(widths * np.sqrt(area * stretch), widths), 1.0)
-        top, left = (heights - box_h) * drawn[2], (widths - box_w) * drawn[3]
-        return np.stack([left, top, left + box_w, top + box_h], axis=1)
+        drawn = uniforms(self.seed, "naflex-crop", epoch, samples, CROP_NUMBERS)
+        sizes = np.array(shapes)
+        return crop_boxes(drawn, sizes, self.augment.random_resized_crop, widths / heights)
 
     def _fitted(
         self, boxes: np.ndarray, epoch: int, samples: np.ndarray
@@ -193,7 +188,7 @@ class RowMaker:
         image = with_channels(image, self.channels)
         key = np.array([sample])
         if self.augment is not None:
-            image = self.augment.pixels(image[None], self.seed, epoch, key)[0]
+            image = self.augment.pixels(image[None], self.seed, epoch, key, self.mean)[0]
         mean, std = np.array(self.mean, "float32"), np.array(self.std, "float32")
         image = (image.astype("float32") * np.float32(1 / 255) - mean) / std
         if self.augment is not None:
