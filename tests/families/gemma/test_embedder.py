@@ -134,7 +134,8 @@ def test_half_precision(gemma):
 
 def test_what_is_refused(gemma, tmp_path):
     model, make = gemma.model, GemmaTextEmbedder.from_preset
-    causal = GemmaCausalLM(model.backbone)
+    causal, small = GemmaCausalLM(model.backbone), gemma.read()
+    small.backbone.resize_token_embeddings(8)
     gelu = {"units": 4, "activation": "gelu"}
     for message, call, given, settings in (
         (
@@ -145,6 +146,7 @@ def test_what_is_refused(gemma, tmp_path):
         ),
         ("no prompt 'ask'; the model's are", model.encode, ["a"], {"prompt_name": "ask"}),
         ("no prompt 'ask'", gemma.read, [], {"default_prompt_name": "ask"}),
+        ("token_ids has .*; the embedding table has rows 0 to 7: use", small.encode, ["a"], {}),
         ("encode got a int among the texts", model.encode, [["a", 3]], {}),
         ("encode needs a preprocessor", GemmaTextEmbedder(model.backbone).encode, ["a"], {}),
         (

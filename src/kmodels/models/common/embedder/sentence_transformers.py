@@ -39,8 +39,8 @@ LEGACY = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-# Settings by the class that reads them: the values at which the model computes the same, or None for
-# a setting that is read here or changes no vector. Any other setting is warned of by name.
+# Settings by the class that reads them: the values at which the model computes the same, or None
+# for a setting that is read here or changes no vector. Any other setting is warned of by name.
 Known = Mapping[str, tuple[Any, ...] | None]
 SAME_KEYS: Known = {
     "module_input_name": ("sentence_embedding",),
@@ -89,9 +89,7 @@ IDLE_ARGUMENTS = {
     *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage"),
     *("torch_dtype", "trust_remote_code", "use_safetensors"),
 }
-OBJECTS: dict[str, Any] = dict.fromkeys(
-    ("modality_config", "processing_kwargs", "model_kwargs", "model_args"), {}
-)
+NESTED = ("modality_config", "processing_kwargs", "model_kwargs", "model_args")
 # transformers' default of `max_position_embeddings`.
 POSITIONS = 131_072
 
@@ -194,7 +192,7 @@ def _check(where: Path, held: Mapping[str, Any], known: Known) -> None:
 
 
 def _check_reading(where: Path, held: Mapping[str, Any]) -> None:
-    """Raises `InputError` if sentence-transformers reads a text by other settings than the model."""
+    """Raises `InputError` if sentence-transformers would read a text otherwise than the model."""
     modalities = held.get("modality_config") or {TEXT: AS_TEXT}
     if "message" in modalities:
         raise InputError(
@@ -245,7 +243,11 @@ def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
-    held = read_json(path / SENTENCES, OBJECTS) if (path / SENTENCES).is_file() else {}
+    held = (
+        read_json(path / SENTENCES, {name: {} for name in NESTED})
+        if (path / SENTENCES).is_file()
+        else {}
+    )
     _check(path / SENTENCES, held, KNOWN["Transformer"])
     _check_reading(path / SENTENCES, held)
     if held.get("max_seq_length"):
