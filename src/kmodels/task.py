@@ -380,20 +380,20 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
         JAX would compute NaN, count negative ids from the end, and say nothing.
 
         Args:
-            x: inputs of the model; what is no dictionary with "token_ids" passes.
+            x: inputs of the model: token ids alone, or a dictionary with "token_ids".
         """
-        ids = x.get("token_ids") if isinstance(x, Mapping) else None
+        ids = x.get("token_ids") if isinstance(x, Mapping) else x
         if not isinstance(ids, np.ndarray) or not ids.size or ids.dtype.kind not in "iu":
             return
         config = self.backbone.config
         config = getattr(config, "text_encoder", config)
         read = config.get if isinstance(config, Mapping) else partial(getattr, config)
-        rows = read("vocabulary_size", None)
+        if (rows := read("vocabulary_size", None)) is None:
+            return
         # Images take the place of this token, which then needs no row.
         ids = ids[ids != read("image_token_id", None)]
         ends = (ids.min(), ids.max()) if ids.size else ()
-        wrong = [int(i) for i in ends if i < 0 or (rows and i >= rows)]
-        if rows and wrong:
+        if wrong := [int(i) for i in ends if i < 0 or i >= rows]:
             raise InputError(
                 f"token_ids has {wrong[-1]}; the embedding table has rows 0 to {rows - 1}: use the "
                 "model's own tokenizer, or a model with that token"

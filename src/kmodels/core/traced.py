@@ -130,6 +130,11 @@ def _follow(model: keras.Model, name: str) -> None:
         setattr(model, name, None)
 
 
+def tracing() -> bool:
+    """Returns True if a function is being traced just now, so that arrays have no values."""
+    return _steps is not None and _steps.tracing()
+
+
 def changes() -> int:
     """Returns a number that is another one after each change of a layer's `variant`."""
     return _changes
@@ -140,7 +145,7 @@ def changed() -> None:
     global _changes
     _changes += 1
     # A change while a step is traced is a part of that step.
-    if not _around or (_steps is not None and _steps.tracing()):
+    if not _around or tracing():
         return
     for model in list(_around):
         _begin_optimizer_anew(model)

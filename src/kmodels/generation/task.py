@@ -202,6 +202,7 @@ class Generates(Chats):
         mask = np.ones(ids.shape, "bool") if mask is None else as_numpy(mask)
         is_batch = ids.ndim > 1
         ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
+        self.check_token_ids(ids[mask])
         length, count = request.max_length or ids.shape[1], request.num_return_sequences
         prompts = [row[there][:length].tolist() for row, there in zip(ids, mask, strict=True)]
         limits = [length] * len(prompts)

@@ -10,6 +10,16 @@ from kmodels.core.types import Tree
 from kmodels.ops.linear_cross_entropy import IGNORED
 
 
+def check_classes(y: np.ndarray, classes: int) -> None:
+    """Raises `InputError` for a label that is neither `IGNORED` nor from 0 to classes - 1."""
+    wrong = ((y < 0) & (y != IGNORED)) | (y >= classes)
+    if wrong.any():
+        raise InputError(
+            f"a label is {y[wrong].flat[0]}; give 0 to {classes - 1}, or {IGNORED} for one that "
+            "does not count"
+        )
+
+
 class SparseLabels(keras.Model if TYPE_CHECKING else object):
     """A task with labels as whole numbers, of which -100 is ignored, as transformers does.
 
@@ -35,14 +45,8 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
             y = np.asarray(y)
         if not isinstance(y, np.ndarray) or not y.size or y.dtype.kind not in "iuf":
             return
-        if not self.has_sparse_labels:
-            return
-        wrong = ((y < 0) & (y != IGNORED)) | (y >= self.number_of_labels)
-        if wrong.any():
-            raise InputError(
-                f"a label is {y[wrong].flat[0]}; give 0 to {self.number_of_labels - 1}, or "
-                f"{IGNORED} for one that does not count"
-            )
+        if self.has_sparse_labels:
+            check_classes(y, self.number_of_labels)
 
     def compute_loss(
         self,

@@ -16,6 +16,7 @@ from kmodels.models import (
     GemmaTextEmbedder,
     GemmaTextEmbedderPreprocessor,
 )
+from kmodels.models.common.embedder import sentence_transformers
 from kmodels.models.gemma.weights.huggingface import rules
 from kmodels.training import ContrastiveLoss
 from kmodels.weights import engine, read_safetensors
@@ -133,7 +134,8 @@ def test_half_precision(gemma):
 
 def test_what_is_refused(gemma, tmp_path):
     model, make = gemma.model, GemmaTextEmbedder.from_preset
-    causal = GemmaCausalLM(model.backbone)
+    causal, small = GemmaCausalLM(model.backbone), gemma.read()
+    small.backbone.resize_token_embeddings(8)
     gelu = {"units": 4, "activation": "gelu"}
     for message, call, given, settings in (
         (
@@ -144,6 +146,7 @@ def test_what_is_refused(gemma, tmp_path):
         ),
         ("no prompt 'ask'; the model's are", model.encode, ["a"], {"prompt_name": "ask"}),
         ("no prompt 'ask'", gemma.read, [], {"default_prompt_name": "ask"}),
+        ("token_ids has .*; the embedding table has rows 0 to 7: use", small.encode, ["a"], {}),
         ("encode got a int among the texts", model.encode, [["a", 3]], {}),
         ("encode needs a preprocessor", GemmaTextEmbedder(model.backbone).encode, ["a"], {}),
         (
@@ -204,22 +207,78 @@ def test_backbones_and_causal_models_read_the_directory_and_the_other_way(gemma,
 
 
 RELU = "torch.nn.modules.activation.ReLU"
+POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
+READING, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
+AS_TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 @pytest.mark.parametrize(
     ("file", "settings", "message"),
     [
-        ("1_Pooling/config.json", {"pooling_mode": "max"}, "the pooling is max"),
-        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "the pooling is cls, mean"),
-        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is False"),
-        ("2_Dense/config.json", {"activation_function": RELU}, f"activation_function is {RELU}"),
-        ("2_Dense/config.json", {"use_residual": True}, "use_residual is True"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is True"),
+        (POOLING, {"pooling_mode": "max"}, "the pooling is max"),
+        (POOLING, {"pooling_mode": ["cls", "mean"]}, "the pooling is cls, mean"),
+        (POOLING, {"include_prompt": False}, "include_prompt is False"),
+        (DENSE, {"activation_function": RELU}, f"activation_function is {RELU}"),
+        (DENSE, {"use_residual": True}, "use_residual is True"),
+        ("4_Normalize/config.json", {"module_input_name": "token_embeddings"}, "input_name is 'to"),
+        (READING, {"do_lower_case": True}, "do_lower_case is True"),
+        (READING, {"modality_config": {"text": AS_TEXT, "message": AS_TEXT}}, "the chat template"),
+        (READING, {"modality_config": {"image": AS_TEXT}}, "modality_config has text=None"),
+        (
+            READING,
+            {"modality_config": {"text": {**AS_TEXT, "method": "x"}}},
+            "text=.*'method': 'x'",
+        ),
+        (READING, {"processing_kwargs": {"text": {"padding": "max_length"}}}, "has processing_kwa"),
+        (READING, {"model_args": {"is_causal": True}}, "has model_args={'is_causal': True}"),
+        (READING, {"tokenizer_args": {"padding_side": "left"}}, "tokenizer_args is {'padding_side"),
+        (READING, {"config_kwargs": {"sliding_window": 2}}, "config_kwargs is {'sliding_window"),
+        (READING, {"query_length": 5}, "query_length is 5; the model supports None"),
+        (READING, {"query_expansion": {"strategy": "min", "length": 9}}, "query_expansion is {'st"),
+        (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
+        (PROMPTS, {"similarity_fn_name": "maxsim"}, "similarity_fn_name is 'maxsim'; choose"),
     ],
 )
 def test_settings_of_modules_without_a_counterpart(folder, file, settings, message):
     change(folder / file, **settings)
     refused(message, GemmaTextEmbedder.from_preset, folder)
+
+
+@pytest.mark.needs("sentence_transformers")
+def test_each_setting_of_sentence_transformers_is_known():
+    from inspect import signature
+
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        Normalize,
+        Pooling,
+        Transformer,
+    )
+
+    for module in (Transformer, Pooling, Dense, Normalize):
+        known = sentence_transformers.KNOWN[module.__name__]
+        arguments = list(signature(module.__init__).parameters)[2:] if module is Transformer else []
+        assert not {*module.config_keys, *arguments} - known.keys() - {"backend"}, module
+    held = SentenceTransformer._get_model_config(SentenceTransformer(modules=[Normalize()]))
+    assert not {*held, "truncate_dim"} - sentence_transformers.KNOWN["SentenceTransformer"].keys()
+
+
+def test_settings_that_change_no_vector(folder, gemma, caplog):
+    change(
+        folder / READING,
+        unpad_inputs=False,
+        model_kwargs={"attn_implementation": "sdpa"},
+        modality_config={"text": AS_TEXT, "image+text": {}},
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+    )
+    found = GemmaTextEmbedder.from_preset(folder)
+    np.testing.assert_array_equal(found.encode("a fox"), gemma.model.encode("a fox"))
+    assert "does not know" not in caplog.text
+    for file in (POOLING, DENSE, READING, PROMPTS):
+        change(folder / file, later=1)
+        GemmaTextEmbedder.from_preset(folder)
+        assert f"{file} sets later, which kmodels does not know" in caplog.text
 
 
 @pytest.mark.parametrize("extra", ["LayerNorm", "Transformer"])
@@ -232,6 +291,12 @@ def test_modules_without_a_counterpart(folder, extra):
     modules[0]["path"] = "0_Transformer"
     (folder / "modules.json").write_text(json.dumps(modules))
     refused("has the Transformer in 0_Transformer", GemmaTextEmbedder.from_preset, folder)
+    for change, message in (
+        ({"type": "own.Transformer"}, "a module of type own.Transformer, whose code"),
+        ({"kwargs": ["task"]}, r"kwargs is \['task'\]; the model"),
+    ):
+        (folder / "modules.json").write_text(json.dumps([modules[0] | change, *modules[1:]]))
+        refused(message, GemmaTextEmbedder.from_preset, folder)
 
 
 def test_files_of_older_versions_and_the_length_of_a_text(gemma, folder):

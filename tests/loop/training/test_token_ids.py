@@ -1,5 +1,6 @@
 """Token ids without a row in the embedding table are one line on each backend."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -30,9 +31,22 @@ def test_ids_beyond_the_table_are_refused(wrong):
             lambda: model.predict(x, verbose=0),
             lambda: model.train_on_batch(x, y),
             lambda: model.predict_on_batch(x),
+            lambda: model.predict(x["token_ids"], verbose=0),
+            lambda: model.generate(x, 20, stop_token_ids=None),
+            lambda: model.generate(x["token_ids"], max_new_tokens=2, stop_token_ids=None),
+            lambda: model.generate(iter([x]), 20, stop_token_ids=None),
+            lambda: model.score(**x),
+            lambda: model.score(keras.ops.convert_to_tensor(x["token_ids"])),
         ):
             refused(message, call)
+        targets = x["token_ids"]
+        loss = {"scoring_mode": "loss", "target_ids": targets}
+        refused(f"a label is {wrong}; give 0 to {ROWS - 1}", model.score, **good, **loss)
         assert np.isfinite(model.evaluate(good, y, verbose=0)).all()
+        # What stands under the mask is not read, whatever it is.
+        hidden = {**x, "padding_mask": (x["token_ids"] != wrong).astype("int32")}
+        found = model.generate(hidden, 14, stop_token_ids=None)["token_ids"]
+        assert ((found >= 0) & (found < ROWS)).all()
 
 
 def test_texts_of_two_towers():
@@ -41,4 +55,6 @@ def test_texts_of_two_towers():
     ids = np.full((2, length), ROWS, "int32")
     images = np.zeros((2, *model.backbone.config.vision_encoder["image_shape"]), "float32")
     x = {"images": images, "token_ids": ids, "padding_mask": np.ones_like(ids)}
-    refused(f"token_ids has {ROWS}; the embedding", model.predict, x, verbose=0)
+    message = f"token_ids has {ROWS}; the embedding"
+    refused(message, model.predict, x, verbose=0)
+    refused(message, model.encode_text, ids)

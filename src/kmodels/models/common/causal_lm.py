@@ -7,7 +7,9 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.traced import tracing
 from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.generation.inputs import as_numpy
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
@@ -18,7 +20,7 @@ from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.ops.linear_cross_entropy import IGNORED
 from kmodels.task import CompiledByDefault, Task
-from kmodels.training.sparse_labels import SparseLabels
+from kmodels.training.sparse_labels import SparseLabels, check_classes
 
 
 class CausalLM(
@@ -192,12 +194,17 @@ class CausalLM(
             (B, T, V), or (B, T) for "loss".
 
         Raises:
-            InputError: for another mode, or a loss without targets.
+            InputError: for another mode, a loss without targets, or token ids or targets beyond
+                the table.
         """
         if scoring_mode not in ("logits", "loss"):
             raise InputError(f"scoring_mode is {scoring_mode!r}; give 'logits' or 'loss'")
         if scoring_mode == "loss" and target_ids is None:
             raise InputError("scoring_mode is 'loss'; give target_ids, the tokens to compare with")
+        if not tracing():
+            self.check_token_ids(as_numpy(token_ids))
+            if scoring_mode == "loss":
+                check_classes(as_numpy(target_ids), self.number_of_labels)
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
         hidden = self.backbone.intercepted(inputs, layer_intercept_fn)
         logits = self.backbone.token_embedding(hidden, reverse=True)

@@ -17,6 +17,7 @@ from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
+from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS, warn_of_unknown
 from kmodels.models.common.yarn import Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -26,7 +27,7 @@ log = logging.getLogger("kmodels")
 
 BLOCK = "layers.{i}"
 HEAD = "lm_head.weight"
-GENERATION = "generation_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model")
 # Fields of every `DecoderConfig`, and what a config.json calls them.
 FIELDS = {
@@ -67,14 +68,10 @@ READ = {
     *("use_double_wide_mlp", "use_sliding_window", "vision_config", "vocab_size_per_layer_input"),
 }
 # Settings that change no output of the model: of training, of Python, of parts that are left out.
-IDLE = {
-    *("_attn_implementation", "_name_or_path", "architectures", "attn_implementation"),
-    *("audio_config", "audio_token_id", "auto_map", "boa_token_id", "cache_implementation"),
-    *("chunk_size_feed_forward", "dtype", "eoa_token_id", "eoa_token_index", "id2label"),
-    *("initializer_range", "is_encoder_decoder", "label2id", "output_attentions"),
-    *("output_hidden_states", "pretraining_tp", "problem_type", "return_dict"),
-    *("tokenizer_class", "torch_dtype", "transformers_version", "unsloth_fixed"),
-    *("unsloth_version", "use_cache", "video_token_id"),
+IDLE = IDLE_IN_CONFIGS | {
+    *("audio_config", "audio_token_id", "boa_token_id", "cache_implementation", "eoa_token_id"),
+    *("eoa_token_index", "initializer_range", "pretraining_tp", "unsloth_fixed", "unsloth_version"),
+    *("use_cache", "video_token_id"),
 }
 # What `per_layer_config` may say of a layer, and the width where nothing says it.
 HEADS = ("head_dim", "num_key_value_heads")
@@ -341,7 +338,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         """
         backbone, vision = self.fields(path, description), description.get("vision_config")
         if weights:
-            _warn_of_unknown(path, description)
+            settings = {**description, **(description.get("text_config") or {})}
+            warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
         config = self.config_class(**backbone)
         heads = self.heads if config.ties_embeddings else ()
         tensors = _tensors(path, tuple(unused(config))) if weights else {}
@@ -377,16 +375,6 @@ def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
         for name, tensor in read_safetensors(path).items()
         if not name.endswith(("rotary_emb.inv_freq", *ends))
     }
-
-
-def _warn_of_unknown(path: Path, description: Mapping[str, Any]) -> None:
-    settings = {**description, **(description.get("text_config") or {})}
-    if unknown := sorted(settings.keys() - READ - IDLE - set(FIELDS.values())):
-        log.warning(
-            "%s: config.json sets %s, which kmodels does not know and does not follow",
-            path,
-            ", ".join(unknown),
-        )
 
 
 def _has_own_head(tensors: Mapping[str, LazyArray], heads: Collection[str]) -> bool:

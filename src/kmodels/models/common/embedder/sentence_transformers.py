@@ -16,14 +16,16 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_inside
 from kmodels.core.schema import read_json
 from kmodels.models.common.embedder.pooling import MEAN, MODES
-from kmodels.models.common.huggingface import HuggingFaceFormat
+from kmodels.models.common.huggingface import CONFIG, HuggingFaceFormat
+from kmodels.models.common.unknown_settings import warn_of_unknown
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 
 MODULES, PROMPTS, SENTENCES = (
     *("modules.json", "config_sentence_transformers.json"),
     "sentence_bert_config.json",
 )
-TYPES = "sentence_transformers.models."
+OWN = "sentence_transformers."
+TYPES = f"{OWN}models."
 ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "linear",
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -37,20 +39,57 @@ LEGACY = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-# Settings of a module that change what it computes, and the values at which the model computes it.
-USUAL: dict[str, tuple[Any, ...]] = {
-    "include_prompt": (True,),
+# Settings by the class that reads them: the values at which the model computes the same, or None
+# for a setting that is read here or changes no vector. Any other setting is warned of by name.
+Known = Mapping[str, tuple[Any, ...] | None]
+SAME_KEYS: Known = {
     "module_input_name": ("sentence_embedding",),
     "module_output_name": ("sentence_embedding", None),
-    "use_residual": (False,),
 }
-# Those of the transformer.
-USUAL_SENTENCES: dict[str, tuple[Any, ...]] = {
-    "do_lower_case": (False,),
-    "transformer_task": ("feature-extraction",),
-    "module_output_name": ("token_embeddings",),
-    "processing_kwargs": ({}, None),
+KNOWN: dict[str, Known] = {
+    "Transformer": {
+        "transformer_task": ("feature-extraction",),
+        "modality_config": None,
+        "module_output_name": ("token_embeddings",),
+        "processing_kwargs": None,
+        "unpad_inputs": None,
+        **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
+        "max_seq_length": None,
+        "do_lower_case": (False,),
+        "tokenizer_name_or_path": (None,),
+        **dict.fromkeys(("model_kwargs", "model_args"), None),
+        **dict.fromkeys(("processor_kwargs", "tokenizer_args"), ({}, None)),
+        **dict.fromkeys(("config_kwargs", "config_args"), ({}, None)),
+    },
+    "Pooling": {
+        **dict.fromkeys(("embedding_dimension", "word_embedding_dimension", "pooling_mode")),
+        **dict.fromkeys(LEGACY.values()),
+        "include_prompt": (True,),
+    },
+    "Dense": {
+        **dict.fromkeys(("in_features", "out_features", "bias", "activation_function")),
+        **SAME_KEYS,
+        "use_residual": (False,),
+    },
+    "Normalize": SAME_KEYS,
+    # config_sentence_transformers.json
+    "SentenceTransformer": {
+        "model_type": ("SentenceTransformer",),
+        **dict.fromkeys(("__version__", "requirements", "prompts", "default_prompt_name")),
+        **dict.fromkeys(("similarity_fn_name", "truncate_dim")),
+    },
+    # An entry of modules.json.
+    "module": {**dict.fromkeys(("idx", "name", "path", "type")), "kwargs": ([], None)},
 }
+# How the transformer reads a text; that of images and sound, which the model has no encoder of,
+# may be anything.
+TEXT, AS_TEXT = "text", {"method": "forward", "method_output_name": "last_hidden_state"}
+# Arguments of from_pretrained in transformers that change no number beyond its precision.
+IDLE_ARGUMENTS = {
+    *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage"),
+    *("torch_dtype", "trust_remote_code", "use_safetensors"),
+}
+NESTED = ("modality_config", "processing_kwargs", "model_kwargs", "model_args")
 # transformers' default of `max_position_embeddings`.
 POSITIONS = 131_072
 
@@ -90,6 +129,13 @@ class EmbedderFormat(HuggingFaceFormat):
 def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyArray], list[Rule]]:
     """Returns the settings of the task, and the tensors of its dense layers with their rules."""
     listed: Any = json.loads((path / MODULES).read_text(encoding="utf-8"))
+    for module in listed:
+        _check(path / MODULES, module, KNOWN["module"])
+        if not module["type"].startswith(OWN):
+            raise InputError(
+                f"{path / MODULES} has a module of type {module['type']}, whose code lies in the "
+                "directory or another package; the model supports those of sentence-transformers"
+            )
     kinds = [module["type"].rpartition(".")[2] for module in listed]
     dense: list[dict[str, Any]] = []
     wanted = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense")]
@@ -113,8 +159,8 @@ def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyA
     task: dict[str, Any] = {"pooling": MEAN, "dense": dense, "normalize": kinds[-1] == "Normalize"}
     for kind, module in zip(kinds[1:], listed[1:], strict=True):
         folder = path / module["path"]
-        held = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-        _check_usual(folder, held)
+        held = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        _check(folder / CONFIG, held, KNOWN[kind])
         if kind == "Pooling":
             task["pooling"] = _mode(folder, held)
         elif kind == "Dense":
@@ -134,14 +180,40 @@ def dense_rules(folder: str, number: int) -> list[Rule]:
     ]
 
 
-def _check_usual(
-    folder: Path, held: Mapping[str, Any], usual: Mapping[str, tuple[Any, ...]] = USUAL
-) -> None:
-    for name, values in usual.items():
-        if name in held and held[name] not in values:
+def _check(where: Path, held: Mapping[str, Any], known: Known) -> None:
+    """Raises `InputError` for a value that the model does not follow; warns of unknown settings."""
+    for name, value in held.items():
+        values = known.get(name)
+        if values is not None and value not in values:
             raise InputError(
-                f"{folder}: {name} is {held[name]!r}; the model supports {values[0]!r} alone"
+                f"{where}: {name} is {value!r}; the model supports {values[0]!r} alone"
             )
+    warn_of_unknown(where, held, known)
+
+
+def _check_reading(where: Path, held: Mapping[str, Any]) -> None:
+    """Raises `InputError` if sentence-transformers would read a text otherwise than the model."""
+    modalities = held.get("modality_config") or {TEXT: AS_TEXT}
+    if "message" in modalities:
+        raise InputError(
+            f"{where}: modality_config has 'message', so that each text goes through the chat "
+            "template of the tokenizer; the model encodes plain texts: remove 'message' there if "
+            "that is how it was trained"
+        )
+    if modalities.get(TEXT) != AS_TEXT:
+        raise InputError(
+            f"{where}: modality_config has {TEXT}={modalities.get(TEXT)!r}; the model supports "
+            f"{AS_TEXT!r} alone"
+        )
+    processing = held.get("processing_kwargs") or {}
+    changing = {"processing_kwargs": [key for key in (TEXT, "common") if processing.get(key)]}
+    for name in ("model_kwargs", "model_args"):
+        changing[name] = sorted((held.get(name) or {}).keys() - IDLE_ARGUMENTS)
+    if told := [f"{name}={held[name]!r}" for name, keys in changing.items() if keys]:
+        raise InputError(
+            f"{where} has {', '.join(told)}, which the model does not follow; remove what changes "
+            "nothing there"
+        )
 
 
 def _mode(folder: Path, held: Mapping[str, Any]) -> str:
@@ -171,8 +243,13 @@ def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
-    held = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
-    _check_usual(path / SENTENCES, held, USUAL_SENTENCES)
+    held = (
+        read_json(path / SENTENCES, {name: {} for name in NESTED})
+        if (path / SENTENCES).is_file()
+        else {}
+    )
+    _check(path / SENTENCES, held, KNOWN["Transformer"])
+    _check_reading(path / SENTENCES, held)
     if held.get("max_seq_length"):
         return int(held["max_seq_length"])
     file = path / "tokenizer_config.json"
@@ -183,6 +260,7 @@ def _length(path: Path, description: Mapping[str, Any]) -> int:
 
 def _prompts(path: Path) -> dict[str, Any]:
     held = read_json(path / PROMPTS) if (path / PROMPTS).is_file() else {}
+    _check(path / PROMPTS, held, KNOWN["SentenceTransformer"])
     prompts = held.get("prompts") or {}
     return {
         "prompts": {name: text for name, text in prompts.items() if text is not None},
@@ -214,7 +292,7 @@ def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
     ]
     files: dict[str, Any] = {
         MODULES: modules,
-        f"{folders[1]}/config.json": {
+        f"{folders[1]}/{CONFIG}": {
             "word_embedding_dimension": width,
             **{name: mode == settings["pooling"] for mode, name in LEGACY.items()},
             "include_prompt": True,
@@ -235,7 +313,7 @@ def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
     for number, layer in enumerate(settings["dense"]):
         folder = folders[2 + number]
         rules += dense_rules(folder, number)
-        files[f"{folder}/config.json"] = {
+        files[f"{folder}/{CONFIG}"] = {
             "in_features": width,
             "out_features": layer["units"],
             "bias": layer["use_bias"],
@@ -243,5 +321,5 @@ def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
         }
         width = layer["units"]
     if settings["normalize"]:
-        files[f"{folders[-1]}/config.json"] = {}
+        files[f"{folders[-1]}/{CONFIG}"] = {}
     return files, rules

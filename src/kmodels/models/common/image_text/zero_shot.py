@@ -85,6 +85,7 @@ class ZeroShot(keras.Model):
                     "token ids"
                 )
             array = self.preprocessor(list(array))["token_ids"]
+        self.check_token_ids(array)
         return self._encoded("text", array, batch_size, normalize)
 
     def similarity(self, images: Data, texts: Texts, batch_size: int = 32) -> np.ndarray:
