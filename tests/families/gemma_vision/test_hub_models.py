@@ -179,7 +179,7 @@ def test_windows_that_cut_an_image_are_why(models):
     for one, other in zip(narrow.weights, theirs.weights, strict=True):
         one.assign(to_numpy(other))
     config = {**ours.backbone.config.to_dict(), "sliding_window_size": 3}
-    mine = Gemma3ImageTextLM(Gemma3ImageTextBackbone(**config), preprocessor=None)
+    mine = Gemma3ImageTextLM(backbone=Gemma3ImageTextBackbone(**config), preprocessor=None)
     mine.set_weights(ours.get_weights())
     x = hub_models.with_images(1)
     assert np.abs(output(mine, x) - output(narrow, x)).max() > 100 * LIMIT

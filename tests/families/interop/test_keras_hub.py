@@ -459,7 +459,7 @@ def test_presets_carry_the_tokenizer(causal, tmp_path):
 def test_gemma_3_has_no_tokens_of_pictures(causal):
     preprocessor = Gemma3CausalLMPreprocessor(causal.preprocessor.tokenizer, sequence_length=16)
     sizes = {**SIZES, **hub_models.GEMMA_2, "sliding_window_pattern": 6}
-    ours = Gemma3CausalLM(Gemma3Backbone(**sizes), preprocessor=preprocessor)
+    ours = Gemma3CausalLM(backbone=Gemma3Backbone(**sizes), preprocessor=preprocessor)
     theirs = interop.to_hub(ours)
     assert list(theirs.preprocessor.tokenizer("a b")) == preprocessor.tokenizer("a b")
     assert type(interop.from_hub(theirs)) is Gemma3CausalLM
