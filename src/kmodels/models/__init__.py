@@ -50,7 +50,12 @@ from kmodels.models.qwen3 import (
     Qwen3TextEmbedderPreprocessor,
     Qwen3Tokenizer,
 )
-from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder, SigLIPTokenizer
+from kmodels.models.siglip import (
+    SigLIPPreprocessor,
+    SigLIPTextConfig,
+    SigLIPTextEncoder,
+    SigLIPTokenizer,
+)
 from kmodels.models.two_towers import (
     CLIPBackbone,
     ImageTextPreprocessor,
@@ -59,6 +64,7 @@ from kmodels.models.two_towers import (
     TwoTowersConfig,
 )
 from kmodels.models.vit import (
+    CLIPImageConverter,
     CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
@@ -103,6 +109,7 @@ for _backbone in (
 
 __all__ = [
     "CLIPBackbone",
+    "CLIPImageConverter",
     "CLIPPreprocessor",
     "CLIPTextConfig",
     "CLIPTextEncoder",
@@ -164,6 +171,7 @@ __all__ = [
     "SigLIPBackbone",
     "SigLIPImageConverter",
     "SigLIPNaFlexVisionEncoder",
+    "SigLIPPreprocessor",
     "SigLIPTextConfig",
     "SigLIPTextEncoder",
     "SigLIPTokenizer",

@@ -45,7 +45,7 @@ def test_names_of_keras_hub():
     sizes |= {"num_key_value_heads": 1, "intermediate_dim": 12, "head_dim": 4}
     backbone = Gemma3Backbone(image_size=None, **sizes)
     assert backbone.config.mlp_dim == 12 and backbone.config.global_rope_wavelength == 1e6
-    assert Gemma3CausalLM(backbone=backbone).backbone_class is Gemma3Backbone
+    assert Gemma3CausalLM(backbone).backbone_class is Gemma3Backbone
     assert GemmaBackbone(**sizes).config.mlp_dim == 6
     refused("text only", Gemma3Backbone, vision_encoder=1, **sizes)
 

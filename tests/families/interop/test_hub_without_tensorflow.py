@@ -50,7 +50,7 @@ found = theirs.preprocessor(["a b"])[0]["token_ids"]
 print("text", (np.asarray(found) == text(["a b"])[0]["token_ids"]).all())
 
 text = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=8)
-ours = Gemma3CausalLM(backbone=Gemma3Backbone(**sizes), preprocessor=text)
+ours = Gemma3CausalLM(Gemma3Backbone(**sizes), preprocessor=text)
 try:
     keras_hub.to_hub(ours)
 except InputError as error:

@@ -1,12 +1,13 @@
 """Text generation with Gemma, and its training without logits."""
 
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any
 
 import keras
 
 from kmodels.models.common.gguf.causal_lm import GGUFCausalLM
-from kmodels.models.common.hub_order import in_order
+from kmodels.models.common.hub_order import by_name
 from kmodels.models.common.image_text.either import TextOrImages
 from kmodels.models.gemma.exports import gguf
 from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
@@ -43,12 +44,21 @@ class GemmaCausalLM(GGUFCausalLM):
 class HubCausalLM(TextOrImages, GemmaCausalLM):
     """A `GemmaCausalLM` by keras-hub's name, of text alone or of texts with images.
 
-    The base of `Gemma3CausalLM` and `Gemma4CausalLM`. As in keras-hub, arguments without a name are
-    preprocessor and backbone; a backbone with a vision encoder makes the subclass with images.
+    The base of `Gemma3CausalLM` and `Gemma4CausalLM`. Without names its arguments are preprocessor
+    and backbone as in keras-hub, or backbone and preprocessor as in all other tasks. A backbone
+    with a vision encoder makes the subclass with images.
     """
 
     order = ("preprocessor", "backbone")
-    __init__ = in_order(*order)(GemmaCausalLM.__init__)
+
+    @wraps(GemmaCausalLM.__init__)
+    def __init__(self, /, *args: Any, **kwargs: Any):
+        super().__init__(**by_name(type(self).__name__, self.names_of(args), args, kwargs))
+
+    @classmethod
+    def names_of(cls, args: tuple[Any, ...]) -> tuple[str, ...]:
+        """See `TextOrImages.names_of`."""
+        return cls.order[::-1] if args and isinstance(args[0], GemmaBackbone) else cls.order
 
     @classmethod
     def asks(cls, given: Mapping[str, Any]) -> bool:

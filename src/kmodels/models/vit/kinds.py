@@ -330,6 +330,11 @@ class DINOV3ImageConverter(ViTImageConverter):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
+class CLIPImageConverter(ViTImageConverter):
+    """`ViTImageConverter` by keras-hub's name for CLIP."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
 class SigLIPImageConverter(ViTImageConverter):
     """`ViTImageConverter` by keras-hub's name for SigLIP."""
 

@@ -35,8 +35,8 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
-        antialias: smooths what is made smaller, as Pillow does; False with "nearest" and "bilinear"
-            alone, for checkpoints that were trained so.
+        antialias: smooths what is made smaller, as Pillow does; False with all but
+            "lanczos", for checkpoints that were trained so.
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
             stretching the image.
         resize_size: the size before the middle of `image_size` is cut out: the length of the

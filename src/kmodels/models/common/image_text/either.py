@@ -21,9 +21,15 @@ class TextOrImages:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Returns an object of the class, or of its subclass that takes images."""
-        if not cls.takes_images and cls.asks(by_name(cls.__name__, cls.order, args, kwargs)):
+        given = by_name(cls.__name__, cls.names_of(args), args, kwargs)
+        if not cls.takes_images and cls.asks(given):
             cls = next(one for one in cls.__subclasses__() if one.takes_images)  # type: ignore[assignment]
         return super().__new__(cls, *args, **kwargs)
+
+    @classmethod
+    def names_of(cls, args: tuple[Any, ...]) -> tuple[str, ...]:
+        """Returns the names of positional arguments."""
+        return cls.order
 
     @classmethod
     def asks(cls, given: Mapping[str, Any]) -> bool:

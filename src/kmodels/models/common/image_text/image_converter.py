@@ -39,7 +39,7 @@ class ImageConverter(Preprocessor):
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`.
         pad_to_aspect_ratio: must be False.
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos3".
-        antialias: smooths what is made smaller; False with "nearest" and "bilinear" alone.
+        antialias: smooths what is made smaller; False with all but "lanczos3".
         bounding_box_format: "yxyx", keras-hub's default; there are no bounding boxes.
         data_format: "channels_last" or None.
         **kwargs: of `keras.layers.Layer`, such as `name`.
