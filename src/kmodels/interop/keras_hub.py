@@ -73,7 +73,7 @@ def from_hub(
             model.preprocessor, mine.config, peer.our_task.preprocessor_class
         )
     if backbone is not model or peer.pooled:
-        mine = peer.our_task(mine, **settings)
+        mine = peer.our_task(backbone=mine, **settings)
     rules = peer.table(getattr(mine, "backbone", mine).config)
     engine.load(mine, hub_weights.tensors(peer, model), rules, origin=f"{type(model).__name__}")
     hub_weights.compare(peer, mine, model, rules)

@@ -90,7 +90,9 @@ def test_rows_are_those_of_transformers(folder, said):
     assert (y == 1).all() and (weights == 0).all()
     np.testing.assert_array_equal(x["token_ids"], said["token_ids"])
     assert preprocessor(x) is x
-    plain = CLIPPreprocessor(preprocessor.tokenizer, 12, add_start_token=False, add_end_token=False)
+    plain = CLIPPreprocessor(
+        preprocessor.tokenizer, None, 12, add_start_token=False, add_end_token=False
+    )
     ids = plain(said["texts"][0])["token_ids"]
     np.testing.assert_array_equal(ids[: len(said["ids"][0])], said["ids"][0][:12])
     again = CLIPPreprocessor.from_config(preprocessor.get_config())

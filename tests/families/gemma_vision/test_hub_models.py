@@ -240,9 +240,11 @@ def test_arguments_that_do_not_fit(changes, message):
         Gemma3ImageTextBackbone(**{**ARGUMENTS, "vision_encoder": ENCODER, **changes})
 
 
-def test_the_text_model_says_which_class_sees():
-    with pytest.raises(InputError, match="is text only; use Gemma3ImageTextBackbone, or leave"):
-        Gemma3Backbone(**ARGUMENTS, vision_encoder=ENCODER)
+def test_keras_hubs_one_class_makes_the_one_that_sees():
+    backbone = Gemma3Backbone(**ARGUMENTS, vision_encoder=ENCODER)
+    assert type(backbone) is Gemma3ImageTextBackbone
+    assert type(Gemma3CausalLM(None, backbone)) is Gemma3ImageTextLM
+    assert type(Gemma3CausalLM(None, Gemma3Backbone(**ARGUMENTS))) is Gemma3CausalLM
 
 
 @once

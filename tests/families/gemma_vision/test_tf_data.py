@@ -57,19 +57,33 @@ def test_texts_alone(text):
 
 
 @pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("shape", [(9, 7, 3), None])
+def test_ragged_images(text, shape):
+    """As many images as each text has, with sides that are known or not, in a map and outside."""
+    import tensorflow as tf
+
+    images = [PIXELS[0], PIXELS[1, :1], PIXELS[2, :0]]
+    texts = {"prompts": [START * 2, START, "no image"], "responses": ["x"] * 3}
+    wanted = text({**texts, "images": [list(one) for one in images]})
+    ragged = tf.ragged.constant([one.tolist() for one in images], tf.uint8, inner_shape=shape)
+    columns = {name: tf.constant(column) for name, column in texts.items()} | {"images": ragged}
+    same(text(columns), wanted)
+    prompts = {"prompts": columns["prompts"], "images": ragged}
+    listed = {"prompts": texts["prompts"], "images": [list(one) for one in images]}
+    same(text.generate_preprocess(prompts), text.generate_preprocess(listed))
+    found = tf.data.Dataset.from_tensor_slices(columns).batch(3).map(text)
+    assert tuple(found.element_spec[0]["images"].shape) == (None, None, 20, 20, 3)
+    same(next(iter(found.as_numpy_iterator())), wanted)
+
+
+@pytest.mark.needs("tensorflow")
 def test_what_is_refused(case, text):
     import tensorflow as tf
 
     crops = case.preprocessor(crops=True)
-    ragged = tf.ragged.constant([[[[[1] * 3] * 4] * 5]], inner_shape=(5, 4, 3))
     columns = {"prompts": [START], "responses": ["x"]}
     dense = {**columns, "images": PIXELS[:1, 0]}
     for preprocessor, given, message in (
-        (
-            text,
-            {**columns, "images": ragged},
-            "ragged images cannot be preprocessed inside tf.data",
-        ),
         (crops, dense, "images with do_pan_and_scan cannot be preprocessed inside tf.data"),
         (text, {"images": PIXELS[:1, 0]}, "got images without texts; give prompts too"),
         (text, {**columns, "images": [[1.0, 2.0]]}, r"'images' has shape \(None, 2\) in tf.data"),

@@ -385,7 +385,8 @@ def classifier(**settings):
 @EVERYWHERE
 @pytest.mark.parametrize("crop", [False, True])
 @pytest.mark.parametrize(
-    "interpolation, antialias", [("bilinear", True), ("bilinear", False), ("bicubic", True)]
+    "interpolation, antialias",
+    [("bilinear", True), ("bilinear", False), ("bicubic", True), ("bicubic", False)],
 )
 def test_pictures_come_out_alike(interpolation, antialias, crop):
     ours = classifier(interpolation=interpolation, antialias=antialias, crop_to_aspect_ratio=crop)
@@ -395,7 +396,9 @@ def test_pictures_come_out_alike(interpolation, antialias, crop):
     waves = [np.sin(rows / 5 + i) * np.cos(columns / (7 - i)) for i in range(3)]
     # Floats, since of uint8 it rounds what it resized to whole numbers again.
     pictures = (127 + 100 * np.stack(waves, -1)).astype("float32")[None]
-    wanted = keras.ops.convert_to_numpy(theirs.preprocessor(pictures))
+    # In a map, where its cubic without smoothing is TensorFlow's on every backend.
+    data = import_module("tensorflow").data.Dataset.from_tensors(pictures)
+    (wanted,) = data.map(theirs.preprocessor).as_numpy_iterator()
     assert np.abs(ours.preprocessor(pictures) - wanted).max() <= tolerance("pictures")
     assert interop.from_hub(theirs).preprocessor.to_dict() == ours.preprocessor.to_dict()
 
@@ -406,7 +409,7 @@ def test_converters_without_a_counterpart():
     for settings, named in (
         ({"crop_to_aspect_ratio": False, "pad_to_aspect_ratio": True}, "pad_to_aspect_ratio"),
         ({"interpolation": "lanczos5"}, "lanczos5"),
-        ({"interpolation": "bicubic"}, "antialias=False with interpolation='bicubic'"),
+        ({"interpolation": "lanczos3"}, "interpolation='lanczos' with antialias=False"),
     ):
         theirs.preprocessor.image_converter = kind(image_size=(16, 24), **settings)
         refused(named, interop.from_hub, theirs)

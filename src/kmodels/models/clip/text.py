@@ -8,7 +8,8 @@ import keras
 import tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.models.common.image_text.image_converter import ImageConverter
+from kmodels.models.common.image_text.prompts import PromptsAndImages
 from kmodels.models.common.tokenizer import BytePairTokenizer
 from kmodels.text import Tokenizer
 from kmodels.text import settings as described
@@ -49,11 +50,12 @@ class CLIPTokenizer(BytePairTokenizer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class CLIPPreprocessor(TextPreprocessor):
-    """`TextPreprocessor` of CLIP, by default for rows of 77 tokens.
+class CLIPPreprocessor(PromptsAndImages):
+    """`PromptsAndImages` of CLIP, by default for rows of 77 tokens.
 
     Args:
-        tokenizer: as of `TextPreprocessor`.
+        tokenizer: as of `PromptsAndImages`.
+        image_converter: a `CLIPImageConverter`, or None for texts alone.
         sequence_length: see there.
         add_start_token: see there.
         add_end_token: see there.
@@ -71,6 +73,7 @@ class CLIPPreprocessor(TextPreprocessor):
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        image_converter: ImageConverter | Mapping[str, Any] | None = None,
         sequence_length: int = 77,
         add_start_token: bool = True,
         add_end_token: bool = True,
@@ -81,4 +84,5 @@ class CLIPPreprocessor(TextPreprocessor):
             raise InputError(
                 f"to_lower is {to_lower}, but CLIP's tokenizer lowercases all texts; leave it out"
             )
-        super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
+        ends = (add_start_token, add_end_token)
+        super().__init__(tokenizer, image_converter, sequence_length, *ends, **kwargs)

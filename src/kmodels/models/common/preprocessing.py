@@ -13,6 +13,7 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
 from kmodels.core.types import Data, DTypeLike
 from kmodels.task import Named
+from kmodels.text.texts import in_graph
 
 SETTINGS_FILE = "preprocessor.json"
 
@@ -63,18 +64,18 @@ class Preprocessor(keras.layers.Layer):
 
     def __call__(self, x: Data, y: Data = None, sample_weight: Data = None, **kwargs: Any) -> Any:
         """Makes inputs of the model from raw data, of which Keras' own call would make tensors."""
-        first = _first(x)
-        if isinstance(first, keras.KerasTensor):
+        columns = x if isinstance(x, dict) else {"": x}
+        firsts = [_first(column) for column in columns.values()]
+        if any(isinstance(first, keras.KerasTensor) for first in firsts):
             raise InputError(
                 f"{type(self).__name__} works on data, not inside a model; call it on arrays, or "
                 "hand it to a dataset's map"
             )
-        kind = type(first)
-        if kind.__module__.startswith("tensorflow") and kind.__name__ != "EagerTensor":
+        if any(map(in_graph, firsts)):
             from kmodels.models.common import preprocessing_tensorflow
 
             return preprocessing_tensorflow.call(self, (x, y, sample_weight), kwargs)
-        return self.call(x, y, sample_weight, **kwargs)
+        return self.call(on_host(x), y, sample_weight, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments that make an equal one, as plain values."""
@@ -135,6 +136,21 @@ class Preprocessor(keras.layers.Layer):
                 f"{folder} holds a model, whose preprocessor is saved with it; set "
                 "model.preprocessor and call model.save_to_preset, or give another directory"
             )
+
+
+def on_host(x: Data) -> Any:
+    """Returns data with tensors of TensorFlow as arrays, and ragged ones as lists of arrays.
+
+    Args:
+        x: data, or columns of data by name.
+    """
+    columns = x if isinstance(x, dict) else {"": x}
+    if not any(type(column).__module__.startswith("tensorflow") for column in columns.values()):
+        return x
+    from kmodels.models.common import preprocessing_tensorflow
+
+    found = {name: preprocessing_tensorflow.on_host(column) for name, column in columns.items()}
+    return found if isinstance(x, dict) else found[""]
 
 
 def _first(x: Data) -> Any:

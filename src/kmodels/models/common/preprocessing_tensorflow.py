@@ -1,5 +1,6 @@
 """Preprocessors inside tf.data, whatever backend Keras computes with."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
         Tensors in the structure, shapes and dtypes that the layer's `compute_output_spec` tells.
 
     Raises:
-        InputError: for tensors whose number of axes is unknown, or ragged ones.
+        InputError: for sparse tensors, or those whose number of axes is unknown.
     """
     tensors = keras.tree.map_structure(lambda x: None if x is None else _tensor(x), given)
     promised = layer.compute_output_spec(*keras.tree.map_structure(_spec, tensors), **kwargs)
@@ -32,27 +33,50 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:
         values = iter(arrays)
-        filled = [None if x is None else next(values) for x in leaves]
+        filled = [None if x is None else _joined(x, values) for x in leaves]
         parts = keras.tree.pack_sequence_as(tensors, filled)
         found = keras.tree.flatten(layer.call(*parts, **kwargs))
         return [_array(x, spec.dtype) for x, spec in zip(found, wanted, strict=True)]
 
-    inputs = [x for x in leaves if x is not None]
+    inputs = [part for x in leaves if x is not None for part in _parts(x)]
     outputs = tf.numpy_function(run, inputs, [tf.as_dtype(spec.dtype) for spec in wanted])
     for tensor, spec in zip(outputs, wanted, strict=True):
         tensor.set_shape(spec.shape)
     return keras.tree.pack_sequence_as(promised, outputs)
 
 
-def _tensor(x: Any) -> tf.Tensor:
-    if isinstance(x, tf.RaggedTensor | tf.SparseTensor) or (
-        isinstance(x, tf.Tensor) and x.shape.rank is None
-    ):
+def on_host(x: Any) -> Any:
+    """Returns a tensor as an array, a ragged one as a list of arrays where its rows differ."""
+    if isinstance(x, tf.RaggedTensor):
+        dense: Any = x.to_tensor()
+        if int(tf.size(dense)) == int(tf.size(x.flat_values)):
+            return dense.numpy()
+        return [on_host(row) for row in x]  # type: ignore[attr-defined]
+    return x.numpy() if isinstance(x, tf.Tensor) and hasattr(x, "numpy") else x
+
+
+def _tensor(x: Any) -> Any:
+    if isinstance(x, tf.RaggedTensor):
+        return x
+    if isinstance(x, tf.SparseTensor) or (isinstance(x, tf.Tensor) and x.shape.rank is None):
         raise InputError(
             f"a preprocessor in tf.data got a {type(x).__name__} of unknown shape; give tensors "
             "whose number of axes is known, such as single examples before batch()"
         )
     return tf.convert_to_tensor(x)
+
+
+def _parts(x: Any) -> list[tf.Tensor]:
+    """Returns the tensors that a tensor consists of."""
+    return [x.flat_values, *x.nested_row_splits] if isinstance(x, tf.RaggedTensor) else [x]
+
+
+def _joined(x: Any, values: Iterator[np.ndarray]) -> Any:
+    """Returns the value of a symbolic tensor from those of its parts."""
+    parts = [next(values) for _ in _parts(x)]
+    if not isinstance(x, tf.RaggedTensor):
+        return parts[0]
+    return on_host(tf.RaggedTensor.from_nested_row_splits(parts[0], parts[1:], validate=False))
 
 
 def _spec(x: tf.Tensor | None) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.models.common.chat_prompts import ChatPrompts
+from kmodels.models.common.preprocessing import on_host
 from kmodels.models.common.records import one_by_one
 from kmodels.models.common.text_preprocessor import TextPreprocessor
 from kmodels.text import Cut, Example, Template, Tokenizer, encode, pack, pad
@@ -208,7 +209,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         Raises:
             InputError: for a chat that is too long, or that its template refuses.
         """
-        length = sequence_length or self.sequence_length
+        length, x = sequence_length or self.sequence_length, on_host(x)
         if is_chat(x):
             chats, is_batch = as_chats(x)
             prompts = self.chat_examples(chats)

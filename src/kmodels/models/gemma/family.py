@@ -8,9 +8,9 @@ from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.embedder.task import PARTS
 from kmodels.models.common.sizes import sizes
-from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
+from kmodels.models.gemma.causal_lm import Gemma3CausalLM, Gemma4CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.embedder import GemmaTextEmbedder
+from kmodels.models.gemma.embedder import Gemma3TextEmbedder, GemmaTextEmbedder
 from kmodels.models.gemma.model import GemmaBackbone
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.models.gemma.weights import gemma4, gguf, huggingface
@@ -97,7 +97,7 @@ def _whole(value: float) -> int | float:
 FAMILY = Family(
     name="gemma",
     backbone=GemmaBackbone,
-    tasks=(GemmaCausalLM, Gemma3CausalLM, GemmaTextEmbedder),
+    tasks=(GemmaCausalLM, Gemma3CausalLM, Gemma4CausalLM, GemmaTextEmbedder, Gemma3TextEmbedder),
     presets=PRESETS,
     formats=(huggingface.FORMAT, gguf.FORMAT),
     sizes=sizes,

@@ -19,9 +19,11 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.decoder import DecoderBackbone
+from kmodels.models.common.hub_order import in_order
+from kmodels.models.common.image_text.either import TextOrImages
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.layers import GemmaBlock
-from kmodels.models.gemma.presets import GEMMA_3
+from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
 from kmodels.models.gemma.weights import peft
 
 # What keras-hub's Gemma 3 is where nothing is said.
@@ -31,26 +33,50 @@ HUB_DEFAULTS: dict[str, Any] = {
     "sliding_window_size": 1024,
 }
 
-POOLING = ("pooling_intermediate_dim", "embedding_dim")
+# What keras-hub's Gemma 4 is where nothing is said.
+HUB_DEFAULTS_4: dict[str, Any] = {**GEMMA_4, "global_rope_partial_rotary_factor": 1.0}
+ROPES = {"local_rope_wavelength": 10_000.0, "global_rope_wavelength": 1_000_000.0}
+GROUPS = "num_global_key_value_heads"
+# Arguments of parts that are not here, which keras-hub's configs hold as None.
+ABSENT = ("pooling_intermediate_dim", "embedding_dim", "num_audio_tokens_per_clip")
+
+SIZES = (
+    *("vocabulary_size", "image_size", "num_layers", "num_query_heads", "num_key_value_heads"),
+    *("hidden_dim", "intermediate_dim", "head_dim", "query_head_dim_normalize"),
+)
+ORDER_3 = (
+    *(*SIZES, "use_query_key_norm", "use_post_ffw_norm", "use_post_attention_norm"),
+    *("attention_logit_soft_cap", "final_logit_soft_cap", "use_sliding_window_attention"),
+    *("sliding_window_size", "local_rope_scaling_factor", "global_rope_scaling_factor"),
+    *("vision_encoder", "layer_norm_epsilon", "use_bidirectional_attention", "dropout"),
+    *("is_embedding_model", "pooling_intermediate_dim", "embedding_dim", "dtype"),
+)
+ORDER_4 = (
+    *(*SIZES, "attention_logit_soft_cap", "final_logit_soft_cap", "use_sliding_window_attention"),
+    *("sliding_window_size", "sliding_window_pattern", "layer_types", "global_head_dim"),
+    *("local_rope_scaling_factor", "global_rope_scaling_factor", "vision_encoder"),
+    *("audio_encoder", "num_audio_tokens_per_clip", "layer_norm_epsilon"),
+    *("use_bidirectional_attention", "use_vision_bidirectional_attention", "dropout"),
+    *("is_embedding_model", "pooling_intermediate_dim", "embedding_dim", "num_kv_shared_layers"),
+    *(GROUPS, "hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+    *("global_rope_wavelength", "local_rope_wavelength", "global_rope_partial_rotary_factor"),
+    *("use_double_wide_mlp", "enable_moe_block", "num_experts", "expert_intermediate_dim"),
+    *("num_experts_per_token", "dtype"),
+)
 
 
-def hub_fields(fields: Mapping[str, Any], is_embedding_model: bool) -> dict[str, Any]:
-    """Returns the fields of the config for the arguments of keras-hub's `Gemma3Backbone`.
+def hub_fields_4(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the config for the arguments of keras-hub's `Gemma4Backbone`.
 
-    Args:
-        fields: what was given.
-        is_embedding_model: False.
-
-    Raises:
-        InputError: for an embedding model.
+    A number of key/value heads for global layers makes their keys the values too, unless
+    `attention_k_eq_v` is among the arguments.
     """
-    if is_embedding_model:
-        raise InputError(
-            "Gemma3Backbone ends at the hidden states; give it to GemmaTextEmbedder with dense="
-            '[{"units": pooling_intermediate_dim}, {"units": embedding_dim}]'
-        )
-    given = {name: x for name, x in fields.items() if name not in POOLING or x is not None}
-    return {**HUB_DEFAULTS, **given}
+    found = {**HUB_DEFAULTS_4, **fields}
+    found |= {name: usual for name, usual in ROPES.items() if found.get(name) is None}
+    if "attention_k_eq_v" not in fields and (groups := found.get(GROUPS)) is not None:
+        found["attention_k_eq_v"] = True
+        found[GROUPS] = None if groups == found.get("num_key_value_heads") else groups
+    return found
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -89,32 +115,85 @@ class GemmaBackbone(DecoderBackbone):
     block_class = GemmaBlock
     family = "gemma"
     peft_names = staticmethod(peft.names)
+    __init__ = in_order(
+        *("vocabulary_size", "num_layers", "num_query_heads", "num_key_value_heads"),
+        *("hidden_dim", "intermediate_dim", "head_dim", "query_head_dim_normalize"),
+        *("use_post_ffw_norm", "use_post_attention_norm", "attention_logit_soft_cap"),
+        *("final_logit_soft_cap", "use_sliding_window_attention", "sliding_window_size"),
+        *("layer_norm_epsilon", "dropout", "dtype"),
+    )(DecoderBackbone.__init__)
+
+
+class HubBackbone(TextOrImages, GemmaBackbone):
+    """A `GemmaBackbone` by keras-hub's arguments, of text alone or with a vision encoder.
+
+    The base of `Gemma3Backbone` and `Gemma4Backbone`.
+    """
+
+    @classmethod
+    def asks(cls, given: Mapping[str, Any]) -> bool:
+        """Returns True if there is a vision encoder."""
+        return given.get("vision_encoder") is not None
+
+    @classmethod
+    def known(cls, fields: Mapping[str, Any], vision_encoder: object) -> dict[str, Any]:
+        """Returns arguments without those of parts that are neither here nor asked for.
+
+        Raises:
+            InputError: for an embedding model or an audio encoder.
+        """
+        name = cls.__name__
+        if fields.get("is_embedding_model"):
+            raise InputError(
+                f"{name} ends at the hidden states; give it to GemmaTextEmbedder with dense="
+                '[{"units": pooling_intermediate_dim}, {"units": embedding_dim}]'
+            )
+        if fields.get("audio_encoder") is not None:
+            raise InputError(f"{name} reads no audio; leave audio_encoder out")
+        left = {"is_embedding_model", "audio_encoder"}
+        left |= {name for name in ABSENT if fields.get(name) is None}
+        if vision_encoder is None:  # of the tokens of images, which there are none of
+            left.add("use_vision_bidirectional_attention")
+        found = {name: x for name, x in fields.items() if name not in left}
+        return found if vision_encoder is None else {**found, "vision_encoder": vision_encoder}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Gemma3Backbone(GemmaBackbone):
+class Gemma3Backbone(HubBackbone):
     """`GemmaBackbone` with the defaults and arguments of keras-hub's class of this name.
 
     Args:
-        image_size: size of the vision encoder, which is not here; ignored.
-        vision_encoder: None.
-        is_embedding_model: False; `GemmaTextEmbedder` has what keras-hub's class has then.
-        **fields: as of `GemmaBackbone`.
+        image_size: side of the images of the vision encoder; not used in a model of text alone.
+        vision_encoder: a `Gemma3VisionEncoder`, which makes a `Gemma3ImageTextBackbone`, or None.
+        **fields: as of `GemmaBackbone`. `is_embedding_model` is False: `GemmaTextEmbedder` has what
+            keras-hub's class has then.
 
     Raises:
-        InputError: for a vision encoder, or an embedding model.
+        InputError: for an embedding model.
     """
 
-    def __init__(
-        self,
-        image_size: object = None,
-        vision_encoder: object = None,
-        is_embedding_model: bool = False,
-        **fields: Any,
-    ):
-        if vision_encoder is not None:
-            raise InputError(
-                "Gemma3Backbone is text only; use Gemma3ImageTextBackbone, or leave vision_encoder "
-                "out"
-            )
-        super().__init__(**hub_fields(fields, is_embedding_model))
+    order = ORDER_3
+
+    @in_order(*ORDER_3)
+    def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
+        super().__init__(**{**HUB_DEFAULTS, **self.known(fields, vision_encoder)})
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Gemma4Backbone(HubBackbone):
+    """`GemmaBackbone` with the defaults and arguments of keras-hub's class of this name.
+
+    Args:
+        image_size: side of the images of keras-hub's encoder; not used.
+        vision_encoder: a `Gemma4VisionEncoder`, which makes a `Gemma4ImageTextBackbone`, or None.
+        **fields: as of `GemmaBackbone`. `is_embedding_model` is False and `audio_encoder` None.
+
+    Raises:
+        InputError: for an embedding model, or an audio encoder.
+    """
+
+    order = ORDER_4
+
+    @in_order(*ORDER_4)
+    def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
+        super().__init__(**hub_fields_4(self.known(fields, vision_encoder)))

@@ -9,14 +9,27 @@ import tokenizers
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import sentencepiece
 from kmodels.text.marks import ENDS_OF_TURNS, TURNS
 
-PICTURES = {
-    "<img>": "image_placeholder",
-    "<start_of_image>": "start_of_image_token",
-    "<end_of_image>": "end_of_image_token",
+# The argument that asks for tokens, and the attribute that each of them has.
+Named = Mapping[str, Mapping[str, str]]
+NAMED_3: Named = {
+    "has_vision_tokens": {
+        "<img>": "image_placeholder",
+        "<start_of_image>": "start_of_image_token",
+        "<end_of_image>": "end_of_image_token",
+    }
+}
+NAMED_4: Named = {
+    f"has_{kind}_tokens": {
+        f"<|{word}|>": f"{word}_placeholder",
+        f"<|{word}>": f"start_of_{word}_token",
+        f"<{word}|>": f"end_of_{word}_token",
+    }
+    for kind, word in (("vision", "image"), ("audio", "audio"), ("video", "video"))
 }
 
 
@@ -138,17 +151,68 @@ class Gemma3Tokenizer(GemmaTokenizer):
     ):
         super().__init__(proto, **kwargs)
         self.has_vision_tokens = has_vision_tokens
-        wanted = {} if has_vision_tokens is False else PICTURES
-        found = {text: self.core.token_to_id(text) for text in wanted}
-        if has_vision_tokens and (absent := [text for text, i in found.items() if i is None]):
-            raise InputError(
-                f"the vocabulary has no {', '.join(absent)}; give has_vision_tokens=False for a "
-                "model of text alone"
-            )
-        for text, name in PICTURES.items():
-            setattr(self, name, text)
-            setattr(self, f"{name}_id", -1 if found.get(text) is None else found[text])
+        _name_tokens(self, NAMED_3)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
         return {**super().get_config(), "has_vision_tokens": self.has_vision_tokens}
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Gemma4Tokenizer(GemmaTokenizer):
+    """`GemmaTokenizer` with keras-hub's names for the tokens of images, audio and video.
+
+    Args:
+        proto: as `GemmaTokenizer`, like all that is not listed.
+        has_vision_tokens: True asks for <|image|>, <|image> and <image|> in the vocabulary; by
+            default they may be absent, and False leaves them alone.
+        has_audio_tokens: the same for <|audio|>, <|audio> and <audio|>.
+        has_video_tokens: the same for <|video|>, <|video> and <video|>.
+        **kwargs: of `GemmaTokenizer`.
+
+    Attributes:
+        image_placeholder_id: id of <|image|>, -1 where it is absent or left alone; the other tokens
+            have such an attribute too, such as `start_of_image_token_id`.
+
+    Raises:
+        InputError: for tokens that are to be there and are not.
+    """
+
+    @in_order("proto", "has_vision_tokens", "has_audio_tokens", "has_video_tokens")
+    def __init__(
+        self,
+        proto: str | Path | bytes,
+        has_vision_tokens: bool | None = None,
+        has_audio_tokens: bool | None = None,
+        has_video_tokens: bool | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(proto, **kwargs)
+        self.has_vision_tokens = has_vision_tokens
+        self.has_audio_tokens = has_audio_tokens
+        self.has_video_tokens = has_video_tokens
+        _name_tokens(self, NAMED_4)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {**super().get_config(), **{name: getattr(self, name) for name in NAMED_4}}
+
+
+def _name_tokens(tokenizer: GemmaTokenizer, named: Named) -> None:
+    """Sets the attributes of tokens and of their ids.
+
+    Raises:
+        InputError: for tokens that are to be there and are not.
+    """
+    for argument, tokens in named.items():
+        wanted = getattr(tokenizer, argument)
+        ids = {text: tokenizer.core.token_to_id(text) for text in tokens}
+        if wanted and (absent := [text for text, i in ids.items() if i is None]):
+            raise InputError(
+                f"the vocabulary has no {', '.join(absent)}; give {argument}=False for a model "
+                "without them"
+            )
+        for text, name in tokens.items():
+            number = None if wanted is False else ids[text]
+            setattr(tokenizer, name, text)
+            setattr(tokenizer, f"{name}_id", -1 if number is None else number)

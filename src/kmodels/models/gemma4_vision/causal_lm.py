@@ -7,14 +7,14 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.gemma.causal_lm import GemmaCausalLM
+from kmodels.models.gemma.causal_lm import Gemma4CausalLM
 from kmodels.models.gemma4_vision.model import Gemma4ImageTextBackbone
 from kmodels.models.gemma4_vision.preprocessor import Gemma4ImageTextLMPreprocessor
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Gemma4ImageTextLM(GemmaCausalLM):
-    """A Gemma 4 that predicts the next token of a text with images; all is as in `GemmaCausalLM`.
+class Gemma4ImageTextLM(Gemma4CausalLM):
+    """A Gemma 4 that predicts the next token of a text with images; all is as in `Gemma4CausalLM`.
 
     Example:
         model = kmodels.models.Gemma4ImageTextLM.from_preset("path/to/hf_directory")
@@ -22,6 +22,7 @@ class Gemma4ImageTextLM(GemmaCausalLM):
     """
 
     backbone_class = Gemma4ImageTextBackbone
+    takes_images = True
     preprocessor_class = Gemma4ImageTextLMPreprocessor
     takes = Gemma4ImageTextBackbone.takes
     absent = Gemma4ImageTextBackbone.absent

@@ -5,22 +5,23 @@ from typing import Any
 
 import keras
 
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.image_text.patch_decoder import PatchTextBackbone
-from kmodels.models.gemma.layers import GemmaBlock
+from kmodels.models.gemma.model import ORDER_4, Gemma4Backbone
 from kmodels.models.gemma4_vision.config import Gemma4ImageTextConfig
 from kmodels.models.vit.gemma4.patches import PatchFeatures
 from kmodels.models.vit.weights import gemma4_peft
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Gemma4ImageTextBackbone(PatchTextBackbone):
+class Gemma4ImageTextBackbone(PatchTextBackbone, Gemma4Backbone):
     """A Gemma 4 that reads texts with images of any shape, without its output layer.
 
     Args:
         vision_encoder: a `Gemma4VisionEncoder` or, for the model without an encoder, a
             `Gemma4VisionEmbedder`, or the arguments of one; the model makes one from it, in the
             dtype of the text or that of the arguments.
-        **fields: of `Gemma4ImageTextConfig`.
+        **fields: of `Gemma4ImageTextConfig`; the rest is as in `Gemma4Backbone`.
 
     Call:
         As of `PatchTextBackbone` -> hidden states (B, T, D).
@@ -34,10 +35,11 @@ class Gemma4ImageTextBackbone(PatchTextBackbone):
     """
 
     config_class = Gemma4ImageTextConfig
-    block_class = GemmaBlock
     family = "gemma4_vision"
+    takes_images = True
     peft_names = staticmethod(gemma4_peft.names)
 
+    @in_order(*ORDER_4)
     def __init__(self, *, vision_encoder: PatchFeatures | Mapping[str, Any], **fields: Any):
         super().__init__(vision_encoder=self.vision_settings(vision_encoder), **fields)
 

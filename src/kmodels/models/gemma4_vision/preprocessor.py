@@ -2,15 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
 
+from kmodels.core.errors import InputError
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.image_text import patch_files
 from kmodels.models.common.image_text.patch_converter import PatchConverter
 from kmodels.models.common.image_text.patch_preprocessor import PatchTextLMPreprocessor
-from kmodels.models.gemma.preprocessor import CHATS
-from kmodels.models.gemma.tokenizer import GemmaTokenizer
+from kmodels.models.gemma.preprocessor import (
+    CHATS,
+    ORDER_4,
+    Gemma4CausalLMPreprocessor,
+    without_sound,
+)
+from kmodels.models.gemma.tokenizer import Gemma4Tokenizer
+from kmodels.text import Tokenizer
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -28,7 +37,7 @@ class Gemma4ImageConverter(PatchConverter):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Gemma4ImageTextLMPreprocessor(PatchTextLMPreprocessor):
+class Gemma4ImageTextLMPreprocessor(PatchTextLMPreprocessor, Gemma4CausalLMPreprocessor):
     """Turns texts with images of any shape into what a Gemma 4 takes.
 
     Arguments are those of `PatchTextLMPreprocessor`. The tokenizer is a `GemmaTokenizer` or
@@ -40,16 +49,33 @@ class Gemma4ImageTextLMPreprocessor(PatchTextLMPreprocessor):
     """
 
     family = "gemma4_vision"
-    tokenizer_class = GemmaTokenizer
+    tokenizer_class = Gemma4Tokenizer
     converter_class = Gemma4ImageConverter
     reader = "Gemma 4"
-    siblings = ("GemmaCausalLMPreprocessor",)
+    siblings = ("GemmaCausalLMPreprocessor", "Gemma4CausalLMPreprocessor")
     chats = {"gemma4": replace(CHATS["gemma4"], image="<|image|>")}  # noqa: RUF012
     tokens = {  # noqa: RUF012
         "boi_token": ("<|image>",),
         "image_token": ("<|image|>",),
         "eoi_token": ("<image|>",),
     }
+
+    @in_order(*ORDER_4)
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        image_converter: Gemma4ImageConverter | Mapping[str, Any] | None = None,
+        num_vision_tokens_per_image: int | None = None,
+        **kwargs: Any,
+    ):
+        more = without_sound(type(self).__name__, kwargs)
+        super().__init__(tokenizer, image_converter, **more)
+        most = self.image_converter.max_soft_tokens
+        if num_vision_tokens_per_image not in (None, most):
+            raise InputError(
+                f"num_vision_tokens_per_image is {num_vision_tokens_per_image}; the image "
+                f"converter says max_soft_tokens={most}: leave it out"
+            )
 
     def transformers_files(self) -> dict[str, Mapping[str, Any]]:
         """Returns preprocessor_config.json and processor_config.json for transformers.

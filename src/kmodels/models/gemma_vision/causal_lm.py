@@ -6,15 +6,15 @@ import keras
 
 from kmodels.models.common.image_text.decoder import GIVEN, IMAGES
 from kmodels.models.common.inputs import NAMES
-from kmodels.models.gemma.causal_lm import GemmaCausalLM
+from kmodels.models.gemma.causal_lm import Gemma3CausalLM
 from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
 from kmodels.models.gemma_vision.preprocessor import Gemma3ImageTextLMPreprocessor
 from kmodels.models.vit.weights import gemma3_mmproj
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Gemma3ImageTextLM(GemmaCausalLM):
-    """A Gemma 3 that predicts the next token of a text with images; all is as in `GemmaCausalLM`.
+class Gemma3ImageTextLM(Gemma3CausalLM):
+    """A Gemma 3 that predicts the next token of a text with images; all is as in `Gemma3CausalLM`.
 
     Example:
         model = kmodels.models.Gemma3ImageTextLM.from_preset("path/to/hf_directory")
@@ -22,6 +22,7 @@ class Gemma3ImageTextLM(GemmaCausalLM):
     """
 
     backbone_class = Gemma3ImageTextBackbone
+    takes_images = True
     preprocessor_class = Gemma3ImageTextLMPreprocessor
     takes = (*NAMES, *IMAGES)
     absent = GIVEN

@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.models.common.image_text import transformers_files
 from kmodels.models.common.image_text.pan_and_scan import PanAndScanConverter
 from kmodels.models.common.image_text.preprocessor import ImageTextLMPreprocessor
-from kmodels.models.gemma.preprocessor import CHATS
+from kmodels.models.gemma.preprocessor import CHATS, Gemma3CausalLMPreprocessor
 from kmodels.models.gemma.tokenizer import Gemma3Tokenizer
 
 CROPPED = "Here is the original image {} and here are some crops to help you see better {}"
@@ -44,7 +44,7 @@ class Gemma3ImageConverter(PanAndScanConverter):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Gemma3ImageTextLMPreprocessor(ImageTextLMPreprocessor):
+class Gemma3ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma3CausalLMPreprocessor):
     """Turns texts with images into what a Gemma 3 takes; arguments of `ImageTextLMPreprocessor`.
 
     Args:

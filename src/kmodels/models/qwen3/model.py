@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from kmodels.models.common.decoder import DecoderBackbone
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.layers import DecoderBlock
 from kmodels.models.qwen3.config import Qwen3Config
 
@@ -45,6 +46,17 @@ class Qwen3Backbone(DecoderBackbone):
     block_class = Qwen3Block
     family = "qwen3"
 
+    @in_order(
+        *("vocabulary_size", "num_layers", "num_query_heads", "num_key_value_heads", "head_dim"),
+        *(
+            "hidden_dim",
+            "intermediate_dim",
+            "rope_max_wavelength",
+            "rope_scaling_factor",
+            "layer_norm_epsilon",
+        ),
+        *("dropout", "tie_word_embeddings", "sliding_window_size", "dtype"),
+    )
     def __init__(
         self,
         vocabulary_size: int,

@@ -2,6 +2,6 @@
 
 from kmodels.models.siglip.config import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextEncoder
-from kmodels.models.siglip.text import SigLIPTokenizer
+from kmodels.models.siglip.text import SigLIPPreprocessor, SigLIPTokenizer
 
-__all__ = ["SigLIPTextConfig", "SigLIPTextEncoder", "SigLIPTokenizer"]
+__all__ = ["SigLIPPreprocessor", "SigLIPTextConfig", "SigLIPTextEncoder", "SigLIPTokenizer"]

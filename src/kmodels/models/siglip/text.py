@@ -1,5 +1,6 @@
 """Text to what a SigLIP text tower takes, and back."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -7,10 +8,13 @@ import keras
 import tokenizers
 from tokenizers import Regex, normalizers
 
+from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.data.formats import protobuf
+from kmodels.models.common.image_text.image_converter import ImageConverter
+from kmodels.models.common.image_text.prompts import PromptsAndImages
 from kmodels.models.common.tokenizer import LayerTokenizer
-from kmodels.text import sentencepiece
+from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text import settings as described
 from kmodels.text.pieces import SPACE
 from kmodels.text.sentencepiece_proto import model_class
@@ -45,9 +49,10 @@ class SigLIPTokenizer(LayerTokenizer):
         else:
             content, origin = sentencepiece.content_of(proto)
             core, named = sentencepiece.parse(content, origin)
-            kwargs = {**named, **kwargs}
             if core.token_to_id(END) is not None:
                 core.normalizer = _plain_words(content)
+                named = {**named, "pad": END}
+            kwargs = {**named, **kwargs}
         own = core.normalizer
         # In a text of a file the first step stands first.
         if own is None or '"type":"Lowercase"' not in core.to_str():
@@ -71,6 +76,47 @@ class SigLIPTokenizer(LayerTokenizer):
             return super().from_file(folder)
         settings = described.read(file.parent)
         return cls(file, settings=settings, **described.names(settings))
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SigLIPPreprocessor(PromptsAndImages):
+    """`PromptsAndImages` of SigLIP, by default for rows of 64 tokens without a start token.
+
+    Args:
+        tokenizer: as of `PromptsAndImages`.
+        image_converter: a `SigLIPImageConverter`, or None for texts alone.
+        sequence_length: see there.
+        add_start_token: see there.
+        add_end_token: see there.
+        canonicalize_text: True, as by default in keras-hub: the tokenizer lowercases all texts, and
+            SigLIP's own takes out punctuation.
+        **kwargs: see there.
+
+    Raises:
+        InputError: as there, or for `canonicalize_text=False`.
+    """
+
+    family = "siglip"
+    tokenizer_class = SigLIPTokenizer
+    reader = "SigLIP"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        image_converter: ImageConverter | Mapping[str, Any] | None = None,
+        sequence_length: int = 64,
+        add_start_token: bool = False,
+        add_end_token: bool = True,
+        canonicalize_text: bool = True,
+        **kwargs: Any,
+    ):
+        if not canonicalize_text:
+            raise InputError(
+                f"canonicalize_text is {canonicalize_text}, but SigLIP's tokenizer does it with "
+                "all texts; leave it out"
+            )
+        ends = (add_start_token, add_end_token)
+        super().__init__(tokenizer, image_converter, sequence_length, *ends, **kwargs)
 
 
 def _plain_words(content: bytes) -> normalizers.Normalizer:

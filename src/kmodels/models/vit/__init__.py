@@ -10,6 +10,7 @@ from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
 from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.kinds import (
+    CLIPImageConverter,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -34,6 +35,7 @@ from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
 from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncoder
 
 __all__ = [
+    "CLIPImageConverter",
     "CLIPVisionEncoder",
     "ClippedDense",
     "DINOHead",

@@ -8,6 +8,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
 
@@ -49,6 +50,10 @@ class Gemma3VisionEncoder(Layer):
         Gemma Team 2025, arXiv:2503.19786, section 2.1; Transformers' `Gemma3MultiModalProjector`.
     """
 
+    @in_order(
+        *("image_size", "patch_size", "num_heads", "hidden_dim", "num_layers"),
+        *("intermediate_dim", "output_dim", "pool_size", "layer_norm_epsilon", "dtype"),
+    )
     def __init__(
         self,
         image_size: int,

@@ -10,6 +10,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.config import GELUS
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.image_converter import ViTImageConverter
 from kmodels.models.vit.model import ViTBackbone
@@ -34,6 +35,17 @@ class DeiTBackbone(ViTBackbone):
         InputError: for a checkpoint without a distillation token.
     """
 
+    @in_order(
+        *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
+        *(
+            "intermediate_dim",
+            "dropout_rate",
+            "attention_dropout",
+            "layer_norm_epsilon",
+            "use_mha_bias",
+        ),
+        *("data_format", "dtype"),
+    )
     def __init__(
         self,
         image_shape: tuple[int, int, int] = (224, 224, 3),
@@ -118,6 +130,24 @@ class DINOV2Backbone(PyramidBackbone):
         InputError: for a table of positions of another size.
     """
 
+    @in_order(
+        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
+        *(
+            "layer_scale_init_value",
+            "num_register_tokens",
+            "use_mask_token",
+            "use_swiglu_ffn",
+            "dropout_rate",
+        ),
+        *(
+            "drop_path_rate",
+            "image_shape",
+            "position_embedding_shape",
+            "antialias_in_interpolation",
+            "apply_layernorm",
+        ),
+        *("data_format", "dtype", "name"),
+    )
     def __init__(
         self,
         patch_size: int | Sequence[int] = 14,
@@ -210,6 +240,19 @@ class DINOV3Backbone(PyramidBackbone):
 
     input_name = "pixel_values"
 
+    @in_order(
+        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
+        *(
+            "layer_scale_init_value",
+            "num_register_tokens",
+            "use_mask_token",
+            "hidden_activation",
+            "use_gated_mlp",
+        ),
+        *("use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias", "use_mlp_bias"),
+        *("attention_dropout", "drop_path_rate", "layer_norm_eps", "image_shape", "rope_theta"),
+        *("apply_layernorm", "data_format", "dtype", "name"),
+    )
     def __init__(
         self,
         patch_size: int | Sequence[int] = 16,
@@ -287,6 +330,11 @@ class DINOV3ImageConverter(ViTImageConverter):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
+class CLIPImageConverter(ViTImageConverter):
+    """`ViTImageConverter` by keras-hub's name for CLIP."""
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
 class SigLIPImageConverter(ViTImageConverter):
     """`ViTImageConverter` by keras-hub's name for SigLIP."""
 
@@ -302,3 +350,7 @@ class DeiTImageClassifier(ViTImageClassifier):
 
     backbone_class = DeiTBackbone
     preprocessor_class = DeiTImageClassifierPreprocessor
+    __init__ = in_order(
+        *("backbone", "num_classes", "preprocessor", "pooling", "activation", "dropout"),
+        *("head_dtype",),
+    )(ViTImageClassifier.__init__)

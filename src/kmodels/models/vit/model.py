@@ -22,6 +22,7 @@ from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.encoder.block import EncoderBlock
 from kmodels.models.common.encoder.config import config_field
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.coordinates import PatchCoordinates
@@ -113,6 +114,11 @@ class ViTBackbone(Backbone):
     input_name: ClassVar[str] = "images"
     token_embedding = None
 
+    @in_order(
+        *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
+        *("mlp_dim", "dropout_rate", "attention_dropout", "layer_norm_epsilon", "use_mha_bias"),
+        *("use_mlp_bias", "use_class_token", "use_patch_bias", "data_format", "dtype"),
+    )
     @of_family
     def __init__(
         self,

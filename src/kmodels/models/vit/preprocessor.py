@@ -35,8 +35,8 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
-        antialias: smooths what is made smaller, as Pillow does; False with "nearest" and "bilinear"
-            alone, for checkpoints that were trained so.
+        antialias: smooths what is made smaller, as Pillow does; False with all but
+            "lanczos", for checkpoints that were trained so.
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
             stretching the image.
         resize_size: the size before the middle of `image_size` is cut out: the length of the
@@ -60,7 +60,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     def __init__(
         self,
-        image_size: Sequence[int] = (224, 224),
+        image_size: Sequence[int] | ViTImageConverter = (224, 224),
         mean: Sequence[float] = (0.5, 0.5, 0.5),
         std: Sequence[float] = (0.5, 0.5, 0.5),
         interpolation: str = "bilinear",
@@ -73,6 +73,8 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        if isinstance(image_size, keras.layers.Layer):  # by position, as in keras-hub
+            image_converter, image_size = image_size, (224, 224)
         if image_converter is not None:
             found = settings_of(image_converter, image_size, len(mean))
             image_size, mean, std = found["image_size"], found["mean"], found["std"]

@@ -5,7 +5,9 @@ from typing import Any
 
 import keras
 
+from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.config import GELUS, check_gelu
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
@@ -22,15 +24,27 @@ class CLIPVisionEncoder(ViTBackbone):
         num_heads: attention heads.
         intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
         intermediate_activation: "quick_gelu", "gelu" or "gelu_approximate".
+        intermediate_output_index: None; `intermediates` returns the output of each block.
         image_shape: (height, width, channels) in pixels.
         **fields: of `ViTBackbone` and `ViTConfig`.
 
     Raises:
-        InputError: for another activation.
+        InputError: for another activation, or an `intermediate_output_index`.
     """
 
     named_inputs = True
 
+    @in_order(
+        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
+        *(
+            "intermediate_activation",
+            "intermediate_output_index",
+            "image_shape",
+            "data_format",
+            "dtype",
+        ),
+        *("name",),
+    )
     def __init__(
         self,
         patch_size: int | Sequence[int] = 32,
@@ -39,10 +53,16 @@ class CLIPVisionEncoder(ViTBackbone):
         num_heads: int = 12,
         intermediate_dim: int = 3072,
         intermediate_activation: str = "quick_gelu",
+        intermediate_output_index: None = None,
         image_shape: tuple[int, int, int] = (224, 224, 3),
         **fields: Any,
     ):
         check_gelu(intermediate_activation)
+        if intermediate_output_index is not None:
+            raise InputError(
+                f"intermediate_output_index is {intermediate_output_index}; leave it out, and take "
+                "the output of a block from intermediates(images)"
+            )
         given: dict[str, Any] = {
             "patch_size": patch_size,
             "hidden_dim": hidden_dim,
@@ -88,6 +108,11 @@ class SigLIPVisionEncoder(ViTBackbone):
     named_inputs = True
     own_parts = ("pooling/",)
 
+    @in_order(
+        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
+        *("intermediate_activation", "layer_norm_epsilon", "image_shape", "data_format", "dtype"),
+        *("name",),
+    )
     def __init__(
         self,
         patch_size: int | Sequence[int] = 16,

@@ -124,6 +124,18 @@ class Encodes(keras.Model):
             found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return found[0] if single else found
 
+    def encode_text(self, text: str | Sequence[str], **kwargs: Any) -> np.ndarray:
+        """Returns one vector for each text as the model gives it, with keras-hub's name.
+
+        Args:
+            text: a text, or a list of texts.
+            **kwargs: of `predict`.
+
+        Returns:
+            float32 (N, D), also for a single text.
+        """
+        return self.predict([text] if isinstance(text, str) else text, **kwargs)
+
     def encode_query(self, texts: str | Sequence[str], **settings: Any) -> np.ndarray:
         """Returns the vectors of queries: `encode` with the prompt "query" where there is one.
 

@@ -12,6 +12,8 @@ from kmodels.ops._wide import wide
 # sentence-transformers' names of the modes.
 MEAN, FIRST, LAST = "mean", "cls", "lasttoken"
 MODES = (MEAN, FIRST, LAST)
+# keras-hub's names of them.
+HUB_MODES = {"last": LAST, "mean": MEAN}
 
 
 def check_mode(mode: object) -> None:

@@ -16,6 +16,7 @@ from kmodels.text import Tokenizer
 QUERIES = ("anchor", "anchors", "query", "queries")
 DOCUMENTS = ("positive", "positives", "document", "documents")
 NEGATIVE = "negative"
+TRUNCATE = ("round_robin", "waterfall")
 
 
 def columns_of(names: Sequence[str]) -> list[str] | None:
@@ -145,6 +146,42 @@ class EmbedderPreprocessor(TextPreprocessor):
     def _settings(self) -> dict[str, Any]:
         prompts = {"query_prompt": self.query_prompt, "document_prompt": self.document_prompt}
         return {**super()._settings(), **prompts}
+
+
+class HubEmbedderPreprocessor(EmbedderPreprocessor):
+    """`EmbedderPreprocessor` by keras-hub's arguments and defaults.
+
+    The base of each family's own.
+
+    Args:
+        tokenizer: as there, like all that is not listed.
+        sequence_length: tokens of a row.
+        truncate: "round_robin" or "waterfall", by which keras-hub shares a row among several texts;
+            a row has one text here, so that both are the same.
+        add_start_token: puts the start token in front, if the tokenizer has one.
+        add_end_token: puts the end token behind.
+        **kwargs: of `EmbedderPreprocessor`.
+
+    Raises:
+        InputError: for another `truncate`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        sequence_length: int = 256,
+        truncate: str = "round_robin",
+        add_start_token: bool = True,
+        add_end_token: bool = True,
+        **kwargs: Any,
+    ):
+        if truncate not in TRUNCATE:
+            raise InputError(f"truncate is {truncate!r}; choose one of {', '.join(TRUNCATE)}")
+        super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
+        self.truncate = truncate
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "truncate": self.truncate}
 
 
 def _check_labels(y: Data) -> None:

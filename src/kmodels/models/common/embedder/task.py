@@ -1,7 +1,7 @@
 """A backbone that gives one vector for each text: of what is pooled, through dense layers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
@@ -12,8 +12,16 @@ from kmodels.layers.layout_family import of_family
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.embedder import sentence_transformers
 from kmodels.models.common.embedder.encode import Encodes
-from kmodels.models.common.embedder.pooling import TokenPooling, UnitLength
+from kmodels.models.common.embedder.pooling import (
+    HUB_MODES,
+    LAST,
+    MEAN,
+    MODES,
+    TokenPooling,
+    UnitLength,
+)
 from kmodels.models.common.embedder.preprocessor import EmbedderPreprocessor
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import CompiledByDefault, Task
 from kmodels.training.contrastive_loss import ContrastiveLoss
@@ -45,6 +53,10 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
         name: name of the model.
         compile: with the defaults of `compile` when training begins without that call; False has
             Keras say that it is missing.
+        pooling_mode: "last" or "mean", keras-hub's names; in place of `pooling`.
+
+    Attributes:
+        usual_pooling: `pooling` where neither is given.
 
     Call:
         what the backbone takes, token ids (B, T) -> (B, D), float32; for pairs (B, C, T) it gives
@@ -56,13 +68,14 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
 
     # Vectors of several texts in a row have no place in what it gives.
     takes = GRAPH
+    usual_pooling: ClassVar[str] = MEAN
 
     @of_family
     def __init__(
         self,
         backbone: DecoderBackbone,
         preprocessor: EmbedderPreprocessor | None = None,
-        pooling: str = "mean",
+        pooling: str | None = None,
         dense: Sequence[Mapping[str, Any]] = (),
         normalize: bool = True,
         prompts: Mapping[str, str] | None = None,
@@ -72,8 +85,10 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
         head_dtype: DTypeLike = None,
         name: str | None = None,
         compile: bool = True,
+        pooling_mode: str | None = None,
         **kwargs: Any,
     ):
+        pooling = self._pooling(pooling, pooling_mode)
         policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
         layers = [_checked(number, layer) for number, layer in enumerate(dense)]
 
@@ -107,6 +122,32 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
             "normalize": normalize,
             **self.encoding_settings,
         }
+
+    @classmethod
+    def _pooling(cls, pooling: str | None, pooling_mode: str | None) -> str:
+        if pooling_mode is None:
+            return pooling or cls.usual_pooling
+        if pooling_mode not in HUB_MODES:
+            raise InputError(
+                f"pooling_mode is {pooling_mode!r}; choose one of {', '.join(HUB_MODES)}, or give "
+                f"pooling ({', '.join(MODES)})"
+            )
+        if pooling not in (None, HUB_MODES[pooling_mode]):
+            raise InputError(
+                f"pooling is {pooling!r} and pooling_mode {pooling_mode!r}; give one of the two"
+            )
+        return HUB_MODES[pooling_mode]
+
+    @property
+    def pooling_mode(self) -> str:
+        """What stands for a text, by keras-hub's name where it has one."""
+        names = {mode: name for name, mode in HUB_MODES.items()}
+        return names.get(self.settings["pooling"], self.settings["pooling"])
+
+    @property
+    def normalize(self) -> bool:
+        """True if each vector is divided by its length."""
+        return self.settings["normalize"]
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns the vectors of texts (B, T), or of the texts of pairs (B, C, T)."""
@@ -178,6 +219,19 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
     def gives_logits(self) -> bool:
         """Whether it gives logits: it never does."""
         return False
+
+
+class HubEmbedder(DecoderEmbedder):
+    """A `DecoderEmbedder` by keras-hub's name, which pools the last token where nothing is said.
+
+    As in keras-hub, arguments without a name are backbone, preprocessor, `pooling_mode` and
+    `normalize`.
+    """
+
+    usual_pooling = LAST
+    __init__ = in_order("backbone", "preprocessor", "pooling_mode", "normalize")(
+        DecoderEmbedder.__init__
+    )
 
 
 def _checked(number: int, given: Mapping[str, Any]) -> dict[str, Any]:

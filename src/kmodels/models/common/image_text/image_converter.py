@@ -39,7 +39,8 @@ class ImageConverter(Preprocessor):
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`.
         pad_to_aspect_ratio: must be False.
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos3".
-        antialias: smooths what is made smaller; False with "nearest" and "bilinear" alone.
+        antialias: smooths what is made smaller; False with all but "lanczos3".
+        bounding_box_format: "yxyx", keras-hub's default; there are no bounding boxes.
         data_format: "channels_last" or None.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
@@ -48,7 +49,8 @@ class ImageConverter(Preprocessor):
         (B, height, width, C), or (height, width, C) of one image.
 
     Raises:
-        InputError: for padding, channels in front, or an interpolation that is not here.
+        InputError: for padding, bounding boxes, channels in front, or an interpolation that is
+            not here.
     """
 
     def __init__(
@@ -60,11 +62,17 @@ class ImageConverter(Preprocessor):
         pad_to_aspect_ratio: bool = False,
         interpolation: str = "bilinear",
         antialias: bool = False,
+        bounding_box_format: str = "yxyx",
         data_format: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_supported(pad_to_aspect_ratio, interpolation)
+        if bounding_box_format != "yxyx":
+            raise InputError(
+                f"bounding_box_format is {bounding_box_format!r}; images have no bounding boxes "
+                "here: leave it out"
+            )
         if data_format not in (None, "channels_last"):
             raise InputError(
                 f"data_format is {data_format!r}; images are (height, width, channels): leave it "

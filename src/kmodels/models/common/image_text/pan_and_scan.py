@@ -78,7 +78,7 @@ class PanAndScanConverter(ImageConverter):
             pad_to_aspect_ratio,
             interpolation,
             antialias,
-            data_format,
+            data_format=data_format,
             **kwargs,
         )
         if self.image_size is None or len(self.image_size) != 2 or min(self.image_size) < 1:

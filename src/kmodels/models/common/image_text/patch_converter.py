@@ -1,6 +1,7 @@
 """Images of any shape as patches with their places, as many as a model takes."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,7 +9,7 @@ import keras
 import numpy as np
 
 from kmodels import presets
-from kmodels.core.errors import check_whole
+from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.common.image_text import patch_files, transformers_files
@@ -33,6 +34,9 @@ class PatchConverter(ImageConverter):
         pooling_kernel_size: patches along each side of a piece.
         merge_patches: gives pieces as one patch each.
         interpolation: see `ImageConverter`.
+        image_size: not used, as in keras-hub: the size follows from the image.
+        scale: 1 / 255 or None.
+        offset: 0 or None.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
@@ -54,8 +58,16 @@ class PatchConverter(ImageConverter):
         pooling_kernel_size: int = 3,
         merge_patches: bool = False,
         interpolation: str = "bicubic",
+        *,
+        image_size: object = None,
+        scale: float | Sequence[float] | None = None,
+        offset: float | Sequence[float] | None = None,
         **kwargs: Any,
     ):
+        if not np.allclose((1 / 255 if scale is None else scale), 1 / 255) or np.any(offset or 0):
+            raise InputError(
+                f"scale is {scale} and offset {offset}; pixels go from 0 to 1: leave both out"
+            )
         super().__init__(
             None, 1 / 255, None, False, interpolation=interpolation, antialias=True, **kwargs
         )

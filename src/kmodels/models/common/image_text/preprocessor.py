@@ -70,8 +70,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
     Raises:
         InputError: as `CausalLMPreprocessor`; for an image that cannot be read, more or fewer
-            places than images, a row that is too short for its images, or in tf.data ragged
-            images or crops.
+            places than images, a row that is too short for its images, or in tf.data crops.
     """
 
     converter_class: ClassVar[type[Converter]]
@@ -93,7 +92,13 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         **kwargs: Any,
     ):
         super().__init__(
-            tokenizer, sequence_length, add_start_token, add_end_token, template, loss_on, **kwargs
+            tokenizer,
+            sequence_length=sequence_length,
+            add_start_token=add_start_token,
+            add_end_token=add_end_token,
+            template=template,
+            loss_on=loss_on,
+            **kwargs,
         )
         check_whole("max_images_per_prompt", max_images_per_prompt)
         check_whole("num_vision_tokens_per_image", num_vision_tokens_per_image)
@@ -252,7 +257,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         texts, count = without_images(x)
         found = super()._inputs_spec(texts, sequence_length)
         rows = found["token_ids"].shape[:-1]
-        size = count * self.num_vision_tokens_per_image
+        size = None if count is None else count * self.num_vision_tokens_per_image
         indices = keras.KerasTensor((*rows, size), "int32")
         more = {"vision_indices": indices, "vision_mask": found["token_ids"]}
         return {**found, **self.pictures_spec((*rows, count)), **more}

@@ -21,22 +21,23 @@ def check_graph(x: Data, crops: bool) -> None:
     images = list(_images(x).values())
     if not any(in_graph(leaf) for leaf in images):
         return
-    ragged = any("Ragged" in type(leaf).__name__ for leaf in images)
-    if ragged or crops:
+    if crops:
         raise InputError(
-            f"{'ragged images' if ragged else 'images with do_pan_and_scan'} cannot be "
-            "preprocessed inside tf.data's map; give fit the records, or an iterable of batches"
+            "images with do_pan_and_scan cannot be preprocessed inside tf.data's map; give fit the "
+            "records, or an iterable of batches"
         )
 
 
-def without_images(x: Data) -> tuple[Any, int]:
+def without_images(x: Data) -> tuple[Any, int | None]:
     """Returns symbolic texts without their images, and how many images each of them has.
+
+    The number is None for ragged images, which are as many as the row with the most of them has.
 
     Args:
         x: texts, or columns of texts and images, as `keras.KerasTensor`.
 
     Raises:
-        InputError: for images without texts, or whose number is not known.
+        InputError: for images without texts, or of another number of axes.
     """
     images = _images(x)
     if not isinstance(x, Mapping) or not images:
@@ -44,15 +45,16 @@ def without_images(x: Data) -> tuple[Any, int]:
     texts = {name: value for name, value in x.items() if name not in images}
     if not texts:
         raise InputError("a preprocessor in tf.data got images without texts; give prompts too")
-    axes, count = len(keras.tree.flatten(texts)[0].shape), 0
+    axes = len(keras.tree.flatten(texts)[0].shape)
+    count: int | None = 0
     for name, spec in images.items():
         shape = (1, *spec.shape[axes:])[-4:]
-        if len(shape) != 4 or shape[0] is None or len(spec.shape) > axes + 4:
+        if len(shape) != 4 or len(spec.shape) > axes + 4:
             raise InputError(
                 f"{name!r} has shape {tuple(spec.shape)} in tf.data; give (height, width, 3) or "
-                "(images, height, width, 3) for each text, as many images for each"
+                "(images, height, width, 3) for each text"
             )
-        count += shape[0]
+        count = None if count is None or shape[0] is None else count + shape[0]
     return texts, count
 
 

@@ -12,8 +12,13 @@ from typing import Any
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.model import Gemma3Backbone, GemmaBackbone
-from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
+from kmodels.models.gemma.model import (
+    GROUPS,
+    ROPES,
+    Gemma3Backbone,
+    GemmaBackbone,
+    hub_fields_4,
+)
 from kmodels.models.gemma.weights import gemma4, keras_hub
 
 EPSILON = 1e-6
@@ -25,10 +30,8 @@ SHARED = (
     *("final_logit_soft_cap", "use_sliding_window_attention", "sliding_window_size"),
 )
 ROPE_SCALING = ("local_rope_scaling_factor", "global_rope_scaling_factor")
-ONE_ROPE = {f"{where}_rope_wavelength": 10_000.0 for where in ("local", "global")}
-TWO_ROPES = {**ONE_ROPE, "global_rope_wavelength": GEMMA_3["global_rope_wavelength"]}
+ONE_ROPE = dict.fromkeys(ROPES, 10_000.0)
 STRANGE_4 = ("use_bidirectional_attention", "is_embedding_model", "enable_moe_block")
-GROUPS = "num_global_key_value_heads"
 # What Gemma 4 is told by one name in both.
 SHARED_4 = (
     *(name for name in SHARED if "post" not in name and name != "query_head_dim_normalize"),
@@ -64,7 +67,7 @@ def _gemma_3_fields(given: Settings) -> dict[str, Any]:
         "use_query_key_norm": given["use_query_key_norm"],
         "gate_dim_reduction": 1,
         "sliding_window_pattern": PATTERNS["gemma3"],
-        **TWO_ROPES,
+        **ROPES,
     }
 
 
@@ -109,10 +112,7 @@ def _gemma_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
 
 
 def _gemma_4_fields(given: Settings) -> dict[str, Any]:
-    groups, same = given[GROUPS], {name: given[name] for name in SHARED_4}
-    ropes = {name: given[name] or usual for name, usual in TWO_ROPES.items()}
-    own = None if groups == given["num_key_value_heads"] else groups
-    return {**GEMMA_4, **same, **ropes, GROUPS: own, "attention_k_eq_v": groups is not None}
+    return hub_fields_4({name: given[name] for name in (*SHARED_4, *ROPES, GROUPS)})
 
 
 def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
@@ -150,7 +150,7 @@ GEMMA3 = replace(
     },
     belongs=lambda config, settings: config.use_query_key_norm,
     unsupported_out=lambda config, settings: [
-        name for name, there in _lacks(config, PATTERNS["gemma3"], TWO_ROPES).items() if there
+        name for name, there in _lacks(config, PATTERNS["gemma3"], ROPES).items() if there
     ],
     ignored=("vision_encoder",),
 )
@@ -163,7 +163,7 @@ GEMMA4 = replace(
         name for name in (*STRANGE_4, "final_logit_cap") if {**given, **task}.get(name)
     ],
     arguments=lambda config: {
-        **{name: getattr(config, name) for name in (*SHARED_4, *TWO_ROPES)},
+        **{name: getattr(config, name) for name in (*SHARED_4, *ROPES)},
         "layer_types": list(config.kinds),
         GROUPS: (getattr(config, GROUPS) or config.num_key_value_heads)
         if config.attention_k_eq_v

@@ -9,6 +9,7 @@ from kmodels.core.errors import check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense
 from kmodels.layers.base import Shape, reshape, shape_of
+from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit.gemma4.blocks import Gemma4VisionBlock, check_heads
 from kmodels.models.vit.gemma4.patches import CHANNELS, PatchFeatures
 
@@ -57,6 +58,12 @@ class Gemma4VisionEncoder(PatchFeatures):
         Transformers' `Gemma4VisionModel`.
     """
 
+    @in_order(
+        *("image_size", "patch_size", "num_heads", "hidden_dim", "num_layers"),
+        *("intermediate_dim", "head_dim", "output_dim", "num_key_value_heads", "pool_size"),
+        *("position_embedding_size", "rope_max_wavelength", "layer_norm_epsilon", "dropout"),
+        *("use_clipped_linears", "standardize", "dtype"),
+    )
     def __init__(
         self,
         patch_size: int,

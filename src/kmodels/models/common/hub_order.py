@@ -1,0 +1,56 @@
+"""Positional arguments in the order that they have in keras-hub."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from kmodels.core.errors import InputError
+
+
+def in_order(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives positional arguments of an `__init__` the names that keras-hub's class has there.
+
+    Args:
+        names: positional parameters of keras-hub's class, in its order.
+
+    Raises:
+        InputError: when the class is made with more arguments than names, or one of them twice.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def named(self: Any, /, *args: Any, **kwargs: Any) -> None:
+            init(self, **by_name(type(self).__name__, names, args, kwargs))
+
+        # Keras looks at the arguments of `__init__` without a look at what it wraps.
+        named.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
+        return named
+
+    return decorate
+
+
+def by_name(
+    owner: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns all arguments by their names.
+
+    Args:
+        owner: name of the class, for the message.
+        names: names of the positional arguments.
+        args: positional arguments.
+        kwargs: the others.
+
+    Raises:
+        InputError: for more arguments than names, or one that is given twice.
+    """
+    if len(args) > len(names):
+        raise InputError(
+            f"{owner} got {len(args)} arguments without a name; it takes {len(names)} "
+            f"({', '.join(names)}): name the others"
+        )
+    if twice := [name for name in names[: len(args)] if name in kwargs]:
+        raise InputError(
+            f"{owner} got {', '.join(twice)} by position and by name; give each argument once"
+        )
+    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,0 +1,97 @@
+"""Texts with images beside them to what two towers take, as keras-hub's preprocessors give it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import Data
+from kmodels.models.common.image_text.image_converter import ImageConverter
+from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.text import Tokenizer
+
+
+class PromptsAndImages(TextPreprocessor):
+    """A `TextPreprocessor` that converts images too; the base of CLIP's and SigLIP's.
+
+    Args:
+        tokenizer: as of `TextPreprocessor`.
+        image_converter: what images go through, or what Keras serializes of it; None for texts
+            alone.
+        sequence_length: as of `TextPreprocessor`, like all that follow.
+        add_start_token: see there.
+        add_end_token: see there.
+        **kwargs: see there.
+
+    Call:
+        x: as of `TextPreprocessor`, or {"prompts": texts, "images": images} with what the converter
+            takes, or None.
+        y, sample_weight: handed through.
+
+        It gives what `TextPreprocessor` does, with "images" where there were some.
+
+    Raises:
+        InputError: as there, or for images without a converter.
+    """
+
+    reader: ClassVar[str]
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        image_converter: ImageConverter | Mapping[str, Any] | None = None,
+        sequence_length: int = 77,
+        add_start_token: bool = True,
+        add_end_token: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(tokenizer, sequence_length, add_start_token, add_end_token, **kwargs)
+        if isinstance(image_converter, Mapping):
+            image_converter = keras.saving.deserialize_keras_object(dict(image_converter))
+        # Around Keras' __setattr__, which would take it for a part with weights.
+        object.__setattr__(self, "image_converter", image_converter)
+
+    def _apart(self, x: Data) -> tuple[Any, Any]:
+        """Returns texts, and images by their name; {} where there are none."""
+        if not isinstance(x, Mapping) or "images" not in x or "token_ids" in x:
+            return x, {}
+        if x["images"] is not None and self.image_converter is None:
+            raise InputError(f"{self.reader} got images and has no image_converter; give one")
+        texts = {name: value for name, value in x.items() if name != "images"}
+        return texts, {"images": x["images"]}
+
+    def call(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns token ids, mask and pixels, see the class."""
+        texts, images = self._apart(x)
+        found = super().call(texts, sequence_length=sequence_length)
+        for name, given in images.items():
+            found[name] = None if given is None else self.image_converter(given)
+        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+
+    def compute_output_spec(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns shapes and dtypes of what `call` gives for symbolic texts and images."""
+        texts, images = self._apart(x)
+        found = super().compute_output_spec(texts, sequence_length=sequence_length)
+        for name, given in images.items():
+            found[name] = self.image_converter.compute_output_spec(given)
+        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+
+    def _settings(self) -> dict[str, Any]:
+        if self.image_converter is None:
+            return super()._settings()
+        held = keras.saving.serialize_keras_object(self.image_converter)
+        return {**super()._settings(), "image_converter": held}
