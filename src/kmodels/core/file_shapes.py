@@ -184,10 +184,13 @@ FILES: dict[str, Shape] = {
     "chat_template.json": {"chat_template": TOKENIZER["chat_template"]},
     "generation_config.json": GENERATION,
     "adapter_config.json": ADAPTER,
-    "sentence_bert_config.json": {"max_seq_length": SIZE, "do_lower_case": bool},
+    "sentence_bert_config.json": {
+        **{"max_seq_length": SIZE, "do_lower_case": bool},
+        **_all({}, "modality_config processing_kwargs model_kwargs model_args"),
+    },
     "modules.json": [Needed({"type": Needed(str), "path": Needed(str)})],
     "config_sentence_transformers.json": {
-        **{"prompts": {"*": Needed(str)}, "default_prompt_name": str, "similarity_fn_name": str},
+        **{"prompts": {"*": str}, "default_prompt_name": str, "similarity_fn_name": str},
         "truncate_dim": SIZE,
     },
 }

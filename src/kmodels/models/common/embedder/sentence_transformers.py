@@ -4,7 +4,6 @@ The transformer lies in the directory itself, as transformers writes it; modules
 what works on its hidden states, each in a folder of its own.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import SIZE, Needed
 from kmodels.core.files import is_inside
-from kmodels.core.schema import read_json
+from kmodels.core.schema import check_shape, read_json
 from kmodels.models.common.embedder.pooling import MEAN, MODES
 from kmodels.models.common.huggingface import CONFIG, HuggingFaceFormat
 from kmodels.models.common.unknown_settings import warn_of_unknown
@@ -89,7 +89,6 @@ IDLE_ARGUMENTS = {
     *("add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage"),
     *("torch_dtype", "trust_remote_code", "use_safetensors"),
 }
-NESTED = ("modality_config", "processing_kwargs", "model_kwargs", "model_args")
 # transformers' default of `max_position_embeddings`.
 POSITIONS = 131_072
 
@@ -128,7 +127,7 @@ class EmbedderFormat(HuggingFaceFormat):
 
 def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyArray], list[Rule]]:
     """Returns the settings of the task, and the tensors of its dense layers with their rules."""
-    listed: Any = json.loads((path / MODULES).read_text(encoding="utf-8"))
+    listed = read_json(path / MODULES)
     for module in listed:
         _check(path / MODULES, module, KNOWN["module"])
         if not module["type"].startswith(OWN):
@@ -228,6 +227,7 @@ def _mode(folder: Path, held: Mapping[str, Any]) -> str:
 
 
 def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
+    check_shape(held, {"out_features": Needed(SIZE)}, folder / CONFIG)
     activation = held.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in ACTIVATIONS:
         raise InputError(
@@ -243,11 +243,7 @@ def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
-    held = (
-        read_json(path / SENTENCES, {name: {} for name in NESTED})
-        if (path / SENTENCES).is_file()
-        else {}
-    )
+    held = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
     _check(path / SENTENCES, held, KNOWN["Transformer"])
     _check_reading(path / SENTENCES, held)
     if held.get("max_seq_length"):
