@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
     **_all(HEADS, "decoder_num_attention_heads num_global_key_value_heads attn_pool_num_heads"),
     **_all(SIZE, "vocab_size vocabulary_size hidden_size hidden_dim intermediate_size mlp_dim"),
     **_all(SIZE, "intermediate_dim head_dim global_head_dim projection_dim decoder_hidden_size"),
-    **_all(SIZE, "decoder_intermediate_size moe_intermediate_size in_features out_features"),
+    **_all(SIZE, "decoder_intermediate_size moe_intermediate_size"),
     **_all(SIZE, "word_embedding_dimension embedding_dimension embed_dim num_features pooled_dim"),
     **_all(SIZE, "num_channels num_queries num_patches position_embedding_size"),
     **_all(SIZE, "mm_tokens_per_image pooling_kernel_size num_vision_tokens_per_image"),
@@ -60,7 +60,7 @@ CONFIG: dict[str, Any] = {
     **_all(COUNT, "hidden_size_per_layer_input vocab_size_per_layer_input max_window_layers"),
     **_all(SIZES, "image_size patch_size img_size decoder_patch_size"),
     "pool_size": (SIZE, [Needed(SIZE)]),
-    "input_size": [Needed(PIXELS)],
+    **_all([Needed(PIXELS)], "input_size ref_feat_shape"),
     # Where a window is no positive number its reader tells what is wrong.
     **_all(int, "sliding_window sliding_window_size sliding_window_pattern"),
     "_sliding_window_pattern": int,

@@ -141,7 +141,7 @@ def test_a_preprocessor_comes_from_a_model_or_a_name(tmp_path):
     with pytest.raises(InputError, match="a ViTImageClassifierPreprocessor, not a ViTImageConv"):
         ViTImageConverter.from_preset(tmp_path / "own")
     (tmp_path / "own" / "preprocessor.json").write_text("[")
-    with pytest.raises(InputError, match="is not a file of a preprocessor"):
+    with pytest.raises(InputError, match="is not readable JSON"):
         ViTImageClassifierPreprocessor.from_preset(tmp_path / "own")
 
 
