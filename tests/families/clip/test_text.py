@@ -103,7 +103,10 @@ def test_rows_are_those_of_transformers(folder, said):
 def test_what_is_no_text_is_refused(folder):
     preprocessor = CLIPPreprocessor.from_preset(folder)
     for x, message in (
-        ({"images": np.zeros(2), "prompts": ["a", "b"]}, "only text here; leave 'images' out"),
+        (
+            {"images": np.zeros(2), "prompts": ["a", "b"]},
+            "got images and has no image_converter; give one",
+        ),
         ({"prompts": "a", "responses": "b"}, "CLIP's text tower got prompts, responses; give"),
     ):
         refused(message, preprocessor, x)

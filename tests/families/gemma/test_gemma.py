@@ -47,7 +47,7 @@ def test_names_of_keras_hub():
     assert backbone.config.mlp_dim == 12 and backbone.config.global_rope_wavelength == 1e6
     assert Gemma3CausalLM(backbone).backbone_class is Gemma3Backbone
     assert GemmaBackbone(**sizes).config.mlp_dim == 6
-    refused("vision_encoder is 1; give a vision encoder", Gemma3Backbone, vision_encoder=1, **sizes)
+    refused("give a vision encoder", Gemma3Backbone, vision_encoder=1, **sizes)
 
 
 def test_layout_cuts_every_matrix_in_two_axes(models):

@@ -148,7 +148,9 @@ def test_layers_alone(row, tmp_path):
     given = [row("tower").inputs("two")[name] for name in ("pixel_values", "pixel_position_ids")]
     for layer in (
         small.backbone.vision_encoder,
-        Gemma4VisionEncoder(2, 4, 8, 1, 12, 4, 6, num_key_value_heads=2, pool_size=2, dropout=0.2),
+        Gemma4VisionEncoder(
+            None, 2, 4, 8, 1, 12, 4, 6, num_key_value_heads=2, pool_size=2, dropout=0.2
+        ),
     ):
         other = type(layer).from_config(layer.get_config())
         found = layer(*given)

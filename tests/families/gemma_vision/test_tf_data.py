@@ -57,6 +57,7 @@ def test_texts_alone(text):
 
 
 @pytest.mark.needs("tensorflow")
+@pytest.mark.across("torch", "jax", "tensorflow")
 @pytest.mark.parametrize("shape", [(9, 7, 3), None])
 def test_ragged_images(text, shape):
     """As many images as each text has, with sides that are known or not, in a map and outside."""

@@ -14,6 +14,7 @@ from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import peft, sharding
 from kmodels.models.common.config import DecoderConfig
+from kmodels.models.common.encoder.config import config_field
 from kmodels.models.common.image_text import images
 from kmodels.models.common.inputs import (
     OptionalInputs,
@@ -126,6 +127,9 @@ class DecoderBackbone(OptionalInputs, Backbone):
     A family's class names its config and its block; layout and PEFT's names are the usual ones
     where it gives no others.
 
+    Attributes:
+        layer_fields: fields of the config by whose names the model has layers.
+
     Args:
         vocabulary_size: rows of the embedding table.
         num_layers: blocks.
@@ -136,7 +140,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
         head_dim: width of each head.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
         name: name of the model; Keras gives one by default.
-        **variants: the other fields of the config.
+        **variants: the other fields of the config; like all of its fields, each is an attribute of
+            the model too.
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).
@@ -154,6 +159,13 @@ class DecoderBackbone(OptionalInputs, Backbone):
     block_class: ClassVar[type[DecoderBlock]]
     layout: ClassVar[Mapping[str, layouts.Axes]] = sharding.DECODER
     peft_names = staticmethod(peft.names)
+    layer_fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        for name in getattr(getattr(cls, "config_class", None), "__dataclass_fields__", ()):
+            if not hasattr(cls, name) and name not in cls.layer_fields:
+                setattr(cls, name, config_field(name))
 
     @of_family
     def __init__(

@@ -1,7 +1,7 @@
 """Text generation with Gemma, and its training without logits."""
 
+import inspect
 from collections.abc import Mapping
-from functools import wraps
 from typing import Any
 
 import keras
@@ -51,9 +51,11 @@ class HubCausalLM(TextOrImages, GemmaCausalLM):
 
     order = ("preprocessor", "backbone")
 
-    @wraps(GemmaCausalLM.__init__)
     def __init__(self, /, *args: Any, **kwargs: Any):
         super().__init__(**by_name(type(self).__name__, self.names_of(args), args, kwargs))
+
+    # Keras takes a model for a plain functional one by the arguments that it sees.
+    __init__.__signature__ = inspect.signature(GemmaCausalLM.__init__)  # type: ignore[attr-defined]
 
     @classmethod
     def names_of(cls, args: tuple[Any, ...]) -> tuple[str, ...]:

@@ -128,7 +128,12 @@ class HubBackbone(TextOrImages, GemmaBackbone):
     """A `GemmaBackbone` by keras-hub's arguments, of text alone or with a vision encoder.
 
     The base of `Gemma3Backbone` and `Gemma4Backbone`.
+
+    Attributes:
+        vision_encoder: the layer of images, None for text alone.
     """
+
+    vision_encoder: Any
 
     @classmethod
     def asks(cls, given: Mapping[str, Any]) -> bool:
@@ -177,6 +182,8 @@ class Gemma3Backbone(HubBackbone):
     @in_order(*ORDER_3)
     def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
         super().__init__(**{**HUB_DEFAULTS, **self.known(fields, vision_encoder)})
+        if vision_encoder is None:
+            self.vision_encoder = None
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -197,3 +204,5 @@ class Gemma4Backbone(HubBackbone):
     @in_order(*ORDER_4)
     def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
         super().__init__(**hub_fields_4(self.known(fields, vision_encoder)))
+        if vision_encoder is None:
+            self.vision_encoder = None

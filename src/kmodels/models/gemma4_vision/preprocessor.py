@@ -1,5 +1,6 @@
 """Images and texts to what a Gemma 4 takes, and back."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 
 import keras
 
-from kmodels.core.errors import InputError
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.image_text import patch_files
 from kmodels.models.common.image_text.patch_converter import PatchConverter
@@ -72,9 +72,10 @@ class Gemma4ImageTextLMPreprocessor(PatchTextLMPreprocessor, Gemma4CausalLMPrepr
         super().__init__(tokenizer, image_converter, **more)
         most = self.image_converter.max_soft_tokens
         if num_vision_tokens_per_image not in (None, most):
-            raise InputError(
-                f"num_vision_tokens_per_image is {num_vision_tokens_per_image}; the image "
-                f"converter says max_soft_tokens={most}: leave it out"
+            warnings.warn(
+                f"num_vision_tokens_per_image={num_vision_tokens_per_image} is not used: an image "
+                f"takes the tokens of its shape, at most the converter's max_soft_tokens={most}",
+                stacklevel=2,
             )
 
     def transformers_files(self) -> dict[str, Mapping[str, Any]]:

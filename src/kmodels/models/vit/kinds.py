@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.encoder.config import GELUS
+from kmodels.models.common.encoder.config import GELUS, config_field
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.image_converter import ViTImageConverter
@@ -34,6 +34,8 @@ class DeiTBackbone(ViTBackbone):
     Raises:
         InputError: for a checkpoint without a distillation token.
     """
+
+    intermediate_dim = config_field("mlp_dim")
 
     @in_order(
         *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
@@ -239,6 +241,10 @@ class DINOV3Backbone(PyramidBackbone):
     """
 
     input_name = "pixel_values"
+    intermediate_dim = config_field("mlp_dim")
+    layer_scale_init_value = config_field("layer_scale")
+    use_gated_mlp = config_field("use_swiglu_ffn")
+    layer_norm_eps = config_field("layer_norm_epsilon")
 
     @in_order(
         *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.encoder.config import GELUS, check_gelu
+from kmodels.models.common.encoder.config import GELUS, check_gelu, config_field
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
@@ -33,6 +33,7 @@ class CLIPVisionEncoder(ViTBackbone):
     """
 
     named_inputs = True
+    intermediate_dim = config_field("mlp_dim")
 
     @in_order(
         *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
@@ -106,6 +107,7 @@ class SigLIPVisionEncoder(ViTBackbone):
     """
 
     named_inputs = True
+    intermediate_dim = config_field("mlp_dim")
     own_parts = ("pooling/",)
 
     @in_order(

@@ -41,6 +41,7 @@ class ImageTextBackbone(DecoderBackbone):
     absent = GIVEN
     image_inputs: ClassVar[tuple[str, ...]] = ("images",)
     vision_encoder: keras.layers.Layer
+    layer_fields = ("vision_encoder",)
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for more tokens of images in a row than its images have features."""

@@ -161,6 +161,13 @@ class Gemma4VisionEncoder(PatchFeatures):
         return self.end(x, reshape(is_there, (-1, images, count)))
 
     @property
+    def num_vision_tokens_per_image(self) -> int | None:
+        """Features of a square image of `image_size`; None without it."""
+        if self.image_size is None:
+            return None
+        return (self.image_size // self.patch_size // self.pool_size) ** 2
+
+    @property
     def patches_per_feature(self) -> int:
         """Patches that become one feature."""
         return self.pool_size**2
