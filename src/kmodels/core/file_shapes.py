@@ -34,9 +34,9 @@ def _all(shape: Shape, names: str) -> dict[str, Shape]:
 
 
 _ROPE: dict[str, Any] = {
-    **_all(str, "rope_type type"),
+    **_all(str, "type rope_type"),
     **_all(NUMBER, "rope_theta factor partial_rotary_factor attention_factor beta_fast beta_slow"),
-    **_all(NUMBER, "mscale mscale_all_dim original_max_position_embeddings"),
+    **_all(NUMBER, "mscale_all_dim mscale original_max_position_embeddings"),
     "truncate": bool,
 }
 _ROPE |= _all(_ROPE, "full_attention sliding_attention")
@@ -51,7 +51,7 @@ CONFIG: dict[str, Any] = {
     **_all(SIZE, "vocab_size vocabulary_size hidden_size hidden_dim intermediate_size mlp_dim"),
     **_all(SIZE, "intermediate_dim head_dim global_head_dim projection_dim decoder_hidden_size"),
     **_all(SIZE, "decoder_intermediate_size moe_intermediate_size"),
-    **_all(SIZE, "word_embedding_dimension embedding_dimension embed_dim num_features pooled_dim"),
+    **_all(SIZE, "embedding_dimension word_embedding_dimension embed_dim num_features pooled_dim"),
     **_all(SIZE, "num_channels num_queries num_patches position_embedding_size"),
     **_all(SIZE, "mm_tokens_per_image pooling_kernel_size num_vision_tokens_per_image"),
     **_all(
@@ -62,12 +62,12 @@ CONFIG: dict[str, Any] = {
     "pool_size": (SIZE, [Needed(SIZE)]),
     **_all([Needed(PIXELS)], "input_size ref_feat_shape"),
     # Where a window is no positive number its reader tells what is wrong.
-    **_all(int, "sliding_window sliding_window_size sliding_window_pattern"),
-    "_sliding_window_pattern": int,
+    **_all(int, "sliding_window_size sliding_window"),
+    **_all(int, "sliding_window_pattern _sliding_window_pattern"),
     **_all(TOKEN, "bos_token_id pad_token_id image_token_id image_token_index boi_token_id"),
     **_all(TOKEN, "boi_token_index eoi_token_id eoi_token_index max_position_embeddings"),
     "eos_token_id": (TOKEN, [Needed(TOKEN)]),
-    **_all(NUMBER, "rms_norm_eps layer_norm_eps layer_norm_epsilon attention_dropout dropout"),
+    **_all(NUMBER, "rms_norm_eps layer_norm_eps layer_norm_epsilon dropout attention_dropout"),
     **_all(NUMBER, "hidden_dropout_prob attention_probs_dropout_prob drop_path_rate mlp_ratio"),
     **_all(NUMBER, "attn_logit_softcapping final_logit_softcapping attention_logit_soft_cap"),
     **_all(NUMBER, "final_logit_soft_cap query_pre_attn_scalar rope_theta rope_local_base_freq"),
@@ -81,7 +81,7 @@ CONFIG: dict[str, Any] = {
     **_all(bool, "vision_use_head norm_pix_loss is_embedding_model use_class_token"),
     **_all(bool, "include_prompt use_mean_pooling"),
     "use_bidirectional_attention": (bool, str),
-    **_all(str, "hidden_act hidden_activation pooler_act activation activation_function act_layer"),
+    **_all(str, "hidden_act activation hidden_activation pooler_act activation_function act_layer"),
     **_all(str, "model_type architecture global_pool pos_embed norm_layer crop_mode class_name"),
     "interpolation": str,
     **_all([Needed(str)], "architectures layer_types label_names"),
@@ -89,8 +89,8 @@ CONFIG: dict[str, Any] = {
     "per_layer_config": {"*": Needed({"*": (*NUMBER, str, bool)})},
     **_all({}, "quantization_config id2label text_config_dict vision_config_dict"),
 }
-CONFIG |= _all(CONFIG, "text_config vision_config config model_args pretrained_cfg")
-CONFIG |= _all((str, CONFIG), "backbone backbone_config")
+CONFIG |= _all(CONFIG, "config text_config vision_config model_args pretrained_cfg")
+CONFIG |= _all((str, CONFIG), "backbone_config backbone")
 
 PREPROCESSOR: dict[str, Any] = {
     **_all(bool, "do_resize do_rescale do_normalize do_center_crop do_pad do_split_image"),

@@ -38,6 +38,7 @@ class Generates(Chats):
 
     backbone: Any
     preprocessor: Any
+    check_token_ids: Callable[[Any], None]
 
     def use_sampler(self, sampler: str | Sampler, jit_compile: bool | str = "auto") -> None:
         """Draws tokens this way from now on.

@@ -25,14 +25,14 @@ GROUPS = {
         "workers"
     ),
     "Model": (
-        "preset weights train tune patch_size layers teacher teacher_preset teacher_epochs head "
+        "teacher_epochs preset weights train tune patch_size layers teacher_preset head teacher "
         "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
         "decoder_heads token_merging"
     ),
     "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
     "Loss": (
         "loss_on label_smoothing beta temperature share points mask_ratio raw_pixels "
-        "student_temperature teacher_temperature first_temperature temperature_warmup momentum "
+        "temperature_warmup student_temperature teacher_temperature first_temperature momentum "
         "centering center_momentum"
     ),
     "Optimizer": (

@@ -395,5 +395,5 @@ def _add_tokens(
             core.add_special_tokens([token])
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

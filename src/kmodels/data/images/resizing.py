@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -157,7 +157,7 @@ def _between_nearest(
     whose matrices support no box either.
     """
     left, top, right, bottom = box or (0, 0, image.shape[1], image.shape[0])
-    result = image.astype("float64")
+    result: Any = image.astype("float64")
     for axis, (start, end) in enumerate(((top, bottom), (left, right))):
         last = image.shape[axis] - 1
         place = start + (np.arange(size[axis]) + 0.5) * ((end - start) / size[axis]) - 0.5

@@ -142,7 +142,8 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
     def pooling_mode(self) -> str:
         """What stands for a text, by keras-hub's name where it has one."""
         names = {mode: name for name, mode in HUB_MODES.items()}
-        return names.get(self.settings["pooling"], self.settings["pooling"])
+        pooling: str = self.settings["pooling"]
+        return names.get(pooling) or pooling
 
     @property
     def normalize(self) -> bool:
