@@ -19,6 +19,7 @@ SIZES = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LENGTHENED = {"factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR, PLAIN = {"rope_type": "linear", "factor": 3.0}, {"rope_type": "default"}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 WINDOW = {"use_sliding_window": True, "max_window_layers": 0}
@@ -52,6 +53,28 @@ LIKE_TRANSFORMERS = {
         {"rope_scaling": LINEAR, "rope_parameters": {
             GLOBAL: {**PLAIN, "rope_theta": 1e4}, LOCAL: {**PLAIN, "rope_theta": 1e3}}},
     ),
+    "gemma's yarn": ("gemma", {"rope_scaling": YARN}),
+    "gemma2's yarn of the whole length": ("gemma2", {"rope_parameters": {
+        "rope_type": "yarn", "factor": 2.0, "rope_theta": 5e3, "truncate": False}}),
+    "gemma3's yarn, by its older name": ("gemma3_text", {"rope_scaling": YARN}),
+    "gemma3's yarn in both kinds of layers": (
+        "gemma3_text", {"rope_parameters": {
+            GLOBAL: {**YARN, "rope_theta": 1e4, "attention_factor": 1.3, "beta_slow": 2.0},
+            LOCAL: {**YARN, "rope_theta": 1e3, "mscale": 1.2, "mscale_all_dim": 0.7}}},
+    ),
+    "gemma3's factor of layers with a window": (
+        "gemma3_text", {"rope_parameters": {
+            GLOBAL: {**PLAIN, "rope_theta": 1e4}, LOCAL: {**LINEAR, "rope_theta": 1e3}}},
+    ),
+    "gemma4's yarn in both kinds of layers": (
+        "gemma4_text", {"rope_parameters": {
+            GLOBAL: {**YARN, "rope_theta": 1e4, "beta_fast": 8.0},
+            LOCAL: {**YARN, "rope_theta": 1e3}}},
+    ),
+}  # fmt: skip
+OF_GEMMA_4 = {
+    "hidden_size_per_layer_input": 0, "global_head_dim": 64, "sliding_window": 8,
+    "layer_types": [LOCAL, GLOBAL],
 }  # fmt: skip
 
 
@@ -61,7 +84,10 @@ def _written(folder, kind, changes):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    more = {} if kind == "gemma" or kind == "qwen3" else {"query_pre_attn_scalar": 16}
+    more = {} if kind == "gemma" or kind == "qwen3" else {
+        "query_pre_attn_scalar": 16, "layer_types": [LOCAL, GLOBAL],
+    }  # fmt: skip
+    more = OF_GEMMA_4 if kind == "gemma4_text" else more
     config = AutoConfig.for_model(kind, **SIZES, **more)
     theirs = AutoModelForCausalLM.from_config(config)
     for parameter in theirs.parameters():
@@ -101,28 +127,56 @@ def test_settings_mean_what_they_mean_in_transformers(tmp_path, name):
     np.testing.assert_array_equal(_logits(again), _logits(ours))
 
 
+BOTH = {"local_rope_yarn": LENGTHENED, "global_rope_yarn": LENGTHENED}
+
+
 @pytest.mark.needs("gguf")
 @pytest.mark.parametrize(
-    "changes",
+    ("preset", "changes"),
     [
-        {"rope_yarn": {"factor": 4.0, "original_max_position_embeddings": 16}},
-        {"rope_yarn": {"factor": 2.0, "original_max_position_embeddings": 8, "beta_fast": 16.0}},
-        {"rope_scaling_factor": 4.0},
+        ("qwen3_debug", {"rope_yarn": LENGTHENED}),
+        ("qwen3_debug", {"rope_yarn": {**LENGTHENED, "factor": 2.0, "beta_fast": 16.0}}),
+        ("qwen3_debug", {"rope_scaling_factor": 4.0}),
+        ("gemma_debug", BOTH),
+        ("gemma2_debug", BOTH),
+        ("gemma3_debug", {"global_rope_yarn": LENGTHENED}),
     ],
 )
-def test_a_gguf_file_keeps_the_scaling(tmp_path, changes):
-    model = Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=None, **changes)
-    again = Qwen3CausalLM.from_preset(model.export_to_gguf(tmp_path / "it.gguf", "float32"))
+def test_a_gguf_file_keeps_the_scaling(tmp_path, preset, changes):
+    task = Qwen3CausalLM if preset == "qwen3_debug" else GemmaCausalLM
+    model = task.from_preset(preset, preprocessor=None, **changes)
+    again = task.from_preset(model.export_to_gguf(tmp_path / "it.gguf", "float32"))
     for name, value in changes.items():
-        assert {**(value if isinstance(value, dict) else {})}.items() <= dict(
-            again.backbone.config.rope_yarn or {}
-        ).items()
-        assert isinstance(value, dict) or getattr(again.backbone.config, name) == value
+        found = getattr(again.backbone.config, name)
+        assert value.items() <= found.items() if isinstance(value, dict) else found == value
     np.testing.assert_array_equal(_logits(again), _logits(model))
-    plain = Qwen3CausalLM.from_preset("qwen3_debug", preprocessor=None)
+    plain = task.from_preset(preset, preprocessor=None)
     for ours, theirs in zip(plain.weights, model.weights, strict=True):
         ours.assign(to_numpy(theirs))
     assert np.abs(_logits(plain) - _logits(model)).max() > 1e-3
+
+
+@pytest.mark.needs("gguf")
+@pytest.mark.parametrize(
+    ("preset", "changes", "message"),
+    [
+        ("gemma3_debug", BOTH, "no place for .*rope_scaling of layer 0="),
+        (
+            "gemma2_debug",
+            {"global_rope_yarn": LENGTHENED},
+            "no place for .*rope_scaling of layer 0",
+        ),
+        ("gemma4_debug", {"local_rope_yarn": LENGTHENED}, "no place for .*rope_scaling of layer 0"),
+        (
+            "gemma3_debug",
+            {"global_rope_yarn": {**LENGTHENED, "attention_factor": 1.5}},
+            "no place for attention_factor of YaRN",
+        ),
+    ],
+)
+def test_what_a_gguf_file_has_no_place_for(tmp_path, preset, changes, message):
+    model = GemmaCausalLM.from_preset(preset, preprocessor=None, **changes)
+    refused(message, model.export_to_gguf, tmp_path / "it.gguf", "float32")
 
 
 CONFIGS = (
@@ -167,6 +221,16 @@ REFUSED = {
     "an unknown setting of yarn": ("qwen3", {"rope_scaling": {**YARN, "alpha": 1}}, "alpha; give"),
     "yarn without a factor": (
         "qwen3", {"rope_scaling": {**YARN, "factor": -1.0}}, "factor is -1.0; give a positive",
+    ),
+    "gemma3's yarn without the length before": (
+        "gemma3_text", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "YaRN's original_max"
+    ),
+    "gemma3's yarn with a range that is not rounded": (
+        "gemma3_text", {"rope_scaling": {**YARN, "truncate": False}}, "full_attention has truncate",
+    ),
+    "gemma4's yarn of a part of the channels": (
+        "gemma4_text", {"rope_parameters": {GLOBAL: {**YARN, "partial_rotary_factor": 0.5}}},
+        "partial_rotary_factor; give",
     ),
     "a quantized directory": (
         "qwen3", {"quantization_config": {"quant_method": "bitsandbytes"}}, QUANTIZED,

@@ -18,7 +18,7 @@ from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS, warn_of_unknown
-from kmodels.models.common.yarn import Yarn
+from kmodels.models.common.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.transforms import transpose_each
@@ -144,24 +144,35 @@ def refuse(path: Path, found: Mapping[str, object]) -> None:
 
 
 def rope(
-    path: Path, scaling: Mapping[str, Any], given: float | None, default: float
-) -> tuple[float, float]:
-    """Returns the base of a rotary embedding and what divides the positions.
+    path: Path,
+    scaling: Mapping[str, Any],
+    given: float | None,
+    default: float,
+    length: float | None = None,
+) -> Rope:
+    """Returns a rotary position embedding.
 
     Args:
         path: path of the directory, for errors.
         scaling: what describes the kind.
         given: the base that stands beside it, or None.
         default: the base where nothing says it.
+        length: `max_position_embeddings`, for YaRN whose settings do not name the original length;
+            None if they have to.
 
     Raises:
-        InputError: for another kind than "default" and "linear".
+        InputError: for another kind than "default", "linear" and "yarn", or settings of YaRN that
+            transformers does not know or that are out of range.
     """
     kind = rope_kind(scaling)
-    if kind not in ("default", "linear"):
-        raise InputError(f"{path}: rope_type is {kind!r}; the model supports default and linear")
+    if kind not in ("default", "linear", "yarn"):
+        raise InputError(
+            f"{path}: rope_type is {kind!r}; the model supports default, linear and yarn"
+        )
     base = float(scaling.get("rope_theta", default if given is None else given))
-    return base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0
+    if kind == "yarn":
+        return Rope(base, 1.0, _yarn(path, scaling, length))
+    return Rope(base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0, None)
 
 
 def window(path: Path, size: object, pattern: Mapping[str, Any]) -> int:
@@ -189,7 +200,7 @@ def rope_kind(scaling: Mapping[str, Any]) -> str:
     return scaling.get("rope_type", scaling.get("type", "default"))
 
 
-def yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[str, Any]:
+def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[str, Any]:
     """Returns the arguments of `Yarn` in the settings of a rotary position embedding.
 
     Args:
@@ -215,15 +226,6 @@ def yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[s
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return given
-
-
-def partial_rope(path: Path, given: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Returns what `rope` does, and the share of the channels that turn: also "proportional"."""
-    if given.get("rope_type") != "proportional":
-        return *rope(path, given, None, 10_000.0), 1.0
-    usual = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
-    base, scaling, turned = (float(given.get(name, value)) for name, value in usual.items())
-    return base, scaling, turned
 
 
 def heads_by_kind(
@@ -464,8 +466,15 @@ def token_ids(model: keras.Model) -> dict[str, int | None]:
     return {"bos_token_id": tokenizer.start_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
-def rope_form(base: float, scaling: float) -> dict[str, Any]:
+def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns what config.json says of a rotary embedding, see `rope`."""
+    if yarn is not None:
+        length = yarn["original_max_position_embeddings"]
+        return {
+            "rope_theta": base,
+            "rope_scaling": {"rope_type": "yarn", **yarn},
+            "max_position_embeddings": int(length * yarn["factor"]),
+        }
     linear = {"rope_scaling": {"rope_type": "linear", "factor": scaling}}
     return {"rope_theta": base, **(linear if scaling != 1.0 else {})}
 

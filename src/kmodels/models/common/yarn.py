@@ -1,11 +1,23 @@
-"""YaRN: a longer context by stretching the slow channels of a rotary position embedding."""
+"""Rotary position embeddings of decoders, and YaRN, which stretches their slow channels."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from kmodels.core.errors import InputError
+
+
+def check_alone(yarn: str, **factors: float) -> None:
+    """Raises `InputError` for a factor other than 1 beside YaRN.
+
+    Args:
+        yarn: name of the setting with YaRN's arguments.
+        **factors: settings that exclude it.
+    """
+    for name, factor in factors.items():
+        if factor != 1.0:
+            raise InputError(f"{yarn} and {name}={factor} exclude each other; leave one out")
 
 
 @dataclass(frozen=True)
@@ -83,3 +95,17 @@ class Yarn:
         """Returns the channel that makes so many turns within the original context."""
         length = self.original_max_position_embeddings
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(wavelength))
+
+
+class Rope(NamedTuple):
+    """A rotary position embedding.
+
+    Attributes:
+        base: base of the geometric series of wavelengths.
+        scaling: divides the positions.
+        yarn: arguments of `Yarn`, or None.
+    """
+
+    base: float
+    scaling: float
+    yarn: dict[str, Any] | None

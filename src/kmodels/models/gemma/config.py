@@ -1,6 +1,6 @@
 """The configuration of a Gemma, validated in one place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -9,6 +9,7 @@ from kmodels.layers.experts.router import check_experts
 from kmodels.models.common import layer_kinds
 from kmodels.models.common.config import BlockConfig, DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.common.yarn import Yarn, check_alone
 
 # What only Gemma 4 has.
 FROM_4 = (
@@ -70,6 +71,10 @@ class GemmaConfig(DecoderConfig):
         num_experts: experts of a layer.
         num_experts_per_token: experts that each token goes to.
         expert_intermediate_dim: width of the gate of each expert, and of what it multiplies.
+        local_rope_yarn: arguments of `Yarn` in local layers, such as {"factor": 4.0,
+            "original_max_position_embeddings": 8192}, for contexts longer than those of the
+            training; then the scaling factor of these layers is 1.
+        global_rope_yarn: the same in global layers.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -116,6 +121,8 @@ class GemmaConfig(DecoderConfig):
     num_experts: int | None = None
     num_experts_per_token: int = 8
     expert_intermediate_dim: int | None = None
+    local_rope_yarn: Mapping[str, Any] | None = None
+    global_rope_yarn: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +138,7 @@ class GemmaConfig(DecoderConfig):
             if cap is not None and cap <= 0:
                 raise InputError(f"{name} is {cap}; give a positive number, or None for no cap")
         self._check_layers()
+        self._check_yarn()
         if self.enable_moe_block:
             check_experts(*self._experts)
 
@@ -157,6 +165,20 @@ class GemmaConfig(DecoderConfig):
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
         layer_kinds.check(self.kinds, self.num_layers, self.num_kv_shared_layers)
+
+    def _check_yarn(self) -> None:
+        factors = {
+            "local": ("local_rope_scaling_factor",),
+            "global": ("global_rope_scaling_factor", "global_rope_partial_rotary_factor"),
+        }
+        for where, names in factors.items():
+            if self.yarn(where) is not None:
+                check_alone(f"{where}_rope_yarn", **{name: getattr(self, name) for name in names})
+
+    def yarn(self, where: str) -> Yarn | None:
+        """Returns the settings of YaRN in the "local" or the "global" layers, or None."""
+        settings = getattr(self, f"{where}_rope_yarn")
+        return None if settings is None else Yarn.of(settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values."""
@@ -251,6 +273,8 @@ class GemmaConfig(DecoderConfig):
             width = self.global_head_dim or width
         window = self.sliding_window_size if self.is_causal else self.sliding_window_size // 2 + 1
         experts = self._experts if self.enable_moe_block else (0, 0, 0)
+        where = "local" if local else "global"
+        wavelength, yarn = getattr(self, f"{where}_rope_wavelength"), self.yarn(where)
         wide = self.use_double_wide_mlp and sources[index] is not None
         return BlockConfig(
             num_query_heads=self.num_query_heads,
@@ -258,10 +282,12 @@ class GemmaConfig(DecoderConfig):
             head_dim=width,
             mlp_dim=self.mlp_dim * (2 if wide else 1),
             epsilon=self.layer_norm_epsilon,
-            query_scale=self._query_scale(width),
-            rope_wavelength=self.local_rope_wavelength if local else self.global_rope_wavelength,
+            query_scale=self._query_scale(width) * (yarn.query_scale if yarn else 1.0),
+            rope_wavelength=wavelength,
             rope_scaling=(
-                self.local_rope_scaling_factor if local else self.global_rope_scaling_factor
+                yarn.divisors(width, wavelength)
+                if yarn
+                else getattr(self, f"{where}_rope_scaling_factor")
             ),
             window=window if self.is_local(index) else None,
             soft_cap=self.attention_logit_soft_cap,

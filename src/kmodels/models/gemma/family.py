@@ -7,6 +7,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.embedder.task import PARTS
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.causal_lm import Gemma3CausalLM, Gemma4CausalLM, GemmaCausalLM
 from kmodels.models.gemma.config import GemmaConfig
@@ -29,10 +30,8 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
     generation = config.generation
     if generation == 4:
         return [name for name, there in gemma4.lacks(config).items() if there]
-    one_rope = (config.local_rope_wavelength, config.local_rope_scaling_factor) == (
-        config.global_rope_wavelength,
-        config.global_rope_scaling_factor,
-    )
+    ropes = gemma4.rope_parameters(config)
+    one_rope = ropes[LOCAL] == ropes[GLOBAL]
     absent = {
         "soft caps": generation == 1
         and (config.attention_logit_soft_cap or config.final_logit_soft_cap),
@@ -41,6 +40,7 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
         "attention_logit_soft_cap": generation == 3 and config.attention_logit_soft_cap,
         "use_bidirectional_attention": generation < 3 and config.use_bidirectional_attention,
         "two rotary bases": generation < 3 and not one_rope,
+        **(gemma4.lacks_of_yarn(config) if generation == 3 else {}),
         "one post-norm without the other": generation > 1
         and not (config.use_post_ffw_norm and config.use_post_attention_norm),
     }
@@ -68,12 +68,19 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     form: dict[str, Any] = {
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
-        **decoder.rope_form(config.global_rope_wavelength, config.global_rope_scaling_factor),
+        **decoder.rope_form(
+            config.global_rope_wavelength,
+            config.global_rope_scaling_factor,
+            config.global_rope_yarn,
+        ),
     }
     if config.generation > 1:
         form |= _windows(config)
     if config.generation == 3:
         form["rope_local_base_freq"] = config.local_rope_wavelength
+        # The older names say nothing else of the layers with a window.
+        if (ropes := gemma4.rope_parameters(config))[LOCAL]["rope_type"] != "default":
+            form["rope_parameters"] = ropes
         form["use_bidirectional_attention"] = config.use_bidirectional_attention
     return decoder.transformers_form(model, names, form, huggingface.rules)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.models.common.config import BlockConfig, DecoderConfig
-from kmodels.models.common.yarn import Yarn
+from kmodels.models.common.yarn import Yarn, check_alone
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,8 @@ class Qwen3Config(DecoderConfig):
         for name in ("rope_max_wavelength", "rope_scaling_factor"):
             if (value := getattr(self, name)) <= 0:
                 raise InputError(f"{name} is {value}; give a positive number")
-        if self.yarn is not None and self.rope_scaling_factor != 1.0:
-            raise InputError(
-                f"rope_yarn and rope_scaling_factor={self.rope_scaling_factor} exclude each other; "
-                "leave one out"
-            )
+        if self.yarn is not None:
+            check_alone("rope_yarn", rope_scaling_factor=self.rope_scaling_factor)
 
     @property
     def yarn(self) -> Yarn | None:

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.gguf.tensors import ROPE_FACTORS, STILL, TABLE, unused
+from kmodels.models.common.yarn import Rope
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import open_gguf, setting
 from kmodels.weights.rules import bind_sources
@@ -22,26 +23,13 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "
 # Settings of a block that some models have another of in each.
 FEED_FORWARD, GROUPS = "feed_forward_length", "attention.head_count_kv"
 
+SCALINGS = ("none", "linear", "yarn")
 # Settings of YaRN, and those that are read at one value alone.
 YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 IDLE_IN_YARN = {
     **{"attn_factor": 1.0, "yarn_attn_factor": 1.0},
     **{"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0},
 }
-
-
-class Rope(NamedTuple):
-    """A rotary position embedding.
-
-    Attributes:
-        base: base of the geometric series of wavelengths.
-        scaling: divides the positions.
-        yarn: arguments of `Yarn`, or None.
-    """
-
-    base: float
-    scaling: float
-    yarn: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -126,12 +114,11 @@ class File:
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
         }
 
-    def rope(self, default: float, kinds: Collection[str] = ("none", "linear")) -> Rope:
+    def rope(self, default: float) -> Rope:
         """Returns the rotary position embedding; a file without a kind means linear scaling.
 
         Args:
             default: the base if the file names none.
-            kinds: kinds of scaling that the model has.
 
         Raises:
             InputError: for another kind of scaling.
@@ -139,10 +126,10 @@ class File:
         base = float(self.get("rope.freq_base", default))
         kind = self.get("rope.scaling.type", "linear")
         factor = float(self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0))) or 1.0
-        if kind not in kinds:
+        if kind not in SCALINGS:
             raise InputError(
                 f"{self.path} scales its rotary embedding by {kind!r}; the model supports "
-                f"{', '.join(kinds)}"
+                f"{', '.join(SCALINGS)}"
             )
         if kind != "yarn":
             return Rope(base, factor if kind == "linear" else 1.0, None)

@@ -18,6 +18,7 @@ from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.gguf.comparing import differences
 from kmodels.models.common.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
 from kmodels.models.common.gguf.vocabulary import add_vocabulary
+from kmodels.models.common.yarn import Yarn
 from kmodels.weights import LazyArray, export
 
 if TYPE_CHECKING:
@@ -65,6 +66,24 @@ def settings(
         "vocab_size": config.vocabulary_size,
         **(linear if scaling != 1.0 else {}),
     }
+
+
+def yarn_settings(yarn: Yarn | None) -> dict[str, Setting]:
+    """Returns the settings of YaRN, for `settings` to be updated with; none for None."""
+    if yarn is None:
+        return {}
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(yarn.factor),
+        "rope.scaling.original_context_length": int(yarn.original_max_position_embeddings),
+        "rope.scaling.yarn_beta_fast": float(yarn.beta_fast),
+        "rope.scaling.yarn_beta_slow": float(yarn.beta_slow),
+    }
+
+
+def without_place_in_yarn(given: Mapping[str, Any] | None) -> dict[str, bool]:
+    """Returns the arguments of `Yarn` that no file can hold, and whether they are given."""
+    return {f"{name} of YaRN": name in (given or {}) for name in ("attention_factor", "truncate")}
 
 
 def _one_or_all(values: list[int]) -> int | list[int]:

@@ -1,7 +1,14 @@
 """The settings of a Gemma in a GGUF file, by generation."""
 
 from kmodels.models.common.gguf import tensors
-from kmodels.models.common.gguf.writing import GGUFExport, GGUFForm, Setting, settings
+from kmodels.models.common.gguf.writing import (
+    GGUFExport,
+    GGUFForm,
+    Setting,
+    settings,
+    without_place_in_yarn,
+    yarn_settings,
+)
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.weights import gguf as weights_gguf
@@ -43,6 +50,7 @@ def _without_place(config: GemmaConfig) -> list[str]:
     everywhere = {"use_bidirectional_attention": config.use_bidirectional_attention}
     if config.generation < 4:
         everywhere |= dict.fromkeys(config.of_gemma_4, True)
+        everywhere |= without_place_in_yarn(config.global_rope_yarn)
         return [name for name, there in everywhere.items() if there]
     rows = config.per_layer_vocabulary if config.hidden_size_per_layer_input else None
     absent = {
@@ -64,6 +72,7 @@ def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:
     found: dict[str, Setting] = {
         "context_length": CONTEXT[generation],
         **settings(config, head_dim, config.global_rope_wavelength, scaling),
+        **(yarn_settings(config.yarn("global")) if generation < 4 else {}),
     }
     if generation > 1:
         found["attention.sliding_window"] = config.sliding_window_size

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.common.yarn import Rope
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_4
 
@@ -45,11 +47,11 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     everywhere = heads[GLOBAL]
     head_dim, groups = heads.get(LOCAL, everywhere)
     given = text.get("rope_parameters") or {}
-    local, full = (decoder.partial_rope(path, given.get(kind) or ROPES[kind]) for kind in ROPES)
+    local, full = (_rope(path, kind, given.get(kind) or ROPES[kind]) for kind in ROPES)
     wrong = {
         "use_bidirectional_attention='all'": text.get("use_bidirectional_attention") == "all",
         "rope_scaling": text.get("rope_scaling"),
-        "a partial_rotary_factor of sliding_attention": local[2] != 1.0,
+        "a partial_rotary_factor of sliding_attention": local[1] != 1.0,
     }
     decoder.refuse(path, wrong)
     per_layer = text["vocab_size_per_layer_input"] if text["hidden_size_per_layer_input"] else None
@@ -70,12 +72,51 @@ def fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "final_logit_soft_cap": text["final_logit_softcapping"],
         "vocab_size_per_layer_input": per_layer,
-        "local_rope_wavelength": local[0],
-        "local_rope_scaling_factor": local[1],
-        "global_rope_wavelength": full[0],
-        "global_rope_scaling_factor": full[1],
-        "global_rope_partial_rotary_factor": full[2],
+        **rope_fields("local", local[0]),
+        **rope_fields("global", full[0]),
+        "global_rope_partial_rotary_factor": full[1],
     }
+
+
+def rope_fields(where: str, rope: Rope) -> dict[str, Any]:
+    """Returns the fields of the "local" or the "global" layers."""
+    names = ("wavelength", "scaling_factor", "yarn")
+    return {f"{where}_rope_{name}": value for name, value in zip(names, rope, strict=True)}
+
+
+def rope_of_kind(
+    path: Path, kind: str, scaling: Mapping[str, Any], given: float | None, default: float
+) -> Rope:
+    """Returns what `decoder.rope` does, of the layers of one kind.
+
+    transformers then reads the length of YaRN in its own settings alone, and no `truncate`.
+    """
+    if decoder.rope_kind(scaling) == "yarn" and scaling.get("truncate") is False:
+        raise InputError(
+            f"{path}: rope_parameters of {kind} has truncate=false, which transformers does not "
+            "follow by kinds of layers; leave it out"
+        )
+    return decoder.rope(path, scaling, given, default)
+
+
+def _rope(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Rope, float]:
+    """Returns the rotary embedding of a kind of layers, and the share of channels that turn."""
+    if given.get("rope_type") != "proportional":
+        return rope_of_kind(path, kind, given, None, 10_000.0), 1.0
+    usual = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
+    base, scaling, turned = (float(given.get(name, value)) for name, value in usual.items())
+    return Rope(base, scaling, None), turned
+
+
+def rope_parameters(config: GemmaConfig) -> dict[str, Any]:
+    """Returns the rotary embeddings by kind of layer as transformers 5 writes them."""
+    found = {}
+    for kind, where in ((LOCAL, "local"), (GLOBAL, "global")):
+        settings = (getattr(config, f"{where}_rope_{x}") for x in ("wavelength", "scaling_factor"))
+        form = decoder.rope_form(*settings, getattr(config, f"{where}_rope_yarn"))
+        scaling = form.get("rope_scaling") or {"rope_type": "default"}
+        found[kind] = {**scaling, "rope_theta": form["rope_theta"]}
+    return found
 
 
 def form(config: GemmaConfig) -> dict[str, Any]:
@@ -85,13 +126,10 @@ def form(config: GemmaConfig) -> dict[str, Any]:
     differs = {"head_dim": width, "num_key_value_heads": groups}
     differs = {name: value for name, value in differs.items() if value != getattr(config, name)}
     experts = EXPERTS if config.enable_moe_block else {}
-    local = decoder.rope_form(config.local_rope_wavelength, config.local_rope_scaling_factor)
-    full = {
-        "rope_type": "proportional",
-        "rope_theta": config.global_rope_wavelength,
-        **({"factor": scaling} if (scaling := config.global_rope_scaling_factor) != 1.0 else {}),
-        "partial_rotary_factor": config.global_rope_partial_rotary_factor,
-    }
+    ropes = rope_parameters(config)
+    if config.global_rope_yarn is None:
+        turned = config.global_rope_partial_rotary_factor
+        ropes[GLOBAL] |= {"rope_type": "proportional", "partial_rotary_factor": turned}
     return {
         **{name: getattr(config, name) for name in SAME},
         "hidden_activation": "gelu_pytorch_tanh",
@@ -99,10 +137,7 @@ def form(config: GemmaConfig) -> dict[str, Any]:
         "sliding_window": config.sliding_window_size,
         "final_logit_softcapping": config.final_logit_soft_cap,
         "vocab_size_per_layer_input": config.per_layer_vocabulary,
-        "rope_parameters": {
-            LOCAL: {**ROPES[LOCAL], **local.pop("rope_scaling", {}), **local},
-            GLOBAL: full,
-        },
+        "rope_parameters": ropes,
         "per_layer_config": {
             str(i): differs for i, kind in enumerate(kinds) if differs and kind == GLOBAL
         },
@@ -120,10 +155,20 @@ def otherwise(config: GemmaConfig) -> dict[str, object]:
     return {**found, "this query scale": config.query_scale != 1.0}
 
 
+def lacks_of_yarn(config: GemmaConfig) -> dict[str, object]:
+    """Returns what transformers does not follow where kinds of layers differ, as `lacks` does."""
+    settings = {where: getattr(config, f"{where}_rope_yarn") for where in ("local", "global")}
+    return {
+        f"truncate=False in {where}_rope_yarn": yarn is not None and not yarn.get("truncate", True)
+        for where, yarn in settings.items()
+    }
+
+
 def lacks(config: GemmaConfig) -> dict[str, object]:
     """Returns what transformers' Gemma 4 has no counterpart for: names to whether it is there."""
     return {
         **otherwise(config),
+        **lacks_of_yarn(config),
         "attention_logit_soft_cap": config.attention_logit_soft_cap,
         "use_bidirectional_attention": config.use_bidirectional_attention,
         "a last layer with sliding_attention": config.kinds[-1] == LOCAL,

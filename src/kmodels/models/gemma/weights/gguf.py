@@ -8,6 +8,7 @@ from kmodels.models.common.gguf import reading, tensors
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL, sources
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
+from kmodels.models.gemma.weights import gemma4
 from kmodels.weights import Rule
 
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3, "gemma4": 4}
@@ -58,10 +59,10 @@ def _fields(file: reading.File) -> dict[str, Any]:
     fields = file.fields(head_dim=256)
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     layers = fields["num_layers"]
-    base, scaling, _ = file.rope(1_000_000.0 if generation == 3 else 10_000.0)
-    fields["global_rope_wavelength"], fields["global_rope_scaling_factor"] = base, scaling
+    rope = file.rope(1_000_000.0 if generation == 3 else 10_000.0)
+    fields |= gemma4.rope_fields("global", rope)
     if generation < 3:
-        fields["local_rope_wavelength"], fields["local_rope_scaling_factor"] = base, scaling
+        fields |= gemma4.rope_fields("local", rope)
     if generation == 1:
         return fields
     fields = {**(GEMMA_2 if generation == 2 else GEMMA_3), **fields}

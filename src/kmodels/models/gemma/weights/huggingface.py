@@ -5,6 +5,8 @@ from typing import Any
 
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.embedder.sentence_transformers import EmbedderFormat
+from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.common.yarn import Rope
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3
 from kmodels.models.gemma.weights import gemma4
@@ -73,6 +75,8 @@ DEFAULTS: dict[int, dict[str, Any]] = {
         "vocab_size_per_layer_input": 262_144,
     },
 }
+# transformers' default of `max_position_embeddings` in Gemma 1 and 2.
+LENGTH = 8192
 # Those of the model without towers, Gemma 4 12B, which differ.
 UNIFIED = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 
@@ -119,8 +123,7 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     rope = _rope(path, text)
     if generation == 1:
-        wavelength, scaling = rope("", "rope_theta", 10_000.0)
-        return fields | _both(wavelength, scaling)
+        return fields | rope_everywhere(rope("", "rope_theta", 10_000.0))
     fields |= GEMMA_2 if generation == 2 else GEMMA_3
     pattern = _pattern(text, fields["sliding_window_pattern"])
     fields |= {
@@ -133,36 +136,29 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         **pattern,
     }
     if generation == 2:
-        return fields | _both(*rope("", "rope_theta", 10_000.0))
-    local = rope("sliding_attention", "rope_local_base_freq", 10_000.0)
-    everywhere = rope("full_attention", "rope_theta", 1_000_000.0)
+        return fields | rope_everywhere(rope("", "rope_theta", 10_000.0))
     return fields | {
-        "local_rope_wavelength": local[0],
-        "local_rope_scaling_factor": local[1],
-        "global_rope_wavelength": everywhere[0],
-        "global_rope_scaling_factor": everywhere[1],
+        **gemma4.rope_fields("local", rope(LOCAL, "rope_local_base_freq", 10_000.0)),
+        **gemma4.rope_fields("global", rope(GLOBAL, "rope_theta", 1_000_000.0)),
     }
 
 
-def _both(wavelength: float, scaling: float) -> dict[str, float]:
-    return {
-        f"{where}_rope_{name}": value
-        for where in ("local", "global")
-        for name, value in (("wavelength", wavelength), ("scaling_factor", scaling))
-    }
+def rope_everywhere(rope: Rope) -> dict[str, Any]:
+    """Returns the fields of a model whose layers have one rotary embedding."""
+    return {**gemma4.rope_fields("local", rope), **gemma4.rope_fields("global", rope)}
 
 
 def _rope(path: Path, text: dict[str, Any]) -> Any:
     """Reads wavelength and scaling as transformers 4 and 5 write them."""
     new, old = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
 
-    def read(kind: str, name: str, default: float) -> tuple[float, float]:
+    def read(kind: str, name: str, default: float) -> Rope:
         # As in transformers, the older name counts before the newer one.
         if not kind:
-            scaling = old or new
-        else:
-            scaling = {**(new.get(kind) or {}), **(old if kind == "full_attention" else {})}
-        return decoder.rope(path, scaling, text.get(name), default)
+            length = text.get("max_position_embeddings", LENGTH)
+            return decoder.rope(path, old or new, text.get(name), default, length)
+        scaling = {**(new.get(kind) or {}), **(old if kind == GLOBAL else {})}
+        return gemma4.rope_of_kind(path, kind, scaling, text.get(name), default)
 
     return read
 

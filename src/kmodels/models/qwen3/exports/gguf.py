@@ -1,6 +1,12 @@
 """The settings of a dense Qwen 3 in a GGUF file."""
 
-from kmodels.models.common.gguf.writing import GGUFExport, GGUFForm, Setting, settings
+from kmodels.models.common.gguf.writing import (
+    GGUFExport,
+    GGUFForm,
+    settings,
+    without_place_in_yarn,
+    yarn_settings,
+)
 from kmodels.models.qwen3.config import Qwen3Config
 from kmodels.models.qwen3.weights import gguf as weights_gguf
 from kmodels.text.gguf import BYTES
@@ -11,9 +17,8 @@ CONTEXT = 40_960
 
 def form(config: Qwen3Config) -> GGUFForm:
     """Returns a Qwen 3 as its file says it."""
-    yarn = config.rope_yarn or {}
     absent = {
-        **{f"{name} of YaRN": name in yarn for name in ("attention_factor", "truncate")},
+        **without_place_in_yarn(config.rope_yarn),
         "attention_bias": config.attention_bias,
         "sliding_window_size": config.sliding_window_size,
     }
@@ -23,23 +28,11 @@ def form(config: Qwen3Config) -> GGUFForm:
         settings={
             "context_length": CONTEXT,
             **settings(config, config.head_dim, *rope),
-            **_yarn(config),
+            **yarn_settings(config.yarn),
         },
         vocabulary=BYTES,
         absent=[name for name, there in absent.items() if there],
     )
-
-
-def _yarn(config: Qwen3Config) -> dict[str, Setting]:
-    if config.yarn is None:
-        return {}
-    return {
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": float(config.yarn.factor),
-        "rope.scaling.original_context_length": int(config.yarn.original_max_position_embeddings),
-        "rope.scaling.yarn_beta_fast": float(config.yarn.beta_fast),
-        "rope.scaling.yarn_beta_slow": float(config.yarn.beta_slow),
-    }
 
 
 EXPORT = GGUFExport(weights_gguf.FORMAT, form)

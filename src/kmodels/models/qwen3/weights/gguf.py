@@ -15,7 +15,7 @@ def rules(config: Qwen3Config) -> list[Rule]:
 
 
 def _fields(file: reading.File) -> dict[str, Any]:
-    base, scaling, yarn = file.rope(1_000_000.0, ("none", "linear", "yarn"))
+    base, scaling, yarn = file.rope(1_000_000.0)
     return file.fields(head_dim=128) | {
         "rope_max_wavelength": base,
         "rope_scaling_factor": scaling,

@@ -40,16 +40,13 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     decoder.refuse(path, wrong)
     # As in transformers, the older name counts before the newer one.
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    stretched = None
-    if decoder.rope_kind(scaling) == "yarn":
-        stretched = decoder.yarn(path, scaling, text["max_position_embeddings"])
-        scaling = {"rope_theta": scaling.get("rope_theta", text.get("rope_theta") or 10_000.0)}
-    base, factor = decoder.rope(path, scaling, text.get("rope_theta"), 10_000.0)
+    length = text["max_position_embeddings"]
+    rope = decoder.rope(path, scaling, text.get("rope_theta"), 10_000.0, length)
     return decoder.fields(text) | {
-        "rope_max_wavelength": base,
-        "rope_scaling_factor": factor,
+        "rope_max_wavelength": rope.base,
+        "rope_scaling_factor": rope.scaling,
         "tie_word_embeddings": text["tie_word_embeddings"],
-        "rope_yarn": stretched,
+        "rope_yarn": rope.yarn,
         "sliding_window_size": window if True in local else None,
         "attention_bias": bool(text.get("attention_bias")),
     }
@@ -75,24 +72,15 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     window = config.sliding_window_size
     form = {
         "hidden_act": "silu",
-        **decoder.rope_form(config.rope_max_wavelength, config.rope_scaling_factor),
-        **_yarn_form(config),
+        **decoder.rope_form(
+            config.rope_max_wavelength, config.rope_scaling_factor, config.rope_yarn
+        ),
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "layer_types": decoder.layer_types(config),
     }
     names = ("qwen3", "Qwen3ForCausalLM", "Qwen3Model")
     return decoder.transformers_form(model, names, form, rules)
-
-
-def _yarn_form(config: Qwen3Config) -> dict[str, Any]:
-    if config.rope_yarn is None:
-        return {}
-    length = config.rope_yarn["original_max_position_embeddings"]
-    return {
-        "rope_scaling": {"rope_type": "yarn", **config.rope_yarn},
-        "max_position_embeddings": int(length * config.rope_yarn["factor"]),
-    }
 
 
 FORMAT = decoder.HuggingFaceFormat(("qwen3",), Qwen3Config, fields, rules)
