@@ -1,7 +1,7 @@
-"""Writes docs/api.md: every public name, with the first sentence of its docstring.
+"""Writes docs/api.md, every public name, and docs/presets.md, every preset.
 
-    python docs/site/api.py           writes it
-    python docs/site/api.py --check   exit code 1 where it is out of date
+    python docs/site/api.py           writes them
+    python docs/site/api.py --check   exit code 1 if one is out of date
 
 A name is public where `__all__` of one of the modules below has it; all others may change any day.
 """
@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[1] / "api.md"
+DOCS = Path(__file__).resolve().parents[1]
+PAGE = DOCS / "api.md"
+PRESETS_PAGE = DOCS / "presets.md"
 # In the order of the page: what most people need first.
 MODULES = (
     *("kmodels", "kmodels.models", "kmodels.layers", "kmodels.ops"),
@@ -73,16 +75,82 @@ def page() -> str:
     return "".join(parts)
 
 
+PRESETS_HEAD = """# Presets
+
+`from_preset(NAME)` with one of these names makes the architecture with random initial weights. Weights come from a
+directory or file, or from a name that begins with `hf://` or `kaggle://`. Names that end in `debug` or contain `micro` are
+small enough for a test. The page is written by `python docs/site/api.py`.
+"""
+# Heading -> fields of a config; the first that it has is shown.
+FIELDS = {
+    "image": ("image_shape", "image_size"),
+    "patch": ("patch_size",),
+    "blocks": ("num_layers",),
+    "width": ("hidden_dim",),
+    "heads": ("num_heads", "num_query_heads"),
+    "key-value heads": ("num_key_value_heads",),
+    "MLP": ("mlp_dim", "intermediate_dim"),
+    "experts": ("num_experts",),
+    "vocabulary": ("vocabulary_size",),
+}
+TOWERS = {"vision_encoder": "images", "text_encoder": "texts"}
+
+
+def sizes(config: Any) -> dict[str, str]:
+    """Returns the cells of a config or a dictionary of its fields, by heading."""
+    fields = config if isinstance(config, dict) else vars(config)
+    cells = {}
+    for heading, names in FIELDS.items():
+        value = next((fields[name] for name in names if fields.get(name)), None)
+        if isinstance(value, tuple | list):
+            value = " x ".join(map(str, value[:2]))
+        if value is not None:
+            cells[heading] = str(value)
+    return cells
+
+
+def row(family: Any, fields: dict[str, Any]) -> dict[str, str]:
+    """Returns the cells of a preset, by heading; a tower is one cell."""
+    own = {name: value for name, value in fields.items() if not name.startswith("task_")}
+    config = family.backbone.config_class(**own)
+    cells = sizes(config)
+    for name, heading in TOWERS.items():
+        if tower := getattr(config, name, None):
+            cells[heading] = ", ".join(f"{key} {value}" for key, value in sizes(tower).items())
+    return cells
+
+
+def presets_page() -> str:
+    """Returns the text of the page of presets."""
+    from kmodels.models import registry
+
+    parts = [PRESETS_HEAD]
+    for family in registry.families():
+        classes = ", ".join(f"`{one.__name__}`" for one in (family.backbone, *family.tasks))
+        rows = {name: row(family, dict(fields)) for name, fields in family.presets.items()}
+        headings = [
+            heading
+            for heading in (*FIELDS, *TOWERS.values())
+            if any(heading in cells for cells in rows.values())
+        ]
+        parts.append(f"\n## {family.name}\n\n{classes}\n\n| preset | {' | '.join(headings)} |\n")
+        parts.append(f"| {' | '.join(['---'] * (len(headings) + 1))} |\n")
+        for name, cells in rows.items():
+            shown = " | ".join(cells.get(heading, "") for heading in headings)
+            parts.append(f"| `{name}` | {shown} |\n")
+    return "".join(parts)
+
+
 def main() -> int:
-    """Writes or checks the page."""
-    wanted = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(wanted, encoding="utf-8")
-        return 0
-    if PAGE.read_text(encoding="utf-8") == wanted:
-        return 0
-    print("docs/api.md is out of date; python docs/site/api.py writes it", file=sys.stderr)
-    return 1
+    """Writes or checks the pages."""
+    late = 0
+    for path, wanted in ((PAGE, page()), (PRESETS_PAGE, presets_page())):
+        if "--check" not in sys.argv[1:]:
+            path.write_text(wanted, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != wanted:
+            late = 1
+            print(f"{path.name} is out of date; python docs/site/api.py writes it", file=sys.stderr)
+    return late
 
 
 if __name__ == "__main__":

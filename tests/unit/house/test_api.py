@@ -26,8 +26,19 @@ api = load_script()
 PUBLIC = {name: set(importlib.import_module(name).__all__) for name in api.MODULES}
 
 
-def test_the_page_is_up_to_date():
-    assert api.PAGE.read_text() == api.page(), "python docs/site/api.py writes it"
+@pytest.mark.parametrize(
+    ("path", "page"), [(api.PAGE, api.page), (api.PRESETS_PAGE, api.presets_page)]
+)
+def test_the_page_is_up_to_date(path, page):
+    assert path.read_text() == page(), "python docs/site/api.py writes it"
+
+
+def test_every_preset_is_on_its_page():
+    from kmodels.models import registry
+
+    rows = re.findall(r"^\| `(\S+)` \| (.*) \|$", api.PRESETS_PAGE.read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == [n for f in registry.families() for n in f.presets]
+    assert all(re.search(r"\d", cells) for _, cells in rows)
 
 
 @pytest.mark.parametrize("name", api.MODULES)
