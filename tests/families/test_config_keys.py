@@ -8,8 +8,9 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of
+from kmodels.generation import settings as sampling
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
-from kmodels.models.common import huggingface
+from kmodels.models.common import huggingface, unknown_settings
 from refusals import refused
 from tolerances import tolerance
 
@@ -194,6 +195,60 @@ def test_every_setting_of_transformers_is_read_or_known_to_be_idle(name):
     assert not set(getattr(transformers, name)().to_dict()) - known
 
 
+ENCODERS = (
+    *("ViTConfig", "DeiTConfig", "ViTMAEConfig", "IJepaConfig", "Dinov2Config"),
+    *("Dinov2WithRegistersConfig", "DINOv3ViTConfig", "EomtConfig", "EomtDinov3Config"),
+    *("CLIPConfig", "CLIPVisionConfig", "CLIPTextConfig", "SiglipConfig", "SiglipVisionConfig"),
+    *("SiglipTextConfig", "Siglip2Config", "Siglip2VisionConfig", "Siglip2TextConfig"),
+)
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_every_setting_of_an_encoder_in_transformers_is_known(name, caplog, tmp_path):
+    import transformers
+
+    described = dict.fromkeys(getattr(transformers, name)().to_dict(), 1)
+    described |= dict.fromkeys(("text_config", "vision_config"), None)
+    unknown_settings.warn_of_encoder(tmp_path, described)
+    assert "does not know" not in caplog.text
+
+
+@pytest.mark.needs("transformers")
+def test_every_setting_of_generation_in_transformers_is_known():
+    import transformers
+
+    assert not set(transformers.GenerationConfig().to_dict()) - sampling.KNOWN
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vit/hf_token", "vit_kinds/dinov2", "vit_recent/dinov3", "vit_kinds/clip"),
+        *("vit_eomt/dinov2", "two_towers/clip", "clip/projected", "vit_kinds/siglip_model"),
+    ],
+)
+def test_an_unknown_setting_of_an_encoder_is_named(references, tmp_path, caplog, name):
+    row = row_of(name, references)
+    shutil.copytree(row.path, tmp_path / "it")
+    file = tmp_path / "it" / "config.json"
+    described = json.loads(file.read_text())
+    for more in ({}, {"logits_scaling": 8.0}):
+        file.write_text(json.dumps({**described, **more}))
+        caplog.clear()
+        row.task.from_preset(tmp_path / "it", **row.settings)
+        assert ("sets logits_scaling, which kmodels does not know" in caplog.text) == bool(more)
+        assert caplog.text.count("does not know") == bool(more)
+
+
+def test_an_unknown_setting_of_generation_is_named(references, tmp_path, caplog):
+    row = row_of("qwen3/tied", references)
+    shutil.copytree(row.path, tmp_path / "it")
+    (tmp_path / "it" / "generation_config.json").write_text('{"temprature": 0.5, "use_cache": 1}')
+    Qwen3CausalLM.from_preset(tmp_path / "it")
+    assert "generation_config.json sets temprature, which kmodels does not know" in caplog.text
+
+
 def test_an_unknown_setting_is_named(references, tmp_path, caplog):
     row = row_of("qwen3/tied", references)
     shutil.copytree(row.path, tmp_path / "it")
@@ -216,7 +271,7 @@ REFUSED = {
         "qwen3", {"use_sliding_window": True, "layer_types": [LOCAL, GLOBAL]}, "windows in so"
     ),
     "a negative epsilon": ("qwen3", {"rms_norm_eps": -1e-6}, "epsilon is -1e-06; give"),
-    "no number as epsilon": ("gemma", {"rms_norm_eps": "small"}, "epsilon is 'small'; g"),
+    "no number as epsilon": ("gemma", {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; g"),
     "an unknown kind": ("qwen3", {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; the mo"),
     "an unknown setting of yarn": ("qwen3", {"rope_scaling": {**YARN, "alpha": 1}}, "alpha; give"),
     "yarn without a factor": (

@@ -27,6 +27,13 @@ IDLE: dict[str, tuple[Any, ...]] = {
     "min_length": (0,),
     "min_new_tokens": (0,),
     "guidance_scale": (1.0,),
+    "num_return_sequences": (1,),
+    "diversity_penalty": (0.0,),
+    "token_healing": (False,),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "dola_layers": (),
+    "max_time": (),
     "top_h": (),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
@@ -35,6 +42,21 @@ IDLE: dict[str, tuple[Any, ...]] = {
 }
 HONOURED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 LENGTHS = ("max_length", "max_new_tokens")
+# Every other setting of transformers 5.23: ids and texts that end a text are read; the rest changes
+# no token, since it is about speed, memory, results that are returned, beams, or notes.
+_OTHERS = {
+    *("stop_strings", "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"),
+    *("early_stopping", "length_penalty", "renormalize_logits", "remove_invalid_values"),
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory"),
+    *("return_legacy_cache", "compile_config", "disable_compile", "continuous_batching_config"),
+    *("prefill_chunk_size", "return_dict_in_generate", "output_attentions", "output_scores"),
+    *("output_hidden_states", "output_logits", "use_mtp", "is_assistant", "speculation_type"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit"),
+    *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
+    *("_from_model_config", "transformers_version"),
+}
+KNOWN = {*IDLE, *HONOURED, *LENGTHS, *_OTHERS}
 
 
 def sampler_of(settings: Mapping[str, Any]) -> Sampler:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json
-from kmodels.generation.settings import not_applied
+from kmodels.generation import settings as sampling
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
@@ -397,7 +397,9 @@ def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
         warns: warns of settings that `generate` does not follow by itself.
     """
     generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
-    if warns and generation and (asked := not_applied(generation)):
+    if warns and generation:
+        warn_of_unknown(path / GENERATION, generation, sampling.KNOWN)
+    if warns and generation and (asked := sampling.not_applied(generation)):
         log.warning(
             "%s asks for %s, which generate does not do by itself; "
             'compile(sampler="generation_config") draws so, and lengths go to generate',

@@ -3,6 +3,9 @@
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
+
+from kmodels.core.file_shapes import CONFIG
 
 log = logging.getLogger("kmodels")
 
@@ -14,6 +17,29 @@ IDLE_IN_CONFIGS = {
     *("output_attentions", "output_hidden_states", "problem_type", "return_dict"),
     *("tokenizer_class", "torch_dtype", "transformers_version"),
 }
+# The same of encoders of images and texts: about how they are trained, and which of their features
+# a backbone of transformers returns.
+_IDLE_IN_ENCODERS = {
+    *("encoder_stride", "initializer_factor", "initializer_range", "pooler_output_size"),
+    *("apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names"),
+    *("pos_embed_jitter", "pos_embed_rescale", "pos_embed_shift", "class_weight", "dice_weight"),
+    *("mask_weight", "importance_sample_ratio", "oversample_ratio", "train_num_points"),
+    *("no_object_weight", "projection_size", "text_config", "vision_config"),
+}
+
+
+def warn_of_encoder(path: Path, description: Mapping[str, Any]) -> None:
+    """Logs a warning with the settings of an encoder's config.json that are not known.
+
+    Args:
+        path: path of the directory.
+        description: the object in its config.json, which may have those of two models in it.
+    """
+    inner = (description.get(name) or {} for name in ("text_config", "vision_config"))
+    settings = {name: value for part in (*inner, description) for name, value in part.items()}
+    warn_of_unknown(
+        path / "config.json", settings, CONFIG.keys() | IDLE_IN_CONFIGS | _IDLE_IN_ENCODERS
+    )
 
 
 def warn_of_unknown(file: Path, settings: Mapping[str, object], known: Collection[str]) -> None:

@@ -15,6 +15,7 @@ from kmodels.models.common import huggingface
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.encoder.config import GELUS, TextEncoderConfig
 from kmodels.models.common.huggingface import HuggingFaceDirectory, TransformersForm
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
 
 PREFIX, PROJECTION = "text_model.", "text_projection"
@@ -143,6 +144,8 @@ class TextTowerFormat(HuggingFaceDirectory):
         """
         _, projection = self._text(description)
         tensors = read_safetensors(path) if weights else {}
+        if weights:
+            warn_of_encoder(path, description)
         prefix = huggingface.prefix_of(tensors, PREFIX)
         if weights:
             held = tensors.get(f"{PROJECTION}.weight")

@@ -112,8 +112,9 @@ def rope_parameters(config: GemmaConfig) -> dict[str, Any]:
     """Returns the rotary embeddings by kind of layer as transformers 5 writes them."""
     found = {}
     for kind, where in ((LOCAL, "local"), (GLOBAL, "global")):
-        settings = (getattr(config, f"{where}_rope_{x}") for x in ("wavelength", "scaling_factor"))
-        form = decoder.rope_form(*settings, getattr(config, f"{where}_rope_yarn"))
+        names = ("wavelength", "scaling_factor", "yarn")
+        base, factor, yarn = (getattr(config, f"{where}_rope_{name}") for name in names)
+        form = decoder.rope_form(base, factor, yarn)
         scaling = form.get("rope_scaling") or {"rope_type": "default"}
         found[kind] = {**scaling, "rope_theta": form["rope_theta"]}
     return found

@@ -11,6 +11,7 @@ from kmodels.models.common import huggingface
 from kmodels.models.common.encoder.huggingface import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.common.encoder.rules import dense
 from kmodels.models.common.image_text.huggingface import below
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
@@ -84,6 +85,8 @@ def open_checkpoint(
         "naflex": description["model_type"] == "siglip2" and takes_patches(path),
     }
     tensors = read_safetensors(path) if weights else {}
+    if weights:
+        warn_of_encoder(path, description)
     if weights and not any(name.startswith(PREFIX) for name in tensors):
         raise InputError(
             f"{path} holds no text tower; read it as a ViTBackbone, or give a whole directory"

@@ -9,6 +9,7 @@ from typing import Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.huggingface import prefix_of
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -101,6 +102,8 @@ def open_checkpoint(
     kind = description["model_type"]
     vision = description.get("vision_config", description)
     tensors = read_safetensors(path) if weights else {}
+    if weights:
+        warn_of_encoder(path, description)
     prefix = prefix_of(tensors, PREFIX)
     classes = huggingface_config.labels(description, weights, "ForImageClassification")
     head = tensors.get("classifier.weight")

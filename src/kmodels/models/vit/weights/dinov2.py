@@ -5,6 +5,7 @@ from typing import Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.huggingface import prefix_of
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -109,6 +110,8 @@ def open_checkpoint(
     kind, get = description["model_type"], description.get
     registers = kind == "dinov2_with_registers"
     tensors = read_safetensors(path) if weights else {}
+    if weights:
+        warn_of_encoder(path, description)
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_ATTENTION)
     prefix = prefix_of(tensors, f"{kind}.")
     mask = f"{prefix}{MASK}" in tensors if weights else registers or get("use_mask_token", True)

@@ -5,6 +5,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import huggingface_config
@@ -85,6 +86,8 @@ def open_checkpoint(
     get = description.get
     shown = ungated(path, description)
     tensors = read_safetensors(path) if weights else {}
+    if weights:
+        warn_of_encoder(path, description)
     defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
     backbone = huggingface_config.backbone_fields(path, defaults | shown) | {
         "layer_norm_epsilon": get("layer_norm_eps", 1e-5),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -168,6 +169,8 @@ def open_checkpoint(
     get, turns = description.get, description["model_type"] == KINDS[1]
     shown = dinov3.ungated(path, description) if turns else description
     tensors = dict(read_safetensors(path)) if weights else {}
+    if weights:
+        warn_of_encoder(path, description)
     backbone = huggingface_config.backbone_fields(path, SIZES | shown) | {
         "layer_norm_epsilon": get("layer_norm_eps", 1e-6),
         "drop_path_rate": get("drop_path_rate", 0.0),

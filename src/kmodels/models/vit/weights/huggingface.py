@@ -6,6 +6,7 @@ from typing import Any
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.huggingface import prefix_of
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.resize_positions import fitting
 from kmodels.models.vit.statistics import preprocessing
@@ -86,6 +87,8 @@ def open_checkpoint(
     }
     config = ViTConfig(**backbone)
     tensors = read_safetensors(path) if weights else {}
+    if weights:
+        warn_of_encoder(path, description)
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_BLOCKS)
     decoder, notice = mae.settings(description, tensors), mae.notice(tensors)
     prefix = prefix_of(tensors, PREFIXES[kind])
