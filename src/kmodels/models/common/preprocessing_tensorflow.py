@@ -76,7 +76,8 @@ def _joined(x: Any, values: Iterator[np.ndarray]) -> Any:
     parts = [next(values) for _ in _parts(x)]
     if not isinstance(x, tf.RaggedTensor):
         return parts[0]
-    return on_host(tf.RaggedTensor.from_nested_row_splits(parts[0], parts[1:], validate=False))
+    ragged: Any = tf.RaggedTensor
+    return on_host(ragged.from_nested_row_splits(parts[0], parts[1:], validate=False))
 
 
 def _spec(x: tf.Tensor | None) -> Any:
