@@ -126,7 +126,7 @@ TASKS = [
     (models.Gemma4ImageTextLM, models.Gemma4ImageTextBackbone, PATCHES, PATCHED, {}),
     (models.GemmaTextEmbedder, models.GemmaBackbone, EMBEDDING, IDS, {"dense": MODULES}),
     (models.Gemma3TextEmbedder, models.Gemma3Backbone, GEMMA, IDS, {"dense": MODULES}),
-    (models.Qwen3TextEmbedder, models.Qwen3Backbone, QWEN3, IDS, {"dense": MODULES}),
+    (models.Qwen3TextEmbedder, models.Qwen3Backbone, GEMMA, IDS, {"dense": MODULES}),
     (models.CLIPTextModelWithProjection, models.CLIPTextEncoder, CLIP, IDS, {"projection_dim": 3}),
     (models.ImageTextSimilarity, models.CLIPBackbone, TWO, PAIRS, {}),
     (models.Qwen3CausalLM, models.Qwen3Backbone, QWEN3, IDS, {}),
