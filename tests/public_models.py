@@ -105,6 +105,7 @@ BACKBONES = [
     (models.CLIPVisionEncoder, VIT, IMAGES),
     (models.GemmaBackbone, GEMMA, IDS),
     (models.Gemma3Backbone, {**GEMMA, "sliding_window_size": 3}, IDS),
+    (models.Gemma4Backbone, {**GEMMA, "sliding_window_size": 3}, IDS),
     (models.Gemma3ImageTextBackbone, SEEING, SEEN),
     (models.Gemma4ImageTextBackbone, PATCHES, PATCHED),
     (models.CLIPTextEncoder, CLIP, IDS),
@@ -124,6 +125,8 @@ TASKS = [
     (models.Gemma3ImageTextLM, models.Gemma3ImageTextBackbone, SEEING, SEEN, {}),
     (models.Gemma4ImageTextLM, models.Gemma4ImageTextBackbone, PATCHES, PATCHED, {}),
     (models.GemmaTextEmbedder, models.GemmaBackbone, EMBEDDING, IDS, {"dense": MODULES}),
+    (models.Gemma3TextEmbedder, models.Gemma3Backbone, GEMMA, IDS, {"dense": MODULES}),
+    (models.Qwen3TextEmbedder, models.Qwen3Backbone, GEMMA, IDS, {"dense": MODULES}),
     (models.CLIPTextModelWithProjection, models.CLIPTextEncoder, CLIP, IDS, {"projection_dim": 3}),
     (models.ImageTextSimilarity, models.CLIPBackbone, TWO, PAIRS, {}),
     (models.Qwen3CausalLM, models.Qwen3Backbone, QWEN3, IDS, {}),
@@ -136,6 +139,7 @@ TASKS = [
     (models.ViTMAEForPreTraining, models.ViTBackbone, VIT, IMAGES, MAE_DECODER),
     (models.GemmaCausalLM, models.GemmaBackbone, GEMMA, IDS, {}),
     (models.Gemma3CausalLM, models.Gemma3Backbone, GEMMA, IDS, {}),
+    (models.Gemma4CausalLM, models.Gemma4Backbone, GEMMA, IDS, {}),
 ]
 CASES = {cls: backbone(cls, *row) for cls, *row in BACKBONES}
 CASES |= {cls: task(cls, *row, **settings) for cls, *row, settings in TASKS}

@@ -259,6 +259,8 @@ MORE = {
             models.CLIPTextModelWithProjection,
             models.EoMTImageSegmenter,
             models.GemmaTextEmbedder,
+            models.Gemma3TextEmbedder,
+            models.Qwen3TextEmbedder,
             models.ImageTextSimilarity,
             models.ViTMAEForPreTraining,
         )

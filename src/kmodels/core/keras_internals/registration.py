@@ -18,6 +18,8 @@ CLIP = (
 )
 GEMMA = (
     *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor", "Gemma3Tokenizer"),
+    *("Gemma3TextEmbedder", "Gemma3TextEmbedderPreprocessor", "Gemma4Backbone"),
+    *("Gemma4CausalLM", "Gemma4CausalLMPreprocessor", "Gemma4Tokenizer"),
     *("GemmaAttention", "GemmaBackbone", "GemmaBlock", "GemmaCausalLM"),
     *("GemmaCausalLMPreprocessor", "GemmaTextEmbedder", "GemmaTextEmbedderPreprocessor"),
     *("GemmaTokenizer", "PaddingApart", "PerLayerEmbedding", "Reordered", "TokenPooling"),
@@ -32,9 +34,9 @@ GEMMA_VISION = (
 )
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
-    "Qwen3Tokenizer",
+    *("Qwen3TextEmbedder", "Qwen3TextEmbedderPreprocessor", "Qwen3Tokenizer"),
 )
-SIGLIP = ("SigLIPTextBlock", "SigLIPTextEncoder", "SigLIPTokenizer")
+SIGLIP = ("SigLIPPreprocessor", "SigLIPTextBlock", "SigLIPTextEncoder", "SigLIPTokenizer")
 TWO_TOWERS = (
     *("CLIPBackbone", "ImageTextPreprocessor", "ImageTextSimilarity", "SigLIPBackbone"),
     *("NaFlexVisionTower", "SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
@@ -43,7 +45,13 @@ VIT = (
     *("PatchEmbedding", "Pooling", "Tokens", "ViTBackbone", "ViTBlock", "ViTImageClassifier"),
     *("ViTImageClassifierPreprocessor", "ViTImageConverter", "DINOV2Backbone", "DeiTBackbone"),
     *("DINOV2ImageConverter", "DeiTImageClassifier", "DeiTImageClassifierPreprocessor"),
-    *("CLIPVisionEncoder", "DeiTImageConverter", "SigLIPImageConverter", "SigLIPVisionEncoder"),
+    *(
+        "CLIPImageConverter",
+        "CLIPVisionEncoder",
+        "DeiTImageConverter",
+        "SigLIPImageConverter",
+        "SigLIPVisionEncoder",
+    ),
     *("DINOV3Backbone", "DINOV3ImageConverter", "PatchCoordinates", "PatchDropout"),
     *("ViTImageSegmenter", "ViTImageSegmenterPreprocessor", "EoMTImageSegmenter"),
     *("MaskHead", "MaskProbabilities", "Queries", "QueryMasking", "Upscale"),

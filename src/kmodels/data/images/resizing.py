@@ -164,8 +164,8 @@ def _between_nearest(
         pixels = np.floor(place).astype(int) + np.array(near)[:, None]
         weights = np.where((pixels >= 0) & (pixels <= last), kernel(place - pixels), 0.0)
         weights = (weights / weights.sum(0)).reshape((-1, size[axis], *(1,) * (2 - axis)))
-        taken = (result.take(i, axis) for i in np.clip(pixels, 0, last))
-        result = sum(x * weight for x, weight in zip(taken, weights, strict=True))
+        taken = [result.take(i, axis) for i in np.clip(pixels, 0, last)]
+        result = np.sum([x * weight for x, weight in zip(taken, weights, strict=True)], axis=0)
     if image.dtype == np.uint8:
         result = np.clip(np.round(result), 0, 255)
     return result.astype(image.dtype)

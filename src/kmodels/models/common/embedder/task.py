@@ -141,9 +141,8 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
     @property
     def pooling_mode(self) -> str:
         """What stands for a text, by keras-hub's name where it has one."""
-        names = {mode: name for name, mode in HUB_MODES.items()}
-        pooling: str = self.settings["pooling"]
-        return names.get(pooling) or pooling
+        mode: str = self.settings["pooling"]
+        return {theirs: name for name, theirs in HUB_MODES.items()}.get(mode, mode)
 
     @property
     def normalize(self) -> bool:
