@@ -25,13 +25,13 @@ GROUPS = {
         "workers"
     ),
     "Model": (
-        "preset weights train tune patch_size layers teacher teacher_preset teacher_epochs head "
+        "preset weights train tune patch_size layers teacher_preset teacher head teacher_epochs "
         "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
         "decoder_heads token_merging"
     ),
     "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
     "Loss": (
-        "loss_on label_smoothing beta temperature share points mask_ratio raw_pixels "
+        "loss_on label_smoothing beta points mask_ratio raw_pixels temperature share "
         "student_temperature teacher_temperature first_temperature temperature_warmup momentum "
         "centering center_momentum"
     ),
