@@ -78,8 +78,9 @@ def page() -> str:
 PRESETS_HEAD = """# Presets
 
 `from_preset(NAME)` with one of these names makes the architecture with random initial weights.
-Weights come from a directory or file, or from a name that begins with `hf://` or `kaggle://`. Those that end in `debug`
-or contain `micro` are small enough for a test. The page is written by `python docs/site/api.py`.
+Weights come from a directory or file, or from a name that begins with `hf://` or `kaggle://`. Those
+that end in `debug` or contain `micro` are small enough for a test. The page is written by
+`python docs/site/api.py`.
 """
 # Heading -> fields of a config; the first that it has is shown.
 FIELDS = {
