@@ -32,8 +32,8 @@ GROUPS = {
     "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
     "Loss": (
         "loss_on label_smoothing beta points mask_ratio raw_pixels temperature share "
-        "student_temperature teacher_temperature centering first_temperature momentum temperature_warmup "
-        "center_momentum"
+        "student_temperature teacher_temperature centering first_temperature momentum "
+        "temperature_warmup center_momentum"
     ),
     "Optimizer": (
         "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "

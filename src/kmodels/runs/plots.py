@@ -65,7 +65,7 @@ def as_written(shown: object) -> Iterator[None]:
     families, missing = _fonts("".join(sorted({c for text in _texts(shown) for c in text})))
     if missing and processes.is_rank_zero():
         _say_missing(missing)
-    settings = {"font.family": list(families), "text.parse_math": False}
+    settings: Any = {"font.family": list(families), "text.parse_math": False}
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
