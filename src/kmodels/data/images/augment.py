@@ -270,7 +270,7 @@ def _first_that_fits(
     areas = (low + areas * (high - low)) * shapes.prod(1, keepdims=True)
     ratios = np.exp((2 * ratios - 1) * np.log(factor)) * np.reshape(middle, (-1, 1))
     sizes = np.rint(np.sqrt(np.stack([areas / ratios, areas * ratios], axis=2))).astype(int)
-    fit = ((sizes > 0) & (sizes <= np.reshape(most, (-1, 1, 2)))).all(2)
+    fit = np.all((sizes > 0) & (sizes <= np.reshape(most, (-1, 1, 2))), axis=2)
     rows, first = np.arange(len(drawn)), fit.argmax(1)
     return sizes[rows, first], fit[rows, first]
 
