@@ -128,6 +128,22 @@ def test_the_table_of_overrides_is_the_folder():
     assert rows == {name: ", ".join(backends) or "–" for name, backends in found.items()}
 
 
+def test_the_table_of_versions_is_that_of_the_project():
+    """Oldest versions are in pyproject.toml, tested ones in constraints.txt."""
+    rows = re.findall(
+        r"^\| (\w+) \| ([\d.]+) or newer \| ([\d.]+) \|$", (ROOT / "README.md").read_text(), re.M
+    )
+    project, tested = ((ROOT / f).read_text() for f in ("pyproject.toml", "constraints.txt"))
+    packages = {"Keras": "keras", "JAX": "jax", "PyTorch": "torch", "TensorFlow": "tensorflow"}
+    assert {name for name, *_ in rows} == {"Python", *packages}
+    for name, oldest, newest in rows:
+        if name == "Python":
+            assert f'requires-python = ">={oldest}"' in project
+        else:
+            assert f'"{packages[name]}>={oldest}"' in project
+            assert f"\n{packages[name]}=={newest}\n" in tested
+
+
 RELATIVE = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")
 
 
