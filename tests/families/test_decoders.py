@@ -126,8 +126,8 @@ def test_a_setting_that_does_not_fit_is_named(name, change, message):
         ),
         (
             "gemma/gemma3",
-            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-            "rope_type is 'yarn'",
+            {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+            "rope_type is 'dynamic'",
         ),
         ("qwen3/tied", {"hidden_act": "relu"}, "no counterpart for an activation 'relu'"),
         ("qwen3/tied", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is 'dynamic'"),

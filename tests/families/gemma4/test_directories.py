@@ -180,7 +180,7 @@ def test_a_tensor_that_is_missing_is_named_and_the_model_stays(
 
 
 TEXT, TOWER, UNIFIED = "gemma4/all", "gemma4_vision/tower", "gemma4_vision/unified"
-YARN = {GLOBAL: {"rope_type": "yarn"}}
+YARN = {GLOBAL: {"rope_type": "dynamic"}}
 PARTIAL = {LOCAL: {"rope_type": "proportional", "partial_rotary_factor": 0}}
 
 
@@ -192,7 +192,7 @@ PARTIAL = {LOCAL: {"rope_type": "proportional", "partial_rotary_factor": 0}}
         (TEXT, None, "attention_bias", True, "no counterpart for attention_bias"),
         (TEXT, None, "per_layer_config", {"0": {"sliding_window": 3}}, "for sliding_window in per"),
         (TEXT, None, "per_layer_config", {"0": {"head_dim": 6}}, "different heads in full_attenti"),
-        (TEXT, None, "rope_parameters", YARN, "rope_type is 'yarn'"),
+        (TEXT, None, "rope_parameters", YARN, "rope_type is 'dynamic'"),
         (TEXT, None, "rope_parameters", PARTIAL, "a partial_rotary_factor of sliding_attention"),
         (TOWER, "vision_config", "hidden_activation", "silu", "hidden_activation='silu' of"),
         (TOWER, "vision_config", "model_type", "siglip", "model_type='siglip' of the vision_"),

@@ -178,7 +178,10 @@ ABSENT = "absent"
             {"layer_replication": [[0, 1]], "fan_in_fan_out": True},
             r"fan_in_fan_out=True, layer_replication=\[\[0, 1\]\]$",
         ),
-        ({"alpha_pattern": {"q_proj": "many"}}, "has a rank_pattern or alpha_pattern in"),
+        (
+            {"alpha_pattern": {"q_proj": "many"}},
+            "alpha_pattern: q_proj is 'many'; give a whole number or a number",
+        ),
         ({"trainable_token_indices": [1, 2]}, "is damaged: settings"),
         (
             {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Self
 from kmodels.core.errors import InputError
 
 
-def check_alone(yarn: str, **factors: float) -> None:
+def check_alone(yarn: str, factors: Mapping[str, float]) -> None:
     """Raises `InputError` for a factor other than 1 beside YaRN.
 
     Args:
         yarn: name of the setting with YaRN's arguments.
-        **factors: settings that exclude it.
+        factors: settings that exclude it, by name.
     """
     for name, factor in factors.items():
         if factor != 1.0:

@@ -43,7 +43,7 @@ class Qwen3Config(DecoderConfig):
             if (value := getattr(self, name)) <= 0:
                 raise InputError(f"{name} is {value}; give a positive number")
         if self.yarn is not None:
-            check_alone("rope_yarn", rope_scaling_factor=self.rope_scaling_factor)
+            check_alone("rope_yarn", {"rope_scaling_factor": self.rope_scaling_factor})
 
     @property
     def yarn(self) -> Yarn | None:
