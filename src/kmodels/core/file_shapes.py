@@ -14,9 +14,9 @@ class Needed:
     shape: "Shape"
 
 
-# A type, a range of whole numbers, [shape] for a list, {"key": shape} for an object, {"*": shape}
-# for any keys, {} for any object, or several of these as a tuple. What is absent or null has every
-# shape.
+# A type, a range of numbers, [shape] for a list, [shape, shape] for one of two, {"key": shape}
+# for an object, {"*": shape} for any keys, {} for any object, or several of these as a tuple. What
+# is absent or null has every shape.
 Shape = type | range | Needed | tuple[Any, ...] | list[Any] | dict[str, Any]
 NUMBER = (int, float)
 # Sizes of a model; the largest in use is a vocabulary, of 2**18 tokens.
@@ -24,7 +24,7 @@ SIZE, COUNT = range(1, 2**24), range(2**24)
 # The deepest published models have under 200 layers; many times more would use up memory and time.
 LAYERS, HEADS = range(1001), range(1, 2**14)
 PIXELS, TOKEN = range(1, 2**14), range(-1, 2**31)
-SIZES: Any = (PIXELS, [Needed(PIXELS)])
+SIZES: Any = (PIXELS, [Needed(PIXELS)] * 2)
 TEXTS: Any = (str, [Needed(str)])
 NUMBERS: Any = [Needed(NUMBER)]
 
@@ -59,8 +59,9 @@ CONFIG: dict[str, Any] = {
     ),
     **_all(COUNT, "hidden_size_per_layer_input vocab_size_per_layer_input max_window_layers"),
     **_all(SIZES, "image_size patch_size img_size decoder_patch_size"),
-    "pool_size": (SIZE, [Needed(SIZE)]),
-    **_all([Needed(PIXELS)], "input_size ref_feat_shape"),
+    "pool_size": (SIZE, [Needed(SIZE)] * 2),
+    "input_size": [Needed(PIXELS)] * 3,
+    "ref_feat_shape": [Needed(PIXELS)] * 2,
     # Where a window is no positive number its reader tells what is wrong.
     **_all(int, "sliding_window_size sliding_window"),
     **_all(int, "sliding_window_pattern _sliding_window_pattern"),
@@ -96,7 +97,7 @@ PREPROCESSOR: dict[str, Any] = {
     **_all(bool, "do_resize do_rescale do_normalize do_center_crop do_pad do_split_image"),
     **_all(bool, "do_convert_rgb do_pan_and_scan"),
     **_all((*NUMBER, NUMBERS), "image_mean image_std"),
-    **_all((PIXELS, [Needed(PIXELS)], {"*": PIXELS}), "size crop_size patch_size"),
+    **_all((*SIZES, {"*": PIXELS}), "size crop_size patch_size"),
     **_all(SIZE, "max_num_patches image_seq_length max_soft_tokens pooling_kernel_size"),
     **_all(SIZE, "pan_and_scan_min_crop_size pan_and_scan_max_num_crops"),
     **_all(NUMBER, "rescale_factor pan_and_scan_min_ratio_to_activate"),

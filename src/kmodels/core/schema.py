@@ -64,6 +64,8 @@ def check_shape(value: Any, shape: Shape, where: object) -> None:
             for name in value if key == "*" else [key]:
                 check_shape(value.get(name), part, f"{where}: {name}")
     elif isinstance(shape, list):
+        if len(shape) > 1 and len(value) != len(shape):
+            raise InputError(f"{where} is {_shown(value)}; give a list of {len(shape)}")
         for i, one in enumerate(value):
             check_shape(one, shape[0], f"{where}[{i}]")
     elif (

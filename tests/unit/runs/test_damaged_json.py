@@ -46,6 +46,7 @@ SHAPE = {
     "g": [[int]],
     "h": Needed(range(3)),
     "i": ([Needed(str)], {"b": str}),
+    "j": [int] * 2,
 }
 
 
@@ -62,6 +63,8 @@ SHAPE = {
         ({"e": 1}, "file: e is 1; give true or false"),
         ({"f": "x" * 99}, "file: f is 'xxx.*; give an object"),
         ({"g": [[1], ["x"]]}, r"file: g\[1\]\[0\] is 'x'"),
+        ({"j": [1]}, r"file: j is \[1\]; give a list of 2$"),
+        ({"j": [1, "x"]}, r"file: j\[1\] is 'x'; give a whole number"),
         ({"h": 3}, "file: h is 3; give a whole number from 0 to 2$"),
         ({"h": None}, "file: h is missing or null; give a whole number from 0 to 2$"),
         ({}, "file: h is missing or null"),

@@ -235,6 +235,8 @@ def read(folder: str | Path) -> Run:
     predictions = _json(folder / "predictions.json", PREDICTED)
     _check_predictions(folder / "predictions.json", predictions)
     rows = history.read(file) if (file := folder / "history.csv").is_file() else []
+    names = dict.fromkeys([*history.COLUMNS, *(name for row in rows for name in row)])
+    rows = [{**names, **row} for row in rows]
     return Run(folder, settings, result, notes, predictions, rows)
 
 

@@ -172,12 +172,12 @@ class TextTowerFormat(HuggingFaceDirectory):
         """Returns what a config.json says of the tower, and the width of its projection."""
         defaults = dict(self.defaults)
         if description["model_type"].endswith("_text_model"):
-            text = defaults | description
+            text = defaults | _given(description)
             projects = set(self.architectures[1:]) & set(description.get("architectures") or ())
             return text, text["projection_dim"] if projects else None
         held = description.get("text_config_dict") or description.get("text_config") or {}
         width = description.get("projection_dim", defaults.get("projection_dim"))
-        return defaults | held, width
+        return defaults | _given(held), width
 
     def transformers_form(self, model: keras.Model) -> TransformersForm:
         """Returns config.json, nothing for images, the table, and no tensors of zeros.
@@ -218,3 +218,7 @@ def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     head = {PROJECTION: PROJECTION} if projects else {}
     prefixes = (PREFIX, "") if projects else ("", PREFIX)
     return [{ours: start + x for ours, x in names.items()} | head for start in prefixes]
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
