@@ -170,4 +170,9 @@ def test_tf_data_maps_a_preprocessor():
     alone = data.map(lambda x, y: x).batch(2).map(preprocessor)
     assert alone.element_spec.shape.as_list() == [None, 4, 6, 3]
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[[1.0], [2.0, 3.0]]]))
-    refused("got a RaggedTensor of unknown shape", ragged.map, preprocessor)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"InputError: an image has shape \(1,\)"
+    ):
+        next(iter(ragged.map(preprocessor)))
+    sparse = tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(np.eye(3)))
+    refused("got a SparseTensor of unknown shape", sparse.map, preprocessor)
