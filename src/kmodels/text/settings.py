@@ -54,9 +54,8 @@ def read_stops(directory: Path) -> list[int]:
     for name in WITH_STOPS:
         description = _json(directory / name)
         for part in (description, description.get("text_config")):
-            ids = part.get("eos_token_id") if isinstance(part, Mapping) else None
-            ids = ids if isinstance(ids, list) else [ids]
-            found |= {i: None for i in ids if isinstance(i, int) and not isinstance(i, bool)}
+            ids = (part or {}).get("eos_token_id")
+            found |= {i: None for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
     return list(found)
 
 

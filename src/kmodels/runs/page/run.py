@@ -1,14 +1,13 @@
 """The folder of a run, read for a page."""
 
 import dataclasses
-import itertools
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import NUMBER, Shape
+from kmodels.core.file_shapes import COUNT, NUMBER, Needed, Shape
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
 from kmodels.runs import history
@@ -63,17 +62,17 @@ RESULT: Shape = {
     "after": {},
     "probe": {"ways": [{}], "map": {}},
 }
-PICTURE: dict[str, Shape] = {
-    **dict.fromkeys(("image", "label", "said", "second"), str),
-    "side": int,
-    **dict.fromkeys(("confidence", "label_share"), NUMBER),
+_PICTURE: Shape = {
+    **dict.fromkeys(("image", "label", "said", "second"), Needed(str)),
+    "side": Needed(int),
+    **dict.fromkeys(("confidence", "label_share"), Needed(NUMBER)),
 }
-PREDICTED: dict[str, Shape] = {
-    "part": str,
-    **dict.fromkeys(("right", "samples"), int),
-    "classes": [str],
-    "confusions": [[int]],
-    "groups": {"*": [PICTURE]},
+PREDICTED: Shape = {
+    "part": Needed(str),
+    **dict.fromkeys(("right", "samples"), Needed(int)),
+    "classes": Needed([Needed(str)]),
+    "confusions": Needed([Needed([Needed(COUNT)] * 3)]),
+    "groups": Needed({"*": [Needed(_PICTURE)]}),
 }
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("out", "resume", "evaluate")
@@ -241,19 +240,11 @@ def read(folder: str | Path) -> Run:
 
 
 def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
-    """Raises InputError for confusions of classes that the file does not list, and half images."""
+    """Raises InputError for confusions of classes that the file does not list."""
     if not predictions:
         return
-    classes, confusions = predictions.get("classes"), predictions.get("confusions")
-    whole = PREDICTED.keys() <= predictions.keys() and bool(classes) and None not in classes
-    for one in confusions or ():
-        if one is None or len(one) != 3 or None in one:
-            whole = False
-        else:
-            whole = whole and min(one) >= 0 and max(one[:2]) < len(classes or ())
-    for one in itertools.chain(*filter(None, predictions.get("groups", {}).values())):
-        whole = whole and one is not None and all(one.get(name) is not None for name in PICTURE)
-    if not whole:
+    known = range(len(predictions["classes"]))
+    if not known or any(x not in known for row in predictions["confusions"] for x in row[:2]):
         raise InputError(f"{path} does not say what each image and class was taken for")
 
 
