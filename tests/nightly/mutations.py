@@ -142,9 +142,10 @@ def made_here() -> dict[str, Subject]:
     prompt = "The quick brown fox"
 
     def chat(model: Any) -> Any:
-        model.generate([prompt], max_new_tokens=2)
-        ids = model.preprocessor.generate_preprocess([prompt], sequence_length=16)
-        return model({name: ids[name] for name in ("token_ids", "padding_mask")})
+        ids = np.arange(1, 9, dtype="int32")[None]
+        inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+        model.generate(inputs, max_new_tokens=2, stop_token_ids=None)
+        return model(inputs)
 
     def preset(task: Any, name: str, use: Callable[[Any], Any], **settings: Any) -> Subject:
         def write(folder: Path) -> None:

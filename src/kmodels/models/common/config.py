@@ -27,6 +27,21 @@ def check_rates(config: Any, *names: str) -> None:
             raise InputError(f"{name} is {rate}; give a rate in [0, 1)")
 
 
+def check_positive(config: Any, *names: str, none: str = "") -> None:
+    """Raises `InputError` for a field that is no positive number that float32 can compute with.
+
+    Args:
+        config: has the fields.
+        names: of fields; one that is None is not checked.
+        none: what None means, for the message; empty where it cannot be given.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0.0 < value < 1e30:
+            more = f", or None for {none}" if none else ""
+            raise InputError(f"{name} is {value}; give a positive number{more}")
+
+
 def check_epsilon(epsilon: float) -> None:
     """Raises `InputError` for an epsilon of a norm that is no finite number from 0."""
     if not (isinstance(epsilon, int | float) and 0.0 <= epsilon < math.inf):

@@ -7,7 +7,7 @@ from typing import Any, Self
 from kmodels.core.errors import InputError, check_whole
 from kmodels.layers.experts.router import check_experts
 from kmodels.models.common import layer_kinds
-from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.models.common.config import BlockConfig, DecoderConfig, check_positive
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.yarn import Yarn, check_alone
 
@@ -133,10 +133,10 @@ class GemmaConfig(DecoderConfig):
                 f"intermediate_dim is {self.intermediate_dim}; it counts {self.gate_dim_reduction} "
                 "layers of equal width and must be a multiple of that"
             )
-        for name in ("attention_logit_soft_cap", "final_logit_soft_cap"):
-            cap = getattr(self, name)
-            if cap is not None and cap <= 0:
-                raise InputError(f"{name} is {cap}; give a positive number, or None for no cap")
+        check_positive(self, "attention_logit_soft_cap", "final_logit_soft_cap", none="no cap")
+        ropes = ("rope_wavelength", "rope_scaling_factor")
+        check_positive(self, *(f"{where}_{x}" for where in ("local", "global") for x in ropes))
+        check_positive(self, "query_pre_attention_scalar", none="the width of the heads")
         self._check_layers()
         self._check_yarn()
         if self.enable_moe_block:

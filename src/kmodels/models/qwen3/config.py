@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kmodels.core.errors import InputError, check_whole
-from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.core.errors import check_whole
+from kmodels.models.common.config import BlockConfig, DecoderConfig, check_positive
 from kmodels.models.common.yarn import Yarn, check_alone
 
 
@@ -39,9 +39,7 @@ class Qwen3Config(DecoderConfig):
         super().__post_init__()
         if self.sliding_window_size is not None:
             check_whole("sliding_window_size", self.sliding_window_size)
-        for name in ("rope_max_wavelength", "rope_scaling_factor"):
-            if (value := getattr(self, name)) <= 0:
-                raise InputError(f"{name} is {value}; give a positive number")
+        check_positive(self, "rope_max_wavelength", "rope_scaling_factor")
         if self.yarn is not None:
             check_alone("rope_yarn", {"rope_scaling_factor": self.rope_scaling_factor})
 
