@@ -272,7 +272,8 @@ REFUSED = {
     ),
     "a negative scale of queries": (
         "gemma3_text", {"query_pre_attn_scalar": -1.5}, "query_pre_attention_scalar is -1.5; give"),
-    "a cap beyond float32": ("gemma2", {"final_logit_softcapping": 1e38}, "final_logit_soft_cap is 1e"),
+    "a cap beyond float32": (
+        "gemma2", {"final_logit_softcapping": 1e38}, "final_logit_soft_cap is 1e\\+38; give"),
     "a negative epsilon": ("qwen3", {"rms_norm_eps": -1e-6}, "epsilon is -1e-06; give"),
     "no number as epsilon": ("gemma", {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; g"),
     "an unknown kind": ("qwen3", {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; the mo"),
