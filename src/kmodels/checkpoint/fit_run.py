@@ -196,6 +196,12 @@ class FitHooks(FitCallback):
         super().leave_fit()
         self.run.preemption.stop.end()
 
+    def go_on(self) -> None:
+        """The epoch of the checkpoint goes on: the other callbacks know again what they did."""
+        self._reach(in_validation=False)
+        self.run.ask()
+        self.run.leave_if_asked()
+
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Finishes the checkpoint of the epoch before; a cut epoch begins where it was cut."""
         run = self.run

@@ -114,7 +114,14 @@ class Resumer:
         self._put_back(model, "epoch")
         if run.batch and keras_internals.metrics_built(model):
             self._fill_metrics(model)
-        if run.batch or run.data is not None:
+        if (run.batch or run.data is not None) and hasattr(data.iterator, "continued"):
+            data.iterator.continued = (
+                run.batch,
+                run.log_names,
+                lambda: self._place(model, data),
+                lambda batch: self._build_metrics(model, batch),
+            )
+        elif run.batch or run.data is not None:
             epoch.begin_within(
                 data.iterator,
                 model,

@@ -17,6 +17,7 @@ from kmodels.data.fit.feed import check_batch
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import without_distribution
+from kmodels.training import loop
 from kmodels.weights import deferred, gather
 
 P = ParamSpec("P")
@@ -24,7 +25,7 @@ R = TypeVar("R")
 
 
 def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Gives a method the parameters of the one that it overrides, by place and by name.
+    """Gives a method the parameters of one of `keras.Model`, by place and by name.
 
     `fit(x, y, 32, 5)` then means what it does in Keras, and arguments that a later Keras adds are
     taken too.
@@ -35,15 +36,18 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
     Returns:
         A decorator. The method under it gets by name what was given, and no defaults.
     """
-    parameters = inspect.signature(original)
-    rest = [p.name for p in parameters.parameters.values() if p.kind is p.VAR_KEYWORD]
+    given = list(inspect.signature(original).parameters.values())
+    rest = [p.name for p in given if p.kind is p.VAR_KEYWORD]
 
     def decorate(method: Callable[..., R]) -> Callable[P, R]:
+        first = next(iter(inspect.signature(method).parameters))  # "self", or "model"
+        parameters = inspect.Signature([given[0].replace(name=first), *given[1:]])
+
         @wraps(method)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = dict(parameters.bind(*args, **kwargs).arguments)
-            more: dict[str, Any] = given.pop(rest[0], {}) if rest else {}
-            return method(given.pop("self"), **given, **more)
+            named = dict(parameters.bind(*args, **kwargs).arguments)
+            more: dict[str, Any] = named.pop(rest[0], {}) if rest else {}
+            return method(named.pop(first), **named, **more)
 
         vars(bound)["__signature__"] = parameters
         return bound
@@ -196,3 +200,53 @@ class KerasMethods(traced.Follows):
             deferred.check(self, request.method)
         with keras_internals.keeping_values(self):
             return run_request(self, call, request, self.preprocessor)
+
+
+@like(keras.Model.fit)
+def fit(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
+    """Trains any Keras model, as its own `fit` does, by the loop of kmodels.
+
+        model = keras.Sequential([keras.layers.Dense(10)])
+        model.compile("adam", "mse")
+        kmodels.fit(model, x, y, epochs=3, callbacks=[kmodels.callbacks.Checkpoint("runs/first")])
+
+    What it adds: any data on every backend, and a Checkpoint that continues within an epoch, where
+    one in Keras' own `fit` continues at the beginning of an epoch. Logs, callbacks and weights are
+    those of Keras.
+
+    Args:
+        model: compiled: functional, sequential, or subclassed with its own `train_step`,
+            `compute_loss` or `compute_metrics`.
+        x: as in `kmodels.models.ViTImageClassifier.fit`.
+        y: labels, where x is arrays.
+        **kwargs: as in `keras.Model.fit`, by place or by name.
+
+    Returns:
+        A `keras.callbacks.History`.
+
+    Raises:
+        InputError: if the model is not compiled, or for data that no backend takes.
+    """
+    return _by_loop(model, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
+
+
+@like(keras.Model.evaluate)
+def evaluate(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
+    """Evaluates any Keras model on what `kmodels.fit` takes, see `keras.Model.evaluate`."""
+    return _by_loop(model, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
+
+
+@like(keras.Model.predict)
+def predict(model: keras.Model, x: Data, **kwargs: Any) -> Any:
+    """Predicts with any Keras model on what `kmodels.fit` takes, see `keras.Model.predict`."""
+    return _by_loop(model, FitRequest.of(Method.PREDICT, x=x, **kwargs))
+
+
+def _by_loop(model: keras.Model, request: FitRequest) -> Any:
+    if isinstance(model, traced.Follows):  # of kmodels, with a preprocessor, or a loss of its own
+        return getattr(model, request.method)(**request.keywords())
+
+    def run(**arguments: Any) -> Any:
+        return getattr(loop, request.method)(model, FitRequest.of(request.method, **arguments))
+
+    return run_request(model, run, request)

@@ -120,7 +120,7 @@ def test_on_a_quantized_base(mode):
     model.compile(
         keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
-    keras.Model.fit(model, IMAGES, LABELS, epochs=3, verbose=0)
+    model.fit(IMAGES, LABELS, epochs=3, verbose=0)
     after = numbers(model)
     assert all(
         np.array_equal(base[p], after[p]) for p in base if "lora" not in p and "logits" not in p

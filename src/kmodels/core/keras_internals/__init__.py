@@ -69,6 +69,7 @@ from kmodels.core.keras_internals.seeds import (
     random_seed,
 )
 from kmodels.core.keras_internals.trainer import (
+    OWN_LOOP,
     NoKerasDDP,
     NoTrainableWarning,
     OwnBuild,
@@ -78,9 +79,11 @@ from kmodels.core.keras_internals.trainer import (
     OwnSpecs,
     RunningFit,
     additional_losses,
+    build_for,
     build_metrics,
     forget_metrics,
     forget_step,
+    initial_epoch,
     keeping_values,
     loss_tracker,
     metrics_built,
@@ -117,6 +120,7 @@ from kmodels.core.keras_internals.variables import (
 
 __all__ = [
     "CALL_ATTRIBUTES",
+    "OWN_LOOP",
     "ClonedAs",
     "DataAdapter",
     "NoKerasDDP",
@@ -142,6 +146,7 @@ __all__ = [
     "average_by_update",
     "batches_seen",
     "begin_with",
+    "build_for",
     "build_metrics",
     "built_for",
     "call_context",
@@ -172,6 +177,7 @@ __all__ = [
     "has_mask",
     "has_value",
     "in_stateless_scope",
+    "initial_epoch",
     "is_rematerialized",
     "keep_keywords",
     "keep_part",

@@ -11,6 +11,9 @@ from kmodels.core.keras_internals.trainer import forget_step
 
 def example(iterator: Any) -> Any:
     """Returns a batch of a running `fit`, or what tells its shapes and dtypes."""
+    if (begin := getattr(iterator, "passes", None)) is not None:
+        spec = getattr(begin, "element_spec", None)
+        return next(begin()) if spec is None else spec
     batches = iterator._get_iterator()
     spec = getattr(batches, "element_spec", None)
     return next(iter(batches)) if spec is None else spec

@@ -5,6 +5,7 @@ Each method of such a base does what Keras does there, and is called where Keras
 subclass overrides it and calls `super()`.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,30 @@ def note_iterator(model: keras.Model, fit: RunningFit) -> Iterator[None]:
         yield
     finally:
         vars(model).pop(name, None)
+
+
+# The loop of kmodels in place of Keras': `training/loop.py`. Both exist for a while.
+OWN_LOOP = os.environ.get("KMODELS_OWN_LOOP", "0") == "1"
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """Returns the epoch that a callback, as Keras' BackupAndRestore, had `fit` begin with."""
+    return model._initial_epoch
+
+
+def build_for(
+    model: keras.Model, batches: Iterable[tuple[int, int, Any]] | None, batch: Tree = None
+) -> None:
+    """Has a model make what its first step needs, as Keras' `fit` does.
+
+    Args:
+        model: compiled.
+        batches: gives what `fit` does of Keras' iterators: numbers of steps, and an iterator.
+        batch: (x, y, sample_weight), in place of the first of them.
+    """
+    # TensorFlow builds within the first trace, except under a strategy.
+    build = getattr(model, "_maybe_symbolic_build", model._symbolic_build)
+    build(iterator=batches, data_batch=batch)
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

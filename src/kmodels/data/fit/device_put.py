@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import keras
-
 from kmodels.core.dispatch import backend_module
 
 
@@ -32,8 +30,12 @@ class DevicePutBackend(Protocol):
         """Returns what puts a batch where the step wants it; called in the thread that trains."""
         ...
 
-    def busy(self, model: keras.Model | None) -> Callable[[], bool] | None:
-        """Returns what says whether the device is still at its last step; None if nothing can."""
+    def busy(self, output: Any) -> Callable[[], bool] | None:
+        """Returns a function that is True while the device is at its last step; None if unknown.
+
+        Args:
+            output: an array that this step returned, or None.
+        """
         ...
 
 

@@ -7,8 +7,6 @@ import jax
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
-
 # During an epoch Keras holds the weights outside of the model, and they are lost where the first
 # batch raises: no step has given them back.
 TAKES_WEIGHTS = True
@@ -37,9 +35,8 @@ def placer() -> Callable[[Any], Any]:
     return lambda batch: keras.tree.map_structure(put, batch)
 
 
-def busy(model: keras.Model) -> Callable[[], bool] | None:
+def busy(output: Any) -> Callable[[], bool] | None:
     """Returns whether the device is still at the last step of `fit`; None where it is at none."""
-    output: Any = keras_internals.step_output(model)
     if output is None or output.is_deleted():
         return None
     return lambda: not output.is_ready()

@@ -25,6 +25,6 @@ def placer() -> Callable[[Any], Any]:
     return lambda batch: keras.tree.map_structure(put, batch)
 
 
-def busy(model: keras.Model) -> Callable[[], bool] | None:
+def busy(output: object) -> Callable[[], bool] | None:
     """None: whether the device is still at the step cannot be asked without waiting for it."""
     return None

@@ -41,7 +41,7 @@ def placer() -> Callable[[Any], Any]:
     return lambda batch: keras.tree.map_structure(put, batch)
 
 
-def busy(model: keras.Model) -> Callable[[], bool] | None:
+def busy(output: object) -> Callable[[], bool] | None:
     """Returns whether the device is still at what it was given; None where it computes at once."""
     if not torch.cuda.is_initialized():
         return None

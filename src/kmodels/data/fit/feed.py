@@ -153,7 +153,7 @@ class InstrumentedData:
         self.taken = 0
         try:
             while True:
-                busy = device_put.busy(self.clock.model)
+                busy = device_put.busy(self.clock.last_output())
                 try:
                     batch, waited = _take(made, busy) if ahead is None else ahead.take(busy)
                 except StopIteration:

@@ -15,6 +15,7 @@ from kmodels.core.keras_internals import RunningFit, note_iterator
 from kmodels.core.types import Data, Logs
 from kmodels.data.fit.adapters import prepare
 from kmodels.data.fit.batches import Preprocess
+from kmodels.data.fit.data_wait import DataWaitTimer
 from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData, check_batch
 from kmodels.data.fit.native import Native
 from kmodels.data.fit.request import FitRequest, Method
@@ -29,6 +30,11 @@ class RequestData(DelegatingAdapter):
     Args:
         adapter: an `InstrumentedData`.
     """
+
+    @property
+    def clock(self) -> DataWaitTimer:
+        """The clock of the data."""
+        return self.adapter.clock
 
 
 def run(
@@ -83,6 +89,9 @@ class FitCallback(keras.callbacks.Callback):
     """
 
     fit: RunningFit | None = None
+
+    def go_on(self) -> None:
+        """The epoch that has begun goes on where it was cut; its data is there."""
 
     def leave_fit(self) -> None:
         """The `fit` is over, also by an error, of which Keras tells no callback."""

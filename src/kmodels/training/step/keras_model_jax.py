@@ -6,9 +6,10 @@ import jax
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.training.loop import Loop
 
 
-class Model(keras_internals.OwnSpecs, keras.Model):
+class Model(keras_internals.OwnSpecs, Loop, keras.Model):
     """Keras' model, built for the dtypes that JAX makes of those of a batch.
 
     JAX holds 64-bit numbers in 32 bits unless it is told not to. Keras asks it for shapes in the

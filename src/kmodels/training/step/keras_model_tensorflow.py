@@ -10,12 +10,13 @@ import tensorflow as tf
 from kmodels.core import keras_internals, malloc, replicas_tensorflow
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
+from kmodels.training.loop import Loop
 
 _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
-class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, keras.Model):
+class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, Loop, keras.Model):
     """Keras' model; what tracing and optimizing the step's graph took is given back.
 
     Graphs are many small pieces, and the heap keeps their room: 55 MiB for a ViT-S/16, which the

@@ -8,6 +8,7 @@ from kmodels.core import keras_internals
 from kmodels.core.host import numbers_torch
 from kmodels.core.types import Tree
 from kmodels.layers import block_compile
+from kmodels.training.loop import Loop
 
 
 class Parallel(keras_internals.NoKerasDDP):
@@ -40,7 +41,7 @@ class Parallel(keras_internals.NoKerasDDP):
         return self.parallel.results(self.metrics)  # type: ignore[attr-defined]
 
 
-class Model(keras_internals.OwnLoss, Parallel, keras.Model):
+class Model(keras_internals.OwnLoss, Parallel, Loop, keras.Model):
     """Keras' model; a step begins without the gradients of the one before.
 
     Keras' step lets go of them between forward and backward pass, so that they take memory just

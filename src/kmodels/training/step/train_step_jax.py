@@ -10,6 +10,7 @@ from jax.numpy import floating, issubdtype
 from jax.typing import ArrayLike
 
 from kmodels.core.types import Tree
+from kmodels.training.loop import Loop
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objective, Objectives, once, unseeded
 
@@ -134,7 +135,7 @@ def _scope(variables: list[Any], values: Values) -> keras.StatelessScope:
     return keras.StatelessScope(state_mapping=held, collect_losses=True)
 
 
-class Step(keras.Model):
+class Step(Loop, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives

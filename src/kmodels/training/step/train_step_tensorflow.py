@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from kmodels.core import keras_internals, replicas_tensorflow
 from kmodels.core.types import Tree
+from kmodels.training.loop import Loop
 from kmodels.training.step.keras_model_tensorflow import check_replicated, part_of
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objectives
@@ -66,7 +67,7 @@ def outline(
         run(batch)
 
 
-class Step(keras_internals.OwnFirstBatch, keras.Model):
+class Step(keras_internals.OwnFirstBatch, Loop, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives

@@ -8,6 +8,7 @@ import keras
 import torch
 
 from kmodels.core.types import Tree
+from kmodels.training.loop import Loop
 from kmodels.training.step.keras_model_torch import Parallel
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objective, Objectives
@@ -89,7 +90,7 @@ def outline(
         run(batch)
 
 
-class Step(Parallel, keras.Model):
+class Step(Parallel, Loop, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives

@@ -1,0 +1,128 @@
+"""One step on TensorFlow: a graph that moves the variables themselves, on every replica."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kmodels.core.types import Tree
+
+
+class Step:
+    """Runs a step.
+
+    Args:
+        model: to train or evaluate, compiled.
+        kind: "train", "test" or "predict".
+        function: of `compiled`.
+    """
+
+    last_output = None
+
+    def __init__(self, model: keras.Model, kind: str, function: Callable[..., Any]):
+        self._function = function
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Runs a step for each batch and returns the last logs, or all outputs of predict."""
+        return self._function(batches)
+
+
+def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
+    """Returns a function of the batches of one execution: the last logs, or all outputs."""
+    step, strategy = getattr(model, f"{kind}_step"), model.distribute_strategy
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(step)  # by whose name TensorFlow counts traces
+    def one(batch: Tree) -> Any:
+        outputs = strategy.run(step, args=(keras.tree.map_structure(_present, batch),))
+        return keras.tree.map_structure(reduced, outputs)
+
+    def reduced(output: Any) -> Any:
+        replicas = strategy.experimental_local_results(output)
+        if len(replicas) == 1:
+            return replicas[0]
+        return _concatenated(replicas) if kind == "predict" else tf.reduce_mean(replicas, axis=0)
+
+    if not model.run_eagerly:
+        one = tf.function(one, reduce_retracing=True, jit_compile=model.jit_compile)
+    if model.steps_per_execution == 1:
+        return lambda batches: one(batches[0])
+
+    @tf.autograph.experimental.do_not_convert
+    def several(batches: list[Any]) -> Any:
+        # One graph: each batch is a call of the same function in it.
+        found = [one(batch) for batch in batches]
+        if kind != "predict":
+            return found[-1]
+        return keras.tree.map_structure(lambda *parts: _concatenated(parts), *found)
+
+    return several if model.run_eagerly else tf.function(several, reduce_retracing=True)
+
+
+def _present(part: Any) -> Any:
+    """Returns None for the Optional by which tf.data says that there is nothing."""
+    return None if isinstance(part, tf.experimental.Optional) else part
+
+
+class passes:  # noqa: N801, a function on the other backends
+    """Begins passes over the data of a Keras adapter, each when it is called.
+
+    Attributes:
+        element_spec: shapes and dtypes of a batch of tf.data; None for other data.
+    """
+
+    def __init__(self, model: keras.Model, adapter: Any):
+        self._dataset = adapter.get_tf_dataset()
+        self.element_spec = getattr(self._dataset, "element_spec", None)
+        if isinstance(self._dataset, tf.data.Dataset):
+            strategy = model.distribute_strategy
+            self._dataset = strategy.experimental_distribute_dataset(self._dataset)
+
+    def __call__(self) -> Iterator[Any]:
+        batches = iter(self._dataset)
+        while True:
+            try:
+                yield next(batches)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                return
+
+
+def placed(batch: Tree) -> Any:
+    """Returns the batch; the graph takes it as it is."""
+    return batch
+
+
+def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:
+    """Does nothing: the first step makes what is missing."""
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Returns the predictions of all batches as one array, ragged where their shapes differ."""
+    whole = _concatenated(parts)
+    return whole if isinstance(whole, tf.RaggedTensor | tf.SparseTensor) else whole.numpy()
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(parts))
+    if isinstance(parts[0], tf.RaggedTensor):
+        return tf.concat(parts, axis=0)
+    if not parts[0].shape.rank:
+        return tf.stack(parts)
+    shapes = (
+        np.array([part.shape[1:].as_list() for part in parts]) if tf.executing_eagerly() else []
+    )
+    differing = np.flatnonzero((shapes != shapes[:1]).any(axis=0)) if len(shapes) else ()
+    if len(differing):
+        rank = int(differing[-1]) + 1
+        parts = [tf.RaggedTensor.from_tensor(part, ragged_rank=rank) for part in parts]
+    return tf.concat(parts, axis=0)

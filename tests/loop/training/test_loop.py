@@ -1,0 +1,317 @@
+"""The loop of kmodels beside Keras' own on a plain model, argument by argument."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import kmodels
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(22, 5)).astype("float32")
+Y = RNG.integers(0, 3, 22)
+WEIGHTS = RNG.uniform(0.2, 2.0, 22).astype("float32")
+BATCH, STEPS = 4, 6
+
+
+class Told(keras.callbacks.Callback):
+    """Notes every hook, with the names of its logs and the numbers that logs have at an epoch's end."""
+
+    def __init__(self, stop_at=None):
+        super().__init__()
+        self.hooks, self._stop_at = [], stop_at
+
+    def _note(self, hook, number, logs):
+        values = {name: float(value) for name, value in (logs or {}).items() if name != "outputs"}
+        ends = hook.endswith("end") and "batch" not in hook
+        self.hooks.append((hook, number, values if ends else sorted(logs or {})))
+        if self._stop_at == (hook, number):
+            self.model.stop_training = self.model.stop_evaluating = True
+            self.model.stop_predicting = True
+
+
+def _hook(name, numbered):
+    def hook(self, *arguments, logs=None):
+        number, logs = (*arguments, logs)[:2] if numbered else (None, (*arguments, logs)[0])
+        self._note(name, number, logs)
+
+    return hook
+
+
+for _kind in ("train", "test", "predict"):
+    for _end in ("begin", "end"):
+        setattr(Told, f"on_{_kind}_{_end}", _hook(f"on_{_kind}_{_end}", False))
+        setattr(Told, f"on_{_kind}_batch_{_end}", _hook(f"on_{_kind}_batch_{_end}", True))
+for _end in ("begin", "end"):
+    setattr(Told, f"on_epoch_{_end}", _hook(f"on_epoch_{_end}", True))
+
+
+class SlowerEachEpoch(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = 0.1 / (epoch + 1)
+
+
+class WeightsSeen(keras.callbacks.Callback):
+    """Reads and writes weights between two steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        kernel = self.model.layers[0].kernel
+        self.seen.append(keras.ops.convert_to_numpy(kernel).sum())
+        kernel.assign(kernel * 0.99)
+
+
+class OwnStep(keras.Sequential):
+    """Logs names of its own from a `compute_metrics` of its own."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {
+            **super().compute_metrics(x, y, y_pred, sample_weight),
+            "rows": keras.ops.sum(y_pred[:, 0] * 0 + 1),
+        }
+
+
+class Numbered(keras.utils.PyDataset):
+    """Batches by their number; it counts the hooks that Keras calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.hooks = []
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return X[rows], Y[rows]
+
+    def on_epoch_begin(self):
+        self.hooks.append("begin")
+
+    def on_epoch_end(self):
+        self.hooks.append("end")
+
+
+def generator():
+    while True:
+        for number in range(STEPS):
+            rows = slice(number * BATCH, (number + 1) * BATCH)
+            yield X[rows], Y[rows]
+
+
+def made(cls=keras.Sequential, optimizer=None, dropout=0.3, **settings):
+    """A compiled model with dropout and batch norm, equal each time; unbuilt, as Keras leaves it."""
+    keras.utils.set_random_seed(3)
+    model = cls(
+        [
+            keras.layers.Dense(8, activation="relu", kernel_regularizer="l2"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(dropout),
+            keras.layers.Dense(3),
+        ]
+    )
+    settings = {"metrics": ["accuracy"], **settings}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer() if optimizer else "adam", loss, **settings)
+    return model
+
+
+def averaged():
+    return keras.optimizers.AdamW(
+        0.01, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.9, global_clipnorm=1.0
+    )
+
+
+class Case:
+    """One way to call `fit`: arguments of `made`, of `fit`, and what to compare beside weights."""
+
+    def __init__(self, _made=None, **fit):
+        self.made, self.fit = _made or {}, fit
+
+
+# Without an order of its own: kmodels draws the same on every backend, Keras another on each.
+ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "epochs": 2, "shuffle": False}
+FITS = {
+    "arrays": Case(**ARRAYS),
+    "batches in an order of Keras": Case(**{**ARRAYS, "shuffle": "batch"}),
+    "whole batches": Case(x=X[:20], y=Y[:20], batch_size=BATCH, epochs=2, shuffle=False),
+    "sample_weight": Case({"weighted_metrics": ["accuracy"]}, **ARRAYS, sample_weight=WEIGHTS),
+    "class_weight": Case(**ARRAYS, class_weight={0: 0.5, 2: 3.0}),
+    "validation_data": Case(**ARRAYS, validation_data=(X[:9], Y[:9])),
+    "validation with weights": Case(**ARRAYS, validation_data=(X[:9], Y[:9], WEIGHTS[:9])),
+    "validation_split": Case(**ARRAYS, validation_split=0.3),
+    "validation_steps": Case(
+        **ARRAYS, validation_data=(X, Y), validation_steps=2, validation_batch_size=3
+    ),
+    "validation_freq": Case(**{**ARRAYS, "epochs": 3}, validation_data=(X, Y), validation_freq=2),
+    "validation_freq as a list": Case(
+        **{**ARRAYS, "epochs": 3}, validation_data=(X, Y), validation_freq=[1, 3]
+    ),
+    "initial_epoch": Case(**{**ARRAYS, "epochs": 4}, initial_epoch=2),
+    "steps_per_epoch": Case(**{**ARRAYS, "epochs": 3}, steps_per_epoch=2),
+    "no epoch": Case(**{**ARRAYS, "epochs": 0}),
+    "a generator": Case(x=generator, epochs=2, steps_per_epoch=STEPS),
+    "batches by number": Case(x=Numbered, epochs=2, shuffle=False),
+    "accumulation, clipping and an average": Case({"optimizer": averaged}, **ARRAYS),
+    "a callback that stops within an epoch": Case(
+        **ARRAYS, callbacks=lambda: [Told(("on_train_batch_end", 2))]
+    ),
+    "a callback that stops an epoch": Case(**ARRAYS, callbacks=lambda: [Told(("on_epoch_end", 0))]),
+    "a callback that sets the rate": Case(**ARRAYS, callbacks=lambda: [SlowerEachEpoch()]),
+    "a callback that reads and writes weights": Case(**ARRAYS, callbacks=lambda: [WeightsSeen()]),
+    "early stopping": Case(
+        **{**ARRAYS, "epochs": 4},
+        validation_data=(X[:9], Y[:9]),
+        callbacks=lambda: [
+            keras.callbacks.EarlyStopping("accuracy", mode="min", restore_best_weights=True)
+        ],
+    ),
+    "run_eagerly": Case({"run_eagerly": True}, **ARRAYS),
+    "without XLA": Case({"jit_compile": False}, **ARRAYS),
+    "logs of its own": Case({"cls": OwnStep}, **ARRAYS, validation_data=(X, Y)),
+    "no metrics": Case({"metrics": None}, **ARRAYS),
+    "several steps at once": Case({"steps_per_execution": 4}, **ARRAYS, validation_data=(X, Y)),
+}
+
+
+def run(function, case):
+    """What one call of a `fit` leaves: weights, slots, history, hooks, and what callbacks saw."""
+    model = made(**case.made)
+    told = Told()
+    settings = dict(case.fit)
+    callbacks = [*settings.pop("callbacks", list)(), told]
+    if callable(data := settings["x"]):
+        settings["x"] = data()
+    keras.utils.set_random_seed(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras' of data that ends
+        history = function(model, **settings, callbacks=callbacks, verbose=0)
+    assert history is model.history
+    seen = [part for c in callbacks for part in (getattr(c, "seen", ()), getattr(c, "hooks", ()))]
+    arrays = [keras.ops.convert_to_numpy(v) for v in (*model.variables, *model.optimizer.variables)]
+    return {
+        "history": history.history,
+        "epochs": history.epoch,
+        "hooks": seen,
+        "data": getattr(settings["x"], "hooks", None),
+        "arrays": [array.tolist() for array in arrays],
+    }
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fit_is_what_keras_own_is(name, backend):
+    case = FITS[name]
+    if case.made.get("steps_per_execution") and backend == "torch":
+        pytest.skip("torch runs one step a call")
+    if backend == "torch":
+        # Keras begins passes that nothing comes of, which draw from the generator of its dropout.
+        case = Case({**case.made, "dropout": 0.0}, **case.fit)
+    found, wanted = run(kmodels.fit, case), run(keras.Model.fit, case)
+    for part in wanted:
+        assert found[part] == wanted[part], part
+    assert wanted["hooks"][-1] or case.fit["epochs"] == 0
+
+
+EVALUATIONS = {
+    "a list": {},
+    "a dictionary": {"return_dict": True},
+    "weights": {"sample_weight": WEIGHTS},
+    "steps": {"steps": 3},
+    "a callback that stops": {"callbacks": lambda: [Told(("on_test_batch_end", 1))]},
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluate_is_what_keras_own_is(name):
+    found = []
+    for function in (kmodels.evaluate, keras.Model.evaluate):
+        model, told = made(), Told()
+        settings = {"x": X, "y": Y, "batch_size": BATCH, "verbose": 0, **EVALUATIONS[name]}
+        settings["callbacks"] = [*settings.pop("callbacks", list)(), told]
+        found.append((function(model, **settings), told.hooks))
+    assert found[0] == found[1]
+    assert found[0][1]
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_predict_is_what_keras_own_is(steps, at_once, backend):
+    if at_once > 1 and backend == "torch":
+        pytest.skip("torch runs one step a call")
+    found = []
+    for function in (kmodels.predict, keras.Model.predict):
+        model, told = made(steps_per_execution=at_once), Told()
+        outputs = function(model, X, batch_size=BATCH, steps=steps, verbose=0, callbacks=[told])
+        found.append((outputs.tolist(), told.hooks))
+    assert found[0] == found[1]
+
+
+def test_several_outputs_are_logged_in_order():
+    found = []
+    for fit, evaluate in (
+        (kmodels.fit, kmodels.evaluate),
+        (keras.Model.fit, keras.Model.evaluate),
+    ):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((5,))
+        outputs = {"a": keras.layers.Dense(1)(inputs), "b": keras.layers.Dense(2)(inputs)}
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            "sgd",
+            {"a": "mse", "b": "mae"},
+            loss_weights={"a": 2.0, "b": 1.0},
+            metrics={"a": ["mae"]},
+        )
+        labels = {"a": X[:, :1], "b": X[:, :2]}
+        history = fit(model, X, labels, epochs=2, verbose=0, shuffle=False)
+        found.append((history.history, evaluate(model, X, labels, verbose=0)))
+    assert found[0] == found[1]
+
+
+def test_a_model_that_is_not_compiled_is_named():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    for function, method in ((kmodels.fit, "fit"), (kmodels.evaluate, "evaluate")):
+        with pytest.raises(kmodels.InputError, match=rf"{method} needs a compiled model; call"):
+            function(model, X, Y)
+
+
+def test_data_that_ends_early_is_said(recwarn):
+    model = made()
+    kmodels.fit(model, lambda: iter([(X, Y)]), epochs=1, steps_per_epoch=3, verbose=0)
+    assert "the data ended after 1 of 3 batches" in str(recwarn.pop(UserWarning).message)
+
+
+def test_an_error_leaves_the_weights_of_the_last_step():
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise RuntimeError("no more")
+
+    model = made()
+    model.build((None, 5))
+    first = model.get_weights()
+    with pytest.raises(RuntimeError, match="no more"):
+        kmodels.fit(model, X, Y, batch_size=BATCH, verbose=0, callbacks=[Fails()])
+    now = model.get_weights()
+    assert all(np.isfinite(array).all() for array in now)
+    assert not np.array_equal(first[0], now[0])
+    kmodels.fit(model, X, Y, batch_size=BATCH, verbose=0)
+
+
+def test_a_step_follows_another_compile():
+    model = made(optimizer=lambda: keras.optimizers.SGD(0.0))
+    kmodels.fit(model, X, Y, verbose=0)
+    before = model.get_weights()[0]
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    kmodels.fit(model, X, X[:, :3], verbose=0)
+    assert not np.array_equal(before, model.get_weights()[0])
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_a_misspelt_argument_is_named(method):
+    with pytest.raises((TypeError, kmodels.InputError), match="epoch_s"):
+        getattr(kmodels, method)(made(), X, epoch_s=2)
