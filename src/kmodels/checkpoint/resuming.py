@@ -16,7 +16,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import epoch
 from kmodels.core.types import Tree
-from kmodels.data.fit.position import FitData, Way
+from kmodels.data.fit.position import Continued, FitData, Way
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
 
@@ -115,11 +115,11 @@ class Resumer:
         if run.batch and keras_internals.metrics_built(model):
             self._fill_metrics(model)
         if (run.batch or run.data is not None) and hasattr(data.iterator, "continued"):
-            data.iterator.continued = (
+            data.iterator.continued = Continued(
                 run.batch,
                 run.log_names,
-                lambda: self._place(model, data),
-                lambda batch: self._build_metrics(model, batch),
+                place=lambda: self._place(model, data),
+                build=lambda batch: self._build_metrics(model, batch),
             )
         elif run.batch or run.data is not None:
             epoch.begin_within(

@@ -1,15 +1,14 @@
 """The training loop: `fit`, `evaluate` and `predict` of every task, TrainStep and Keras model.
 
-`fit` is at the end of the file, and reads from top to bottom: build, begin, an epoch of steps,
-validation, the logs of the epoch, end. A step is in `step_<backend>.py`, and what it computes in
-the model's own `train_step`. The position of a run is the number of its epoch and of the batch in
-it, and the state of the loader; `kmodels.checkpoint` saves it and has an epoch begin there.
+A step is in `step_<backend>.py`, and what it computes in the model's own `train_step`. The position
+of a run is the number of its epoch, that of the batch in it, and the state of the loader;
+`kmodels.checkpoint` saves it, and has an epoch begin there.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import keras
@@ -17,7 +16,8 @@ import numpy as np
 
 from kmodels.core import dispatch, keras_internals, traced
 from kmodels.core.errors import InputError, check_names
-from kmodels.core.types import Data, Logs, Tree
+from kmodels.core.types import Data, Tree
+from kmodels.data.fit.position import Continued
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.run import FitCallback
 
@@ -65,6 +65,376 @@ class StepBackend(Protocol):
 
 
 backend = dispatch.backend_module("kmodels.training.step", StepBackend)
+
+
+def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
+    """Trains a model, see `keras.Model.fit`.
+
+    Args:
+        model: compiled.
+        request: with data of `kmodels.data.fit.adapters.prepare`.
+
+    Returns:
+        The logs of the epochs.
+
+    Raises:
+        InputError: if the model is not compiled.
+    """
+    _check_compiled(model, "fit")
+    epochs, frequency = request.more["epochs"], request.more["validation_freq"]
+    if limit := keras.config.max_epochs():
+        epochs = min(epochs, limit)
+    data = _epochs(
+        model,
+        (request.x, request.y, request.sample_weight),
+        request.batch_size,
+        request.steps,
+        shuffle=request.shuffle,
+        class_weight=request.class_weight,
+    )
+    data.build(model)
+    callbacks = _callbacks(model, request, data, epochs=epochs, add_history=True)
+    listeners = [one for one in callbacks.callbacks if isinstance(one, FitCallback)]
+    for listener in listeners:
+        listener.fit = keras_internals.RunningFit(callbacks.callbacks, data)
+    held_out: Epochs | None = None
+    logs: Any = {}
+    epoch_logs: dict[str, Any] = {}
+    try:
+        step = step_of(model, "train")
+        if (clock := getattr(data.data_adapter, "clock", None)) is not None:
+            clock.last_output = lambda: step.last_output
+        model.stop_training = False
+        callbacks.on_train_begin()
+        # Keras' BackupAndRestore and our Checkpoint set it.
+        first = keras_internals.initial_epoch(model) or request.more["initial_epoch"]
+        for epoch in range(first, epochs):
+            model.reset_metrics()
+            callbacks.on_epoch_begin(epoch)
+            if data.continued is not None:
+                logs = dict.fromkeys(data.continued.log_names, 0.0)
+                data.go_on()
+                for listener in listeners:
+                    listener.go_on()
+            with step:
+                for begin, end, batches in data.epoch():
+                    callbacks.on_train_batch_begin(begin)
+                    logs = step(batches)
+                    callbacks.on_train_batch_end(end, logs)
+                    if model.stop_training:
+                        break
+            epoch_logs = dict(_results(model, logs))
+            if request.validation_data is not None and _validates(epoch, frequency):
+                held_out = held_out or _validation(model, request)
+                held_out.build(model)
+                found = _evaluate(model, held_out, callbacks)
+                epoch_logs |= {f"val_{name}": value for name, value in found.items()}
+            callbacks.on_epoch_end(epoch, epoch_logs)
+            if model.stop_training:
+                break
+        if epochs and isinstance(model.optimizer, keras.optimizers.Optimizer):
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(logs=epoch_logs)
+    finally:
+        for listener in listeners:
+            listener.leave_fit()
+    return model.history
+
+
+def evaluate(model: keras.Model, request: FitRequest) -> Any:
+    """Evaluates a model, see `keras.Model.evaluate`.
+
+    Args:
+        model: compiled.
+        request: as in `fit`.
+
+    Returns:
+        The loss and the metrics: by name, in a list, or a number where there is no metric.
+
+    Raises:
+        InputError: if the model is not compiled.
+    """
+    _check_compiled(model, "evaluate")
+    check_names("evaluate", request.more, ["return_dict"])
+    given = request.x, request.y, request.sample_weight
+    data = _epochs(model, given, request.batch_size, request.steps)
+    data.build(model)
+    logs = _evaluate(model, data, _callbacks(model, request, data, epochs=1))
+    return logs if request.more.get("return_dict") else _in_order(model, logs)
+
+
+def _evaluate(
+    model: keras.Model, data: "Epochs", callbacks: keras.callbacks.CallbackList
+) -> dict[str, Any]:
+    step = step_of(model, "test")
+    model.stop_evaluating = False
+    callbacks.on_test_begin()
+    logs: Any = {}
+    model.reset_metrics()
+    with step:
+        for begin, end, batches in data.epoch():
+            callbacks.on_test_batch_begin(begin)
+            logs = step(batches)
+            callbacks.on_test_batch_end(end, logs)
+            if model.stop_evaluating:
+                break
+    logs = _numbers(_results(model, logs))
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def predict(model: keras.Model, request: FitRequest) -> Any:
+    """Predicts, see `keras.Model.predict`.
+
+    Args:
+        model: built, or with inputs that its first call builds it for.
+        request: as in `fit`.
+
+    Returns:
+        The outputs of all batches, one behind the other, as arrays of NumPy.
+
+    Raises:
+        InputError: for data without a batch.
+    """
+    data = _epochs(model, (request.x, None, None), request.batch_size, request.steps)
+    backend.build_to_predict(model, lambda: next(data.passes()))
+    callbacks = _callbacks(model, request, data, epochs=1)
+    step = step_of(model, "predict")
+    model.stop_predicting = False
+    callbacks.on_predict_begin()
+    found = []
+    with step:
+        for begin, end, batches in data.epoch():
+            callbacks.on_predict_batch_begin(begin)
+            found.append(step(batches))
+            callbacks.on_predict_batch_end(end, {"outputs": found[-1]})
+            if model.stop_predicting:
+                break
+    callbacks.on_predict_end()
+    if not found:
+        raise InputError("the data gave no batch; give at least one")
+    return _joined(found)
+
+
+def _joined(found: Sequence[Tree]) -> Any:
+    return keras.tree.map_structure_up_to(found[0], lambda *parts: backend.joined(parts), *found)
+
+
+class Epochs:
+    """The batches of one call, epoch by epoch.
+
+    Args:
+        model: that takes them.
+        adapter: data adapter of Keras, or one of ours.
+        steps: batches of an epoch, which then may begin and end within a pass over the data; None
+            for one pass.
+
+    Attributes:
+        continued: where the epoch that comes next begins, if it was cut.
+    """
+
+    continued: Continued | None = None
+
+    def __init__(self, model: keras.Model, adapter: Any, steps: int | None):
+        limit = keras.config.max_steps_per_epoch()
+        self.steps_per_epoch = min(filter(None, (steps, limit)), default=None)
+        self.data_adapter, self._at_once = adapter, model.steps_per_execution
+        self.passes = backend.passes(model, adapter)
+        self._pass: Any = None
+        self._taken = 0
+        self._first: int | None = None
+        # Not asked for again: a pass that is continued has fewer.
+        self._batches_of_pass = adapter.num_batches
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has, or None if that is not known yet."""
+        return self.steps_per_epoch or self._batches_of_pass
+
+    def build(self, model: keras.Model) -> None:
+        """Builds what the model lacks, for a batch that is read only if something is lacking."""
+
+        def first() -> Iterator[tuple[int, int, Any]]:
+            self.data_adapter.on_epoch_begin()
+            yield 0, 0, self.passes()
+
+        keras_internals.build_for(model, first())
+        self.restart()
+
+    def restart(self) -> None:
+        """Has the next epoch begin with a new pass."""
+        self._pass, self._taken = None, 0
+        self._batches_of_pass = self.data_adapter.num_batches
+        self.data_adapter.on_epoch_end()
+
+    def go_on(self) -> None:
+        """Brings the data of an epoch that was cut to its next batch."""
+        done, self.continued = self.continued, None
+        assert done is not None  # `fit` asks for it
+        replays = done.place()
+        self._begin_epoch()
+        for number, batch in enumerate(islice(self._pass, done.batch if replays else 0)):
+            if number == 0:
+                done.build(batch)
+        self._first = self._taken = done.batch
+
+    def _begin_epoch(self) -> None:
+        self.data_adapter.on_epoch_begin()
+        if self._pass is None or not self.steps_per_epoch:
+            self._pass, self._taken = self.passes(), 0
+
+    def epoch(self) -> Iterator[tuple[int, int, list[Any]]]:
+        """Yields the batches of each execution of steps, after the numbers of its first and last.
+
+        Keras counts the last execution as a whole one, too, if the data ends within it.
+        """
+        if self._first is None:
+            self._begin_epoch()
+        begin, self._first = self._first or 0, None
+        while self.num_batches is None or begin < self.num_batches:
+            is_over = self._batches_of_pass is not None and self._taken >= self._batches_of_pass
+            batches = [] if is_over else list(islice(self._pass, self._at_once))
+            if not batches:
+                self._end_pass(begin)
+                break
+            self._taken += self._at_once
+            yield begin, begin + self._at_once - 1, batches
+            begin += self._at_once
+        if self._batches_of_pass is not None and self._taken >= self._batches_of_pass:
+            # As Keras, also if nothing comes of it: torch's loaders draw a seed for each pass.
+            self._pass, self._taken = self.passes(), 0
+        self.data_adapter.on_epoch_end()
+
+    def _end_pass(self, batches: int) -> None:
+        self._pass = None
+        if not self.steps_per_epoch:
+            self._batches_of_pass = batches
+            return
+        warnings.warn(
+            f"the data ended after {batches} of {self.steps_per_epoch} batches of an epoch; give "
+            "data that goes on, or leave the number of steps out",
+            stacklevel=3,
+        )
+
+
+# Compiled steps of models whose own are Keras', each with what it was compiled for.
+_compiled: WeakKeyDictionary[keras.Model, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
+
+
+def step_of(model: keras.Model, kind: str) -> Any:
+    """Returns a `Step` of a model."""
+    if isinstance(model, Loop):
+        getattr(model, f"make_{kind}_function")()
+        return backend.Step(model, kind, getattr(model, f"{kind}_function"))
+    # `compile` makes another tracker; the rest is what layers of kmodels do not tell other models.
+    tracker = keras_internals.loss_tracker(model) if model.compiled else None
+    now = tracker, traced.changes(), dispatch.generic_now()
+    made = _compiled.setdefault(model, {})
+    if kind not in made or made[kind][0] != now:
+        made[kind] = now, backend.compiled(model, kind)
+    return backend.Step(model, kind, made[kind][1])
+
+
+def _check_compiled(model: keras.Model, method: str) -> None:
+    if isinstance(model, keras_internals.OwnCompile):
+        model.before_use()
+    if not model.compiled:
+        raise InputError(f"{method} needs a compiled model; call {model.name}.compile(...) first")
+
+
+def _epochs(
+    model: keras.Model,
+    data: tuple[Data, Data, Data],
+    batch_size: int | None,
+    steps: int | None,
+    **settings: Any,
+) -> Epochs:
+    """Returns the batches of (x, y, sample_weight), of which x may be what has all of them."""
+    x, y, weight = data
+    if not isinstance(x, keras_internals.DataAdapter):
+        x = keras_internals.data_adapter(
+            x, y=y, sample_weight=weight, batch_size=batch_size, steps_per_epoch=steps, **settings
+        )
+    return Epochs(model, x, steps)
+
+
+def _validation(model: keras.Model, request: FitRequest) -> Epochs:
+    data = keras.utils.unpack_x_y_sample_weight(request.validation_data)
+    size = request.validation_batch_size or request.batch_size
+    return _epochs(model, data, size, request.validation_steps)
+
+
+def _callbacks(
+    model: keras.Model, request: FitRequest, data: Epochs, **settings: Any
+) -> keras.callbacks.CallbackList:
+    if isinstance(request.callbacks, keras.callbacks.CallbackList):
+        return request.callbacks
+    return keras.callbacks.CallbackList(
+        keras.tree.flatten(request.callbacks or []),
+        add_progbar=request.verbose != 0,
+        verbose=request.verbose,
+        steps=data.num_batches,
+        model=model,
+        **settings,
+    )
+
+
+def _validates(epoch: int, frequency: int | Sequence[int]) -> bool:
+    if isinstance(frequency, int):
+        return (epoch + 1) % frequency == 0
+    if isinstance(frequency, list):
+        return epoch + 1 in frequency
+    raise InputError(
+        f"validation_freq is {frequency!r}; give a number of epochs, or a list of them"
+    )
+
+
+def _results(model: keras.Model, logs: Any) -> Any:
+    """Returns the averages of an epoch, or the logs of a `train_step` that names others."""
+    found = model.get_metrics_result()
+    return found if isinstance(logs, Mapping) and logs.keys() == found.keys() else logs
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs as numbers, in the order of their names, those of a dictionary beside others."""
+    found: dict[str, Any] = {}
+    for name, value in sorted((logs or {}).items()):
+        if isinstance(value, Mapping):
+            found |= _numbers(value)
+            continue
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            found[name] = value  # an array, of a user's own step
+    return found
+
+
+def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
+    """Returns logs as a list in the order of the metrics, or the only one."""
+    metrics = [part for one in model.metrics for part in getattr(one, "metrics", [one])]
+    first = [part.name for part in metrics if part.name in logs]
+    found = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
+    return found[0] if len(found) == 1 else found
+
+
+def _weights_of(y: Data, class_weight: Mapping[int, float]) -> np.ndarray:
+    """Returns the weight of each sample's class."""
+    labels = keras.ops.convert_to_numpy(y)
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    weights = [class_weight.get(round(float(label)), 1.0) for label in labels]
+    return np.array(weights, keras.config.floatx())
+
+
+def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:
+    _check_compiled(model, f"{kind}_on_batch")
+    batch = backend.placed(batch)
+    keras_internals.build_for(model, None, batch)
+    step = step_of(model, kind)
+    model.reset_metrics()
+    with step:
+        logs = _numbers(step([batch]))
+    return logs if return_dict else _in_order(model, logs)
 
 
 class _Loop(keras.Model if TYPE_CHECKING else object):
@@ -134,383 +504,3 @@ class _Loop(keras.Model if TYPE_CHECKING else object):
 
 # Until Keras' loop goes, the loop of this file is chosen by an environment variable.
 Loop: Any = _Loop if keras_internals.OWN_LOOP else type("Loop", (), {})
-
-
-# Compiled steps of models whose own are Keras', each with what it was compiled for.
-_compiled: WeakKeyDictionary[keras.Model, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
-
-
-def step_of(model: keras.Model, kind: str) -> Any:
-    """Returns a `Step` of a model."""
-    if isinstance(model, Loop):
-        getattr(model, f"make_{kind}_function")()
-        return backend.Step(model, kind, getattr(model, f"{kind}_function"))
-    # `compile` makes another tracker; the rest is what layers of kmodels do not tell other models.
-    tracker = keras_internals.loss_tracker(model) if model.compiled else None
-    now = tracker, traced.changes(), dispatch.generic_now()
-    made = _compiled.setdefault(model, {})
-    if kind not in made or made[kind][0] != now:
-        made[kind] = now, backend.compiled(model, kind)
-    return backend.Step(model, kind, made[kind][1])
-
-
-class Continued(NamedTuple):
-    """Where an epoch begins that was cut."""
-
-    batch: int  # the first that is not trained on
-    log_names: Sequence[str]  # of the steps before
-    place: Callable[[], bool]  # brings the data there; True if the batches before are to be read
-    build: Callable[[Any], object]  # is given the first of those
-
-
-class Epochs:
-    """The batches of one call, epoch by epoch.
-
-    Args:
-        model: that takes them.
-        adapter: data adapter of Keras, or one of ours.
-        steps: batches of an epoch, which then may begin and end within a pass over the data; None
-            for one pass.
-
-    Attributes:
-        continued: where the epoch that comes next begins, if it was cut.
-    """
-
-    continued: Continued | None = None
-
-    def __init__(self, model: keras.Model, adapter: Any, steps: int | None):
-        limit = keras.config.max_steps_per_epoch()
-        self.steps_per_epoch = min(filter(None, (steps, limit)), default=None)
-        self.data_adapter, self._at_once = adapter, model.steps_per_execution
-        self.passes = backend.passes(model, adapter)
-        self._pass: Any = None
-        self._taken = 0
-        self._first: int | None = None
-        # Not asked for again: a pass that is continued has fewer.
-        self._batches_of_pass = adapter.num_batches
-
-    @property
-    def num_batches(self) -> int | None:
-        """How many batches an epoch has, or None if that is not known yet."""
-        return self.steps_per_epoch or self._batches_of_pass
-
-    def build(self, model: keras.Model) -> None:
-        """Builds what the model lacks, for a batch that is read only if something is lacking."""
-
-        def first() -> Iterator[tuple[int, int, Any]]:
-            self.data_adapter.on_epoch_begin()
-            yield 0, 0, self.passes()
-
-        keras_internals.build_for(model, first())
-        self.restart()
-
-    def restart(self) -> None:
-        """Has the next epoch begin with a new pass."""
-        self._pass, self._taken = None, 0
-        self._batches_of_pass = self.data_adapter.num_batches
-        self.data_adapter.on_epoch_end()
-
-    def go_on(self) -> None:
-        """Brings the data of an epoch that was cut to its next batch."""
-        batch, _, place, build = self.continued  # type: ignore[misc]
-        self.continued = None
-        replays = place()
-        self._begin_epoch()
-        for number in range(batch if replays else 0):
-            for read in islice(self._pass, 1):
-                if number == 0:
-                    build(read)
-        self._first = self._taken = batch
-
-    def _begin_epoch(self) -> None:
-        self.data_adapter.on_epoch_begin()
-        if self._pass is None or not self.steps_per_epoch:
-            self._pass, self._taken = self.passes(), 0
-
-    def epoch(self) -> Iterator[tuple[int, int, list[Any]]]:
-        """Yields the batches of each execution of steps, after the numbers of its first and last.
-
-        Keras counts the last execution as a whole one, too, if the data ends within it.
-        """
-        if self._first is None:
-            self._begin_epoch()
-        begin, self._first = self._first or 0, None
-        while self.num_batches is None or begin < self.num_batches:
-            is_over = self._batches_of_pass is not None and self._taken >= self._batches_of_pass
-            batches = [] if is_over else list(islice(self._pass, self._at_once))
-            if not batches:
-                self._end_pass(begin)
-                break
-            self._taken += self._at_once
-            yield begin, begin + self._at_once - 1, batches
-            begin += self._at_once
-        if self._batches_of_pass is not None and self._taken >= self._batches_of_pass:
-            # As Keras, also if nothing comes of it: torch's loaders draw a seed for each pass.
-            self._pass, self._taken = self.passes(), 0
-        self.data_adapter.on_epoch_end()
-
-    def _end_pass(self, batches: int) -> None:
-        self._pass = None
-        if not self.steps_per_epoch:
-            self._batches_of_pass = batches
-            return
-        warnings.warn(
-            f"the data ended after {batches} of {self.steps_per_epoch} batches of an epoch; give "
-            "data that goes on, or leave the number of steps out",
-            stacklevel=3,
-        )
-
-
-def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
-    """Trains a model, see `keras.Model.fit`.
-
-    Args:
-        model: compiled.
-        request: with data of `kmodels.data.fit.adapters.prepare`.
-
-    Returns:
-        The logs of the epochs.
-
-    Raises:
-        InputError: if the model is not compiled.
-    """
-    _check_compiled(model, "fit")
-    epochs, frequency = request.more["epochs"], request.more["validation_freq"]
-    if limit := keras.config.max_epochs():
-        epochs = min(epochs, limit)
-    data = _epochs(model, request)
-    data.build(model)
-    callbacks = _callbacks(model, request, data, epochs=epochs, add_history=True)
-    listeners = [one for one in callbacks.callbacks if isinstance(one, FitCallback)]
-    for listener in listeners:
-        listener.fit = keras_internals.RunningFit(callbacks.callbacks, data)
-    held_out: Epochs | None = None
-    logs: Any = {}
-    epoch_logs: dict[str, Any] = {}
-    try:
-        step = step_of(model, "train")
-        if (clock := getattr(data.data_adapter, "clock", None)) is not None:
-            clock.last_output = lambda: step.last_output
-        model.stop_training = False
-        callbacks.on_train_begin()
-        # Keras' BackupAndRestore and our Checkpoint set it.
-        first = keras_internals.initial_epoch(model) or request.more["initial_epoch"]
-        for epoch in range(first, epochs):
-            model.reset_metrics()
-            callbacks.on_epoch_begin(epoch)
-            if data.continued is not None:
-                logs = dict.fromkeys(data.continued[1], 0.0)
-                data.go_on()
-                for listener in listeners:
-                    listener.go_on()
-            with step:
-                for begin, end, batches in data.epoch():
-                    callbacks.on_train_batch_begin(begin)
-                    logs = step(batches)
-                    callbacks.on_train_batch_end(end, logs)
-                    if model.stop_training:
-                        break
-            epoch_logs = dict(_results(model, logs))
-            if request.validation_data is not None and _validates(epoch, frequency):
-                held_out = held_out or _validation(model, request)
-                held_out.build(model)
-                found = _evaluate(model, held_out, callbacks)
-                epoch_logs |= {f"val_{name}": value for name, value in found.items()}
-            callbacks.on_epoch_end(epoch, epoch_logs)
-            if model.stop_training:
-                break
-        if epochs and isinstance(model.optimizer, keras.optimizers.Optimizer):
-            model.optimizer.finalize_variable_values(model.trainable_weights)
-        callbacks.on_train_end(logs=epoch_logs)
-    finally:
-        for listener in listeners:
-            listener.leave_fit()
-    return model.history
-
-
-def evaluate(model: keras.Model, request: FitRequest) -> Any:
-    """Evaluates a model, see `keras.Model.evaluate`.
-
-    Args:
-        model: compiled.
-        request: as in `fit`.
-
-    Returns:
-        The loss and the metrics: by name, in a list, or a number where there is no metric.
-
-    Raises:
-        InputError: if the model is not compiled.
-    """
-    _check_compiled(model, "evaluate")
-    check_names("evaluate", request.more, ["return_dict"])
-    data = _epochs(model, request)
-    data.build(model)
-    logs = _evaluate(model, data, _callbacks(model, request, data, epochs=1))
-    return logs if request.more.get("return_dict") else _in_order(model, logs)
-
-
-def _evaluate(
-    model: keras.Model, data: Epochs, callbacks: keras.callbacks.CallbackList
-) -> dict[str, Any]:
-    step = step_of(model, "test")
-    model.stop_evaluating = False
-    callbacks.on_test_begin()
-    logs: Any = {}
-    model.reset_metrics()
-    with step:
-        for begin, end, batches in data.epoch():
-            callbacks.on_test_batch_begin(begin)
-            logs = step(batches)
-            callbacks.on_test_batch_end(end, logs)
-            if model.stop_evaluating:
-                break
-    logs = _numbers(_results(model, logs))
-    callbacks.on_test_end(logs)
-    return logs
-
-
-def predict(model: keras.Model, request: FitRequest) -> Any:
-    """Predicts, see `keras.Model.predict`.
-
-    Args:
-        model: built, or with inputs that its first call builds it for.
-        request: as in `fit`.
-
-    Returns:
-        The outputs of all batches, one behind the other, as arrays of NumPy.
-
-    Raises:
-        InputError: for data without a batch.
-    """
-    data = _epochs(model, request)
-    backend.build_to_predict(model, lambda: next(data.passes()))
-    callbacks = _callbacks(model, request, data, epochs=1)
-    step = step_of(model, "predict")
-    model.stop_predicting = False
-    callbacks.on_predict_begin()
-    found = []
-    with step:
-        for begin, end, batches in data.epoch():
-            callbacks.on_predict_batch_begin(begin)
-            found.append(step(batches))
-            callbacks.on_predict_batch_end(end, {"outputs": found[-1]})
-            if model.stop_predicting:
-                break
-    callbacks.on_predict_end()
-    if not found:
-        raise InputError("the data gave no batch; give at least one")
-    return _joined(found)
-
-
-def _joined(found: Sequence[Tree]) -> Any:
-    return keras.tree.map_structure_up_to(found[0], lambda *parts: backend.joined(parts), *found)
-
-
-def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:
-    _check_compiled(model, f"{kind}_on_batch")
-    batch = backend.placed(batch)
-    keras_internals.build_for(model, None, batch)
-    step = step_of(model, kind)
-    model.reset_metrics()
-    with step:
-        logs = _numbers(step([batch]))
-    return logs if return_dict else _in_order(model, logs)
-
-
-def _check_compiled(model: keras.Model, method: str) -> None:
-    if isinstance(model, keras_internals.OwnCompile):
-        model.before_use()
-    if not model.compiled:
-        raise InputError(f"{method} needs a compiled model; call {model.name}.compile(...) first")
-
-
-def _epochs(model: keras.Model, request: FitRequest) -> Epochs:
-    return Epochs(
-        model, _adapter(request.x, request.y, request.sample_weight, request), request.steps
-    )
-
-
-def _validation(model: keras.Model, request: FitRequest) -> Epochs:
-    given = request.validation_data
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(given)
-    size = request.validation_batch_size or request.batch_size
-    adapter = _adapter(
-        x, y, weight, request.changed(batch_size=size, shuffle=False, class_weight=None)
-    )
-    return Epochs(model, adapter, request.validation_steps)
-
-
-def _adapter(x: Data, y: Data, weight: Data, request: FitRequest) -> Any:
-    if isinstance(x, keras_internals.DataAdapter):
-        return x
-    return keras_internals.data_adapter(
-        x,
-        y=y,
-        sample_weight=weight,
-        batch_size=request.batch_size,
-        steps_per_epoch=request.steps,
-        shuffle=request.shuffle,
-        class_weight=request.class_weight,
-    )
-
-
-def _callbacks(
-    model: keras.Model, request: FitRequest, data: Epochs, **settings: Any
-) -> keras.callbacks.CallbackList:
-    if isinstance(request.callbacks, keras.callbacks.CallbackList):
-        return request.callbacks
-    return keras.callbacks.CallbackList(
-        keras.tree.flatten(request.callbacks or []),
-        add_progbar=request.verbose != 0,
-        verbose=request.verbose,
-        steps=data.num_batches,
-        model=model,
-        **settings,
-    )
-
-
-def _validates(epoch: int, frequency: int | Sequence[int]) -> bool:
-    if isinstance(frequency, int):
-        return (epoch + 1) % frequency == 0
-    if isinstance(frequency, list):
-        return epoch + 1 in frequency
-    raise InputError(
-        f"validation_freq is {frequency!r}; give a number of epochs, or a list of them"
-    )
-
-
-def _results(model: keras.Model, logs: Any) -> Any:
-    """Returns the averages of an epoch, or the logs of a `train_step` that names others."""
-    found = model.get_metrics_result()
-    return found if isinstance(logs, Mapping) and logs.keys() == found.keys() else logs
-
-
-def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as numbers, in the order of their names, those of a dictionary beside others."""
-    found: dict[str, Any] = {}
-    for name, value in sorted((logs or {}).items()):
-        if isinstance(value, Mapping):
-            found |= _numbers(value)
-            continue
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            found[name] = value  # an array, of a user's own step
-    return found
-
-
-def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
-    """Returns logs as a list in the order of the metrics, or the only one."""
-    metrics = [part for one in model.metrics for part in getattr(one, "metrics", [one])]
-    first = [part.name for part in metrics if part.name in logs]
-    found = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
-    return found[0] if len(found) == 1 else found
-
-
-def _weights_of(y: Data, class_weight: Mapping[int, float]) -> np.ndarray:
-    """Returns the weight of each sample's class."""
-    labels = keras.ops.convert_to_numpy(y)
-    if labels.ndim > 1:
-        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    weights = [class_weight.get(round(float(label)), 1.0) for label in labels]
-    return np.array(weights, keras.config.floatx())

@@ -78,7 +78,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Values, Any], tuple[Any
     if kind == "predict":
         predict = step
 
-        def step(values: Values, batch: Tree) -> tuple[Any, Values]:
+        def step(values: Any, batch: Tree) -> Any:
             outputs, others = predict(values, batch)
             return outputs, (values[0], others)
 
@@ -107,7 +107,7 @@ def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
 
 
 def _placed(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields batches where the mesh in force has them; all of a pass have the first one's layout."""
+    """Yields batches where the mesh has them, all of a pass in the layout of the first one."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         yield from batches

@@ -73,12 +73,13 @@ def _present(part: Any) -> Any:
     return None if isinstance(part, tf.experimental.Optional) else part
 
 
-class passes:  # noqa: N801, a function on the other backends
-    """Begins passes over the data of a Keras adapter, each when it is called.
+def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
+    """Returns a function that begins a pass over the data of a Keras adapter."""
+    return _Passes(model, adapter)
 
-    Attributes:
-        element_spec: shapes and dtypes of a batch of tf.data; None for other data.
-    """
+
+class _Passes:
+    """Begins a pass when it is called; the element_spec of tf.data says what a batch is like."""
 
     def __init__(self, model: keras.Model, adapter: Any):
         self._dataset = adapter.get_tf_dataset()
@@ -88,6 +89,7 @@ class passes:  # noqa: N801, a function on the other backends
             self._dataset = strategy.experimental_distribute_dataset(self._dataset)
 
     def __call__(self) -> Iterator[Any]:
+        """Begins one, which ends as an iterator of Python does."""
         batches = iter(self._dataset)
         while True:
             try:
@@ -118,11 +120,11 @@ def _concatenated(parts: Sequence[Any]) -> Any:
         return tf.concat(parts, axis=0)
     if not parts[0].shape.rank:
         return tf.stack(parts)
-    shapes = (
-        np.array([part.shape[1:].as_list() for part in parts]) if tf.executing_eagerly() else []
-    )
-    differing = np.flatnonzero((shapes != shapes[:1]).any(axis=0)) if len(shapes) else ()
-    if len(differing):
-        rank = int(differing[-1]) + 1
-        parts = [tf.RaggedTensor.from_tensor(part, ragged_rank=rank) for part in parts]
+    if tf.executing_eagerly():
+        shapes = np.array([part.shape[1:].as_list() for part in parts])
+        differing = np.flatnonzero(np.ptp(shapes, axis=0))
+        if differing.size:
+            ragged: Any = tf.RaggedTensor
+            rank = int(differing[-1]) + 1
+            parts = [ragged.from_tensor(part, ragged_rank=rank) for part in parts]
     return tf.concat(parts, axis=0)

@@ -16,7 +16,7 @@ BATCH, STEPS = 4, 6
 
 
 class Told(keras.callbacks.Callback):
-    """Notes every hook, with the names of its logs and the numbers that logs have at an epoch's end."""
+    """Notes every hook with the names of its logs, and with their values at the end of an epoch."""
 
     def __init__(self, stop_at=None):
         super().__init__()
@@ -104,7 +104,7 @@ def generator():
 
 
 def made(cls=keras.Sequential, optimizer=None, dropout=0.3, **settings):
-    """A compiled model with dropout and batch norm, equal each time; unbuilt, as Keras leaves it."""
+    """A compiled model with dropout and batch norm, equal each time, and not built yet."""
     keras.utils.set_random_seed(3)
     model = cls(
         [
@@ -207,8 +207,10 @@ def test_fit_is_what_keras_own_is(name, backend):
     case = FITS[name]
     if case.made.get("steps_per_execution") and backend == "torch":
         pytest.skip("torch runs one step a call")
+    if case.fit.get("shuffle") == "batch" and backend == "torch":
+        pytest.skip("Keras begins passes that nothing comes of, and each draws an order")
     if backend == "torch":
-        # Keras begins passes that nothing comes of, which draw from the generator of its dropout.
+        # Those passes draw from the generator of its dropout too.
         case = Case({**case.made, "dropout": 0.0}, **case.fit)
     found, wanted = run(kmodels.fit, case), run(keras.Model.fit, case)
     for part in wanted:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -175,6 +175,22 @@ def _accessors(thing: object) -> tuple[Read, Load] | None:
     return (read, load) if callable(read) and callable(load) else None
 
 
+class Continued(NamedTuple):
+    """Where an epoch begins that was cut.
+
+    Attributes:
+        batch: the first that is not trained on.
+        log_names: names of the logs of a step.
+        place: brings the data there; True if the batches before still have to be gone through.
+        build: called with the first of those.
+    """
+
+    batch: int
+    log_names: Sequence[str]
+    place: Callable[[], bool]
+    build: Callable[[Any], object]
+
+
 class Way(Enum):
     """The ways to bring data to the next batch."""
 
@@ -192,7 +208,7 @@ class FitData:
         trained: says after how many batches of all epochs the training is.
     """
 
-    def __init__(self, iterator: object, trained: Callable[[], int]):
+    def __init__(self, iterator: Any, trained: Callable[[], int]):
         self.iterator = iterator
         outer = getattr(iterator, "data_adapter", None)
         while isinstance(inner := getattr(outer, "adapter", None), InstrumentedData):
