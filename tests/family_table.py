@@ -375,7 +375,12 @@ FAMILIES: list[Reference] = [
         TwoTowers(f"two_towers/{name}", ImageTextSimilarity, adapter=f"two_towers/{name}/adapter")
         for name in ("clip", "siglip", "siglip2")
     ),
-    *_decoders("gemma", GemmaCausalLM, "gemma gemma2 gemma3 untied"),
+    *_decoders("gemma", GemmaCausalLM, "gemma gemma2 gemma3"),
+    *_decoders(
+        *("gemma", GemmaCausalLM, "untied"),
+        adapter="gemma/adapter",
+        lora={"targets": ("query", "token_embedding", "reverse_embeddings")},
+    ),
     TextEmbedder(
         *("embedding_gemma/gemma", GemmaTextEmbedder),
         TextEmbedder.checks | {"bfloat16", "presets"},

@@ -1,11 +1,12 @@
 """Gemma 1, 2 and 3 of transformers, with hidden states layer by layer and greedy continuations.
 
-`untied` is a Gemma 2 with an output layer of its own. Each case is a folder: `model` (a directory
-as transformers writes it) and `expected.npz` with `token_ids` (B, T), `embedding`, `block_<i>`,
-`final`, `logits`, `logits64` (the model in float64) and `logits16` (in bfloat16), `prompt_<j>` and
-`greedy_<j>` (64 tokens behind it). Sizes are such that each feature changes the result: windows
-below the length, caps that bite, fewer key/value heads than heads, a head width that is not width /
-heads, an odd length.
+`untied` is a Gemma 2 with an output layer of its own, and `adapter` is written by PEFT over it,
+with matrices of both tables; `adapter.npz` holds the logits of both. Each other case is a folder:
+`model` (a directory as transformers writes it) and `expected.npz` with `token_ids` (B, T),
+`embedding`, `block_<i>`, `final`, `logits`, `logits64` (the model in float64) and `logits16` (in
+bfloat16), `prompt_<j>` and `greedy_<j>` (64 tokens behind it). Sizes are such that each feature
+changes the result: windows below the length, caps that bite, fewer key/value heads than heads, a
+head width that is not width / heads, an odd length.
 """
 
 from pathlib import Path
@@ -101,3 +102,4 @@ def write(folder: Path) -> None:
     for name, config in configs().items():
         # One of them in several files.
         one(folder / name, config, "20KB" if name == "gemma2" else "1GB")
+    write_text_adapter(folder, "untied", "adapter", ["q_proj", "embed_tokens", "lm_head"])

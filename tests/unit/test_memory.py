@@ -23,7 +23,7 @@ from kmodels.memory.sizes import (
     Setup,
     width_of,
 )
-from kmodels.models import GemmaCausalLM, ViTImageClassifier
+from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.runs import flags
 from kmodels.tools import plan
 from kmodels.training import AdamW
@@ -34,11 +34,13 @@ from refusals import refused
 ROOT = Path(__file__).resolve().parents[2]
 ANYWAY = "--ignore-memory-check"
 GIB = 2**30
+TABLES = ("query", "token_embedding", "reverse_embeddings")
 
 
 def made(name, setup):
     """The real model, as a run makes it."""
-    cls = GemmaCausalLM if name.startswith("gemma") else ViTImageClassifier
+    tasks = {"gemma": GemmaCausalLM, "qwen3": Qwen3CausalLM}
+    cls = tasks.get(name[:5], ViTImageClassifier)
     model = cls.from_preset(name, dtype=setup.precision)
     if setup.quantize:
         model.quantize(setup.quantize)
@@ -61,6 +63,7 @@ def weight(variables):
         ("gemma4_debug", Setup(2, 16)),
         ("vit_debug", Setup(2, precision="mixed_bfloat16", lora=LoraSettings(2))),
         ("vit_micro_patch2_8", Setup(2)),
+        ("qwen3_debug", Setup(2, 16, lora=LoraSettings(3, targets=TABLES, dora=True))),
     ],
 )
 def test_weights_and_slots_are_those_of_the_real_model(name, setup):
