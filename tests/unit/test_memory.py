@@ -127,6 +127,21 @@ def test_parts_follow_the_setup(monkeypatch):
     assert large.part(HEAD) < 4 * 512 * 262_144
 
 
+def test_adapters_of_tables_are_planned():
+    def planned(*targets):
+        return plan.Plan(
+            "qwen3_debug", Setup(2, 16, lora=LoraSettings(3, targets=targets))
+        ).estimate
+
+    plain, head = planned("block_1/mlp/down"), planned("block_1/mlp/down", "reverse_embeddings")
+    # The table and its gradient, with the rank appended.
+    assert head.part(HEAD) - plain.part(HEAD) == 2 * 320 * (32 + 3) * 4
+    assert "block_0" not in plain.blocks and "block_0" not in head.blocks
+    rows = planned("block_1/mlp/down", "token_embedding")
+    assert rows.part(HEAD) == plain.part(HEAD)
+    assert "block_0" in rows.blocks
+
+
 def test_what_lowers_the_peak_is_told_with_its_worth():
     found = plan.Plan("vit_base_patch16_224", Setup(8), available=GIB)
     assert found.fits is False
