@@ -376,6 +376,11 @@ FAMILIES: list[Reference] = [
         for name in ("clip", "siglip", "siglip2")
     ),
     *_decoders("gemma", GemmaCausalLM, "gemma gemma2 gemma3"),
+    *_decoders(
+        *("gemma", GemmaCausalLM, "untied"),
+        adapter="gemma/adapter",
+        lora={"targets": ("query", "token_embedding", "reverse_embeddings")},
+    ),
     TextEmbedder(
         *("embedding_gemma/gemma", GemmaTextEmbedder),
         TextEmbedder.checks | {"bfloat16", "presets"},
@@ -479,7 +484,7 @@ def row_of(name: str, root: Path) -> Any:
 # One row of each forward pass. Others differ in their files alone, or mix what these have.
 _NAMES = """
 clip/bare clip/legacy clip/projected two_towers/clip two_towers/siglip
-embedding_gemma/gemma gemma/gemma gemma/gemma2 gemma/gemma3 gemma3_vision gemma4/all
+embedding_gemma/gemma gemma/gemma gemma/gemma2 gemma/gemma3 gemma/untied gemma3_vision gemma4/all
 gemma4/all_experts gemma4_vision/tower gemma4_vision/unified naflex qwen3/bias qwen3/untied
 vit/hf_token vit/timm_gap vit/timm_map vit/timm_pre_norm vit/timm_registers vit/timm_scale
 vit/timm_tanh vit_eomt/dinov2 vit_kinds/clip vit_kinds/deit_token vit_kinds/dinov2_giant

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import keras
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from family_table import row_of
 from kmodels.generation import settings as sampling
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
 from kmodels.models.common import huggingface, unknown_settings
+from kmodels.weights import read_safetensors
 from refusals import refused
 from tolerances import tolerance
 
@@ -79,7 +81,7 @@ OF_GEMMA_4 = {
 }  # fmt: skip
 
 
-def _written(folder, kind, changes):
+def _written(folder, kind, changes, **settings):
     """Writes a tiny model as transformers does, changes its config.json, and reads it there."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -89,7 +91,7 @@ def _written(folder, kind, changes):
         "query_pre_attn_scalar": 16, "layer_types": [LOCAL, GLOBAL],
     }  # fmt: skip
     more = OF_GEMMA_4 if kind == "gemma4_text" else more
-    config = AutoConfig.for_model(kind, **SIZES, **more)
+    config = AutoConfig.for_model(kind, **SIZES, **more, **settings)
     theirs = AutoModelForCausalLM.from_config(config)
     for parameter in theirs.parameters():
         parameter.data.normal_(0, 0.2)
@@ -306,29 +308,85 @@ def test_what_is_not_followed_is_refused_by_name(tmp_path, name):
     refused(message, task.backbone_class.from_preset, tmp_path, load_weights=False)
 
 
+# What config.json says of the output layer, which one lies in the file, and which the model has.
+OUTPUTS = {
+    "tied": (True, None, True),
+    "tied, and the table twice": (True, "equal", True),
+    "tied, and another head": (True, "another", False),
+    "untied": (False, None, False),
+    "untied, and the table twice": (False, "equal", False),
+}
+KINDS = ("qwen3", "gemma", "gemma2", "gemma3_text", "gemma4_text")
+
+
+def _with_head(folder, head, name="lm_head.weight"):
+    """Puts an output layer into a file: the embedding table, or other numbers."""
+    from safetensors.numpy import save_file
+
+    tensors = {name: tensor.read() for name, tensor in read_safetensors(folder).items()}
+    table = next(x for name, x in tensors.items() if name.endswith("embed_tokens.weight"))
+    tensors[name] = table[::-1].copy() if head == "another" else table
+    for file in folder.glob("model*.safetensors*"):
+        file.unlink()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.needs("transformers")
-@pytest.mark.parametrize("equal", [True, False])
-def test_tied_or_not_is_what_the_file_holds(tmp_path, equal):
-    from safetensors.numpy import load_file, save_file
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_tied_or_not_is_what_the_file_holds(tmp_path, kind, case):
     from transformers import AutoModelForCausalLM
 
-    _written(tmp_path, "qwen3", {"tie_word_embeddings": True})
-    tensors = load_file(tmp_path / "model.safetensors")
-    if equal:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    said, head, tied = OUTPUTS[case]
+    _written(tmp_path, kind, {}, tie_word_embeddings=said)
+    if head:
+        _with_head(tmp_path, head)
     expected = _logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
-    ours = Qwen3CausalLM.from_preset(tmp_path)
-    assert ours.backbone.config.tie_word_embeddings == equal
+    task = Qwen3CausalLM if kind == "qwen3" else GemmaCausalLM
+    ours = task.from_preset(tmp_path)
+    assert ours.backbone.tie_word_embeddings == tied
     np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=tolerance("logits"))
+    ours.export_to_transformers(tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    np.testing.assert_allclose(_logits(theirs), expected, rtol=0, atol=tolerance("logits"))
+    ours.save_to_preset(tmp_path / "preset")
+    ours.save(tmp_path / "it.keras")
+    again = [task.from_preset(tmp_path / name) for name in ("out", "preset")]
+    for other in (*again, keras.saving.load_model(tmp_path / "it.keras")):
+        assert other.backbone.tie_word_embeddings == tied
+        np.testing.assert_array_equal(_logits(other), _logits(ours))
 
 
 @pytest.mark.needs("transformers")
-def test_a_head_that_gemma_has_no_place_for_is_not_dropped(tmp_path):
-    from safetensors.numpy import load_file, save_file
-
-    _written(tmp_path, "gemma", {})
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = 1 + tensors["model.embed_tokens.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    refused("has an lm_head.weight that differs from", GemmaCausalLM.from_preset, tmp_path)
+@pytest.mark.filterwarnings("ignore:.* of the checkpoint are left out:UserWarning")
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gemma3_vision", "lm_head.weight"),
+        ("gemma3_vision", "language_model.lm_head.weight"),
+        ("gemma4_vision/tower_small", "lm_head.weight"),
+        ("gemma4_vision/unified", "lm_head.weight"),
+    ],
+)
+def test_a_model_of_images_has_the_head_of_its_file(references, tmp_path, family, name):
+    row = row_of(family, references)
+    folder = tmp_path / "it"
+    shutil.copytree(row.path, folder)
+    _with_head(folder, "another", name)
+    for said in (True, False):
+        described = json.loads((folder / "config.json").read_text())
+        described["tie_word_embeddings"] = said
+        (folder / "config.json").write_text(json.dumps(described))
+        ((_, expected, plain, _),) = row.result_of_peer(folder)
+        assert np.abs(expected - plain).max() > 0.1
+        ours = row.task.from_preset(folder)
+        assert not ours.backbone.tie_word_embeddings
+        logits = to_numpy(ours(row.inputs("two")))[:, -expected.shape[1] :]
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance("logits"))
+        text = GemmaCausalLM.from_preset(folder)
+        tables = [model.backbone.token_embedding.get_weights() for model in (ours, text)]
+        np.testing.assert_array_equal(*tables)
+    row.export(row.task.from_preset(folder), tmp_path / "out")
+    ((_, logits, _, _),) = row.result_of_peer(tmp_path / "out")
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance("logits"))
+    assert not row.task.from_preset(tmp_path / "out").backbone.tie_word_embeddings

@@ -47,7 +47,7 @@ def parameters(c):
     head_norms = 2 * getattr(c, "use_query_key_norm", True)
     block = 2 * width * c.head_dim * heads + 3 * width * c.mlp_dim
     block += norms * width + head_norms * c.head_dim
-    tables = 1 + (not c.ties_embeddings)
+    tables = 1 + (not c.tie_word_embeddings)
     return tables * c.vocabulary_size * width + c.num_layers * block + width
 
 
@@ -121,8 +121,8 @@ def test_a_setting_that_does_not_fit_is_named(name, change, message):
         ("gemma/gemma3", {"hidden_activation": "relu"}, "counterpart for an activation 'relu'"),
         (
             "gemma/gemma3",
-            {"attention_bias": True, "tie_word_embeddings": False},
-            "attention_bias, tie_word",
+            {"attention_bias": True, "hidden_activation": "relu"},
+            "an activation 'relu', attention_bias",
         ),
         (
             "gemma/gemma3",

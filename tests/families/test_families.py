@@ -135,8 +135,10 @@ def test_adapters_of_peft_both_ways(row, references, tmp_path):
         found = outputs[:, -plain.shape[1] :]
         np.testing.assert_allclose(found, adapted, rtol=0, atol=limit)
         out = tmp_path / str(number)
-        model.save_adapter(out)
-        written, read = (read_safetensors(x / "adapter_model.safetensors") for x in (out, folder))
+        # PEFT writes the tables that have matrices too.
+        read = read_safetensors(folder / "adapter_model.safetensors")
+        model.save_adapter(out, any(x.endswith("base_layer.weight") for x in read) or "auto")
+        written = read_safetensors(out / "adapter_model.safetensors")
         assert set(written) == {*read, *filter(None, [row.head])}
         for name, tensor in read.items():
             np.testing.assert_array_equal(written[name].read(), tensor.read())
@@ -196,7 +198,8 @@ def test_adapters_train_merge_and_come_back(row, tmp_path):
     of_tokens = "trainable_token_indices" in row.lora
     if not of_tokens:
         np.testing.assert_array_equal(run(model, inputs), logits)
-    kinds = {v.path.rsplit("/", 1)[-1] for v in model.trainable_variables}
+    names = [v.path.rsplit("/", 1)[-1] for v in model.trainable_variables]
+    kinds = {name.removeprefix("reverse_") for name in names}
     assert kinds == {"lora_a", "lora_b", *(["lora_rows"] if of_tokens else [])}
     first, second = losses(model, row, keras.optimizers.Adam(0.03))
     assert second < first

@@ -206,6 +206,7 @@ def test_what_the_converter_makes_of_a_directory_is_read_and_written(references,
     ("family", "changes"),
     [
         ("gemma4", {}),
+        ("gemma4", {"tie_word_embeddings": False}),
         ("qwen3", {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5}),
         ("qwen3", {"rope_scaling_factor": 4.0, "rope_max_wavelength": 5e5, "dropout": 0.1}),
         ("qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
@@ -258,6 +259,7 @@ def test_smaller_types_are_as_near_as_they_can_be(tmp_path, family, dtype):
         ("gemma", {}, ("F32", "F16", "BF16")),
         ("gemma2", {"attention_logit_soft_cap": 20.0, "final_logit_soft_cap": 10.0}, ("Q8_0",)),
         ("gemma3", {"global_rope_scaling_factor": 8.0}, ("Q4_K", "Q5_K", "Q6_K")),
+        ("gemma3", {"global_rope_scaling_factor": 8.0, "tie_word_embeddings": False}, ("F32",)),
     ],
 )
 def test_config_and_tensors_of_each_generation(tmp_path, family, changes, kinds):
@@ -305,6 +307,7 @@ def test_broken_files_are_named(tmp_path):
     refused(message, read, tmp_path / "llama.gguf")
 
 
+UNTIED = {"tie_word_embeddings": False}
 LARGER = {"vocab_size_per_layer_input": 340}
 SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_shared_layers": 1}
 
@@ -312,6 +315,8 @@ SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_share
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
+        ("gemma", UNTIED, "Gemma has no place for tie_word_embeddings=False; use ex"),
+        ("gemma2", UNTIED, "Gemma has no place for tie_word_embeddings=False; use ex"),
         ("gemma4", LARGER, "vocab_size_per_layer_input=340, which is to be"),
         ("gemma4", SHARING, "keys and values of these layers for those that share"),
         ("gemma4", {"use_value_norm": False}, "gemma4 has no place for use_value_norm=False"),

@@ -1,10 +1,12 @@
 """Gemma 1, 2 and 3 of transformers, with hidden states layer by layer and greedy continuations.
 
-Each case is a folder: `model` (a directory as transformers writes it) and `expected.npz` with
-`token_ids` (B, T), `embedding`, `block_<i>`, `final`, `logits`, `logits64` (the model in float64)
-and `logits16` (in bfloat16), `prompt_<j>` and `greedy_<j>` (64 tokens behind it). Sizes are such
-that each feature changes the result: windows below the length, caps that bite, fewer key/value
-heads than heads, a head width that is not width / heads, an odd length.
+`untied` is a Gemma 2 with an output layer of its own, and `adapter` is written by PEFT over it,
+with matrices of both tables; `adapter.npz` holds the logits of both. Each other case is a folder:
+`model` (a directory as transformers writes it) and `expected.npz` with `token_ids` (B, T),
+`embedding`, `block_<i>`, `final`, `logits`, `logits64` (the model in float64) and `logits16` (in
+bfloat16), `prompt_<j>` and `greedy_<j>` (64 tokens behind it). Sizes are such that each feature
+changes the result: windows below the length, caps that bite, fewer key/value heads than heads, a
+head width that is not width / heads, an odd length.
 """
 
 from pathlib import Path
@@ -34,12 +36,14 @@ NEW = 64
 
 
 def configs() -> dict[str, transformers.PretrainedConfig]:
+    capped = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0}
     linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     ropes = {GLOBAL: linear, LOCAL: ROPE}
     return {
         "gemma": transformers.GemmaConfig(**SIZES, num_hidden_layers=2),
-        "gemma2": transformers.Gemma2Config(
-            **SIZES, **WINDOWS, attn_logit_softcapping=1.5, final_logit_softcapping=4.0
+        "gemma2": transformers.Gemma2Config(**SIZES, **WINDOWS, **capped),
+        "untied": transformers.Gemma2Config(
+            **SIZES, **WINDOWS, **capped, tie_word_embeddings=False
         ),
         "gemma3": transformers.Gemma3TextConfig(
             **SIZES, **WINDOWS, **LAYERS, rope_parameters=ropes
@@ -98,3 +102,4 @@ def write(folder: Path) -> None:
     for name, config in configs().items():
         # One of them in several files.
         one(folder / name, config, "20KB" if name == "gemma2" else "1GB")
+    write_text_adapter(folder, "untied", "adapter", ["q_proj", "embed_tokens", "lm_head"])

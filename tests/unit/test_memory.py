@@ -23,7 +23,7 @@ from kmodels.memory.sizes import (
     Setup,
     width_of,
 )
-from kmodels.models import GemmaCausalLM, ViTImageClassifier
+from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.runs import flags
 from kmodels.tools import plan
 from kmodels.training import AdamW
@@ -34,11 +34,13 @@ from refusals import refused
 ROOT = Path(__file__).resolve().parents[2]
 ANYWAY = "--ignore-memory-check"
 GIB = 2**30
+TABLES = ("query", "token_embedding", "reverse_embeddings")
 
 
 def made(name, setup):
     """The real model, as a run makes it."""
-    cls = GemmaCausalLM if name.startswith("gemma") else ViTImageClassifier
+    tasks = {"gemma": GemmaCausalLM, "qwen3": Qwen3CausalLM}
+    cls = tasks.get(name[:5], ViTImageClassifier)
     model = cls.from_preset(name, dtype=setup.precision)
     if setup.quantize:
         model.quantize(setup.quantize)
@@ -61,6 +63,7 @@ def weight(variables):
         ("gemma4_debug", Setup(2, 16)),
         ("vit_debug", Setup(2, precision="mixed_bfloat16", lora=LoraSettings(2))),
         ("vit_micro_patch2_8", Setup(2)),
+        ("qwen3_debug", Setup(2, 16, lora=LoraSettings(3, targets=TABLES, dora=True))),
     ],
 )
 def test_weights_and_slots_are_those_of_the_real_model(name, setup):
@@ -122,6 +125,21 @@ def test_parts_follow_the_setup(monkeypatch):
     # The head holds tiles, never positions times vocabulary, for the loss that compile chooses.
     large = plan.Plan("gemma3_270m", Setup(4, 512)).estimate
     assert large.part(HEAD) < 4 * 512 * 262_144
+
+
+def test_adapters_of_tables_are_planned():
+    def planned(*targets):
+        return plan.Plan(
+            "qwen3_debug", Setup(2, 16, lora=LoraSettings(3, targets=targets))
+        ).estimate
+
+    plain, head = planned("block_1/mlp/down"), planned("block_1/mlp/down", "reverse_embeddings")
+    # The table and its gradient, with the rank appended.
+    assert head.part(HEAD) - plain.part(HEAD) == 2 * 320 * (32 + 3) * 4
+    assert "block_0" not in plain.blocks and "block_0" not in head.blocks
+    rows = planned("block_1/mlp/down", "token_embedding")
+    assert rows.part(HEAD) == plain.part(HEAD)
+    assert "block_0" in rows.blocks
 
 
 def test_what_lowers_the_peak_is_told_with_its_worth():

@@ -5,7 +5,6 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from kmodels import ops
 from kmodels.core import keras_internals, traced
@@ -282,11 +281,10 @@ class Dense(WithKernel):
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes kernel and bias as Keras' Dense does, and what stands beside them by name."""
-        for name, variable in {**kernels.base(self), **kernels.adapter(self)}.items():
+        for name, variable in kernels.base(self).items():
             store[name] = variable
         copies.save(self, store)
-        if self.adapter is not None:
-            store[kernels.SCALING] = np.float32(self.adapter.settings.scaling)
+        kernels.save_adapter(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads what `save_own_variables` wrote.

@@ -22,6 +22,80 @@ from kmodels.ops.grouped_dense import rows_of
 UNSCALED = 0.02
 
 
+class Table:
+    """One of the two tables of an `Embedding` without `tie_weights`, as an adapter sees a `Dense`.
+
+    Its kernel is the table: from ids (V) to rows (D), or, transposed, from hidden states (D) to
+    logits (V).
+
+    Args:
+        owner: the layer with the table.
+        name: "embeddings" or "reverse_embeddings".
+
+    Attributes:
+        is_output: whether logits come from it.
+        prefix: what stands before the names of the adapter's variables, which the layer owns.
+        merged: the adapter that `merge_lora` added to the table, or None.
+    """
+
+    in_all_linear = False
+    quantized = None
+    bias = None
+    shard_granularity = (None, None)
+
+    def __init__(self, owner: "Embedding", name: str):
+        self.owner = owner
+        self.name = name
+        self.is_output = name != "embeddings"
+        self.prefix = "reverse_" if self.is_output else ""
+        self.merged: Any = None
+        self._adapter: Any = None
+
+    @property
+    def path(self) -> str:
+        """The path, as of a layer."""
+        return f"{self.owner.path}/{self.name}" if self.is_output else self.owner.path
+
+    @property
+    def layout_family(self) -> Any:
+        """The family whose layout places the variables."""
+        return self.owner.layout_family
+
+    @property
+    def input_dim(self) -> int:
+        """Numbers that one output is computed from."""
+        return self.owner.output_dim if self.is_output else self.owner.input_dim
+
+    @property
+    def units(self) -> int:
+        """Outputs."""
+        return self.owner.input_dim if self.is_output else self.owner.output_dim
+
+    @property
+    def kernel(self) -> Any:
+        """The table (V, D)."""
+        return getattr(self.owner, self.name)
+
+    @property
+    def adapter(self) -> Any:
+        """The adapter that `enable_lora` put beside the table, or None."""
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, adapter: Any) -> None:
+        self._adapter = adapter
+        traced.changed()
+
+    def linear(self, x: Tensor, _: object = None) -> Any:
+        """Returns logits (..., V) of hidden states (..., D), in the dtype of these."""
+        return _product(x, self.kernel)
+
+    def wide_kernel(self) -> Any:
+        """Returns the kernel (in, out) in float32."""
+        table = keras.ops.cast(self.kernel, "float32")
+        return keras.ops.transpose(table) if self.is_output else table
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
 class Embedding(traced.Noted, Layer):
     """Rows of a table, scaled; in reverse, logits from the same table or one of its own.
@@ -46,9 +120,11 @@ class Embedding(traced.Noted, Layer):
 
     Weights:
         embeddings (V, D); without `tie_weights` also reverse_embeddings (V, D); with `rows` also
-        lora_rows (N, D).
+        lora_rows (N, D). With an adapter of a table lora_a and lora_b, with one of the other
+        reverse_lora_a and reverse_lora_b.
 
     Attributes:
+        tables: the tables that may have an adapter, none of one that serves both ways.
         entries: names of the methods that read the table, see `with_table`.
         is_vocabulary: whether adapters may train rows of the table, or all of it.
         merged_rows: the rows that `merge_lora` wrote into the table, or None.
@@ -97,6 +173,8 @@ class Embedding(traced.Noted, Layer):
         self.merged_rows: trained.TrainedRows | None = None
         self.resized = False
         self._rows: trained.TrainedRows | None = None
+        apart = self.is_vocabulary and not tie_weights
+        self.tables = tuple(Table(self, name) for name in (self._tables() if apart else ()))
 
     @property
     def rows(self) -> trained.TrainedRows | None:
@@ -111,7 +189,7 @@ class Embedding(traced.Noted, Layer):
     @property
     def variant(self) -> tuple[Any, ...]:
         """The state beside variables that compiled code depends on, see `kmodels.core.traced`."""
-        return (self._rows,)
+        return (self._rows, *(table.adapter for table in self.tables))
 
     @property
     def output_table(self) -> Any:
@@ -148,11 +226,16 @@ class Embedding(traced.Noted, Layer):
 
         Raises:
             InputError: for a size that is not a whole number above 0, or that leaves out a trained
-                row.
+                row, or if a table has an adapter.
         """
         check_whole("input_dim", input_dim)
         if input_dim == self.input_dim:
             return
+        if adapted := [x.path for x in self.tables if x.adapter or x.merged]:
+            raise InputError(
+                f"{adapted[0]} has a LoRA adapter, which is for {self.input_dim} rows; call "
+                "resize_token_embeddings before enable_lora"
+            )
         held = self.rows or self.merged_rows
         if held is not None and held.ids[-1] >= input_dim:
             raise InputError(
@@ -181,11 +264,11 @@ class Embedding(traced.Noted, Layer):
                 keras_internals.give_shape(logits, (*logits.shape[:-1], input_dim))
         traced.changed()
 
-    def call(self, x: Tensor, reverse: bool = False) -> Any:
+    def call(self, x: Tensor, reverse: bool = False, training: bool = False) -> Any:
         """(B, T) -> (B, T, D), or (B, T, D) -> (B, T, V)."""
         traced.note()
         if reverse:
-            return self.logits(x)
+            return self.logits(x, training)
         if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
             x = keras.ops.cast(x, "int32")
         if self.embeddings.trainable:
@@ -194,6 +277,8 @@ class Embedding(traced.Noted, Layer):
         else:
             rows = keras.ops.take(self.embeddings, x, axis=0)
         rows = keras.ops.cast(rows, self.compute_dtype)
+        for adapter in self._adapters(is_output=False):
+            rows = adapter.over(x, rows)
         if self.rows is not None:
             rows = self.rows.over(x, rows)
         if not self.scaled:
@@ -222,12 +307,32 @@ class Embedding(traced.Noted, Layer):
         with using():
             return function(*args, **kwargs)
 
-    def logits(self, hidden: Tensor) -> Any:
+    def _adapters(self, is_output: bool) -> list[Any]:
+        """Returns the adapter of one of the tables, if it has one."""
+        tables = [table for table in self.tables if table.is_output == is_output]
+        return [table.adapter for table in tables if table.adapter is not None]
+
+    def output_product(self, hidden: Tensor, training: bool) -> tuple[Any, Any, bool]:
+        """Returns hidden states (..., D) and a table (V, D) whose product are the logits, uncapped.
+
+        Trained rows are not in it. With an adapter both have more columns.
+
+        Args:
+            hidden: (..., D).
+            training: whether the adapter drops out.
+
+        Returns:
+            The two, and whether the table has a gradient.
+        """
+        for adapter in self._adapters(is_output=True):
+            return *adapter.widened(hidden, training), True
+        return hidden, self.output_table, self.output_table.trainable
+
+    def logits(self, hidden: Tensor, training: bool = False) -> Any:
         """(..., D) -> (..., V), soft-capped; float32, or float64 for float64."""
-        table = keras.ops.transpose(keras.ops.cast(self.output_table, hidden.dtype))
-        # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
-        product = keras.ops.matmul if hidden.shape[:-1] == (1,) else ops.dense
-        logits = keras.ops.cast(product(hidden, table), wide(hidden))
+        adapters = self._adapters(is_output=True)
+        product = adapters[0](hidden, training) if adapters else _product(hidden, self.output_table)
+        logits = keras.ops.cast(product, wide(hidden))
         if self.rows is not None and self.tie_weights:
             logits = self.rows.among(hidden, logits)
         if self.soft_cap is None:
@@ -255,11 +360,21 @@ class Embedding(traced.Noted, Layer):
         """(B, T) -> (B, T, D)."""
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, x: Tensor, reverse: bool = False) -> keras.KerasTensor:
+    def compute_output_spec(
+        self, x: Tensor, reverse: bool = False, training: bool = False
+    ) -> keras.KerasTensor:
         """Returns shape and dtype of what `call` gives."""
         if reverse:
             return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype=wide(x))
         return keras.KerasTensor((*x.shape, self.output_dim), dtype=self.compute_dtype)
+
+
+def _product(hidden: Tensor, table: Any) -> Any:
+    """(..., D) and (V, D) -> (..., V), in the dtype of the hidden states."""
+    table = keras.ops.transpose(keras.ops.cast(table, hidden.dtype))
+    # One row is left to the backend: it walks the table as it lies, which `dense` cannot know.
+    product = keras.ops.matmul if hidden.shape[:-1] == (1,) else ops.dense
+    return product(hidden, table)
 
 
 def _resized(table: keras.Variable, input_dim: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Kernels of linear layers in Keras' files, and the merge of an adapter into one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import keras
@@ -31,6 +31,16 @@ def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None
     return total.astype(kernel.dtype)
 
 
+def add(layer: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
+    """Adds an adapter to the kernel of a layer, see `merged`; returns the kernel as it was."""
+    before = np.array(keras.ops.convert_to_numpy(layer.kernel.value))
+    # The kernel of an output layer is its table (out, in).
+    transposed = getattr(layer, "is_output", False)
+    total = merged(before.T if transposed else before, a, b, scaling, magnitude)
+    layer.kernel.assign(total.T if transposed else total)
+    return before
+
+
 def base(layer: keras.Layer) -> dict[str, Any]:
     """Returns the variables of a layer without its adapter, by name in a file of Keras."""
     named = (copies.original(layer, name) for name in ("kernel", "bias"))
@@ -39,9 +49,65 @@ def base(layer: keras.Layer) -> dict[str, Any]:
     return {str(i): v for i, v in enumerate(plain)} | {v.name: v for v in beside}
 
 
-def adapter(layer: keras.Layer) -> dict[str, Any]:
+def adapter(layer: Any) -> dict[str, Any]:
     """Returns the variables of a layer's adapter by name; empty without one."""
-    return {} if layer.adapter is None else {v.name: v for v in layer.adapter.variables}
+    if layer.adapter is None:
+        return {}
+    return dict(zip(ADAPTER, layer.adapter.variables, strict=False))
+
+
+def save_adapter(layer: Any, store: MutableMapping[str, Any]) -> None:
+    """Writes the adapter of a layer by name, and how often it counts."""
+    prefix = getattr(layer, "prefix", "")
+    for name, variable in adapter(layer).items():
+        store[prefix + name] = variable
+    if layer.adapter is not None:
+        store[prefix + SCALING] = np.float32(layer.adapter.settings.scaling)
+
+
+def within(store: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Returns what a file holds for the adapter of one table of a layer, without the prefix."""
+    held = set(store.keys())
+    return {name: store[prefix + name] for name in (*ADAPTER, SCALING) if prefix + name in held}
+
+
+def misfit_of_adapter(layer: Any, store: Mapping[str, Any]) -> str | None:
+    """Returns why the adapter of a layer cannot take that of a file; None if it can.
+
+    Args:
+        layer: has an adapter, or none.
+        store: arrays by name.
+    """
+    own, held = adapter(layer), [name for name in ADAPTER if name in set(store.keys())]
+    if not (held and own):
+        return None
+    rank, other = own["lora_a"].shape[-1], store["lora_a"].shape[-1]
+    if rank != other:
+        return f"its adapter has rank {rank}, the file's {other}"
+    if held != list(own):
+        return f"its adapter has {', '.join(own)}, the file's {', '.join(held)}"
+    scaling, other = layer.adapter.settings.scaling, float(np.asarray(store[SCALING]))
+    if not np.isclose(scaling, other):
+        return f"its adapter counts {scaling:g} times, the file's {other:g}: give that alpha"
+    return None
+
+
+def load_adapter(layer: Any, store: Mapping[str, Any]) -> None:
+    """Fills the adapter of a layer from a file that fits.
+
+    A layer without an adapter adds that of the file to its kernel; one with an adapter starts again
+    if the file has none.
+    """
+    own, held = adapter(layer), set(store.keys())
+    if "lora_a" not in held:
+        if own:
+            layer.adapter.start()
+    elif own:
+        for name, variable in own.items():
+            variable.assign(store[name])
+    else:
+        a, b, magnitude = (store[name] if name in held else None for name in ADAPTER)
+        add(layer, a, b, float(np.asarray(store[SCALING])), magnitude)
 
 
 def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
@@ -63,14 +129,8 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     wanted, own = base(layer), adapter(layer)
     held = [name for name in ADAPTER if name in shapes]
     if held and own:
-        rank, other = own["lora_a"].shape[-1], shapes["lora_a"][-1]
-        if rank != other:
-            return f"its adapter has rank {rank}, the file's {other}"
-        if held != list(own):
-            return f"its adapter has {', '.join(own)}, the file's {', '.join(held)}"
-        scaling, other = layer.adapter.settings.scaling, float(np.asarray(store[SCALING]))
-        if not np.isclose(scaling, other):
-            return f"its adapter counts {scaling:g} times, the file's {other:g}: give that alpha"
+        if problem := misfit_of_adapter(layer, store):
+            return problem
         wanted |= own
     elif held and here:
         return "the file has an adapter, which a quantized kernel cannot take in; call enable_lora"
@@ -91,17 +151,5 @@ def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
     """Fills a layer from a file that fits, see `Dense.load_own_variables`."""
     for name, variable in base(layer).items():
         variable.assign(store[name])
-    own = adapter(layer)
-    if "lora_a" in store.keys():  # noqa: SIM118
-        if own:
-            for name, variable in own.items():
-                variable.assign(store[name])
-        else:
-            held = set(store.keys())
-            a, b, magnitude = (store[name] if name in held else None for name in ADAPTER)
-            scaling = float(np.asarray(store[SCALING]))
-            kernel = keras.ops.convert_to_numpy(layer.kernel.value)
-            layer.kernel.assign(merged(kernel, a, b, scaling, magnitude))
-    elif own:
-        layer.adapter.start()
+    load_adapter(layer, store)
     copies.load(layer, store)

@@ -8,8 +8,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.types import Tensor
-from kmodels.layers import copies
-from kmodels.layers.kernels import UNBUILT
+from kmodels.layers import copies, kernels
 from kmodels.layers.shard_granularity import add_weight
 
 ROWS, IDS = "lora_rows", "lora_row_ids"
@@ -126,6 +125,8 @@ def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
     if layer.rows is not None:
         store[ROWS] = layer.rows.values
         store[IDS] = np.array(layer.rows.ids, "int32")
+    for table in layer.tables:
+        kernels.save_adapter(table, store)
     copies.save(layer, store)
 
 
@@ -138,7 +139,7 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     """
     held = set(store.keys())
     if not layer.built:
-        return UNBUILT if held else None
+        return kernels.UNBUILT if held else None
     if "0" not in held:
         return "the file holds nothing for it"
     if (separate := "1" in held) == layer.tie_weights:
@@ -147,6 +148,9 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
         here, there = tuple(table.shape), tuple(store[place].shape)
         if here != there:
             return f"{table.name} is {here}, in the file {there}"
+    for table in layer.tables:
+        if problem := kernels.misfit_of_adapter(table, kernels.within(store, table.prefix)):
+            return problem
     for name, variable in copies.names(layer, store).items():
         if tuple(store[name].shape) != tuple(variable.shape):
             return f"{variable.name} is {tuple(variable.shape)}, {name} in the file another size"
@@ -176,4 +180,6 @@ def load(layer: keras.Layer, store: Mapping[str, Any]) -> None:
         layer.rows.values.assign(store[ROWS])
     else:
         write(layer, np.asarray(store[IDS]).tolist(), np.asarray(store[ROWS]))
+    for table in layer.tables:
+        kernels.load_adapter(table, kernels.within(store, table.prefix))
     copies.load(layer, store)

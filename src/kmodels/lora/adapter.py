@@ -13,7 +13,9 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, GroupedDense, initializers, kernels
+from kmodels.layers.embedding import Table
 from kmodels.layers.shard_granularity import add_weight
+from kmodels.ops.grouped_dense import rows_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,10 @@ def kaiming_uniform(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarra
     return (rng.random(tuple(shape), "float32") * 2 - 1) * np.float32(limit)
 
 
-def matrices(layer: Dense | GroupedDense, rank: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+Adaptable = Dense | GroupedDense | Table
+
+
+def matrices(layer: Adaptable, rank: int) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Returns shape and granularity of lora_a and lora_b; those of experts are (E, in, out) too."""
     lead = (layer.groups,) if isinstance(layer, GroupedDense) else ()
     *outer, inward, outward = layer.shard_granularity
@@ -88,20 +93,27 @@ def matrices(layer: Dense | GroupedDense, rank: int) -> dict[str, tuple[tuple[in
     }
 
 
+def name_in(layer: Adaptable, name: str) -> str:
+    """Returns the path of a variable of an adapter, by its name."""
+    owner = layer.owner if isinstance(layer, Table) else layer
+    return f"{owner.path}/{getattr(layer, 'prefix', '')}{name}"
+
+
 class Adapter:
     """x @ lora_a @ lora_b, scaled, beside the frozen layer; nothing of the kernel's size is made.
 
     The variables belong to the layer (block_0/attention/query/lora_a) and are float32 whatever the
     model's dtype: in bfloat16 small steps of the optimizer would be rounded away. `lora_b` starts
-    at zero, so that an adapted layer starts as it was.
+    at zero, so that an adapted layer starts as it was; of an embedding table, as in PEFT, `lora_a`
+    does, and nothing is dropped out.
 
     Args:
-        layer: a built `layers.Dense` or `layers.GroupedDense` without an adapter.
+        layer: a built `layers.Dense`, `layers.GroupedDense` or table without an adapter.
         settings: rank and so on.
 
     Weights:
         lora_a (in, rank), lora_b (rank, out), with DoRA lora_magnitude (out,). Those of experts
-        have an axis of experts in front.
+        have an axis of experts in front. Those of a table belong to its embedding layer.
 
     Attributes:
         base_kernel: the kernel's values before merging, None while the adapter is not merged.
@@ -112,44 +124,48 @@ class Adapter:
         self.settings = settings
         self.base_kernel: np.ndarray | None = None
         self.seed: keras.random.SeedGenerator | None = None
-        rank, path = settings.rank, layer.path
-        sizes = matrices(layer, rank)
+        self.owner = layer.owner if isinstance(layer, Table) else layer
+        self.is_lookup = isinstance(layer, Table) and not layer.is_output
+        prefix, sizes = getattr(layer, "prefix", ""), matrices(layer, settings.rank)
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
-        with keras_internals.changing(layer):
+        if self.is_lookup:
+            draws = {"lora_a": initializers.zeros, "lora_b": initializers.normal(1.0)}
+        with keras_internals.changing(self.owner):
             made = {
                 name: add_weight(
-                    layer,
+                    self.owner,
                     sizes[name][1],
                     shape=sizes[name][0],
-                    initializer=initializers.Keyed(draw, f"{path}/{name}"),
+                    initializer=initializers.Keyed(draw, name_in(layer, name)),
                     dtype="float32",
-                    name=name,
+                    name=prefix + name,
                 )
                 for name, draw in draws.items()
             }
             self.magnitude = None
             if settings.dora:
                 self.magnitude = add_weight(
-                    layer,
+                    self.owner,
                     layer.shard_granularity[1:],
                     shape=(layer.units,),
                     initializer="zeros",
                     dtype="float32",
-                    name="lora_magnitude",
+                    name=f"{prefix}lora_magnitude",
                 )
-            if settings.dropout:
-                stream = initializers.next_generator(f"{path}/lora_seed")
+            if settings.dropout and not self.is_lookup:
+                stream = initializers.next_generator(name_in(layer, "lora_seed"))
                 self.seed = keras.random.SeedGenerator(
-                    int(stream.integers(2**31)), name="lora_seed"
+                    int(stream.integers(2**31)), name=f"{prefix}lora_seed"
                 )
-                layer.lora_seed = self.seed
+                setattr(self.owner, f"{prefix}lora_seed", self.seed)
         self.a, self.b = made["lora_a"], made["lora_b"]
         if self.magnitude is not None:
             self.magnitude.assign(self.lengths())
 
     def start(self) -> None:
         """Makes the adapted layer give what it gives without the adapter."""
-        self.b.assign(keras.ops.zeros(self.b.shape))
+        first = self.a if self.is_lookup else self.b
+        first.assign(keras.ops.zeros(first.shape))
         if self.magnitude is not None:
             self.magnitude.assign(self.lengths())
 
@@ -160,19 +176,41 @@ class Adapter:
 
     def __call__(self, x: Tensor, training: bool) -> Any:
         """Returns what the layer gives for x, (..., in) -> (..., out)."""
-        side = x
-        if training and self.seed is not None:
-            side = ops.dropout(x, self.settings.dropout, self.seed)
-        side = ops.dense(side, keras.ops.cast(self.a, x.dtype)) * self.settings.scaling
-        side = ops.dense(side, keras.ops.cast(self.b, x.dtype))
+        side = ops.dense(self._inner(x, training), keras.ops.cast(self.b, x.dtype))
         bias = self.layer.bias
         if self.magnitude is None:
             return self.layer.linear(x, bias) + side
+        y = (self.layer.linear(x, None) + side) * self._ratio(x.dtype)
+        return y if bias is None else y + bias
+
+    def _inner(self, x: Tensor, training: bool) -> Any:
+        """Returns x @ lora_a, scaled, (..., rank)."""
+        if training and self.seed is not None:
+            x = ops.dropout(x, self.settings.dropout, self.seed)
+        return ops.dense(x, keras.ops.cast(self.a, x.dtype)) * self.settings.scaling
+
+    def _ratio(self, dtype: str) -> Any:
+        """Returns what DoRA multiplies each output by, (out,)."""
         # The lengths count as constants (Liu et al. 2024, section 4.3).
         lengths = keras.ops.stop_gradient(self.lengths())
-        ratio = keras.ops.cast(keras.ops.cast(self.magnitude, "float32") / lengths, x.dtype)
-        y = (self.layer.linear(x, None) + side) * ratio
-        return y if bias is None else y + bias
+        return keras.ops.cast(keras.ops.cast(self.magnitude, "float32") / lengths, dtype)
+
+    def over(self, token_ids: Tensor, rows: Tensor) -> Any:
+        """Returns rows that were looked up in an embedding table, (..., D), with the adapter's."""
+        inner = keras.ops.cast(rows_of(self.a, token_ids), rows.dtype) * self.settings.scaling
+        rows = rows + ops.dense(inner, keras.ops.cast(self.b, rows.dtype))
+        return rows if self.magnitude is None else rows * self._ratio(rows.dtype)
+
+    def widened(self, x: Tensor, training: bool) -> tuple[Any, Any]:
+        """Returns x (..., in + rank) and a table (out, in + rank) whose product is the output.
+
+        For an output layer whose logits are never made as a whole.
+        """
+        b = keras.ops.transpose(keras.ops.cast(self.b, x.dtype))
+        table = keras.ops.concatenate([keras.ops.cast(self.layer.kernel, x.dtype), b], axis=-1)
+        if self.magnitude is not None:
+            table = table * keras.ops.expand_dims(self._ratio(x.dtype), -1)
+        return keras.ops.concatenate([x, self._inner(x, training)], axis=-1), table
 
     def grouped(self, x: Tensor, sizes: Tensor) -> Any:
         """Returns what a `GroupedDense` gives for x (N, in) and the rows of each group."""
@@ -189,11 +227,9 @@ class Adapter:
     def merge(self) -> None:
         """Adds the product to the kernel, rounded once, and leaves the layer."""
         layer = self.layer
-        kernel = keras.ops.convert_to_numpy(layer.kernel.value)
         a, b, *magnitude = (keras.ops.convert_to_numpy(v.value) for v in self.variables)
-        self.base_kernel = np.array(kernel)
-        layer.kernel.assign(kernels.merged(kernel, a, b, self.settings.scaling, *magnitude))
-        keras_internals.detach(layer, self.variables)
+        self.base_kernel = kernels.add(layer, a, b, self.settings.scaling, *magnitude)
+        keras_internals.detach(self.owner, self.variables)
         layer.adapter, layer.merged = None, self
 
     def unmerge(self) -> None:
@@ -201,10 +237,10 @@ class Adapter:
         layer = self.layer
         layer.kernel.assign(self.base_kernel)
         self.base_kernel = None
-        keras_internals.attach(layer, self.variables)
+        keras_internals.attach(self.owner, self.variables)
         layer.adapter, layer.merged = self, None
 
     def remove(self) -> None:
         """Takes the adapter away."""
-        keras_internals.detach(self.layer, self.variables)
+        keras_internals.detach(self.owner, self.variables)
         self.layer.adapter = None

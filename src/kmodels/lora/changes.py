@@ -16,6 +16,7 @@ from kmodels.lora.enable import describe as describe_adapters
 from kmodels.lora.enable import restore as restore_adapters
 from kmodels.lora.saved_modules import describe as describe_copies
 from kmodels.lora.saved_modules import restore as restore_copies
+from kmodels.lora.targets import adaptable_layers
 from kmodels.lora.vocabulary import describe as describe_rows
 from kmodels.lora.vocabulary import restore as restore_rows
 
@@ -29,9 +30,10 @@ def describe(model: keras.Model, without: keras.Layer | None = None) -> dict[str
         model: a built model.
         without: a model in it that is described on its own.
     """
-    aside = (
-        set() if without is None else {layer.path for layer in keras_internals.sublayers(without)}
-    )
+    aside: set[str] = set()
+    if without is not None:
+        aside = {layer.path for layer in keras_internals.sublayers(without)}
+        aside |= set(adaptable_layers(without))  # and the tables of an embedding
 
     def here(found: Mapping[str, Any]) -> dict[str, Any]:
         return {path: value for path, value in found.items() if path not in aside}

@@ -9,10 +9,16 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.layers import Dense, GroupedDense
+from kmodels.layers import Dense
 from kmodels.lora import peft, saved_modules, vocabulary
-from kmodels.lora.adapter import Adapter, LoraSettings
-from kmodels.lora.targets import adaptable_layers, choose, choose_experts, expert_layers
+from kmodels.lora.adapter import Adaptable, Adapter, LoraSettings
+from kmodels.lora.targets import (
+    adaptable_layers,
+    choose,
+    choose_experts,
+    expert_layers,
+    is_lookup,
+)
 from kmodels.weights import gather
 
 
@@ -47,12 +53,18 @@ def enable(
     if not layers:
         raise InputError("modules_to_save names all targets; leave some of them to the adapters")
     begin = vocabulary.choose(model, trainable_token_indices, modules_to_save)
+    looked_up = [path for path, layer in layers.items() if is_lookup(layer)]
+    if trainable_token_indices is not None and looked_up:
+        raise InputError(
+            f"{looked_up[0]} is a target, so trainable_token_indices would train its rows twice; "
+            "leave one of the two out"
+        )
     warn_of_rank(layers, settings.rank)
     put(model, {path: (layer, settings) for path, layer in layers.items()})
     begin()
 
 
-def chosen(model: keras.Model, settings: LoraSettings) -> dict[str, Dense | GroupedDense]:
+def chosen(model: keras.Model, settings: LoraSettings) -> dict[str, Adaptable]:
     """Returns the layers that get an adapter, by path.
 
     Raises:
@@ -83,7 +95,7 @@ def adapt(layer: Dense, rank: int, alpha: float | None) -> list[Any]:
     return layer.adapter.variables
 
 
-def warn_of_rank(layers: Mapping[str, Dense | GroupedDense], rank: int) -> None:
+def warn_of_rank(layers: Mapping[str, Adaptable], rank: int) -> None:
     """Warns of a rank that no product of the two matrices has; it costs numbers and gains none."""
     limits = {path: min(layer.input_dim, layer.units) for path, layer in layers.items()}
     if not (narrow := [path for path, limit in limits.items() if rank > limit]):

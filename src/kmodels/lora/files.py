@@ -14,12 +14,12 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import local_copy, staged
 from kmodels.core.schema import read_json
-from kmodels.layers import Dense, GroupedDense
+from kmodels.layers import GroupedDense
 from kmodels.lora import peft, peft_parameters, peft_vocabulary, saved_modules, seal
-from kmodels.lora.adapter import Adapter, LoraSettings
+from kmodels.lora.adapter import Adaptable, Adapter, LoraSettings
 from kmodels.lora.enable import adapters, beside, put
 from kmodels.lora.peft_vocabulary import lazy
-from kmodels.lora.targets import adaptable_layers, expert_layers, linear_layers
+from kmodels.lora.targets import adaptable_layers, expert_layers, is_lookup, linear_layers
 from kmodels.lora.vocabulary import rows, tables
 from kmodels.weights import LazyArray, write_safetensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
@@ -72,7 +72,7 @@ def save_adapter(
             for part, array in _of_experts(adapter).items():
                 tensors[f"{of_experts[names[path]]}.{part}"] = array
             continue
-        for variable, part in zip(adapter.variables, peft.PARTS, strict=False):
+        for variable, part in zip(adapter.variables, _parts(adapter.layer), strict=False):
             tensors[f"{names[path]}.{part}"] = lazy(variable, transposed=part != peft.PARTS[2])
     for path, parts in saved.items():
         within = f"{names[path]}{peft.INNER if path in found else ''}"
@@ -183,15 +183,11 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
         part.remove()
     put(backbone, fit.chosen)
     vocabulary.put()
-    # An output layer that is only in the file is as frozen as it was, and replaces the base's.
-    heads = [name for name in described.tables if name.rpartition(".")[2] == saved_modules.HEAD]
-    frozen = (
-        () if heads else [path for path in fit.modules if path.endswith(saved_modules.TABLES[1])]
-    )
+    frozen = _frozen_outputs(fit.modules, described)
     saved_modules.put((fit.modules[path], part) for path, part in fit.saved if path not in frozen)
     for path, parts in fit.adapters.items():
         layer = fit.chosen[path][0]
-        held: dict[str, Any] = dict(zip(peft.PARTS, layer.adapter.variables, strict=False))
+        held: dict[str, Any] = dict(zip(_parts(layer), layer.adapter.variables, strict=False))
         for part, array in parts.items():
             if isinstance(layer, GroupedDense):
                 first = part == peft.PARTS[0]
@@ -237,7 +233,7 @@ def _match(model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft
         module, part = peft.split(name)
         module = experts.get(module, module)
         path = paths.get(module, "")
-        if part in peft.PARTS and path in layers:
+        if path in layers and part in _parts(layers[path]):
             named[path] = module
             fit.adapters.setdefault(path, {})[part] = array
         elif part is not None and path in modules and part in modules[path].attributes:
@@ -245,10 +241,11 @@ def _match(model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft
         else:
             unknown.append(name)
     settings = described.of(named.values())
-    fit.chosen.update({path: (layers[path], settings[x]) for path, x in named.items()})
+    # In the order of the model: the two tables of an embedding have their variables in one layer.
+    fit.chosen.update({x: (layers[x], settings[named[x]]) for x in layers if x in named})
     if of_tables := [name for name in unknown if ".lora_" in name and peft.is_table(name)]:
         fit.problems.append(
-            f"LoRA matrices of an embedding table or output layer are not supported "
+            "LoRA matrices of an embedding table that is the output layer too are not supported "
             f"({of_tables[0]}); train it whole, by modules_to_save"
         )
     elif unknown:
@@ -262,23 +259,43 @@ def _match(model: keras.Model, arrays: Mapping[str, np.ndarray], described: peft
         shapes = {part: module.shape(part) for part in module.attributes}
         if saved_modules.WEIGHT not in parts:
             shapes = {part: shapes[part] for part in parts}
-        elif path in fit.chosen:
+        elif path in fit.chosen and path not in _frozen_outputs(modules, described):
             fit.problems.append(f"{path} has an adapter and is in modules_to_save")
         fit.problems.extend(_misfits(path, shapes, parts))
+    looked_up = [path for path, (layer, _) in fit.chosen.items() if is_lookup(layer)]
+    if described.token_ids is not None and looked_up:
+        fit.problems.append(
+            f"it has both LoRA matrices and trained rows of {looked_up[0]}; write one of them"
+        )
     if not fit.chosen and not fit.problems:
         fit.problems.append("it holds no adapters")
     return fit
 
 
-def _shapes(layer: Dense | GroupedDense, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+def _frozen_outputs(
+    modules: Mapping[str, saved_modules.Module], described: peft.Described
+) -> list[str]:
+    """Returns output layers that a file may hold as a base, which replaces that of the model."""
+    if any(name.rpartition(".")[2] == saved_modules.HEAD for name in described.tables):
+        return []
+    return [path for path in modules if path.endswith(saved_modules.TABLES[1])]
+
+
+def _parts(layer: Adaptable) -> tuple[str, ...]:
+    """Returns the ends of the names of an adapter's tensors in a file."""
+    return peft.PARTS_OF_TABLE if is_lookup(layer) else peft.PARTS
+
+
+def _shapes(layer: Adaptable, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of an adapter's arrays in a file, by part."""
     if isinstance(layer, GroupedDense):
         return dict(zip(peft.PARTS, peft_parameters.shapes(layer, settings.rank), strict=False))
+    first, second, lengths = _parts(layer)
     shapes: dict[str, tuple[int, ...]] = {
-        peft.PARTS[0]: (settings.rank, layer.input_dim),
-        peft.PARTS[1]: (layer.units, settings.rank),
+        first: (settings.rank, layer.input_dim),
+        second: (layer.units, settings.rank),
     }
-    return shapes | ({peft.PARTS[2]: (layer.units,)} if settings.dora else {})
+    return shapes | ({lengths: (layer.units,)} if settings.dora else {})
 
 
 def _misfits(

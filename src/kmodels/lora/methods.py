@@ -39,7 +39,9 @@ class Adapters:
             alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
             dropout: rate in front of the adapter, in training.
             targets: names ("query"), ends of paths ("mlp/up"), regular expressions for whole paths
-                (r"block_[0-3]/.*"), or "all-linear".
+                (r"block_[0-3]/.*"), or "all-linear". In a model whose output layer has a table of
+                its own also "token_embedding" and "reverse_embeddings", the two tables, which
+                "all-linear" leaves out.
             rslora: alpha / sqrt(rank) instead of alpha / rank.
             dora: learns the length of each output's weights too.
             target_layer_names: keras-hub's argument in place of `targets`; its names are understood

@@ -28,6 +28,8 @@ _WITH_NAME = re.compile(
     r"|modules_to_save|trainable_tokens_delta))\.(?!(?:weight|bias)$)(\w+)((?:\.weight|\.bias)?)"
 )
 PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+# The same of a table that rows are looked up in.
+PARTS_OF_TABLE = ("lora_embedding_A", "lora_embedding_B", PARTS[2])
 # Settings that `settings` and `modules` read.
 READ = (
     "r",
@@ -171,8 +173,8 @@ def paths(model: keras.Model, layers: Iterable[str]) -> dict[str, str]:
 def split(name: str) -> tuple[str, str | None]:
     """Returns module and part of a tensor's name; the part is None if no adapter has it."""
     name = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
-    name = re.sub(r"\.base_layer\.bias$", ".bias", name)
-    for part in (*PARTS, "weight", "bias"):
+    name = re.sub(r"\.base_layer\.(weight|bias)$", r".\1", name)
+    for part in (*PARTS, *PARTS_OF_TABLE, "weight", "bias"):
         if name.endswith(f".{part}"):
             return name.removesuffix(f".{part}"), part
     return name, None

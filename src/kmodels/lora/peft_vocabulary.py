@@ -15,16 +15,18 @@ from kmodels.core.errors import InputError
 from kmodels.lora import peft
 from kmodels.lora.enable import values
 from kmodels.lora.saved_modules import HEAD, TABLE
+from kmodels.lora.targets import is_lookup
 from kmodels.lora.vocabulary import choose, ids_of, tables
 from kmodels.lora.vocabulary import rows as rows_of
 from kmodels.weights import LazyArray
 
 ROWS = "token_adapter.trainable_tokens_delta"
-# A frozen table stands by the first name where rows of it are trained, else by the second.
-BASE, WEIGHT = "token_adapter.base_layer.weight", "weight"
+# A frozen table stands by the first name where rows of it are trained, by the second where it has
+# an adapter, else by the third.
+BASE, ADAPTED, WEIGHT = "token_adapter.base_layer.weight", "base_layer.weight", "weight"
 # If all of the table is trained, PEFT may write it twice, and the table as it was.
 COPY, BEFORE = "modules_to_save.weight", "original_module.weight"
-PARTS = (ROWS, BASE, COPY, BEFORE, WEIGHT)
+PARTS = (ROWS, BASE, ADAPTED, COPY, BEFORE, WEIGHT)
 
 
 def lazy(variable: keras.Variable, transposed: bool = False) -> LazyArray:
@@ -74,7 +76,13 @@ def described(
                 tensors[f"{HEAD}.{WEIGHT}"] = lazy(layer.embeddings)
                 entries["ensure_weight_tying"] = True
         elif wanted:
-            tensors[f"{name}.{WEIGHT if rows is None else BASE}"] = lazy(layer.embeddings)
+            adapted = any(is_lookup(table) and table.adapter for table in layer.tables)
+            end = BASE if rows is not None else ADAPTED if adapted else WEIGHT
+            tensors[f"{name}.{end}"] = lazy(layer.embeddings)
+        for table in layer.tables:
+            if wanted and table.is_output and not table.kernel.trainable:
+                end = WEIGHT if table.adapter is None else ADAPTED
+                tensors[f"{HEAD}.{end}"] = lazy(table.kernel)
     return tensors, entries
 
 
@@ -119,7 +127,7 @@ def read(
     about = frozenset(used)
     if layer is None:
         return PeftVocabulary(about), ["it trains an embedding table, and this model has none"]
-    weights = {**found[WEIGHT], **found[BASE], **found[COPY]}
+    weights = {**found[WEIGHT], **found[BASE], **found[ADAPTED], **found[COPY]}
     rows, table = (next(iter(x.values()), np.zeros(0)) for x in (found[ROWS], weights))
     size = (layer.input_dim, layer.output_dim)
     if weights and table.shape != size:

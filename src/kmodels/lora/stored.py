@@ -8,7 +8,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.layers import kernels, rows
-from kmodels.lora.targets import adaptable_layers
+from kmodels.lora.targets import expert_layers, linear_layers
 from kmodels.lora.vocabulary import tables
 
 SHOWN = 4
@@ -32,7 +32,7 @@ def check(model: keras.Model, path: str | Path) -> None:
     groups = {id(variable): name.rpartition("/")[0] for name, variable in saved.items()}
     problems, seen = [], set()
     with h5py.File(path) as file:
-        for layer in adaptable_layers(model).values():
+        for layer in (*linear_layers(model).values(), *expert_layers(model).values()):
             group = groups[id(next(iter(kernels.base(layer).values())))]
             seen.add(group)
             if group in file and (problem := kernels.misfit(layer, file[group])):

@@ -6,7 +6,8 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.layers import Dense, GroupedDense
+from kmodels.layers import Dense, Embedding, GroupedDense
+from kmodels.layers.embedding import Table
 from kmodels.lora.patterns import matching
 
 ALL = "all-linear"
@@ -25,9 +26,20 @@ def expert_layers(model: keras.Model) -> dict[str, GroupedDense]:
     return {layer.path: layer for layer in layers if isinstance(layer, GroupedDense)}
 
 
-def adaptable_layers(model: keras.Model) -> dict[str, Dense | GroupedDense]:
-    """Returns every layer that may have an adapter by its path."""
-    return {**linear_layers(model), **expert_layers(model)}
+def tables(model: keras.Model) -> dict[str, Table]:
+    """Returns every table of an embedding that may have an adapter by its path."""
+    layers = [x for x in keras_internals.sublayers(model) if isinstance(x, Embedding)]
+    return {table.path: table for layer in layers if layer.built for table in layer.tables}
+
+
+def is_lookup(layer: object) -> bool:
+    """Returns True for a table that rows are looked up in."""
+    return isinstance(layer, Table) and not layer.is_output
+
+
+def adaptable_layers(model: keras.Model) -> dict[str, Dense | GroupedDense | Table]:
+    """Returns every layer that may have an adapter by its path, and every such table."""
+    return {**linear_layers(model), **expert_layers(model), **tables(model)}
 
 
 def meant(paths: Iterable[str], target: str) -> set[str]:
@@ -43,7 +55,7 @@ def meant(paths: Iterable[str], target: str) -> set[str]:
     return named | matching(target, paths)
 
 
-def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]:
+def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense | Table]:
     """Returns the layers that the targets mean.
 
     Args:
@@ -54,7 +66,7 @@ def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense]
     Raises:
         InputError: for a target that means no layer.
     """
-    layers = linear_layers(model)
+    layers = {**linear_layers(model), **tables(model)}
     wanted = [targets] if isinstance(targets, str) else list(targets)
     chosen: set[str] = set()
     for target in wanted:

@@ -55,7 +55,7 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
     step = _Step(sizes, setup)
     mode = setup.remat if step.facts.remat else "none"
     first = 0
-    if setup.lora is not None:
+    if setup.lora is not None and not _trained(weights, "token_embedding/lora_a"):
         # Nothing below the first adapter needs a gradient.
         blocks = (i for i in range(sizes.layers) if step.learns(i, trained))
         first = next(blocks, sizes.layers)
@@ -74,6 +74,10 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
     yield from (replace(held, part=SCRATCH) for held in largest)
     yield from step.head(weights)
     yield from step.moments(weights)
+
+
+def _trained(weights: Sequence[Held], name: str) -> list[Held]:
+    return [held for held in weights if held.part == TRAINED and held.name == name]
 
 
 class _Step:
@@ -240,6 +244,11 @@ class _Step:
         for copy in range(self.facts.table):
             shape = (sizes.vocabulary, sizes.width)
             yield Held(HEAD, f"head/table_{copy}", shape, self.dtype)
+        # The loss takes the adapter of an output layer as more columns of the table.
+        for rank in (held.shape[0] for held in _trained(weights, "token_embedding/reverse_lora_b")):
+            shape = (sizes.vocabulary, sizes.width + rank)
+            for name in ("widened_table", "gradient_of_table"):
+                yield Held(HEAD, f"head/{name}", shape, self.dtype)
 
     def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
         """Yields what lives for a moment in the backward pass of a block."""

@@ -16,7 +16,7 @@ from kmodels.core.dispatch import backend_module
 from kmodels.layers import quantized
 from kmodels.layers.layout_family import family_of
 from kmodels.layers.shard_granularity import granularity_of
-from kmodels.lora.adapter import matrices
+from kmodels.lora.adapter import matrices, name_in
 from kmodels.lora.enable import chosen
 from kmodels.lora.targets import linear_layers
 from kmodels.memory import activations
@@ -120,14 +120,14 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
                 family=family_of(variable),
             )
     if setup.lora is not None:
-        for path, layer in chosen(backbone, setup.lora).items():
+        for layer in chosen(backbone, setup.lora).values():
             made = matrices(layer, setup.lora.rank)
             if setup.lora.dora:
                 made["lora_magnitude"] = ((layer.units,), layer.shard_granularity[1:])
             for name, (shape, granularity) in made.items():
                 yield Held(
                     TRAINED,
-                    f"{path}/{name}",
+                    name_in(layer, name),
                     shape,
                     "float32",
                     granularity=granularity,

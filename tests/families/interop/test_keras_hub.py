@@ -193,6 +193,8 @@ NO, NO_4 = "keras-hub's GemmaBackbone .*", "Gemma4Backbone has no counterpart fo
         ),
         (lambda: gemma(global_rope_wavelength=1e6), NO + "global_rope_wavelength=1000000.0"),
         (lambda: gemma(global_rope_scaling_factor=8.0), NO + "global_rope_scaling_factor=8.0"),
+        (lambda: gemma(tie_word_embeddings=False), NO + "tie_word_embeddings=False"),
+        (lambda: gemma4(tie_word_embeddings=False), NO_4 + "tie_word_embeddings=False"),
         (lambda: gemma4(use_value_norm=False), NO_4 + "use_value_norm=False"),
         (lambda: gemma4(query_pre_attention_scalar=4.0), NO_4 + "this query scale"),
         (

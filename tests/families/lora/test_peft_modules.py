@@ -1,4 +1,4 @@
-"""Modules that are trained as a whole beside adapters, to PEFT itself and from it."""
+"""Modules trained as a whole beside adapters, and adapters of tables, to PEFT and from it."""
 
 import copy
 import json
@@ -9,7 +9,7 @@ import pytest
 
 from arrays import assert_equal, to_numpy
 from kmodels import lora
-from kmodels.models import Qwen3CausalLM, ViTImageClassifier
+from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from refusals import refused
 from tolerances import tolerance
 
@@ -19,8 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Careful, disabling adapter layers:UserWarning"),
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
-QWEN, VIT = "qwen3/untied", "lora/vit"
+QWEN, GEMMA, VIT = "qwen3/untied", "gemma/untied", "lora/vit"
+TABLES = ["embed_tokens", "lm_head"]
 # Base, targets, and other settings of PEFT.
 CASES = {
     "linear": (QWEN, ["q_proj"], {"modules_to_save": ["o_proj"]}),
@@ -38,13 +40,28 @@ CASES = {
     "biases of adapters": (VIT, ["q_proj", "fc2"], {"bias": "lora_only"}),
     "no biases": (QWEN, ["q_proj"], {"bias": "all"}),
     "start": (QWEN, ["q_proj"], {"init_lora_weights": "mica"}),
+    "matrices of both tables": (QWEN, ["q_proj", *TABLES], {}),
+    "matrices of the table": (QWEN, ["embed_tokens"], {"use_rslora": True}),
+    "matrices of the head": (QWEN, ["lm_head"], {"lora_dropout": 0.1}),
+    "matrices of other ranks": (
+        *(QWEN, ["q_proj", *TABLES]),
+        {"rank_pattern": {"lm_head": 4, "embed_tokens": 3}, "alpha_pattern": {"lm_head": 1}},
+    ),
+    "matrices with lengths": (QWEN, ["q_proj", *TABLES], {"use_dora": True}),
+    "matrices and a head": (QWEN, ["embed_tokens"], {"modules_to_save": ["lm_head"]}),
+    "matrices and rows of the head's table": (
+        *(QWEN, ["lm_head"]),
+        {"trainable_token_indices": [7, 3]},
+    ),
+    "matrices of scaled rows": (GEMMA, ["q_proj", *TABLES], {}),
+    "matrices of scaled rows with lengths": (GEMMA, TABLES, {"use_dora": True}),
 }
 
 
 class Theirs:
     """PEFT's model with random values of all that is trained, and what it gives."""
 
-    def __init__(self, folder, targets, settings, adapter):
+    def __init__(self, folder, targets, settings, adapter, rows=None):
         import peft
         import torch
 
@@ -53,9 +70,11 @@ class Theirs:
         define_torchvision_operators()
         import transformers
 
-        self.is_text = "qwen" in str(folder)
-        name = "Qwen3ForCausalLM" if self.is_text else "ViTForImageClassification"
+        self.is_text = "vit" not in folder.name
+        name = "AutoModelForCausalLM" if self.is_text else "ViTForImageClassification"
         self.base = getattr(transformers, name).from_pretrained(folder).eval()
+        if rows is not None:
+            self.base.resize_token_embeddings(rows)
         config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=targets, **settings)
         self.model = peft.get_peft_model(self.base, config).eval()
         torch.manual_seed(1)
@@ -82,11 +101,11 @@ def case(request, references, tmp_path):
     x = rng.normal(size=(2, 8, 8, 1)).astype("float32")
     folder = references / base
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    if base == QWEN:
+    if base != VIT:
         size = json.loads((folder / "config.json").read_text())["vocab_size"]
         x = rng.integers(3, size, (2, 8)).astype("int32")
         x[:, ::3] = 7
-    cls = Qwen3CausalLM if base == QWEN else ViTImageClassifier
+    cls = {QWEN: Qwen3CausalLM, GEMMA: GemmaCausalLM, VIT: ViTImageClassifier}[base]
     theirs = Theirs(folder, targets, settings, tmp_path / "adapter")
     return cls.from_preset(folder, preprocessor=None), theirs, x, folder
 
@@ -144,6 +163,29 @@ def test_the_original_stays_beside_what_is_trained(case, tmp_path):
         np.testing.assert_array_equal(outputs(model, x), base)
 
 
+@pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", *TABLES]])
+def test_a_resized_base_comes_with_both_tables(targets, references, tmp_path):
+    import peft
+
+    folder, rows = references / QWEN / "model", 170
+    theirs = Theirs(folder, targets, {}, tmp_path / "theirs", rows)
+    x = np.random.default_rng(0).integers(3, rows, (2, 8)).astype("int32")
+    expected = theirs(x)
+    model = Qwen3CausalLM.from_preset(folder, preprocessor=None)
+    refused("resize_token_embeddings.170. first", model.load_adapter, tmp_path / "theirs")
+    model.resize_token_embeddings(rows)
+    model.load_adapter(tmp_path / "theirs")
+    close(outputs(model, x), expected)
+    model.save_adapter(tmp_path / "ours")
+    plain = type(theirs.base).from_pretrained(folder).eval()
+    plain.resize_token_embeddings(rows)
+    close(theirs(x, peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()), expected)
+    again = Qwen3CausalLM.from_preset(folder, preprocessor=None)
+    again.resize_token_embeddings(rows)
+    again.load_adapter(tmp_path / "ours")
+    close(outputs(again, x), expected)
+
+
 @pytest.mark.parametrize("way", ["bin", "shards of bin", "shards", "names"])
 def test_other_files_of_peft_are_read(way, references, tmp_path):
     import torch
@@ -194,8 +236,9 @@ def test_code_in_a_file_does_not_run(references, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_matrices_of_a_table_are_refused(target, references, tmp_path):
-    folder = references / QWEN / "model"
+def test_matrices_of_a_table_that_is_the_head_are_refused(target, references, tmp_path):
+    folder = references / "qwen3/tied/model"
     Theirs(folder, ["q_proj", target], {}, tmp_path)
     model = Qwen3CausalLM.from_preset(folder, preprocessor=None)
-    refused("LoRA matrices of an embedding table or output layer", model.load_adapter, tmp_path)
+    refused("of an embedding table that is the output layer too", model.load_adapter, tmp_path)
+    refused("'token_embedding' is not a linear", model.enable_lora, 2, targets="token_embedding")

@@ -37,6 +37,7 @@ from kmodels.weights import gather
 from refusals import messages
 
 ROWS, LENGTH, PRESET = 32, 8, "gemma_debug"
+LORA = ("query", "value")
 folder = Path()
 travelled: Counter[str] = Counter()
 
@@ -91,12 +92,12 @@ def texts():
     return x, ids[:, 1:], weights
 
 
-def loaded(plan, preset, lora=False, remat="none", **settings):
+def loaded(plan, preset, lora=(), remat="none", **settings):
     """A model of a directory, or a new one, and how many weights waited for their values."""
     keras.utils.set_random_seed(5)
     model = GemmaCausalLM.from_preset(preset, **settings)
     if lora:
-        model.enable_lora(2)
+        model.enable_lora(2, targets=lora)
     rematerialize(model, remat)
     waiting = sum(not keras_internals.has_value(variable) for variable in model.weights)
     return (model if plan is None else plan.prepare(model)), waiting
@@ -137,7 +138,13 @@ def held(variables):
 
 def lora(plan):
     """A frozen base out of a file; the gradients of four steps travel once."""
-    return gemma(plan, AdamW(1e-2, accumulate=4, clip_norm=0.5), folder, lora=True)
+    return gemma(plan, AdamW(1e-2, accumulate=4, clip_norm=0.5), folder, lora=LORA)
+
+
+def untied(plan):
+    """Adapters of the table and of the output layer, whose loss takes both apart."""
+    targets = ("query", "token_embedding", "reverse_embeddings")
+    return gemma(plan, AdamW(1e-2), PRESET, lora=targets, tie_word_embeddings=False)
 
 
 def tied(plan):
@@ -152,7 +159,7 @@ def drawn(plan):
 
 def settled(plan):
     """The state is read in the middle of an accumulation, as a checkpoint does."""
-    model, _ = loaded(plan, folder, lora=True)
+    model, _ = loaded(plan, folder, lora=LORA)
     model.compile(AdamW(1e-2, accumulate=4))
     x, y, _ = texts()
     found = []
@@ -242,7 +249,7 @@ CASES = {
     case.__name__: case
     for case in (
         plain, accumulated_by_keras, accumulated_or_skipped, objectives, momentum, lora, tied,
-        drawn, settled,
+        untied, drawn, settled,
     )
 }  # fmt: skip
 

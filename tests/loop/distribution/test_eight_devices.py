@@ -108,11 +108,20 @@ def make_experts(dtype="float32", lora=False):
     return model, TEXTS, {"sample_weight": WEIGHTS}
 
 
+def make_untied(dtype="float32"):
+    """A Gemma with an output layer of its own, and adapters of both tables."""
+    sizes = {"vocabulary_size": 64, "num_query_heads": 4, "head_dim": 8}
+    model = small_models.gemma(tie_word_embeddings=False, dtype=dtype, **sizes)
+    model.enable_lora(4, dropout=0.1, targets=["query", "token_embedding", "reverse_embeddings"])
+    return model, TEXTS, {"sample_weight": WEIGHTS}
+
+
 CASES = {
     "vit": (make_vit, {}, ("data=4,model=2",)),
     "rows of patches": (make_rows, {}, ("data=2,fsdp=2,model=2",)),
     "experts": (make_experts, {}, ("data=2,fsdp=2,model=2",)),
     "gemma with lora": (make_gemma, {}, ("fsdp=8",)),
+    "untied gemma with lora of tables": (make_untied, {}, ("data=2,fsdp=2,model=2",)),
     "gemma with lora in bfloat16": (make_gemma, {"dtype": "bfloat16"}, ("data=4,model=2",)),
 }
 

@@ -93,7 +93,9 @@ def debug_models():
         made.append(models.GemmaCausalLM.from_preset(name))
     for model in made:
         model.enable_lora(2, targets="all-linear", dora=True)
-    return made
+    untied = models.GemmaCausalLM.from_preset("gemma2_debug", tie_word_embeddings=False)
+    untied.enable_lora(2, targets=["token_embedding", "reverse_embeddings"])
+    return [*made, untied]
 
 
 def test_the_families_agree_and_name_every_matrix(debug_models):

@@ -15,7 +15,7 @@ from kmodels.distribution import distribute
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
 from kmodels.memory.sizes import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
-from kmodels.models import GemmaCausalLM, ViTImageClassifier
+from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.tools import cli
 from kmodels.tools.plan import Plan, Setup
 from kmodels.training import AdamW
@@ -119,17 +119,23 @@ def test_27_billion_weights_on_512_devices_take_seconds_and_no_memory():
     assert {one.axis for one in found.exchanges} == {"data", "fsdp", "model", "data+fsdp"}
 
 
+TABLES = ("query", "token_embedding", "reverse_embeddings")
 MEASURED = [
     ("gemma_debug", "fsdp=8", Setup(8, 16)),
     ("gemma3_debug", "data=2,fsdp=2,model=2", Setup(8, 16, lora=LoraSettings(2, dora=True))),
     ("gemma2_debug", "fsdp=2,model=4", Setup(8, 16, "bfloat16", LoraSettings(4), "int4")),
     ("gemma3_debug", "data=2,model=4", Setup(8, 16, lora=LoraSettings(4), quantize="int8")),
     ("vit_debug", "data=2,fsdp=4", Setup(8, precision="mixed_bfloat16")),
+    (
+        *("qwen3_debug", "data=2,fsdp=2,model=2"),
+        Setup(8, 16, lora=LoraSettings(2, targets=TABLES, dora=True)),
+    ),
 ]
 
 
 def real(name, setup):
-    cls = GemmaCausalLM if name.startswith("gemma") else ViTImageClassifier
+    tasks = {"gemma": GemmaCausalLM, "qwen3": Qwen3CausalLM}
+    cls = tasks.get(name[:5], ViTImageClassifier)
     model = cls.from_preset(name, dtype=setup.precision)
     if setup.quantize:
         model.quantize(setup.quantize)

@@ -4,7 +4,6 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from kmodels import ops
 from kmodels.core import traced
@@ -98,10 +97,9 @@ class GroupedDense(Layer):
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes the kernel, and what stands beside it by name."""
-        for name, variable in {**kernels.base(self), **kernels.adapter(self)}.items():
+        for name, variable in kernels.base(self).items():
             store[name] = variable
-        if self.adapter is not None:
-            store[kernels.SCALING] = np.float32(self.adapter.settings.scaling)
+        kernels.save_adapter(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads what `save_own_variables` wrote, as `Dense` does.

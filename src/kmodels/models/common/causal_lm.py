@@ -233,7 +233,7 @@ class CausalLM(
         if not self.head.active:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         table = self.backbone.token_embedding
-        loss = self.head.loss(y_pred, table, y, sample_weight)
+        loss = self.head.loss(y_pred, table, y, sample_weight, training)
         for extra in keras_internals.additional_losses(self):
             loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss

@@ -147,6 +147,8 @@ class DecoderConfig(FrozenConfig):
         head_dim: width of each head; even.
         layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights and both residual branches, in training.
+        tie_word_embeddings: whether the embedding table is the output layer too; False for an
+            output layer with a table of its own.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -161,6 +163,7 @@ class DecoderConfig(FrozenConfig):
     head_dim: int
     layer_norm_epsilon: float = 1e-6
     dropout: float = 0.0
+    tie_word_embeddings: bool = True
 
     def __post_init__(self) -> None:
         for name in (
@@ -206,11 +209,6 @@ class DecoderConfig(FrozenConfig):
     def scales_embeddings(self) -> bool:
         """True if embeddings are multiplied by sqrt(hidden_dim)."""
         return False
-
-    @property
-    def ties_embeddings(self) -> bool:
-        """True if the embedding table is the output layer too."""
-        return True
 
     @property
     def is_causal(self) -> bool:

@@ -199,7 +199,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             config.hidden_dim,
             soft_cap=config.logit_soft_cap,
             scaled=config.scales_embeddings,
-            tie_weights=config.ties_embeddings,
+            tie_weights=config.tie_word_embeddings,
             name="token_embedding",
             dtype=policy,
         )

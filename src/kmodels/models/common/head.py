@@ -46,7 +46,12 @@ class Head(InsideStep):
         self._reduction = loss.reduction if self.chosen else REDUCTIONS[0]
 
     def loss(
-        self, hidden: Tensor, embedding: Embedding, labels: Tensor, weights: Tensor | None
+        self,
+        hidden: Tensor,
+        embedding: Embedding,
+        labels: Tensor,
+        weights: Tensor | None,
+        training: bool = True,
     ) -> Any:
         """Returns the loss as Keras reduces it, a float32 scalar; the metrics count along.
 
@@ -55,22 +60,14 @@ class Head(InsideStep):
             embedding: the layer with the table.
             labels: (B, T) int; -100 does not count, neither in the sum nor in the mean.
             weights: (B, T), or None for ones.
+            training: whether an adapter of the table drops out.
         """
         if weights is None:
             weights = keras.ops.ones_like(labels, dtype="float32")
         weights = meshes.merged(without_ignored(labels, keras.ops.cast(weights, "float32")))
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
-        rows = embedding.rows if embedding.tie_weights else None
-        instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
         total, hits = embedding.with_table(
-            ops.linear_cross_entropy,
-            flat,
-            embedding.output_table,
-            labels,
-            weights,
-            soft_cap=embedding.soft_cap,
-            trainable_table=embedding.output_table.trainable,
-            **instead,
+            _cross_entropy, flat, labels, weights, embedding=embedding, training=training
         )
         count = keras.ops.sum(weights)
         share = keras.ops.divide_no_nan(hits, count)
@@ -83,6 +80,21 @@ class Head(InsideStep):
             counted = keras.ops.not_equal(keras.ops.cast(labels, "int32"), IGNORED)
             count = keras.ops.cast(keras.ops.sum(keras.ops.cast(counted, "int32")), total.dtype)
         return keras_internals.part_of_loss(keras.ops.divide_no_nan(total, count))
+
+
+def _cross_entropy(
+    hidden: Tensor, labels: Tensor, weights: Tensor, embedding: Embedding, training: bool
+) -> tuple[Any, Any]:
+    """Returns the sum of the losses and of the hits, see `ops.linear_cross_entropy`."""
+    rows = embedding.rows if embedding.tie_weights else None
+    instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
+    hidden, table, is_trained = embedding.output_product(hidden, training)
+    return ops.linear_cross_entropy(
+        *(hidden, table, labels, weights),
+        soft_cap=embedding.soft_cap,
+        trainable_table=is_trained,
+        **instead,
+    )
 
 
 def by_token(weights: Any, labels: Tensor) -> Any:

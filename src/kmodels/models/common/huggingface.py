@@ -27,6 +27,8 @@ log = logging.getLogger("kmodels")
 
 BLOCK = "layers.{i}"
 HEAD = "lm_head.weight"
+# Names of the output layer: as transformers writes it, and in multimodal files before version 5.
+OUTPUTS = (HEAD, f"language_model.{HEAD}")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model")
 # Fields of every `DecoderConfig`, and what a config.json calls them.
@@ -121,7 +123,7 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
         table.append(Rule(f"{BLOCK}.layer_scalar", "block_{i}/layer_scalar"))
     table.append(Rule("norm.weight", "final_norm/scale"))
     table = [Rule(prefix + rule.source, rule.target, rule.transform) for rule in table]
-    if not config.ties_embeddings:
+    if not config.tie_word_embeddings:
         table.append(Rule(HEAD, "token_embedding/reverse_embeddings"))
     return table
 
@@ -310,8 +312,6 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         fields: (path, description) to the fields of the config.
         table: (config, prefix) to the rules.
         prefixes: what may stand before a name, empty for a bare model.
-        heads: names of the output layer, left out where it is the embedding table: some files
-            hold that twice.
         other_parts: parts of multimodal models that the model here does not have.
         whole: `model_type` to the class that has them.
     """
@@ -320,7 +320,6 @@ class HuggingFaceFormat(HuggingFaceDirectory):
     fields: Callable[[Path, dict[str, Any]], dict[str, Any]]
     table: Callable[[Any, str], Sequence[Rule]]
     prefixes: Sequence[str] = ("", "model.")
-    heads: Collection[str] = (HEAD,)
     other_parts: Sequence[str] = ()
     whole: Mapping[str, str] = field(default_factory=dict)
 
@@ -343,18 +342,9 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             settings = {**description, **(description.get("text_config") or {})}
             warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
         config = self.config_class(**backbone)
-        heads = self.heads if config.ties_embeddings else ()
         tensors = _tensors(path, tuple(unused(config))) if weights else {}
-        if _has_own_head(tensors, heads):
-            if "tie_word_embeddings" not in backbone:
-                raise InputError(
-                    f"{path} has an {HEAD} that differs from the embedding table, and "
-                    f"{self.config_class.__name__} has one table for both; merge or remove it first"
-                )
-            # As in transformers, the tensors count before tie_word_embeddings.
-            backbone["tie_word_embeddings"], heads = False, ()
-            config = self.config_class(**backbone)
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
+        backbone, tensors = with_output_layer(backbone, tensors)
+        config = self.config_class(**backbone)
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
         return SourceCheckpoint(
@@ -379,14 +369,31 @@ def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
     }
 
 
-def _has_own_head(tensors: Mapping[str, LazyArray], heads: Collection[str]) -> bool:
-    """Returns True if a head that is tied to the embedding table is stored with other numbers."""
-    head = next((tensors[name] for name in heads if name in tensors), None)
+def with_output_layer(
+    backbone: Mapping[str, Any], tensors: Mapping[str, LazyArray]
+) -> tuple[dict[str, Any], dict[str, LazyArray]]:
+    """Returns fields and tensors that agree on the output layer.
+
+    As in transformers, an output layer whose numbers differ from those of the embedding table
+    counts before `tie_word_embeddings`. One with the same numbers is left out if the two are tied.
+
+    Args:
+        backbone: fields of the config, with what config.json says of `tie_word_embeddings`.
+        tensors: all tensors of the directory; none if only the architecture is wanted.
+
+    Returns:
+        The fields, and the tensors, with an output layer of its own under the name `HEAD`.
+    """
+    head = next((tensors[name] for name in OUTPUTS if name in tensors), None)
     tables = (tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
     table = next(tables, None)
-    if head is None or table is None:
-        return False
-    return head.shape != table.shape or not np.array_equal(head.read(), table.read())
+    tied = backbone["tie_word_embeddings"]
+    if tied and head is not None and table is not None:
+        tied = head.shape == table.shape and np.array_equal(head.read(), table.read())
+    found = {name: tensor for name, tensor in tensors.items() if name not in OUTPUTS}
+    if head is not None and not tied:
+        found[HEAD] = head
+    return {**backbone, "tie_word_embeddings": tied}, found
 
 
 def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
@@ -433,7 +440,7 @@ def transformers_form(
     kind, causal, bare = names
     # What an embedder has behind its backbone lies beside it.
     has_head = backbone is not model and not hasattr(model, "beside_transformer")
-    is_bare = not has_head and backbone.config.ties_embeddings
+    is_bare = not has_head and backbone.config.tie_word_embeddings
     form = {
         "architectures": [bare if is_bare else causal],
         "model_type": kind,
@@ -450,7 +457,7 @@ def _form(model: keras.Model) -> dict[str, Any]:
         **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
         "intermediate_size": config.mlp_dim,
         "attention_bias": config.block(0).use_bias,
-        "tie_word_embeddings": config.ties_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
         **token_ids(model),
         **({} if tokenizer is None else {"eos_token_id": list(tokenizer.stop_token_ids)}),
     }

@@ -31,6 +31,8 @@ PER_LAYER = {
 ROUTER = {"experts/router/projection": "router.proj"}
 EXPERTS = {"experts/gate_up": "experts.gate_up_proj", "experts/down": "experts.down_proj"}
 MODEL_PROJECTION = "per_layer_model_projection"
+# An output layer with a table of its own.
+OUTPUT = "token_embedding/reverse_embeddings"
 # A model with its head, and without.
 PREFIXES = ("model.", "")
 
@@ -46,8 +48,8 @@ def names(
     Args:
         model: a backbone or causal model.
         prefixes: what may stand before a name, the most usual first; an empty one for a bare model.
-        heads: names of the output layer where it is the embedding table: only PEFT's copy of the
-            table has a name of its own.
+        heads: names of the output layer, the one that is written first. Where that is the embedding
+            table, only PEFT's copy of it has a name of its own.
         norms: names of the norms of a block by their path in it.
     """
     backbone = getattr(model, "backbone", model)
@@ -59,11 +61,12 @@ def names(
     if backbone.config.block(0).num_experts:
         layers = {**layers, **ROUTER, **EXPERTS}
     layers = {**layers, **norms}
-    tied = backbone.config.ties_embeddings
-    own_head = {} if tied else {"token_embedding/reverse_embeddings": "lm_head"}
+    tied = backbone.config.tie_word_embeddings
+    outputs = [{"token_embedding" if tied else OUTPUT: head} for head in heads]
+    own_head = {} if tied else outputs[0]
     return [
         {f"block_{{i}}/{ours}": f"{prefix}layers.{{i}}.{x}" for ours, x in layers.items()}
         | {ours: f"{prefix}{x}" for ours, x in beside.items()}
         | own_head
         for prefix in ordered
-    ] + [{"token_embedding": head} for head in heads if tied]
+    ] + outputs

@@ -50,6 +50,10 @@ EXPERTS: dict[str, tuple[str | None, ...]] = {
 TABLES: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?token_embedding/(?:reverse_)?embeddings": ("vocab", "embed"),
     r"(?:.*/)?token_embedding/lora_rows": (None, "embed"),
+    r"(?:.*/)?token_embedding/lora_a": ("vocab", None),
+    r"(?:.*/)?token_embedding/lora_b": (None, "embed"),
+    r"(?:.*/)?token_embedding/reverse_lora_a": ("embed", None),
+    r"(?:.*/)?token_embedding/reverse_lora_b": (None, "vocab"),
 }
 # Behind the pooling of an embedder.
 DENSE: dict[str, tuple[str | None, ...]] = {

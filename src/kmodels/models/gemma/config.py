@@ -34,6 +34,8 @@ class GemmaConfig(DecoderConfig):
         head_dim: width of each head; even.
         layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights and both residual branches, in training.
+        tie_word_embeddings: whether the embedding table is the output layer too; False for an
+            output layer with a table of its own.
         query_head_dim_normalize: queries are divided by sqrt(head_dim); False for
             sqrt(hidden_dim / num_query_heads).
         query_pre_attention_scalar: what queries are divided by the root of, where it is neither.
@@ -89,6 +91,7 @@ class GemmaConfig(DecoderConfig):
     head_dim: int = 256
     layer_norm_epsilon: float = 1e-6
     dropout: float = 0.0
+    tie_word_embeddings: bool = True
     query_head_dim_normalize: bool = True
     query_pre_attention_scalar: float | None = None
     use_query_key_norm: bool = False

@@ -19,7 +19,6 @@ class Qwen3Config(DecoderConfig):
         rope_scaling_factor: divides the positions.
         rope_yarn: arguments of `Yarn`, such as {"factor": 4.0, "original_max_position_embeddings":
             32768}, for contexts longer than those of the training; then rope_scaling_factor is 1.
-        tie_word_embeddings: whether the embedding table is the output layer too.
         sliding_window_size: keys that a query sees, its own included; None for all before it.
         attention_bias: whether all four projections of the attention have biases, as in
             transformers; the published models have none.
@@ -30,7 +29,6 @@ class Qwen3Config(DecoderConfig):
 
     rope_max_wavelength: float = 10_000.0
     rope_scaling_factor: float = 1.0
-    tie_word_embeddings: bool = True
     sliding_window_size: int | None = None
     attention_bias: bool = False
     rope_yarn: Mapping[str, Any] | None = None
@@ -47,11 +45,6 @@ class Qwen3Config(DecoderConfig):
     def yarn(self) -> Yarn | None:
         """The settings of YaRN, or None."""
         return None if self.rope_yarn is None else Yarn.of(self.rope_yarn)
-
-    @property
-    def ties_embeddings(self) -> bool:
-        """True if the embedding table is the output layer too."""
-        return self.tie_word_embeddings
 
     def block(self, index: int) -> BlockConfig:
         """Returns what a block is made of; all are alike."""

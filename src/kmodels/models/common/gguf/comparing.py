@@ -48,7 +48,7 @@ def _outside(config: DecoderConfig) -> dict[str, Any]:
         "vocabulary_size": config.vocabulary_size,
         "hidden_dim": config.hidden_dim,
         "scales_embeddings": config.scales_embeddings,
-        "ties_embeddings": config.ties_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "final_logit_soft_cap": config.logit_soft_cap,
         "per_layer_vocabulary": config.per_layer_vocabulary if per_layer else None,
     }

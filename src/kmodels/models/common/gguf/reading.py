@@ -10,7 +10,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
-from kmodels.models.common.gguf.tensors import ROPE_FACTORS, STILL, TABLE, unused
+from kmodels.models.common.gguf.tensors import OUTPUT, ROPE_FACTORS, STILL, TABLE, unused
 from kmodels.models.common.yarn import Rope
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import open_gguf, setting
@@ -112,6 +112,7 @@ class File:
             "intermediate_dim": next(iter(widths), 0),
             "head_dim": int(get("attention.key_length", head_dim)),
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
+            "tie_word_embeddings": OUTPUT not in self.tensors,
         }
 
     def rope(self, default: float) -> Rope:

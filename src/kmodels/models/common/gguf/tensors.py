@@ -43,7 +43,7 @@ def rules(config: DecoderConfig, norms: Mapping[str, str]) -> list[Rule]:
         Rule(TABLE, "token_embedding/embeddings"),
         Rule("output_norm.weight", "final_norm/scale", scale),
     ]
-    if not config.ties_embeddings:
+    if not config.tie_word_embeddings:
         table.append(Rule(OUTPUT, "token_embedding/reverse_embeddings"))
     block = config.block(0)
     if block.per_layer_dim:

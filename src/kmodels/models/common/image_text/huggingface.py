@@ -16,7 +16,6 @@ TEXTS = ("language_model.model.", "model.language_model.")
 TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
 TOWERS = (f"{TOWER}vision_model.", f"model.{TOWER}vision_model.", TOWER, f"model.{TOWER}")
 PROJECTORS = (PROJECTOR, f"model.{PROJECTOR}")
-HEADS = (decoder.HEAD, f"language_model.{decoder.HEAD}")
 # Positions that older files keep beside the embedding of positions, and a head that is not used.
 UNUSED = ("embeddings.position_ids", "head.")
 
@@ -72,8 +71,9 @@ class ImageTextFormat:
         Raises:
             InputError: for settings that the model has no counterpart for.
         """
-        backbone = self.fields(path, description)
-        tensors = read_safetensors(path) if weights else {}
+        backbone, tensors = decoder.with_output_layer(
+            self.fields(path, description), read_safetensors(path) if weights else {}
+        )
         kept, rules, left_out = self.parts(tensors, self.config_class(**backbone))
         return SourceCheckpoint(
             path=path,
@@ -95,11 +95,7 @@ class ImageTextFormat:
         tower = prefix(tensors, TOWERS, "embeddings.")
         projector = prefix(tensors, PROJECTORS, "")
         unused = tuple(tower + name for name in UNUSED)
-        kept = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if name not in HEADS and not name.startswith(unused)
-        }
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(unused)}
         return kept, self.table(config, language, tower, projector), []
 
     def settings(self, path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from kmodels.models.common import huggingface as decoder
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.image_text import patch_files
-from kmodels.models.common.image_text.huggingface import HEADS, ImageTextFormat
+from kmodels.models.common.image_text.huggingface import ImageTextFormat
 from kmodels.weights import LazyArray, Rule
 
 AUDIO = ("audio_tower", "embed_audio")
@@ -29,7 +29,7 @@ class PatchFormat(ImageTextFormat):
         kept = {
             name: tensor
             for name, tensor in tensors.items()
-            if name not in (*audio, *HEADS) and not (LANGUAGE in name and name.endswith(unused))
+            if name not in audio and not (LANGUAGE in name and name.endswith(unused))
         }
         left_out = [part for part in AUDIO if part in audio.values()]
         return kept, self.table(config, "", "", ""), left_out

@@ -48,6 +48,8 @@ def form(config: GemmaConfig) -> GGUFForm:
 def _without_place(config: GemmaConfig) -> list[str]:
     """Returns settings that the file could not tell apart from others when it is read again."""
     everywhere = {"use_bidirectional_attention": config.use_bidirectional_attention}
+    if config.generation < 3:  # of which llama.cpp reads no output layer
+        everywhere["tie_word_embeddings=False"] = not config.tie_word_embeddings
     if config.generation < 4:
         everywhere |= dict.fromkeys(config.of_gemma_4, True)
         everywhere |= without_place_in_yarn(config.global_rope_yarn)

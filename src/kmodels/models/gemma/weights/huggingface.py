@@ -114,12 +114,13 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         f"an activation {activation!r}": activation not in known,
         "attention_bias": text.get("attention_bias"),
         "use_bidirectional_attention": (text.get("use_bidirectional_attention") and generation < 3),
-        "tie_word_embeddings=false": text.get("tie_word_embeddings") is False,
     }
     decoder.refuse(path, wrong)
+    # Of a multimodal model, as in transformers, the text_config does not decide.
+    tied = {"tie_word_embeddings": bool(description.get("tie_word_embeddings", True))}
     if generation == 4:
-        return gemma4.fields(path, text)
-    fields = decoder.fields(text)
+        return gemma4.fields(path, text) | tied
+    fields = decoder.fields(text) | tied
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     rope = _rope(path, text)
     if generation == 1:
@@ -186,7 +187,6 @@ FORMAT = EmbedderFormat(
     fields=backbone_fields,
     table=rules,
     prefixes=PREFIXES,
-    heads=(decoder.HEAD, f"language_model.{decoder.HEAD}"),
     other_parts=OTHER_PARTS,
     whole={"gemma3": "Gemma3ImageTextLM"}
     | dict.fromkeys(("gemma4", "gemma4_unified"), "Gemma4ImageTextLM"),

@@ -95,7 +95,7 @@ def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[s
         # Its windows reach one token less far back than transformers'.
         "use_bidirectional_attention": config.use_bidirectional_attention,
         **dict.fromkeys(config.of_gemma_4, True),
-        **_yarn(config),
+        **_absent(config),
         **{
             f"{name}={getattr(config, name)}": there and getattr(config, name) != ropes[name]
             for name, there in used.items()
@@ -103,9 +103,10 @@ def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[s
     }
 
 
-def _yarn(config: GemmaConfig) -> dict[str, bool]:
-    names = ("local_rope_yarn", "global_rope_yarn")
-    return {name: getattr(config, name) is not None for name in names}
+def _absent(config: GemmaConfig) -> dict[str, bool]:
+    yarn = ("local_rope_yarn", "global_rope_yarn")
+    found = {name: getattr(config, name) is not None for name in yarn}
+    return {"tie_word_embeddings=False": not config.tie_word_embeddings, **found}
 
 
 def _gemma_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
@@ -124,7 +125,7 @@ def _gemma_4_fields(given: Settings) -> dict[str, Any]:
 def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     own = config.num_global_key_value_heads and not config.attention_k_eq_v
     found = {**gemma4.otherwise(config), f"{GROUPS} without attention_k_eq_v": own}
-    found |= {name: getattr(config, name, False) for name in STRANGE_4} | _yarn(config)
+    found |= {name: getattr(config, name, False) for name in STRANGE_4} | _absent(config)
     return [name for name, there in found.items() if there]
 
 

@@ -75,7 +75,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         "vision_config": vision.form(config.encoder()),
         "audio_config": None,
         IMAGE_TOKEN: config.image_token_id,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         **{name: written[name] for name in ("eos_token_id",) if name in written},
     }
     return form, {}, rules(config), {}

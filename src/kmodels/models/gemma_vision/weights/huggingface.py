@@ -69,7 +69,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         TOKENS: encoder.num_vision_tokens_per_image,
         IMAGE_TOKEN: config.image_token_id,
         **MARKS,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tie_word_embeddings,
         **{name: written[name] for name in ("eos_token_id",) if name in written},
     }
     return form, {}, rules(config), {}

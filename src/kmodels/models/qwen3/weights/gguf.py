@@ -20,7 +20,6 @@ def _fields(file: reading.File) -> dict[str, Any]:
         "rope_max_wavelength": base,
         "rope_scaling_factor": scaling,
         "rope_yarn": yarn,
-        "tie_word_embeddings": tensors.OUTPUT not in file.tensors,
     }
 
 

@@ -45,7 +45,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     return decoder.fields(text) | {
         "rope_max_wavelength": rope.base,
         "rope_scaling_factor": rope.scaling,
-        "tie_word_embeddings": text["tie_word_embeddings"],
+        "tie_word_embeddings": bool(text["tie_word_embeddings"]),
         "rope_yarn": rope.yarn,
         "sliding_window_size": window if True in local else None,
         "attention_bias": bool(text.get("attention_bias")),
