@@ -108,8 +108,10 @@ PROCESSOR = {**PREPROCESSOR, "image_processor": PREPROCESSOR}
 
 _NAMED_TOKEN: Any = (str, {"content": Needed(str)})
 TOKENIZER: dict[str, Any] = {
-    **_all(_NAMED_TOKEN, "bos_token eos_token pad_token unk_token"),
-    **_all(bool, "add_bos_token add_eos_token clean_up_tokenization_spaces"),
+    **_all(_NAMED_TOKEN, "bos_token eos_token pad_token unk_token sep_token cls_token mask_token"),
+    **_all(bool, "add_bos_token add_eos_token clean_up_tokenization_spaces do_lower_case"),
+    **_all(bool, "split_special_tokens"),
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": bool,
     "added_tokens_decoder": {
         "*": Needed(
             {
@@ -123,6 +125,7 @@ TOKENIZER: dict[str, Any] = {
         [Needed({"name": Needed(str), "template": Needed(str)})],
         {"*": Needed(str)},
     ),
+    "additional_special_tokens": [Needed(_NAMED_TOKEN)],
     "extra_special_tokens": ({"*": _NAMED_TOKEN}, [Needed(_NAMED_TOKEN)]),
     "model_specific_special_tokens": {"*": _NAMED_TOKEN},
     # transformers writes 10**30 for no limit.

@@ -11,13 +11,13 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.generation import settings as sampling
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
-from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS, warn_of_unknown
+from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS
 from kmodels.models.common.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
