@@ -173,7 +173,9 @@ GGUF: dict[str, Any] = {
     **_all(NUMBER, "rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.factor"),
     **_all(NUMBER, "rope.scaling.original_context_length rope.scaling.attn_factor"),
     **_all(NUMBER, "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"),
-    **_all(str, "architecture rope.scaling.type projector_type"),
+    **_all(NUMBER, "sampling.temp sampling.top_k sampling.top_p sampling.min_p"),
+    **_all(str, "architecture type rope.scaling.type projector_type chat_template"),
+    **{"count": COUNT, "chat_templates": [Needed(str)]},
     **_all(NUMBERS, "vision.image_mean vision.image_std"),
     **_all(bool, "use_gelu has_vision_encoder"),
 }
