@@ -84,9 +84,9 @@ def _crop(preprocessor: Any) -> dict[str, Any]:
             "timm cuts the middle of an image out one pixel further right or down than "
             "transformers where half a pixel is left; give rounds_center=True for what it gives"
         )
-    # A little less than the quotient, so that timm's division does not end below the size.
+    # A little less than the quotients, so that timm's division does not end below the size.
     sides = (whole, whole) if isinstance(whole, int) else whole
-    share = height / (sides[0] + 1e-4)
+    share = min(height / (sides[0] + 1e-4), width / (sides[1] + 1e-4))
     fits = [math.floor(side / share) for side in (height, width)] == list(sides)
     # Of a square timm takes the shorter side, rounded in another way.
     one = isinstance(whole, int) or (mode == "cover" and sides[0] == sides[1])
