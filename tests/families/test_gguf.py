@@ -361,8 +361,8 @@ def test_caps_that_a_file_has_or_lacks(references, tmp_path):
         ("feed_forward_length", [40, 40, 80, 40], "no counterpart for these feed_forward_length"),
         ("expert_count", 4, "no counterpart for experts"),
         ("rope.scaling.factor", 2.0, "no counterpart for rope.scaling"),
-        ("attention.value_length", 8, "values of another width than keys"),
-        ("rope.dimension_count", 4, "rope.dimension_count below the width"),
+        ("attention.value_length", 8, "attention.value_length=8, and its heads are 10 wide"),
+        ("rope.dimension_count", 4, "rope.dimension_count=4, and its heads are 10 wide"),
         ("attention.shared_kv_layers", 2, "shares keys and values of layers that llama.cpp"),
         # Tensors.
         ("rope_freqs.weight", None, "has no rope_freqs.weight of 5 numbers"),

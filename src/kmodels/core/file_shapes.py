@@ -108,8 +108,10 @@ PROCESSOR = {**PREPROCESSOR, "image_processor": PREPROCESSOR}
 
 _NAMED_TOKEN: Any = (str, {"content": Needed(str)})
 TOKENIZER: dict[str, Any] = {
-    **_all(_NAMED_TOKEN, "bos_token eos_token pad_token unk_token"),
-    **_all(bool, "add_bos_token add_eos_token clean_up_tokenization_spaces"),
+    **_all(_NAMED_TOKEN, "bos_token eos_token pad_token unk_token sep_token cls_token mask_token"),
+    **_all(bool, "add_bos_token add_eos_token clean_up_tokenization_spaces do_lower_case"),
+    **_all(bool, "split_special_tokens"),
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": bool,
     "added_tokens_decoder": {
         "*": Needed(
             {
@@ -123,6 +125,7 @@ TOKENIZER: dict[str, Any] = {
         [Needed({"name": Needed(str), "template": Needed(str)})],
         {"*": Needed(str)},
     ),
+    "additional_special_tokens": [Needed(_NAMED_TOKEN)],
     "extra_special_tokens": ({"*": _NAMED_TOKEN}, [Needed(_NAMED_TOKEN)]),
     "model_specific_special_tokens": {"*": _NAMED_TOKEN},
     # transformers writes 10**30 for no limit.
@@ -170,7 +173,9 @@ GGUF: dict[str, Any] = {
     **_all(NUMBER, "rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.factor"),
     **_all(NUMBER, "rope.scaling.original_context_length rope.scaling.attn_factor"),
     **_all(NUMBER, "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"),
-    **_all(str, "architecture rope.scaling.type projector_type"),
+    **_all(NUMBER, "sampling.temp sampling.top_k sampling.top_p sampling.min_p"),
+    **_all(str, "architecture type rope.scaling.type projector_type chat_template"),
+    **{"count": COUNT, "chat_templates": [Needed(str)]},
     **_all(NUMBERS, "vision.image_mean vision.image_std"),
     **_all(bool, "use_gelu has_vision_encoder"),
 }

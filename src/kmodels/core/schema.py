@@ -1,14 +1,18 @@
-"""JSON files of any origin: read as objects, whose values have the type that their reader needs."""
+"""JSON files of any origin: read as objects, their values checked and unknown settings named."""
 
 import json
+import logging
 import math
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.file_shapes import FILES, Needed, Shape
 
+log = logging.getLogger("kmodels")
 _HALF = re.compile("[\ud800-\udfff]")
 _WORDS: dict[type, str] = {
     **{str: "a text", int: "a whole number", float: "a number", bool: "true or false"},
@@ -35,6 +39,37 @@ def read_json(path: Path, shape: Shape | None = None) -> Any:
         raise InputError(f"{path} has half of a character, which no text can hold; copy it again")
     check_shape(found, Needed(FILES.get(path.name, {}) if shape is None else shape), path)
     return found
+
+
+def warn_of_unknown(
+    file: Path,
+    settings: Mapping[str, object],
+    known: Collection[str],
+    idle_at: Mapping[str, Collection[object]] = MappingProxyType({}),
+) -> None:
+    """Logs a warning with the names of settings that are not followed; null is never logged.
+
+    Args:
+        file: path of the file, for the message.
+        settings: settings of the file.
+        known: names of those that are read, and of those that change nothing.
+        idle_at: names of those that change nothing at some values alone, and these values.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    unknown = [name for name in given if name not in known and name not in idle_at]
+    if unknown:
+        log.warning(
+            "%s sets %s, which kmodels does not know and does not follow",
+            file,
+            ", ".join(sorted(unknown)),
+        )
+    others = [
+        f"{name}={_shown(value)}"
+        for name, value in sorted(given.items())
+        if name in idle_at and value not in idle_at[name]
+    ]
+    if others:
+        log.warning("%s sets %s, which kmodels does not follow", file, ", ".join(others))
 
 
 def check_shape(value: Any, shape: Shape, where: object) -> None:

@@ -16,11 +16,13 @@ class Copies:
     """Copies of some variables of a layer, which the layer uses in place of the originals.
 
     They belong to the layer (block_0/mlp/up/lora_kernel), are trained, and start as the originals,
-    which are frozen. The layer's attribute of a variable's name is the copy while they are on.
+    which are frozen. The layer's attribute of a variable's name is the copy while they are on. The
+    copy of a quantized kernel holds floats; its original is None, since the numbers stay where they
+    are.
 
     Args:
         layer: a built layer of kmodels without copies.
-        names: attributes with the variables, such as "kernel".
+        names: attributes with the variables, such as "kernel"; see `has_original`.
 
     Weights:
         lora_<name> for each name, with the shape and dtype of the original.
@@ -44,23 +46,39 @@ class Copies:
         with keras_internals.changing(self.layer):
             for name in names:
                 original = self.originals[name] = getattr(self.layer, name)
-                self._trainable[name] = original.trainable
-                self.variables[name] = add_weight(
-                    self.layer,
-                    granularity_of(original),
-                    shape=original.shape,
-                    initializer=lambda shape, dtype=None, v=original: keras.ops.copy(v.value),
-                    dtype=original.dtype,
-                    regularizer=original.regularizer,
-                    constraint=original.constraint,
-                    name=PREFIX + name,
-                )
+                self._trainable[name] = original is not None and original.trainable
+                self.variables[name] = self._made(name, original)
         self.on()
+
+    def _made(self, name: str, original: Any) -> Any:
+        layer = self.layer
+        if original is None:  # a quantized kernel
+            granularity = layer.shard_granularity
+            settings: dict[str, Any] = {
+                "shape": (layer.input_dim, layer.units),
+                "initializer": lambda shape, dtype=None: keras.ops.cast(
+                    layer.quantized.wide(), dtype or layer.variable_dtype
+                ),
+                "dtype": layer.variable_dtype,
+                "regularizer": layer.kernel_regularizer,
+                "constraint": layer.kernel_constraint,
+            }
+        else:
+            granularity = granularity_of(original)
+            settings = {
+                "shape": original.shape,
+                "initializer": lambda shape, dtype=None: keras.ops.copy(original.value),
+                "dtype": original.dtype,
+                "regularizer": original.regularizer,
+                "constraint": original.constraint,
+            }
+        return add_weight(layer, granularity, name=PREFIX + name, **settings)
 
     def on(self) -> None:
         """Makes the layer use the copies."""
         for name, variable in self.variables.items():
-            self.originals[name].trainable = False
+            if self.originals[name] is not None:
+                self.originals[name].trainable = False
             setattr(self.layer, name, variable)
         self.layer.copies = self
         traced.changed()
@@ -75,10 +93,11 @@ class Copies:
     def start(self) -> None:
         """Gives the copies the values of the originals."""
         for name, variable in self.variables.items():
-            variable.assign(self.originals[name].value)
+            original = self.originals[name]
+            variable.assign(self.layer.quantized.wide() if original is None else original.value)
 
     def merge(self) -> None:
-        """Writes the copies into the originals and leaves the layer."""
+        """Writes the copies into the originals, none of them quantized, and leaves the layer."""
         self.base = {}
         for name, original in self.originals.items():
             self.base[name] = np.array(keras.ops.convert_to_numpy(original.value))
@@ -100,13 +119,20 @@ class Copies:
         self.off()
         keras_internals.detach(self.layer, self.variables.values())
         for name, original in self.originals.items():
-            original.trainable = self._trainable[name]
+            if original is not None:
+                original.trainable = self._trainable[name]
 
 
 def original(layer: Any, name: str) -> Any:
     """Returns the variable that a layer was made with, whether a copy replaces it or not."""
     held = getattr(layer, "copies", None)
     return held.originals[name] if held and name in held.originals else getattr(layer, name, None)
+
+
+def has_original(layer: Any, name: str) -> bool:
+    """Returns True if a layer has a variable of this name, or a quantized kernel."""
+    quantized = name == "kernel" and getattr(layer, "quantized", None) is not None
+    return quantized or isinstance(original(layer, name), keras.Variable)
 
 
 def plain(layer: keras.Layer) -> dict[str, Any]:
@@ -123,10 +149,14 @@ def named(layer: Any) -> dict[str, Any]:
 
 
 def names(layer: Any, store: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the original for the name of each copy that a file holds for a layer."""
-    found = {}
+    """Returns the original for the name of each copy that a file holds for a layer.
+
+    For a quantized kernel it is the copy, if the layer has one.
+    """
+    found, own = {}, named(layer)
     for key in store.keys():  # noqa: SIM118
         variable = original(layer, key.removeprefix(PREFIX)) if key.startswith(PREFIX) else None
+        variable = own.get(key) if variable is None else variable
         if isinstance(variable, keras.Variable):
             found[key] = variable
     return found

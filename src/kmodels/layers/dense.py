@@ -117,7 +117,7 @@ class Dense(WithKernel):
         InputError: for `units` that are no whole number above 0.
     """
 
-    kernel: keras.Variable  # None in a quantized layer
+    kernel: keras.Variable  # None in a quantized layer, or a trained copy of it
     in_all_linear = True
 
     def __init__(
@@ -198,7 +198,7 @@ class Dense(WithKernel):
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Any:
         """Returns the layer without its adapter and its activation."""
-        if self._quantized is not None:
+        if self._quantized is not None and self.kernel is None:
             return self._quantized.dense(x, bias)
         return ops.dense(x, self.kernel, bias)
 
@@ -210,7 +210,7 @@ class Dense(WithKernel):
 
     def wide_kernel(self) -> Any:
         """Returns the kernel (in, units) in float32, widened where it is quantized."""
-        if self.quantized is not None:
+        if self.quantized is not None and self.kernel is None:
             return self.quantized.wide()
         return keras.ops.cast(self.kernel, "float32")
 

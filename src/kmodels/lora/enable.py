@@ -163,13 +163,15 @@ def merge(model: keras.Model) -> None:
     found = adapters(model)
     if not found:
         raise InputError("merge_lora found no adapters; call enable_lora or load_adapter first")
-    for path, adapter in found.items():
-        if adapter.layer.quantized is not None:
-            raise InputError(
-                f"merge_lora would round the adapter away, since {path} and {len(found) - 1} more "
-                f"are quantized to {adapter.layer.quantized.mode}; load the base in full "
-                "precision, then load_adapter and merge_lora"
-            )
+    copied = saved_modules.copies(model).values()
+    trained = [*found.values(), *(held for held in copied if None in held.originals.values())]
+    quantized = [held.layer for held in trained if held.layer.quantized is not None]
+    if quantized:
+        raise InputError(
+            f"merge_lora would round the adapter away, since {quantized[0].path} and "
+            f"{len(quantized) - 1} more are quantized to {quantized[0].quantized.mode}; load the "
+            "base in full precision, then load_adapter and merge_lora"
+        )
     for part in (*found.values(), *beside(model)):
         part.merge()
 

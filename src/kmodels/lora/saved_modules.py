@@ -13,7 +13,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.layers import Dense, Embedding, LayerNorm, RMSNorm
 from kmodels.layers.base import Layer
-from kmodels.layers.copies import Copies, original
+from kmodels.layers.copies import Copies, has_original
 
 WEIGHT, BIAS = "weight", "bias"
 # Names of the table in transformers: as embedding, and as output layer.
@@ -34,12 +34,16 @@ class Module:
     attributes: Mapping[str, str]
 
     def variable(self, part: str) -> Any:
-        """Returns the variable that the layer uses for a part now: a copy if it has one."""
+        """Returns the variable that the layer uses for a part now: a copy if it has one.
+
+        It is None for a quantized kernel without a copy.
+        """
         return getattr(self.layer, self.attributes[part])
 
     def shape(self, part: str) -> tuple[int, ...]:
         """Returns the shape of a part in transformers."""
-        shape = tuple(self.variable(part).shape)
+        variable, layer = self.variable(part), self.layer
+        shape = (layer.input_dim, layer.units) if variable is None else tuple(variable.shape)
         return shape[::-1] if self.transposed(part) else shape
 
     def transposed(self, part: str) -> bool:
@@ -65,14 +69,10 @@ def modules(model: keras.Model) -> dict[str, Module]:
         weight = "kernel" if isinstance(layer, Dense) else "scale"
         named = {WEIGHT: weight} if isinstance(layer, Dense | LayerNorm | RMSNorm) else {}
         named[BIAS] = "bias"
-        parts = {part: name for part, name in named.items() if _is_variable(layer, name)}
+        parts = {part: name for part, name in named.items() if has_original(layer, name)}
         if parts:
             found[layer.path] = Module(layer, parts)
     return found
-
-
-def _is_variable(layer: Any, name: str) -> bool:
-    return isinstance(getattr(layer, name, None), keras.Variable)
 
 
 def copies(model: keras.Model, merged: bool = False) -> dict[str, Copies]:
@@ -106,6 +106,7 @@ def trained(model: keras.Model) -> dict[str, dict[str, Any]]:
     found = {}
     for path, module in modules(model).items():
         parts = {part: module.variable(part) for part in module.attributes}
+        parts = {part: v for part, v in parts.items() if v is not None}
         # A module is written whole if its weight is trained.
         if WEIGHT not in parts or not parts[WEIGHT].trainable:
             parts = {part: v for part, v in parts.items() if v.trainable}
@@ -123,4 +124,4 @@ def restore(model: keras.Model, description: Mapping[str, Iterable[str]]) -> Non
     """Gives a new model the copies of `describe`, to be filled from a file."""
     for layer in keras_internals.sublayers(model):
         if layer.path in description:
-            Copies(layer, [n for n in description[layer.path] if original(layer, n) is not None])
+            Copies(layer, [n for n in description[layer.path] if has_original(layer, n)])

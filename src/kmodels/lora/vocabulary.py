@@ -101,8 +101,8 @@ def modules_named(
         if not meant:
             there = sorted({"/".join(path.split("/")[-2:]) for path in known})
             raise InputError(
-                f"modules_to_save names {name!r}, no module of the backbone, or a quantized one; "
-                f"there are {', '.join(there)}; a task's head is trained anyway"
+                f"modules_to_save names {name!r}, no module of the backbone; there are "
+                f" {', '.join(there)}; a task's head is trained anyway"
             )
         found |= {path: known[path] for path in meant}
     return found

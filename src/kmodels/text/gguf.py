@@ -10,12 +10,30 @@ from kmodels.core.errors import InputError
 from kmodels.text import byte_level
 from kmodels.text import pieces as build
 from kmodels.text.marks import MARKS
-from kmodels.text.settings import ROLES
-from kmodels.weights.gguf import open_gguf, setting
+from kmodels.text.settings import DEFAULT, ROLES
+from kmodels.weights.gguf import Settings, open_gguf
 
 # What llama.cpp calls its kinds of vocabularies: pieces with scores, the merges of Gemma 4 over
 # plain text with bytes for the rest, and merges of bytes.
 SCORED, MERGED, BYTES = "llama", "gemma4", "gpt2"
+TEMPLATES = "tokenizer.chat_templates"
+# Settings that one of these kinds reads and another does not, those of other kinds, tokens without
+# a role in a decoder, and the same vocabulary in other forms.
+IDLE = {
+    *("tokenizer.huggingface.json", "tokenizer.rwkv.world"),
+    *(
+        f"tokenizer.ggml.{name}"
+        for name in (
+            *("scores", "merges", "pre", "add_space_prefix", "remove_extra_whitespaces"),
+            *("token_type", "token_type_count", "precompiled_charsmap", "unknown_token_id"),
+            *("seperator_token_id", "mask_token_id", "cls_token_id", "bos_token_id"),
+            *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id"),
+            *("fim_rep_token_id", "fim_sep_token_id", "prefix_token_id", "suffix_token_id"),
+            "middle_token_id",
+        )
+    ),
+}
+IDLE_AT: dict[str, tuple[object, ...]] = {"tokenizer.ggml.add_sep_token": (False,)}
 
 
 def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, dict[str, Any]]:
@@ -28,15 +46,15 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
 
     Returns:
         The tokenizer, and a dictionary with "settings" (null for a token that the file lacks, and
-        the chat template if there is one), "end" and "stop".
+        the chat templates if there are some) and "stop".
 
     Raises:
         InputError: for another kind of vocabulary, or if the gguf package is missing.
     """
-    reader = open_gguf(path)
+    named = Settings(path, open_gguf(path))
 
     def value(name: str, default: object = None) -> Any:
-        return setting(reader, f"tokenizer.ggml.{name}", default)
+        return named(f"tokenizer.ggml.{name}", default)
 
     kind, texts, cut = value("model"), value("tokens"), value("pre")
     is_bytes = kind == BYTES and cut in byte_level.PATTERNS
@@ -57,8 +75,14 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
             f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"
         ) from None
     settings: dict[str, Any] = {ROLES[role]: text for role, text in roles.items()}
-    if (template := setting(reader, "tokenizer.chat_template", None)) is not None:
-        settings["chat_template"] = template
+    if value("add_eos_token", False):
+        settings["add_eos_token"] = True
+    templates = {name: f"tokenizer.chat_template.{name}" for name in named(TEMPLATES) or ()}
+    templates = {DEFAULT: "tokenizer.chat_template", **templates}
+    found = {name: named(key) for name, key in templates.items()}
+    if found := {name: text for name, text in found.items() if text is not None}:
+        settings["chat_template"] = found[DEFAULT] if list(found) == [DEFAULT] else found
+    named.warn_of_others(("tokenizer.",), IDLE, IDLE_AT)
     return core, {"settings": settings, "stop": stop}
 
 
@@ -130,4 +154,5 @@ def _roles(
         "pad": value("padding_token_id"),
     }
     roles = {role: None if i is None else texts[i] for role, i in ids.items()}
-    return roles, [i for i in (value("eot_token_id"),) if i is not None]
+    ends = (value("eot_token_id"), value("eom_token_id"))
+    return roles, [i for i in ends if i is not None]

@@ -1,13 +1,14 @@
 """The settings that Hugging Face keeps beside a vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_json, warn_of_unknown
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
@@ -17,22 +18,66 @@ MORE_TEMPLATES = "additional_chat_templates"
 # Both name the ids that end a generated text, and need not agree.
 WITH_STOPS = ("config.json", "generation_config.json")
 ROLES = {"start": "bos_token", "end": "eos_token", "pad": "pad_token"}
+NAMED = (*ROLES.values(), "unk_token", "sep_token", "cls_token", "mask_token")
+# What kmodels writes besides: ids of further tokens that end a text.
+STOPS = "stop_tokens"
 DEFAULT = "default"
+# Every setting of a tokenizer in transformers 5.23. First those that are read, by kmodels or by the
+# tokenizer.json that they stand beside, and the names of control tokens.
+READ = {
+    *("add_bos_token", "add_eos_token", "added_tokens_decoder", "additional_special_tokens"),
+    *("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"),
+    *("chat_template", "clean_up_tokenization_spaces", "extra_special_tokens"),
+    *("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",),
+    *("model_max_length", "model_specific_special_tokens", "split_special_tokens"),
+}
+# Notes, files, arguments of single calls, what only parses replies, and what transformers' classes
+# for Gemma, Qwen, CLIP and SigLIP do not use. Rows are masked, so that it does not matter to a
+# decoder on which side they are padded.
+IDLE = {
+    *("_commit_hash", "auto_map", "backend", "chat_control_tokens", "device_map", "do_lower_case"),
+    *("errors", "files_loaded", "from_slow", "init_inputs", "is_local", "legacy"),
+    *("local_files_only", "max_len", "max_length", "merges_file", "model_input_names"),
+    *("name_or_path", "pad_to_multiple_of", "pad_token_type_id", "padding_side"),
+    *("processor_class", "response_schema", "response_template", "spaces_between_special_tokens"),
+    *("special_tokens_map_file", "special_tokens_pattern", "stride", "tokenizer_class"),
+    *("tokenizer_file", "token_type_ids_include_special_tokens", "token_type_ids_pattern"),
+    *("truncation_strategy", "trust_remote_code", "use_default_system_prompt", "use_fast"),
+    *("verbose", "vocab_file"),
+}
+# What is followed at these values alone.
+IDLE_AT: dict[str, tuple[object, ...]] = {
+    "add_prefix_space": (False,),
+    "fix_mistral_regex": (False,),
+    "sp_model_kwargs": ({},),
+    "truncation_side": ("right",),
+}
+# What transformers takes blanks away before, and what it leaves of it.
+CLEAN = {
+    **{" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m"},
+    **{" 's": "'s", " 've": "'ve", " 're": "'re"},
+}
 
 
-def read(directory: Path) -> dict[str, Any]:
+def read(
+    directory: Path, idle_at: Mapping[str, Collection[object]] = MappingProxyType({})
+) -> dict[str, Any]:
     """Returns the settings of a directory, its chat templates among them as "chat_template".
 
     A template has the place that transformers gives it: chat_template.jinja counts before
-    tokenizer_config.json, and that before a processor's chat_template.json.
+    tokenizer_config.json, and that before a processor's chat_template.json. A setting that the
+    tokenizer does not follow is logged as a warning.
 
     Args:
         directory: which may hold none of these files.
+        idle_at: settings that this tokenizer follows at some values alone, besides `IDLE_AT`.
 
     Raises:
         InputError: for a file that is not JSON or not UTF-8.
     """
     settings = _json(directory / CONFIG)
+    known = READ | IDLE | {STOPS} | set(_own_tokens(settings))
+    warn_of_unknown(directory / CONFIG, settings, known, {**IDLE_AT, **idle_at})
     files = {
         DEFAULT: directory / TEMPLATE,
         **{file.stem: file for file in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))},
@@ -75,6 +120,41 @@ def added_tokens(directory: Path) -> dict[int, tokenizers.AddedToken]:
     except ValueError as error:
         raise InputError(f"{directory / CONFIG}: a key of added_tokens_decoder: {error}") from None
     return tokens
+
+
+def control_tokens(settings: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
+    """Returns the tokens that settings name, all of which transformers cuts out of a text."""
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    entries = [settings.get(name) for name in NAMED]
+    own = [settings[name] for name in _own_tokens(settings)]
+    if isinstance(extra, Mapping):
+        own, extra = [*own, *extra.values()], []
+    # As in transformers, those that are named one by one count before those in an object.
+    entries += own or (settings.get("model_specific_special_tokens") or {}).values()
+    entries += extra
+    tokens = {}
+    for entry in entries:
+        if (text := token_text(entry)) and text not in tokens:
+            flags = entry if isinstance(entry, Mapping) else {}
+            flags = {name: bool(flags.get(name, False)) for name in FLAGS}
+            tokens[text] = tokenizers.AddedToken(text, **{**flags, "special": True})
+    return list(tokens.values())
+
+
+def _own_tokens(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the names of tokens that only some models have, such as "image_token"."""
+    return [
+        name
+        for name, value in settings.items()
+        if name.endswith("_token") and name not in NAMED and token_text(value)
+    ]
+
+
+def clean_up(text: str) -> str:
+    """Returns a text as `clean_up_tokenization_spaces` leaves it."""
+    for before, after in CLEAN.items():
+        text = text.replace(before, after)
+    return text
 
 
 def names(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,8 +22,8 @@ from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 # The last is where a preset of keras-hub has it, whose tokenizer.json is something else.
 FILES = ("assets/tokenizer/vocabulary.spm", "tokenizer.json", "tokenizer.model")
 # The settings for transformers of a tokenizer that came without any.
+FOR_BPE = "_for_bpe_even_though_it_will_corrupt_output"
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-STOPS = "stop_tokens"
 
 
 class Tokenizer(ChatTokenizer):
@@ -50,6 +51,7 @@ class Tokenizer(ChatTokenizer):
             if the vocabulary has them and the files name no others.
         ends: class attribute; texts of the family's tokens that end a generated text, such as the
             end of a turn.
+        idle_at: class attribute; settings that the family follows at some values alone.
         start_token_id: id of the token that starts a sequence, None if there is none.
         end_token_id: id of the token that ends one.
         pad_token_id: id of the padding token.
@@ -66,6 +68,7 @@ class Tokenizer(ChatTokenizer):
 
     roles: ClassVar[Mapping[str, str]] = {}
     ends: ClassVar[tuple[str, ...]] = ()
+    idle_at: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class Tokenizer(ChatTokenizer):
         core.no_truncation()
         self.core = core
         self.settings = dict(settings or {})
+        core.encode_special_tokens = bool(self.settings.get("split_special_tokens"))
         first, last = self._added_around()
         adds_start = start or first or self.settings.get("add_bos_token", True)
         self.start_token = self._role("start", start, first) if adds_start else None
@@ -157,19 +161,21 @@ class Tokenizer(ChatTokenizer):
         if path.suffix == ".gguf":
             core, arguments = gguf.load(path, TURNS)
             return cls(core, **arguments)
-        settings = described.read(path.parent)
+        settings = described.read(path.parent, cls.idle_at)
         more: dict[str, Any] = {
-            "stop": [*described.read_stops(path.parent), *settings.pop(STOPS, ())],
+            "stop": [*described.read_stops(path.parent), *settings.pop(described.STOPS, ())],
             "settings": settings,
         }
         if path.suffix in (".model", ".spm"):
             core, roles = sentencepiece.load(path, TURNS)
             _add_tokens(core, described.added_tokens(path.parent), path.parent)
+            add_named(core, settings)
             return cls(core, **{**roles, **more})
         try:
             core = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{path} is not a tokenizer.json: {_line(error)}") from error
+        add_named(core, settings, described.added_tokens(path.parent))
         return cls(core, **more)
 
     @classmethod
@@ -243,7 +249,7 @@ class Tokenizer(ChatTokenizer):
             )
         config = described.with_names({**PLAIN, **self.settings}, self._roles())
         if more := sorted(set(self.stop_token_ids) - set(self._usual_stops())):
-            config[STOPS] = more
+            config[described.STOPS] = more
         atomic_write(directory / "tokenizer.json", lambda at: core.save(str(at), pretty=False))
         atomic_write(
             directory / "tokenizer_config.json",
@@ -341,7 +347,7 @@ class Tokenizer(ChatTokenizer):
     def decode(self, ids: object, skip_special_tokens: bool = False) -> str:
         """Returns text as transformers' `decode`, with special tokens unless they are skipped."""
         kept = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
-        return self.core.decode(kept, skip_special_tokens=skip_special_tokens)
+        return self._cleaned(self.core.decode(kept, skip_special_tokens=skip_special_tokens))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text and nothing else.
@@ -374,7 +380,34 @@ class Tokenizer(ChatTokenizer):
 
     def _decode(self, ids: list[int], leave: set[int]) -> str:
         # The tokens that are left out are known; the package would leave out more.
-        return self.core.decode([i for i in ids if i not in leave], skip_special_tokens=False)
+        kept = [i for i in ids if i not in leave]
+        return self._cleaned(self.core.decode(kept, skip_special_tokens=False))
+
+    def _cleaned(self, text: str) -> str:
+        settings, name = self.settings, "clean_up_tokenization_spaces"
+        # As in transformers, which leaves the texts of merges alone unless it is told twice.
+        is_bpe = isinstance(self.core.model, tokenizers.models.BPE)
+        cleans = settings.get(name) and (not is_bpe or settings.get(f"{name}{FOR_BPE}"))
+        return described.clean_up(text) if cleans else text
+
+
+def add_named(
+    core: tokenizers.Tokenizer,
+    settings: Mapping[str, Any],
+    added: Mapping[int, tokenizers.AddedToken] = MappingProxyType({}),
+) -> None:
+    """Adds tokens that settings name as transformers does: those it lacks get the next ids.
+
+    Args:
+        core: a tokenizer, which may have them already.
+        settings: content of tokenizer_config.json.
+        added: tokens of `added_tokens_decoder` by their ids, which count where they differ.
+    """
+    known = core.get_added_tokens_decoder().values()
+    tokens = [token for _, token in sorted(added.items()) if token not in known]
+    texts = {token.content for token in (*known, *tokens)}
+    tokens += [x for x in described.control_tokens(settings) if x.content not in texts]
+    core.add_tokens(tokens)
 
 
 def _add_tokens(

@@ -5,13 +5,15 @@ keeps it busy, and growing, forever. The format is described in ggml's docs/gguf
 """
 
 import mmap
+import re
 import struct
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.file_shapes import GGUF
-from kmodels.core.schema import check_shape
+from kmodels.core.schema import check_shape, warn_of_unknown
 
 if TYPE_CHECKING:
     import gguf
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 # Bytes of a value of each kind; 8 is a text, 9 a list.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _TEXT, _LIST = 8, 9
+_NUMBER = re.compile(r"\.\d+\.")
 _MAGIC = b"GGUF"
 # The largest vocabulary there is has a quarter of it.
 _MOST_ENTRIES = 2**20
@@ -45,6 +48,42 @@ def open_gguf(path: str | Path) -> Any:
         raise InputError(
             f"{path} is not a whole GGUF file: {' '.join(str(error).split())}; copy it again"
         ) from None
+
+
+class Settings:
+    """The settings of a file, which remember what was read.
+
+    Args:
+        path: path of the file.
+        reader: what `open_gguf` returns.
+    """
+
+    def __init__(self, path: str | Path, reader: "gguf.GGUFReader"):
+        self.path, self.reader = Path(path), reader
+        self._read: set[str] = set()
+
+    def __call__(self, name: str, default: object = None) -> Any:
+        """Returns a setting by its whole name, see `setting`."""
+        self._read.add(name)
+        return setting(self.reader, name, default)
+
+    def warn_of_others(
+        self,
+        owners: tuple[str, ...],
+        idle: Collection[str],
+        idle_at: Mapping[str, Collection[object]],
+    ) -> None:
+        """Logs a warning with the names of settings that were not read and change something.
+
+        Args:
+            owners: beginnings of the names to look at; the rest are notes of other programs.
+            idle: names of settings that change nothing, with {id} for a number.
+            idle_at: names of those that change nothing at some values alone, and these values.
+        """
+        names = [name for name in self.reader.fields if name.startswith(owners)]
+        names = [x for x in names if x not in self._read and _NUMBER.sub(".{id}.", x) not in idle]
+        others = {name: setting(self.reader, name) for name in names}
+        warn_of_unknown(self.path, others, (), idle_at)
 
 
 def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any:

@@ -57,6 +57,14 @@ CASES = {
     "matrices of scaled rows with lengths": (GEMMA, TABLES, {"use_dora": True}),
 }
 
+# The same with a quantized base.
+QUANTIZED = {
+    "quantized linear": (QWEN, ["q_proj"], {"modules_to_save": ["o_proj"]}),
+    "quantized linear with bias": (VIT, ["q_proj"], {"modules_to_save": ["fc1"]}),
+    "head beside quantized": (VIT, ["q_proj"], {"modules_to_save": ["classifier"]}),
+    "biases of quantized": (VIT, ["q_proj", "fc2"], {"bias": "lora_only"}),
+}
+
 
 class Theirs:
     """PEFT's model with random values of all that is trained, and what it gives."""
@@ -96,7 +104,7 @@ class Theirs:
 
 @pytest.fixture(params=CASES)
 def case(request, references, tmp_path):
-    base, targets, settings = CASES[request.param]
+    base, targets, settings = {**CASES, **QUANTIZED}[request.param]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 8, 8, 1)).astype("float32")
     folder = references / base
@@ -242,3 +250,72 @@ def test_matrices_of_a_table_that_is_the_head_are_refused(target, references, tm
     model = Qwen3CausalLM.from_preset(folder, preprocessor=None)
     refused("of an embedding table that is the output layer too", model.load_adapter, tmp_path)
     refused("'token_embedding' is not a linear", model.enable_lora, 2, targets="token_embedding")
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+@pytest.mark.parametrize("case", QUANTIZED, indirect=True)
+def test_a_copy_of_a_quantized_module_holds_floats(case, mode, tmp_path):
+    import torch
+
+    from kmodels.lora import peft as names
+    from kmodels.lora.targets import linear_layers
+
+    model, theirs, x, _ = case
+    model.quantize(mode)
+    base, layers = outputs(model, x), linear_layers(model.backbone)
+    # PEFT's base gets the numbers that quantization leaves; its copies stay what they are.
+    for path, name in names.names(model, layers).items():
+        module = theirs.base.get_submodule(name)
+        module = getattr(module, "original_module", getattr(module, "base_layer", module))
+        with torch.no_grad():
+            module.weight.copy_(torch.from_numpy(to_numpy(layers[path].wide_kernel()).T.copy()))
+    expected, variables = theirs(x), len(model.get_weights())
+    model.load_adapter(tmp_path / "adapter")
+    tuned = outputs(model, x)
+    close(tuned, expected)
+    with lora.disabled(model):
+        np.testing.assert_array_equal(outputs(model, x), base)
+    np.testing.assert_array_equal(outputs(model, x), tuned)
+    refused("merge_lora would round the adapter away", model.merge_lora)
+    model.save_adapter(tmp_path / "ours")
+    close(theirs_of(theirs, tmp_path / "ours")(x), expected)
+    model.save(tmp_path / "model.keras")
+    model.save_to_preset(tmp_path / "preset")
+    for other in (
+        keras.saving.load_model(tmp_path / "model.keras"),
+        type(model).from_preset(tmp_path / "preset"),
+        copy.deepcopy(model),
+    ):
+        np.testing.assert_allclose(outputs(other, x), tuned, rtol=0, atol=1e-6)
+        with lora.disabled(other):
+            np.testing.assert_allclose(outputs(other, x), base, rtol=0, atol=1e-6)
+        assert [v.path for v in other.trainable_weights] == [
+            v.path for v in model.trainable_weights
+        ]
+    model.load_adapter(tmp_path / "ours")
+    np.testing.assert_array_equal(outputs(model, x), tuned)
+    assert len(model.get_weights()) > variables
+
+
+def theirs_of(theirs, folder):
+    """What PEFT gives with an adapter of ours on the base of a `Theirs`."""
+    import peft
+
+    base = theirs.model.unload()
+    assert base is theirs.base
+    for name, module in list(base.named_modules()):
+        if hasattr(module, "original_module"):
+            parent, _, last = name.rpartition(".")
+            setattr(base.get_submodule(parent), last, module.original_module)
+    return lambda x: theirs(x, peft.PeftModel.from_pretrained(base, folder).eval())
+
+
+def test_a_quantized_module_begins_as_its_numbers(references):
+    model = Qwen3CausalLM.from_preset(references / QWEN / "model", preprocessor=None)
+    model.quantize("int8")
+    x = np.arange(16, dtype="int32").reshape(2, 8)
+    base = outputs(model, x)
+    model.enable_lora(2, targets=["query"], modules_to_save=["attention/output"])
+    np.testing.assert_allclose(outputs(model, x), base, rtol=0, atol=1e-3)
+    names = {v.path for v in model.trainable_weights if "lora_kernel" in v.path}
+    assert names and all("attention/output" in name for name in names)

@@ -33,6 +33,8 @@ PROCESSORS = {
     "clip": ("CLIP", {"size": {"shortest_edge": 24}, "crop_size": CROP}),
     "clip by numbers": ("CLIP", {"size": 31, "crop_size": 24, "resample": 2}),
     "crop that pads": ("CLIP", {"size": {"shortest_edge": 18}, "crop_size": CROP}),
+    "a crop that is no square": ("CLIP", {"size": {"shortest_edge": 30}, "crop_size": OBLONG}),
+    "a crop of the image itself": ("CLIP", {"do_resize": False, "crop_size": OBLONG}),
     "siglip": ("Siglip", {"size": SQUARE, "do_convert_rgb": None}),
     "dinov3": ("DINOv3ViT", {"size": SQUARE}),
 }
@@ -72,8 +74,9 @@ def test_pixels_are_those_of_transformers(tmp_path, caplog, case):
     described = json.loads(theirs.to_json_string())
     fast = {**settings, "image_processor_type": f"{kind}ImageProcessorFast"}
     for given in (described, fast):
+        size = (40, 32) if settings.get("crop_size") == OBLONG else (24, 24)
         with caplog.at_level(logging.WARNING, "kmodels"):
-            ours = read(tmp_path, given)
+            ours = read(tmp_path, given, size)
         assert not caplog.records
         written = getattr(transformers, picture_form(ours)["image_processor_type"] + "Pil")
         written = written(**picture_form(ours))
@@ -83,6 +86,7 @@ def test_pixels_are_those_of_transformers(tmp_path, caplog, case):
     stretched = {
         **ours.to_dict(),
         "resize_size": None,
+        "resize_mode": "stretch",
         "mean": (0.4,) * 3,
         "interpolation": "nearest",
     }
@@ -92,14 +96,15 @@ def test_pixels_are_those_of_transformers(tmp_path, caplog, case):
 
 @pytest.mark.needs("timm")
 @pytest.mark.parametrize("share", [0.9, 0.875, 1.0, None])
-@pytest.mark.parametrize("mode", ["center", "squash", None])
-@pytest.mark.parametrize("size", [(24, 24), (48, 48)])
+@pytest.mark.parametrize("mode", ["center", "squash", "border", None])
+@pytest.mark.parametrize("size", [(24, 24), (48, 48), (32, 24), (16, 40)])
 def test_pixels_are_those_of_timm(share, mode, size):
     define_torchvision_operators()
     data, image_of = import_module("timm.data"), import_module("PIL.Image").fromarray
     told = {"mean": [0.4] * 3, "std": [0.3] * 3, "interpolation": "bicubic"}
     told |= {"crop_pct": share, "crop_mode": mode, "input_size": [3, 24, 24]}
     config, given = ViTConfig(image_shape=(24, 24, 3), patch_size=8), {"image_shape": (*size, 3)}
+    told["mean"] = [0.2, 0.4, 0.75]
     described = {"pretrained_cfg": told}
     arguments = weights_timm.pictures_of("x", "vit_tiny_patch16_224", described, given, config)
     ours = ViTImageClassifierPreprocessor(**arguments)
@@ -111,12 +116,21 @@ def test_pixels_are_those_of_timm(share, mode, size):
 
 
 @pytest.mark.needs("timm")
-@pytest.mark.parametrize("whole", [None, 26, 28, 33, (30, 30)])
-def test_what_is_written_for_timm_gives_the_same_pixels(tmp_path, whole):
+@pytest.mark.parametrize(
+    ("whole", "mode"),
+    [
+        *((whole, "stretch") for whole in (None, 26, 28, 33, (30, 30))),
+        *(((28, 28), "fit"), ((40, 30), "fit"), ((40, 30), "cover"), ((35, 26), "cover")),
+    ],
+)
+def test_what_is_written_for_timm_gives_the_same_pixels(tmp_path, whole, mode):
     define_torchvision_operators()
     data, image_of = import_module("timm.data"), import_module("PIL.Image").fromarray
-    backbone = ViTBackbone((24, 24, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=16)
-    ours = ViTImageClassifierPreprocessor((24, 24), resize_size=whole, rounds_center=True)
+    size = (32, 24) if whole in ((40, 30), (35, 26)) else (24, 24)
+    backbone = ViTBackbone((*size, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=16)
+    ours = ViTImageClassifierPreprocessor(
+        size, resize_size=whole, rounds_center=True, resize_mode=mode
+    )
     ViTImageClassifier(backbone, 2, preprocessor=ours).export_to_timm(tmp_path / "out")
     told = json.loads((tmp_path / "out" / "config.json").read_text())["pretrained_cfg"]
     resolved = data.resolve_data_config(pretrained_cfg=told)
@@ -128,8 +142,49 @@ def test_what_is_written_for_timm_gives_the_same_pixels(tmp_path, whole):
         np.testing.assert_array_equal(again(image), ours(image))
 
 
+def test_images_that_are_not_resized(tmp_path, caplog):
+    for kind in ("ViT", "Siglip"):
+        described = {"image_processor_type": f"{kind}ImageProcessor", "do_resize": False}
+        preprocessor = read(tmp_path, described)
+        assert not caplog.records and preprocessor.resize_mode == "none"
+        image = next(pictures())[:24, :24]
+        assert levels(preprocessor, image, (image / 255 - 0.5) / 0.5) < 0.01
+        assert picture_form(preprocessor)["do_resize"] is False
+        refused("is 25 x 24 pixels and resize_mode is", preprocessor, next(pictures())[:25, :24])
+        again = ViTImageClassifierPreprocessor.from_config(preprocessor.get_config())
+        refused("give images of 24 x 24", again, [np.zeros((24, 30, 3), "uint8")])
+
+
+MODES = [
+    ({"resize_mode": "fill"}, "resize_mode is 'fill'; choose one of stretch, cover"),
+    ({"resize_mode": "fit"}, "'fit' with resize_size=None; give \\(height, width\\)"),
+    ({"resize_mode": "cover", "resize_size": 20}, "with resize_size=20; give \\(height"),
+    ({"resize_mode": "crop", "resize_size": 20}, "with resize_size=20; give None"),
+    ({"resize_mode": "none", "crop_to_aspect_ratio": True}, "without crop_to_aspect_ratio"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MODES)
+def test_modes_that_do_not_go_with_sizes(arguments, message):
+    refused(message, ViTImageClassifierPreprocessor, **arguments)
+
+
+def test_what_other_packages_have_no_counterpart_for(tmp_path):
+    fit = ViTImageClassifierPreprocessor((24, 24), resize_size=(28, 28), resize_mode="fit")
+    refused("ViTImageProcessor has no counterpart for resize_mode='fit'", picture_form, fit)
+    backbone = ViTBackbone((24, 24, 3), patch_size=8, num_layers=1, num_heads=2, hidden_dim=16)
+    cover = ViTImageClassifierPreprocessor((24, 24), resize_size=(28, 28), resize_mode="cover")
+    square = ViTImageClassifier(backbone, 2, preprocessor=cover)
+    refused("one number for a square", square.export_to_timm, tmp_path / "out")
+    plain = ViTImageClassifierPreprocessor((24, 24), resize_mode="none")
+    model = ViTImageClassifier(backbone, 2, preprocessor=plain)
+    message = "timm has no counterpart for resize_mode='none'"
+    refused(message, model.export_to_timm, tmp_path / "out")
+    refused("has no counterpart for resize_size=None and resize_mode='none'", getattr, plain,
+            "image_converter")  # fmt: skip
+
+
 IGNORED = [
-    ({"do_resize": False}, "sets do_resize=False, which kmodels does not follow"),
     ({"do_pad": True, "pad_size": SQUARE}, "sets do_pad=True"),
     ({"do_flip_channel_order": True}, "sets do_flip_channel_order"),
     ({"size": {"shortest_edge": 24}}, "without do_center_crop"),

@@ -9,6 +9,7 @@ from kmodels import lora
 from kmodels.lora.enable import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from refusals import refused
+from tolerances import tolerance
 
 SIZES = {"image_shape": (8, 8, 1), "patch_size": 4, "num_layers": 2, "num_heads": 2}
 SIZES |= {"hidden_dim": 16, "mlp_dim": 24}
@@ -126,6 +127,36 @@ def test_on_a_quantized_base(mode):
         np.array_equal(base[p], after[p]) for p in base if "lora" not in p and "logits" not in p
     )
     assert not np.array_equal(after["block_0/mlp/up/lora_a"], base["block_0/mlp/up/lora_a"])
+
+
+def test_a_module_of_a_quantized_base_is_trained_as_a_whole(tmp_path):
+    model = classifier()
+    model.backbone.quantize("int8")
+    coarse = model.predict(IMAGES, verbose=0)
+    model.enable_lora(2, targets=["query"], modules_to_save=["mlp/up"])
+    np.testing.assert_allclose(
+        model.predict(IMAGES, verbose=0), coarse, rtol=0, atol=tolerance("logits_across")
+    )
+    base = numbers(model)
+    model.compile(
+        keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    keras.Model.fit(model, IMAGES, LABELS, epochs=2, verbose=0)
+    after, name = numbers(model), "block_0/mlp/up/lora_kernel"
+    assert not np.array_equal(after[name], base[name])
+    kept = "block_0/mlp/up/kernel_int8"
+    np.testing.assert_array_equal(after[kept], base[kept])
+    tuned = model.predict(IMAGES, verbose=0)
+    assert np.abs(tuned - coarse).max() > 0.01
+    model.save_to_preset(tmp_path / "it")
+    again = type(model).from_preset(tmp_path / "it")
+    np.testing.assert_allclose(again.predict(IMAGES, verbose=0), tuned, rtol=0, atol=1e-6)
+    for variable in model.trainable_weights:
+        if "logits" in variable.path:
+            variable.assign(base[variable.path])
+    with lora.disabled(model):
+        found = model.predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(found, coarse, rtol=0, atol=1e-6)
 
 
 @pytest.mark.once

@@ -82,9 +82,9 @@ def test_what_cannot_be_is_said(tmp_path):
     images, masks = made_scenes(4, (8, 8))
     message = r"images have shape .* and masks .*; give \(n, H, W, C\)"
     refused(message, MaskArrays, images, masks[:3])
-    pairs, cropping = MaskArrays(images, masks), Resizing(crop_to_aspect_ratio=True)
-    message = "crop_to_aspect_ratio=True or resize_size, which leave pixels"
-    refused(message, MaskLoader, pairs, 2, resizing=cropping)
+    pairs, message = MaskArrays(images, masks), "which leave pixels without a class"
+    for resizing in (Resizing(crop_to_aspect_ratio=True), Resizing(resize_mode="crop")):
+        refused(message, MaskLoader, pairs, 2, resizing=resizing)
     refused("data is digits; give one of scenes", open_masks, "digits")
     refused("data is scenes:2; give scenes:N with N at least 10", open_masks, "scenes:2")
     refused("there is no folder", open_masks, f"folder:{tmp_path / 'nowhere'}")

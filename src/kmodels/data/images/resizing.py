@@ -9,6 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+MODES = ("stretch", "cover", "fit", "crop", "none")
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,18 @@ class Resizing:
             black.
         rounds_center: rounds where the middle begins as torchvision and timm do; False as
             transformers does.
+        resize_mode: "stretch", as above; "cover" keeps the aspect ratio and makes the image just
+            large enough for a `resize_size` of (height, width), "fit" just small enough, padded
+            with `fill`; "crop" cuts the middle out without resizing, and "none" refuses images of
+            another size.
+        fill: levels of the channels around an image that is too small, from 0 to 255; one for all.
 
     Attributes:
         keeps_bytes: whether images of whole numbers are to come as such.
 
     Raises:
-        InputError: for another interpolation, or one that is not done without smoothing.
+        InputError: for another interpolation, or one that is not done without smoothing; for
+            another mode, or one that the sizes do not go with; and by a call with "none".
     """
 
     interpolation: str = "bilinear"
@@ -38,6 +45,8 @@ class Resizing:
     crop_to_aspect_ratio: bool = False
     resize_size: int | tuple[int, int] | None = None
     rounds_center: bool = False
+    resize_mode: str = "stretch"
+    fill: tuple[int, ...] = (0,)
     keeps_bytes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -50,6 +59,17 @@ class Resizing:
                     f"resize_size is {self.resize_size}; give the shorter side or (height, width), "
                     "at least 1, without crop_to_aspect_ratio"
                 )
+        if self.resize_mode not in MODES:
+            raise InputError(
+                f"resize_mode is {self.resize_mode!r}; choose one of {', '.join(MODES)}"
+            )
+        keeps = self.resize_mode in ("cover", "fit")
+        fits = isinstance(self.resize_size, tuple) if keeps else self.resize_size is None
+        if self.resize_mode != "stretch" and (self.crop_to_aspect_ratio or not fits):
+            raise InputError(
+                f"resize_mode is {self.resize_mode!r} with resize_size={self.resize_size}; give "
+                f"{'(height, width)' if keeps else 'None'}, without crop_to_aspect_ratio"
+            )
         if self.interpolation not in INTERPOLATIONS:
             raise InputError(
                 f"interpolation is {self.interpolation!r}; choose one of "
@@ -65,19 +85,36 @@ class Resizing:
         self, image: np.ndarray, size: tuple[int, int], box: tuple | None = None
     ) -> np.ndarray:
         """Returns an image, or the part of it that `box` names, in another size; see `resize`."""
-        if box is None and self.resize_size is not None:
-            image = resize(image, self._whole(image), None, self.interpolation, self.antialias)
-            return _centered(image, size, self.rounds_center)
+        if box is None and self.resize_mode == "none" and image.shape[:2] != tuple(size):
+            raise InputError(
+                f"an image is {image.shape[0]} x {image.shape[1]} pixels and resize_mode is "
+                f'"none"; give images of {size[0]} x {size[1]}, or another resize_mode'
+            )
+        if box is None and (self.resize_size is not None or self.resize_mode == "crop"):
+            whole = self._whole(image)
+            image = resize(image, whole, None, self.interpolation, self.antialias)
+            return _centered(image, size, self.rounds_center, self.fill)
         if box is None and self.crop_to_aspect_ratio:
             image = middle(image, size)
         return resize(image, size, box, self.interpolation, self.antialias)
 
+    @property
+    def crops(self) -> bool:
+        """True if a part of an image may be left out."""
+        whole = self.resize_size is None and not self.crop_to_aspect_ratio
+        return not whole or self.resize_mode == "crop"
+
     def _whole(self, image: np.ndarray) -> tuple[int, int]:
         """Returns the size of an image before its middle is cut out."""
-        if not isinstance(self.resize_size, int):
-            assert self.resize_size is not None
-            return self.resize_size
         (height, width), side = image.shape[:2], self.resize_size
+        if side is None:
+            return height, width
+        if not isinstance(side, int):
+            if self.resize_mode == "stretch":
+                return side
+            choose = min if self.resize_mode == "cover" else max
+            ratio = choose(height / side[0], width / side[1])
+            return max(round(height / ratio), 1), max(round(width / ratio), 1)
         if height <= width:
             return side, int(side * width / height)
         return int(side * height / width), side
@@ -180,15 +217,22 @@ def middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return image[top : top + rows, left : left + columns]
 
 
-def _centered(image: np.ndarray, size: tuple[int, int], rounds: bool) -> np.ndarray:
-    """Returns the center crop of an image, padded with black where the image is smaller."""
+def _centered(
+    image: np.ndarray, size: tuple[int, int], rounds: bool, fill: Sequence[int] = (0,)
+) -> np.ndarray:
+    """Returns the center crop of an image, padded where the image is smaller."""
+    levels = np.asarray(fill).astype(image.dtype)
     for axis, wanted in enumerate(size):
         missing = wanted - image.shape[axis]
         if missing > 0:
             sides = [(0, 0)] * 3
             before = missing // 2 if rounds else -(-missing // 2)
             sides[axis] = (before, missing - before)
+            bare = image.shape
             image = np.pad(image, sides)
+            kept = np.arange(image.shape[axis]) - before
+            outside = (kept < 0) | (kept >= bare[axis])
+            image[(slice(None),) * axis + (outside,)] = levels
         elif missing < 0:
             start = round(-missing / 2) if rounds else -missing // 2
             image = image.take(range(start, start + wanted), axis)

@@ -32,6 +32,8 @@ class CLIPTokenizer(BytePairTokenizer):
     control_tokens = (START, END)
     build_core = staticmethod(build_words)
     unknown_token = END
+    # A row's text begins at the first position.
+    idle_at = {"padding_side": ("right",)}  # noqa: RUF012
 
     def __init__(
         self,

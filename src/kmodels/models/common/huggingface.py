@@ -11,13 +11,13 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.generation import settings as sampling
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
-from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS, warn_of_unknown
+from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS
 from kmodels.models.common.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -406,14 +406,24 @@ def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
     generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
     if warns and generation:
         warn_of_unknown(path / GENERATION, generation, sampling.KNOWN)
-    if warns and generation and (asked := sampling.not_applied(generation)):
+        warn_of_sampling(path / GENERATION, generation)
+    return generation
+
+
+def warn_of_sampling(file: Path, generation: Mapping[str, Any] | None) -> None:
+    """Logs a warning with settings that `generate` does not follow by itself.
+
+    Args:
+        file: path of the file that says them.
+        generation: the content of a generation_config.json, or None.
+    """
+    if generation and (asked := sampling.not_applied(generation)):
         log.warning(
             "%s asks for %s, which generate does not do by itself; "
             'compile(sampler="generation_config") draws so, and lengths go to generate',
-            path / GENERATION,
+            file,
             asked,
         )
-    return generation
 
 
 # === Writing ===

@@ -14,6 +14,7 @@ from kmodels.core.types import DTypeLike
 from kmodels.text import Tokenizer, byte_level
 from kmodels.text import settings as described
 from kmodels.text.texts import as_text
+from kmodels.text.tokenizer import add_named
 
 VOCABULARY = ("vocab.json", "merges.txt")
 DTYPES = ("int32", "int64", "string")
@@ -198,10 +199,9 @@ class BytePairTokenizer(LayerTokenizer):
         files = [folder / name for name in VOCABULARY]
         if not all(file.is_file() for file in files) or (folder / "tokenizer.json").is_file():
             return super().from_file(folder)
-        settings = described.read(folder)
-        # As in transformers, which cuts each token with a role out of a text, the padding too.
-        special = (*cls.control_tokens, *described.names(settings).values())
-        core = byte_level.read(files[0], files[1], special, cls.build_core)
+        settings = described.read(folder, cls.idle_at)
+        core = byte_level.read(files[0], files[1], cls.control_tokens, cls.build_core)
+        add_named(core, settings, described.added_tokens(folder))
         return cls(core, settings=settings)
 
 

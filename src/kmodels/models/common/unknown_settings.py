@@ -1,13 +1,11 @@
-"""Settings in the JSON files of other programs that kmodels does not know are warned of by name."""
+"""The settings of transformers' config.json that change nothing here."""
 
-import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.file_shapes import CONFIG
-
-log = logging.getLogger("kmodels")
+from kmodels.core.schema import warn_of_unknown
 
 # What each config.json of transformers may hold and no model computes with: of Python, of training,
 # of labels, of what is returned.
@@ -40,20 +38,3 @@ def warn_of_encoder(path: Path, description: Mapping[str, Any]) -> None:
     warn_of_unknown(
         path / "config.json", settings, CONFIG.keys() | IDLE_IN_CONFIGS | _IDLE_IN_ENCODERS
     )
-
-
-def warn_of_unknown(file: Path, settings: Mapping[str, object], known: Collection[str]) -> None:
-    """Logs a warning with the names of settings that are not known; nothing is logged for null.
-
-    Args:
-        file: path of the file, for the message.
-        settings: settings of the file.
-        known: names of those that are read, and of those that change nothing.
-    """
-    unknown = [name for name in settings if name not in known and settings[name] is not None]
-    if unknown:
-        log.warning(
-            "%s sets %s, which kmodels does not know and does not follow",
-            file,
-            ", ".join(sorted(unknown)),
-        )

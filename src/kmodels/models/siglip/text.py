@@ -1,5 +1,6 @@
 """Text to what a SigLIP text tower takes, and back."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from kmodels.text import settings as described
 from kmodels.text.pieces import SPACE
 from kmodels.text.sentencepiece_proto import model_class
 
+log = logging.getLogger("kmodels")
 PIECES = "spiece.model"
 # The end token of SigLIP's own vocabulary, which pads too; SigLIP 2 has Gemma's.
 END = "</s>"
@@ -30,7 +32,8 @@ class SigLIPTokenizer(LayerTokenizer):
     """A `kmodels.text.Tokenizer` of words in small letters, as SigLIP and SigLIP 2 read them.
 
     SigLIP's own vocabulary ("spiece.model") reads no punctuation: it is taken out as in the
-    training, and runs of blanks become one. SigLIP 2 reads it, with Gemma's vocabulary.
+    training, and runs of blanks become one; with `do_lower_case` false in the settings, capital
+    letters stay. SigLIP 2 reads punctuation, with Gemma's vocabulary.
 
     Args:
         proto: the path of a SentencePiece model, its content, or that in base64; also a
@@ -42,6 +45,8 @@ class SigLIPTokenizer(LayerTokenizer):
     """
 
     unknown_token = "<unk>"
+    # Rows have no mask.
+    idle_at = {"padding_side": ("right",)}  # noqa: RUF012
 
     def __init__(self, proto: tokenizers.Tokenizer | str | Path | bytes, **kwargs: Any):
         if isinstance(proto, tokenizers.Tokenizer):
@@ -53,9 +58,10 @@ class SigLIPTokenizer(LayerTokenizer):
                 core.normalizer = _plain_words(content)
                 named = {**named, "pad": END}
             kwargs = {**named, **kwargs}
-        own = core.normalizer
+        own, settings = core.normalizer, kwargs.get("settings") or {}
+        keeps_case = core.token_to_id(END) is not None and settings.get("do_lower_case") is False
         # In a text of a file the first step stands first.
-        if own is None or '"type":"Lowercase"' not in core.to_str():
+        if not keeps_case and (own is None or '"type":"Lowercase"' not in core.to_str()):
             steps = [normalizers.Lowercase(), *([] if own is None else [own])]
             core.normalizer = normalizers.Sequence(steps)
         super().__init__(core, **{**kwargs, "stop": ()})
@@ -74,8 +80,20 @@ class SigLIPTokenizer(LayerTokenizer):
         file = folder / PIECES if folder.is_dir() else folder
         if file.suffix not in (".model", ".spm") or not file.is_file():
             return super().from_file(folder)
-        settings = described.read(file.parent)
-        return cls(file, settings=settings, **described.names(settings))
+        idle_at = {**cls.idle_at, "split_special_tokens": (False,)}
+        settings = described.read(file.parent, idle_at)
+        tokenizer = cls(file, settings=settings, **described.names(settings))
+        added = described.added_tokens(file.parent).values()
+        texts = {token.content for token in (*added, *described.control_tokens(settings))}
+        usual = {*tokenizer.special_tokens, cls.unknown_token} - {tokenizer.pad_token}
+        if more := texts - usual - {END}:
+            log.warning(
+                "%s names the tokens %s, which are not cut out of a text with SigLIP's own "
+                "vocabulary; give the tokenizer.json of the model",
+                file.parent / described.CONFIG,
+                ", ".join(sorted(more)),
+            )
+        return tokenizer
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -120,10 +138,9 @@ class SigLIPPreprocessor(PromptsAndImages):
 
 
 def _plain_words(content: bytes) -> normalizers.Normalizer:
-    """Returns what leaves words in small letters, each behind a blank, for a model's content."""
+    """Returns what leaves words, each behind a blank, for a model's content."""
     rules = protobuf.parse(model_class(), content).normalizer_spec
     steps: list[normalizers.Normalizer] = [
-        normalizers.Lowercase(),
         normalizers.Replace(Regex(PUNCTUATION), ""),
         normalizers.Replace(Regex(r"\s+"), " "),
         normalizers.Strip(left=False),

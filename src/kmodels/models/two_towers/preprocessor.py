@@ -41,11 +41,12 @@ class ImageTextPreprocessor(TextPreprocessor):
         image_size: (height, width) in pixels.
         mean: per channel, of pixels in [0, 1]; by default as `kind` has it, like all that follow.
         std: likewise.
-        interpolation: as of `ViTImageClassifierPreprocessor`, like the four that follow.
+        interpolation: as of `ViTImageClassifierPreprocessor`, like the five that follow.
         antialias: see there.
         crop_to_aspect_ratio: see there.
         resize_size: see there.
         rounds_center: see there.
+        resize_mode: see there.
         sequence_length: tokens of a row.
         add_start_token: puts the start token in front.
         add_end_token: puts the end token behind, also where a text is cut to fit.
@@ -89,6 +90,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         crop_to_aspect_ratio: bool = False,
         resize_size: int | Sequence[int] | None = None,
         rounds_center: bool = False,
+        resize_mode: str = "stretch",
         sequence_length: int | None = None,
         add_start_token: bool | None = None,
         add_end_token: bool = True,
@@ -115,7 +117,7 @@ class ImageTextPreprocessor(TextPreprocessor):
         else:
             images = ViTImageClassifierPreprocessor(
                 *(image_size, mean, std, interpolation, antialias, crop_to_aspect_ratio),
-                *(resize_size, rounds_center),
+                *(resize_size, rounds_center, resize_mode),
             )
         # Around Keras' __setattr__, which would take it for a part with weights.
         object.__setattr__(self, "image_preprocessor", images)

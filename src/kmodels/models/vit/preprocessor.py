@@ -23,7 +23,7 @@ OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")
 # The same of segmenters.
 OF_MASKS = ("resize_output_mask", "aspect_ratio")
 # Arguments of those that cut out the middle of images, which leaves pixels without a class.
-OF_CROPS = ("crop_to_aspect_ratio", "resize_size", "rounds_center")
+OF_CROPS = ("crop_to_aspect_ratio", "resize_size", "rounds_center", "resize_mode")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -42,6 +42,9 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         resize_size: the size before the middle of `image_size` is cut out: the length of the
             shorter side, or (height, width); None to resize to `image_size`.
         rounds_center: cuts the middle out as torchvision and timm round it; False as transformers.
+        resize_mode: "stretch"; "cover" or "fit" for a `resize_size` of (height, width) that images
+            cover, or fit in with the mean around them, in their own aspect ratio; "crop" to cut the
+            middle out without resizing; "none" to refuse images of another size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
@@ -68,6 +71,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         crop_to_aspect_ratio: bool = False,
         resize_size: int | Sequence[int] | None = None,
         rounds_center: bool = False,
+        resize_mode: str = "stretch",
         *,
         image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -94,7 +98,11 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             raise InputError(f"std is {self.std}; give numbers above 0")
         size = resize_size if resize_size is None else _size(resize_size)
         kind = ResizingOfBytes if antialias else Resizing
-        self.resizing = kind(interpolation, antialias, crop_to_aspect_ratio, size, rounds_center)
+        fill = tuple(round(255 * x) for x in self.mean) if resize_mode == "fit" else (0,)
+        self.resizing = kind(
+            *(interpolation, antialias, crop_to_aspect_ratio, size, rounds_center),
+            *(resize_mode, fill),
+        )
 
     @property
     def interpolation(self) -> str:
@@ -122,16 +130,21 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         return self.resizing.rounds_center
 
     @property
+    def resize_mode(self) -> str:
+        """What becomes of the aspect ratio; see the class."""
+        return self.resizing.resize_mode
+
+    @property
     def image_converter(self) -> ViTImageConverter:
         """The same as a layer with keras-hub's arguments.
 
         Raises:
-            InputError: for a preprocessor with `resize_size`.
+            InputError: for a preprocessor with `resize_size`, or another `resize_mode`.
         """
-        if self.resize_size is not None:
+        if self.resize_size is not None or self.resize_mode != "stretch":
             raise InputError(
-                f"an image converter has no counterpart for resize_size={self.resize_size}; give "
-                "None"
+                f"an image converter has no counterpart for resize_size={self.resize_size} and "
+                f"resize_mode={self.resize_mode!r}; give None and 'stretch'"
             )
         return ViTImageConverter(**converter_settings(self))
 
@@ -175,6 +188,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             "crop_to_aspect_ratio": self.crop_to_aspect_ratio,
             "resize_size": self.resize_size,
             "rounds_center": self.rounds_center,
+            "resize_mode": self.resize_mode,
         }
 
 

@@ -89,10 +89,10 @@ class MaskLoader(ImageLoader):
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
     ):
-        if resizing.crop_to_aspect_ratio or resizing.resize_size is not None:
+        if resizing.crops:
             raise InputError(
-                "resizing has crop_to_aspect_ratio=True or resize_size, which leave pixels without "
-                "a class; give one without them"
+                'resizing has crop_to_aspect_ratio=True, resize_size or resize_mode="crop", which '
+                "leave pixels without a class; give one without them"
             )
         super().__init__(
             source,

@@ -14,10 +14,9 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.core.file_shapes import SIZE, Needed
 from kmodels.core.files import is_inside
-from kmodels.core.schema import check_shape, read_json
+from kmodels.core.schema import check_shape, read_json, warn_of_unknown
 from kmodels.models.common.embedder.pooling import MEAN, MODES
 from kmodels.models.common.huggingface import CONFIG, HuggingFaceFormat
-from kmodels.models.common.unknown_settings import warn_of_unknown
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 
 MODULES, PROMPTS, SENTENCES = (

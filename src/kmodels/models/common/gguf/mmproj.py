@@ -13,7 +13,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import write_file
-from kmodels.models.common.gguf.reading import lazy
+from kmodels.models.common.gguf.reading import IDLE_ANYWHERE, NOTES, OWNERS, lazy
 from kmodels.models.common.gguf.writing import (
     FILES,
     KINDS,
@@ -26,10 +26,17 @@ from kmodels.models.common.gguf.writing import (
 from kmodels.models.common.image_text.huggingface import below
 from kmodels.models.common.keras_hub_mapping import numbered
 from kmodels.weights import LazyArray, Rule, engine
-from kmodels.weights.gguf import open_gguf, setting
+from kmodels.weights.gguf import Settings, open_gguf
 
 ARCHITECTURE, ENCODER = "clip", "vision_encoder"
 HALF = (0.5, 0.5, 0.5)
+IDLE_AT: dict[str, tuple[object, ...]] = {
+    **IDLE_ANYWHERE,
+    "clip.has_vision_encoder": (True,),
+    "clip.has_audio_encoder": (False,),
+    "clip.has_llava_projector": (False,),
+    "clip.use_silu": (False,),
+}
 
 
 @dataclass(frozen=True)
@@ -113,11 +120,12 @@ class Projector:
             InputError: for a damaged file, or one of another projector or another text.
         """
         reader = open_gguf(path)
+        settings = Settings(path, reader)
 
         def value(name: str, default: object = None) -> Any:
-            return setting(reader, f"{ARCHITECTURE}.{name}", default)
+            return settings(f"{ARCHITECTURE}.{name}", default)
 
-        kinds = setting(reader, "general.architecture"), value("projector_type")
+        kinds = settings("general.architecture"), value("projector_type")
         if kinds != (ARCHITECTURE, self.kind):
             raise InputError(
                 f"{path} holds {kinds[0]!r} with the projector {kinds[1]!r}; the model reads "
@@ -130,10 +138,14 @@ class Projector:
             )
         fields = self.fields(value)
         held = {x.name: lazy(path, x) for x in reader.tensors} if weights else {}
+        mean, std = value("vision.image_mean", HALF), value("vision.image_std", HALF)
+        if weights:
+            own = {f"{ARCHITECTURE}.vision.projector_type": (self.kind,)}
+            settings.warn_of_others((*OWNERS, f"{ARCHITECTURE}."), NOTES, {**IDLE_AT, **own})
         return Opened(
             fields=fields,
-            mean=value("vision.image_mean", HALF),
-            std=value("vision.image_std", HALF),
+            mean=mean,
+            std=std,
             tensors=self.todays(held, fields["hidden_dim"]),
         )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.models.common.config import DecoderConfig
 from kmodels.models.common.gguf.tensors import OUTPUT, ROPE_FACTORS, STILL, TABLE, unused
+from kmodels.models.common.huggingface import warn_of_sampling
 from kmodels.models.common.yarn import Rope
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
-from kmodels.weights.gguf import open_gguf, setting
+from kmodels.weights.gguf import Settings, open_gguf
 from kmodels.weights.rules import bind_sources
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "
 # Settings of a block that some models have another of in each.
 FEED_FORWARD, GROUPS = "feed_forward_length", "attention.head_count_kv"
 
+MODEL = "model"
 SCALINGS = ("none", "linear", "yarn")
 # Settings of YaRN, and those that are read at one value alone.
 YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
@@ -30,6 +32,63 @@ IDLE_IN_YARN = {
     **{"attn_factor": 1.0, "yarn_attn_factor": 1.0},
     **{"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0},
 }
+
+# What converters note of a model and its origins, and what the gguf package reads itself.
+NOTES = {
+    f"general.{name}"
+    for name in (
+        *("alignment", "author", "basename", "dataset.count", "description", "doi", "file_type"),
+        *("finetune", "languages", "license", "license.link", "license.name", "name"),
+        *("organization", "parameter_count", "quantization_version", "quantized_by", "repo_url"),
+        *("size_label", "source.doi", "source.huggingface.repository", "source.repo_url"),
+        *("source.url", "source.uuid", "tags", "type", "url", "uuid", "version"),
+        *("base_model.count", "sampling.mirostat_eta", "sampling.mirostat_tau"),
+        *("sampling.penalty_last_n", "sampling.xtc_threshold"),
+        *(
+            f"{origin}.{{id}}.{name}"
+            for origin in ("base_model", "dataset")
+            for name in (
+                *("name", "author", "version", "organization", "description", "url", "doi"),
+                *("uuid", "repo_url"),
+            )
+        ),
+    )
+}
+# Sampling as a generation_config.json calls it; in the file what is silent is as there.
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# Settings of an architecture that change nothing where they are not read: lengths, and YaRN's
+# without YaRN.
+IDLE = {
+    *("context_length", "vocab_size", "rope.scaling.original_context_length"),
+    *("rope.scaling.finetuned", *(f"rope.scaling.{name}" for name in (*YARN.values(),))),
+    *(f"rope.scaling.{name}" for name in IDLE_IN_YARN if name.startswith("yarn_")),
+}
+# Settings that change nothing at some values alone: of an architecture, and of any.
+IDLE_AT: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "embedding_scale": (1.0,),
+    "expert_count": (0,),
+    "expert_feed_forward_length": (0,),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (1.0,),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "residual_scale": (1.0,),
+    "rope.scaling.alpha": (0.0,),
+}
+IDLE_ANYWHERE: dict[str, tuple[object, ...]] = {
+    "general.sampling.mirostat": (0,),
+    "general.sampling.penalty_repeat": (1.0,),
+    "general.sampling.xtc_probability": (0.0,),
+    "split.count": (0, 1),
+    "split.no": (0,),
+}
+# Other owners of settings that llama.cpp reads; that of the vocabulary reads its own.
+OWNERS = ("general.", "split.", "adapter.", "imatrix.", "diffusion.", "xielu.")
 
 
 @dataclass(frozen=True)
@@ -46,7 +105,7 @@ class File:
     path: Path
     architecture: str
     tensors: Mapping[str, Any]
-    value: Callable[..., Any]
+    value: Settings
 
     def get(self, name: str, default: object = None) -> Any:
         """Returns a setting of the architecture."""
@@ -96,6 +155,13 @@ class File:
                 f"{self.path} says {self.architecture}.block_count is {layers} and has "
                 f"{len(self.tensors)} tensors; copy it again"
             )
+        width = int(get("attention.key_length", head_dim))
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if int(get(name, width)) != width:
+                raise InputError(
+                    f"{self.path} has {self.architecture}.{name}={get(name)}, and its heads are "
+                    f"{width} wide; the model supports {width}"
+                )
         widths, groups = self.by_layer(FEED_FORWARD, layers), self.by_layer(GROUPS, layers, heads)
         for name, values in ((FEED_FORWARD, widths), (GROUPS, groups)):
             if name not in varying and len(set(values)) > 1:
@@ -110,7 +176,7 @@ class File:
             "num_key_value_heads": next(iter(groups), heads),
             "hidden_dim": int(get("embedding_length")),
             "intermediate_dim": next(iter(widths), 0),
-            "head_dim": int(get("attention.key_length", head_dim)),
+            "head_dim": width,
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
             "tie_word_embeddings": OUTPUT not in self.tensors,
         }
@@ -132,6 +198,9 @@ class File:
                 f"{self.path} scales its rotary embedding by {kind!r}; the model supports "
                 f"{', '.join(SCALINGS)}"
             )
+        grown = self.get("rope.scaling.attn_factor", 1.0)
+        if kind != "yarn" and grown != 1.0:
+            raise InputError(f"{self.path}: rope.scaling.attn_factor is {grown}; only 1.0 is read")
         if kind != "yarn":
             return Rope(base, factor if kind == "linear" else 1.0, None)
         length = self.get("rope.scaling.original_context_length", self.get("context_length"))
@@ -145,6 +214,22 @@ class File:
                     f"{self.path}: rope.scaling.{name} is {value}; only {usual} is read"
                 )
         return Rope(base, 1.0, settings)
+
+    def sampling(self) -> dict[str, Any] | None:
+        """Returns the sampling that the file proposes, as a generation_config.json says it."""
+        names = {name: self.value(f"general.sampling.{name}") for name in SAMPLING}
+        found = {SAMPLING[name]: value for name, value in names.items() if value is not None}
+        if not found:
+            return None
+        found = {name: round(value, 6) for name, value in found.items()}
+        return {"do_sample": found.get("temperature") != 0.0, **found}
+
+    def warn_of_others(self, idle_at: Mapping[str, Collection[object]]) -> None:
+        """Logs a warning with the settings that were not read, see `Settings.warn_of_others`."""
+        own = {f"{self.architecture}.{name}" for name in IDLE}
+        at = {f"{self.architecture}.{name}": x for name, x in (IDLE_AT | dict(idle_at)).items()}
+        owners = (*OWNERS, f"{self.architecture}.")
+        self.value.warn_of_others(owners, NOTES | own, {**IDLE_ANYWHERE, **at})
 
     def turned(self, head_dim: int) -> float:
         """Returns the share of the channels that turn, which a tensor says.
@@ -180,6 +265,7 @@ class GGUFFormat:
         fields: a file to the fields of the config.
         table: a config to the rules.
         unused: a config to the tensors that a file may hold and the model does not need.
+        idle_at: settings of the architecture that change nothing at some values, besides `IDLE_AT`.
     """
 
     name: str
@@ -188,6 +274,7 @@ class GGUFFormat:
     fields: Callable[[File], dict[str, Any]]
     table: Callable[[Any], Sequence[Rule]]
     unused: Callable[[Any], Collection[str]] = unused
+    idle_at: Mapping[str, Collection[object]] = field(default_factory=dict)
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
         """Returns whether this is a GGUF file."""
@@ -221,12 +308,16 @@ class GGUFFormat:
         table, left = self.table(config), self.unused(config)
         self._check_biases(file, table)
         held = [(name, t) for name, t in file.tensors.items() if weights and name not in left]
+        sampling = file.sampling()
+        if weights:
+            file.warn_of_others(self.idle_at)
+            warn_of_sampling(path, sampling)
         has_tokenizer = file.value("tokenizer.ggml.tokens") is not None
         return SourceCheckpoint(
             path=path,
             kind="GGUF",
             backbone=backbone,
-            task={},
+            task={} if sampling is None else {"generation_config": sampling},
             preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
             tensors={name: lazy(path, tensor) for name, tensor in held},
             rules=table,
@@ -255,10 +346,14 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
     """
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-
-    def value(name: str, default: object = None) -> Any:
-        return setting(reader, name, default)
-
+    value = Settings(path, reader)
+    if (count := value("split.count", 1)) > 1:
+        raise InputError(
+            f"{path} is one of the {count} files of a model; make one of them with llama.cpp's "
+            "llama-gguf-split --merge"
+        )
+    if (kind := value("general.type", MODEL)) != MODEL:
+        raise InputError(f"{path} holds {kind!r}, and the model reads {MODEL!r}; give its file")
     architecture = value("general.architecture")
     if architecture not in architectures or TABLE not in tensors:
         raise InputError(

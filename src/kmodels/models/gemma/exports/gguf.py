@@ -78,12 +78,11 @@ def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:
     }
     if generation > 1:
         found["attention.sliding_window"] = config.sliding_window_size
-    if generation == 2:
-        caps = {
-            "attn_logit_softcapping": config.attention_logit_soft_cap,
-            "final_logit_softcapping": config.final_logit_soft_cap,
-        }
-        found |= {name: float(cap) for name, cap in caps.items() if cap is not None}
+    caps = {
+        "attn_logit_softcapping": config.attention_logit_soft_cap if generation == 2 else None,
+        "final_logit_softcapping": config.final_logit_soft_cap if generation in (2, 3) else None,
+    }
+    found |= {name: float(cap) for name, cap in caps.items() if cap is not None}
     if generation == 3:
         found["rope.freq_base_swa"] = float(config.local_rope_wavelength)
         found["attention.sliding_window_pattern"] = config.sliding_window_pattern

@@ -71,6 +71,7 @@ def _fields(file: reading.File) -> dict[str, Any]:
         fields["final_logit_soft_cap"] = float(get("final_logit_softcapping", 30.0))
     else:
         fields["local_rope_wavelength"] = float(get("rope.freq_base_swa", 10_000.0))
+        fields["final_logit_soft_cap"] = float(get("final_logit_softcapping", 0.0)) or None
     fields["sliding_window_size"] = int(
         get("attention.sliding_window", fields["sliding_window_size"])
     )
@@ -116,12 +117,10 @@ def _gemma_4(file: reading.File) -> dict[str, Any]:
         or not rest <= own | {2 * width for width in own},
         "values of their own in some global layers alone": len(has_value) > 1,
         "values of another width than keys": (
-            int(get("attention.value_length", wide)) != wide
-            or int(get("attention.value_length_swa", narrow)) != narrow
+            int(get("attention.value_length_swa", narrow)) != narrow
         ),
-        "rope.dimension_count below the width of a head": (
-            int(get("rope.dimension_count", wide)) != wide
-            or int(get("rope.dimension_count_swa", narrow)) != narrow
+        "rope.dimension_count_swa other than the width of a head": (
+            int(get("rope.dimension_count_swa", narrow)) != narrow
         ),
     }
     if problems := [name for name, there in wrong.items() if there]:

@@ -23,4 +23,13 @@ def _fields(file: reading.File) -> dict[str, Any]:
     }
 
 
-FORMAT = reading.GGUFFormat("Qwen 3", (ARCHITECTURE,), Qwen3Config, _fields, rules)
+# An embedder takes the last token of a text.
+LAST = 3
+FORMAT = reading.GGUFFormat(
+    "Qwen 3",
+    (ARCHITECTURE,),
+    Qwen3Config,
+    _fields,
+    rules,
+    idle_at={"pooling_type": (0, LAST)},
+)

@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from kmodels.core.errors import InputError
 from kmodels.models.vit.exports.patches import patch_form
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 
@@ -23,6 +24,12 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     if hasattr(preprocessor, "max_num_patches"):
         return patch_form(preprocessor)
     preprocessor.check_plain("transformers' ViTImageProcessor")
+    mode = preprocessor.resize_mode
+    if mode in ("cover", "fit"):
+        raise InputError(
+            f"transformers' ViTImageProcessor has no counterpart for resize_mode={mode!r}; give "
+            "'stretch', or the shorter side as resize_size"
+        )
     if getattr(preprocessor, "rounds_center", False):
         log.warning(
             "transformers cuts the middle of an image out one pixel further left or up than timm "
@@ -37,13 +44,15 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
         "size": {"height": height, "width": width},
         "do_center_crop": False,
     }
-    if whole is not None:
+    if whole is not None or mode == "crop":
         # Of the processors that stretch and of those that keep the shape, one that crops.
-        stretches = not isinstance(whole, int)
+        stretches = isinstance(whole, tuple)
         kind = {
             "image_processor_type": f"{'DeiT' if stretches else 'CLIP'}ImageProcessor",
             "size": (
-                {"height": whole[0], "width": whole[1]} if stretches else {"shortest_edge": whole}
+                {"height": whole[0], "width": whole[1]}
+                if stretches
+                else {"shortest_edge": whole or min(height, width)}
             ),
             "do_center_crop": True,
             "crop_size": {"height": height, "width": width},
@@ -57,7 +66,7 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
         }
     return {
         **kind,
-        "do_resize": True,
+        "do_resize": mode not in ("crop", "none"),
         "do_rescale": True,
         "do_normalize": True,
         "rescale_factor": 1 / 255,

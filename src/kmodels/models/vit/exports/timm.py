@@ -74,7 +74,9 @@ def _crop(preprocessor: Any) -> dict[str, Any]:
         InputError: for a size before the crop that no share of timm gives.
     """
     height, width = preprocessor.image_size
-    whole = preprocessor.resize_size
+    whole, mode = preprocessor.resize_size, preprocessor.resize_mode
+    if mode in ("crop", "none"):
+        raise InputError(f"timm has no counterpart for resize_mode={mode!r}; give 'stretch'")
     if whole is None:
         return {"crop_pct": 1.0, "crop_mode": "squash"}
     if not preprocessor.rounds_center:
@@ -82,16 +84,20 @@ def _crop(preprocessor: Any) -> dict[str, Any]:
             "timm cuts the middle of an image out one pixel further right or down than "
             "transformers where half a pixel is left; give rounds_center=True for what it gives"
         )
-    # A little less than the quotient, so that timm's division does not end below the size.
+    # A little less than the quotients, so that timm's division does not end below the size.
     sides = (whole, whole) if isinstance(whole, int) else whole
-    share = height / (sides[0] + 1e-4)
+    share = min(height / (sides[0] + 1e-4), width / (sides[1] + 1e-4))
     fits = [math.floor(side / share) for side in (height, width)] == list(sides)
-    if not fits or (isinstance(whole, int) and height != width):
+    # Of a square timm takes the shorter side, rounded in another way.
+    one = isinstance(whole, int) or (mode == "cover" and sides[0] == sides[1])
+    if not fits or one is not (isinstance(whole, int) and height == width):
         raise InputError(
             f"timm has no counterpart for resize_size={whole} with image_size "
             f"{preprocessor.image_size}; give both sides in one ratio, and one number for a square"
         )
-    return {"crop_pct": share, "crop_mode": "center" if isinstance(whole, int) else "squash"}
+    modes = {"cover": "center", "fit": "border"}
+    usual = "center" if isinstance(whole, int) else "squash"
+    return {"crop_pct": share, "crop_mode": modes.get(mode, usual)}
 
 
 def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,6 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     ignored = [name for name in described if name not in READ | IDLE]
     if kind != "Eomt" and settings.get("do_pad"):
         ignored.append("do_pad=True")
-    ignored += [] if settings["do_resize"] else ["do_resize=False"]
     resample = settings["resample"]
     if resample not in INTERPOLATION:
         ignored.append(f"resample={resample!r}")
@@ -138,13 +137,18 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
         "image_size": config.image_shape[:2],
     }
     if kind == "Siglip2" or "max_num_patches" in described:
+        ignored += [] if settings["do_resize"] else ["do_resize=False"]
         return _logged(path, ignored, {**found, "max_num_patches": settings["max_num_patches"]})
     if kind == "Eomt":
         for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
             found |= {"aspect_ratio": way} if settings.get(key) else {}
+        ignored += [] if settings["do_resize"] else ["do_resize=False"]
         return _logged(path, ignored, found)
     size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
     image_size = _size(settings["crop_size"], False) if crop else size
+    if not settings["do_resize"]:
+        found["resize_mode"] = "crop" if crop else "none"
+        size, image_size = config.image_shape[:2], image_size if crop else config.image_shape[:2]
     if not isinstance(size, int | tuple) or not isinstance(image_size, int | tuple):
         ignored.append(f"size={settings['size']!r}")
         return _logged(path, ignored, found)
@@ -152,7 +156,7 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
         # transformers would give images of many shapes, of which a model takes one.
         ignored.append(f"size={settings['size']!r} without do_center_crop (the middle is taken)")
         image_size = (image_size, image_size)
-    if crop or isinstance(size, int):
+    if settings["do_resize"] and (crop or isinstance(size, int)):
         found["resize_size"] = size
     if image_size != config.image_shape[:2]:
         log.warning(

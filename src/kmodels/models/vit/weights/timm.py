@@ -445,13 +445,12 @@ def pictures_of(
         return found
     share, mode = told.get("crop_pct") or CROP, told.get("crop_mode") or "center"
     whole = (math.floor(height / share), math.floor(width / share))
-    if (mode == "center" and height != width) or mode not in ("center", "squash"):
-        log.warning(
-            "%s: crop_mode=%r of %d x %d pixels is not followed; images are stretched",
-            *(path, mode, height, width),
-        )
-    elif mode == "center":
+    if mode == "border":
+        found |= {"resize_size": whole, "rounds_center": True, "resize_mode": "fit"}
+    elif mode != "squash" and whole[0] == whole[1]:
         found |= {"resize_size": whole[0], "rounds_center": True}
+    elif mode != "squash":
+        found |= {"resize_size": whole, "rounds_center": True, "resize_mode": "cover"}
     elif whole != (height, width):
         found |= {"resize_size": whole, "rounds_center": True}
     return found
