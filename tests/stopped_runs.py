@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import kmodels
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
 
@@ -85,8 +86,8 @@ def make_model(**optimizer):
 
 
 def fit(model, callbacks, epochs=EPOCHS, **settings):
-    return model.fit(
-        X, Y, batch_size=BATCH, epochs=epochs, validation_data=(X[:8], Y[:8]), verbose=0,
+    return kmodels.fit(
+        model, X, Y, batch_size=BATCH, epochs=epochs, validation_data=(X[:8], Y[:8]), verbose=0,
         callbacks=callbacks, **settings,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kmodels.core import malloc
 from kmodels.core.errors import InputError, check_names
-from kmodels.core.keras_internals import OwnCompile, average_by_update
+from kmodels.core.keras_internals import average_by_update
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, Tree
 from kmodels.layers import block_compile as compiling
 from kmodels.layers.direct_calls import CalledDirectly
@@ -234,7 +234,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         return model
 
 
-class CompiledByDefault(OwnCompile):
+class CompiledByDefault(keras.Model if TYPE_CHECKING else object):
     """First base of a task that calls its own `compile` where nobody did before it is trained.
 
     Attributes:

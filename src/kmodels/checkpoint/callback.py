@@ -11,10 +11,9 @@ from kmodels.checkpoint.fit_run import FitHooks, FitRun
 from kmodels.checkpoint.preemption import StopRequest
 from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.saving import BestEpoch, SaveInterval, Saver
-from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote, local_path
-from kmodels.core.keras_internals.epoch import LastStep
+from kmodels.core.keras_internals import RunningFit
 from kmodels.core.remote import mirror
 from kmodels.core.shown import shown
 from kmodels.core.types import Logs
@@ -120,7 +119,7 @@ class Checkpoint(FitHooks):
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Takes the directory, and puts the newest state into model and optimizer."""
-        fit = self.fit or keras_internals.fit_of_hook(self)
+        fit = self.fit or RunningFit([self])  # Keras' own tells its callbacks nothing.
         beside = fit.callbacks
         first, *more = [c for c in beside if isinstance(c, Checkpoint)]
         if first is not self:
@@ -132,8 +131,6 @@ class Checkpoint(FitHooks):
         elif not self._prepared:
             self.prepare(self.model, self.params.get("steps"), beside)
         self._prepared = False  # A `fit` after one that an error ended restores again.
-        if isinstance(self.model.train_function, LastStep):
-            LastStep.forget(self.model)
         others = CallbackStates(c for c in beside if c is not self)
         self.run.begin_fit(self.model, self.params, others, fit)
 

@@ -1,8 +1,11 @@
 """A run of `fit` that is saved, from the directory that it takes to the last write."""
 
+import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import keras
@@ -118,7 +121,7 @@ class FitRun:
             self.data = self.leader.data
             return
         self.data = FitData(fit.iterator, lambda: self.step)
-        self.preemption.stop.begin(fit.code)
+        self.preemption.stop.begin(None if fit.iterator is not None else _code_of_fit(model))
         if (resumer := self.filled) is not None:
             resumer.begin_fit(model, params["epochs"], others)
             keras_internals.set_epoch(getattr(fit.iterator, "data_adapter", None), self.epoch)
@@ -179,6 +182,13 @@ class FitRun:
             self.preemption.leave(self.step, self.how_to_go_on)
 
 
+def _code_of_fit(model: keras.Model) -> CodeType | None:
+    """Returns the code of Keras' `fit` if it runs: nobody says when an error ends it."""
+    code = getattr(inspect.unwrap(type(model).fit), "__code__", None)
+    running = any(frame.f_code is code for frame, _ in traceback.walk_stack(None))
+    return code if running else None
+
+
 class FitHooks(FitCallback):
     """Moves a run on with the hooks of one `fit` after another.
 
@@ -210,6 +220,7 @@ class FitHooks(FitCallback):
         if run.leader is run and (resumer := run.filled) is not None:
             run.log_names = resumer.run.log_names
             begun = resumer.begin_epoch(self.model, run.data)
+            run.batch = 0 if run.data.iterator is None else run.batch
         else:
             run.epoch, run.batch = epoch, 0
             if run.leader is not run:
@@ -219,18 +230,20 @@ class FitHooks(FitCallback):
         run.saver.memory.begin(begun)
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Counts a step, and saves where it is time; of a step that is done it only hears."""
+        """Counts a step, and looks at its loss."""
         run, logs = self.run, logs or {}
-        if batch < run.batch:
-            self._reach(in_validation=False)
-            run.ask()
-        else:
-            run.step += batch + 1 - run.batch
-            run.batch, run.log_names = batch + 1, tuple(logs)
-            self._check(logs.get("loss"))
-            is_due = run.ask()
-            if run.preemption.signum is not None or (is_due and run.batch != run.steps):
-                run.save()
+        run.step += batch + 1 - run.batch
+        run.batch, run.log_names = batch + 1, tuple(logs)
+        self._check(logs.get("loss"))
+        if self.fit is None:
+            self.after_step()
+
+    def after_step(self) -> None:
+        """Saves where it is time, and leaves where a signal came."""
+        run = self.run
+        is_due = run.ask()
+        if run.preemption.signum is not None or (is_due and run.batch != run.steps):
+            run.save()
         run.leave_if_asked()
 
     def on_test_begin(self, logs: Logs = None) -> None:

@@ -14,7 +14,6 @@ from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.run_state import RunState
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.keras_internals import epoch
 from kmodels.core.types import Tree
 from kmodels.data.fit.position import Continued, FitData, Way
 from kmodels.distribution import processes
@@ -103,33 +102,23 @@ class Resumer:
         run = self.run
         keras_internals.set_initial_epoch(model, None)
         self.phase = Phase.WITHIN if run.batch else Phase.DONE
-        if run.batch and data.iterator is None:
-            raise InputError(
-                f"{self.path} is within an epoch, which a loop of your own cannot begin at; give "
-                "another directory, or train by Keras' fit"
-            )
+        if data.iterator is None:
+            self.phase = Phase.DONE
+            say_what_is_lost(run)
+            extra_state.restore(model.optimizer, self._moment("now"))
+            return self._moment("now")
         replays = data.way(run.data) in (Way.REPLAY, Way.SLICES)
         if run.batch and not replays and not keras_internals.metrics_built(model):
             keras_internals.symbolic_build(model, data.example())
         self._put_back(model, "epoch")
         if run.batch and keras_internals.metrics_built(model):
             self._fill_metrics(model)
-        if (run.batch or run.data is not None) and hasattr(data.iterator, "continued"):
+        if run.batch or run.data is not None:
             data.iterator.continued = Continued(
                 run.batch,
                 run.log_names,
                 place=lambda: self._place(model, data),
                 build=lambda batch: self._build_metrics(model, batch),
-            )
-        elif run.batch or run.data is not None:
-            epoch.begin_within(
-                data.iterator,
-                model,
-                run.batch,
-                run.log_names,
-                place=lambda: self._place(model, data),
-                build=lambda batch: self._build_metrics(model, batch),
-                after=data.look,
             )
         return self._moment("epoch")
 
@@ -176,6 +165,15 @@ def say(line: str) -> None:
     """Prints a line, once for all processes."""
     if processes.is_rank_zero():
         print(line, flush=True)
+
+
+def say_what_is_lost(run: RunState) -> None:
+    """Says what a resumed run lacks in a `fit` that is not the loop of kmodels."""
+    begun = f"epoch {run.epoch + 1} begins again, and the" if run.batch else "the"
+    say(
+        f"{begun} other callbacks start anew, since Keras' own fit does not say where it is; "
+        "kmodels.fit(model, ...) continues at the next batch"
+    )
 
 
 def say_who_resumes(directory: Path, newest: int, first: Path, resumes: bool) -> None:

@@ -100,7 +100,7 @@ class Watch:
         return self._state
 
 
-class Follows(keras.Model if TYPE_CHECKING else keras_internals.NoTrainableWarning):
+class Follows(keras.Model if TYPE_CHECKING else object):
     """First base of a model whose compiled steps follow what is changed in it."""
 
     def make_train_function(self, force: bool = False) -> Any:

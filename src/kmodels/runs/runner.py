@@ -17,12 +17,13 @@ from kmodels.core.types import Logs
 from kmodels.core.units import pluralize
 from kmodels.data.fit.feed import DatasetAdapter
 from kmodels.data.fit.request import FitRequest, Method
-from kmodels.data.fit.run import run
+from kmodels.data.fit.run import FitCallback, run
 from kmodels.distribution import current, processes
 from kmodels.distribution.input import fit
 from kmodels.runs import console, trackers
 from kmodels.runs.history import History
 from kmodels.runs.progress import Progress
+from kmodels.training import loop
 from kmodels.training.optim.schedules import WarmupSchedule
 from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 
@@ -32,7 +33,7 @@ MOST_SKIPPED = 50
 EARLY_STEPS = 4
 
 
-class Runner(keras.callbacks.Callback):
+class Runner(FitCallback):
     """Trains a compiled model and keeps what has to survive on the disk.
 
     Args:
@@ -170,7 +171,7 @@ class Runner(keras.callbacks.Callback):
                         shuffle=False,
                         verbose=0,
                     )
-                    run(model, model.fit, request)
+                    run(model, loop.fit, request)
         except Exception as error:
             if is_out_of_memory(error):
                 raise out_of_memory(model, self.batch_size) from None
@@ -193,12 +194,13 @@ class Runner(keras.callbacks.Callback):
             self._mark = self._epoch_started
             self.progress.doing(f"epoch {epoch + 1}/{self.epochs}")
 
+    def go_on(self) -> None:
+        """The epoch goes on where it was cut, unless all steps are done."""
+        self._mark = perf_counter()
+        self._stop_at_end()
+
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Keeps the loss on the device; every so often fetches and shows it."""
-        if batch < self.batch:  # Done before, and told once more.
-            self._mark = perf_counter()
-            self._stop_at_end()
-            return
         self._pending.append(logs[KEY])  # type: ignore[index]
         self.step += 1
         self.batch += 1

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import keras
 
-from kmodels.core import keras_internals, remote, traced
+from kmodels.core import remote, traced
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.types import Data
@@ -56,16 +56,12 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
 
 
 def run_request(
-    model: keras.Model,
-    call: Callable[..., Any],
-    request: FitRequest,
-    preprocess: Preprocess | None = None,
+    model: keras.Model, request: FitRequest, preprocess: Preprocess | None = None
 ) -> Any:
-    """Calls Keras' `fit`, `evaluate` or `predict`; over a mesh, in each process on its rows.
+    """Runs `fit`, `evaluate` or `predict` by the loop; over a mesh, in each process on its rows.
 
     Args:
         model: whose method it is.
-        call: the method of Keras, bound to the model.
         request: what it is asked for.
         preprocess: see `kmodels.data.as_dataset`.
 
@@ -75,10 +71,9 @@ def run_request(
     Raises:
         InputError: for data that the method cannot take.
     """
-    from kmodels.data.fit.run import RequestData, run
+    from kmodels.data.fit.run import run
 
-    if isinstance(request.x, RequestData):
-        return call(**request.keywords())  # of a method that Keras called in another one
+    call = getattr(loop, request.method)
     if (plan := current()) is None:
         return run(model, call, request, preprocess)
     from kmodels.distribution.input import fit
@@ -96,8 +91,8 @@ class Predicts:
 
         if arrays.is_empty(x, None):
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
-        with keras_internals.keeping_values(self):
-            return super().predict(x, **kwargs)  # type: ignore[misc]
+        request = FitRequest.of(Method.PREDICT, x=x, **kwargs)
+        return loop.predict(self, request)  # type: ignore[arg-type]
 
 
 class KerasMethods(traced.Follows):
@@ -121,12 +116,12 @@ class KerasMethods(traced.Follows):
             **kwargs: as in `keras.Model.fit`, by place or by name; `validation_data` may be any of
                 the above too.
         """
-        return self._run(super().fit, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
+        return self._run(FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Evaluates, as Keras does, on anything that `fit` takes."""
-        return self._run(super().evaluate, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
+        return self._run(FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
@@ -135,7 +130,7 @@ class KerasMethods(traced.Follows):
 
         if arrays.is_empty(x, self.preprocessor):
             return self.predict_on_batch(x)
-        return self._run(super().predict, FitRequest.of(Method.PREDICT, x=x, **kwargs))
+        return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
     @like(keras.Model.train_on_batch)
     def train_on_batch(
@@ -195,11 +190,10 @@ class KerasMethods(traced.Follows):
         check_batch(self, batch)
         return batch
 
-    def _run(self, call: Callable[..., Any], request: FitRequest) -> Any:
+    def _run(self, request: FitRequest) -> Any:
         if deferred.used:
             deferred.check(self, request.method)
-        with keras_internals.keeping_values(self):
-            return run_request(self, call, request, self.preprocessor)
+        return run_request(self, request, self.preprocessor)
 
 
 @like(keras.Model.fit)
@@ -245,8 +239,4 @@ def predict(model: keras.Model, x: Data, **kwargs: Any) -> Any:
 def _by_loop(model: keras.Model, request: FitRequest) -> Any:
     if isinstance(model, traced.Follows):  # of kmodels, with a preprocessor, or a loss of its own
         return getattr(model, request.method)(**request.keywords())
-
-    def run(**arguments: Any) -> Any:
-        return getattr(loop, request.method)(model, FitRequest.of(request.method, **arguments))
-
-    return run_request(model, run, request)
+    return run_request(model, request)

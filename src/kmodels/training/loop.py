@@ -17,6 +17,8 @@ import numpy as np
 from kmodels.core import dispatch, keras_internals, traced
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
+from kmodels.data.fit.data_wait import DataWaitTimer
+from kmodels.data.fit.feed import InstrumentedData
 from kmodels.data.fit.position import Continued
 from kmodels.data.fit.request import FitRequest, Method
 from kmodels.data.fit.run import FitCallback
@@ -102,34 +104,42 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     epoch_logs: dict[str, Any] = {}
     try:
         step = step_of(model, "train")
-        if (clock := getattr(data.data_adapter, "clock", None)) is not None:
-            clock.last_output = lambda: step.last_output
+        data.clock.last_output = lambda: step.last_output
         model.stop_training = False
         callbacks.on_train_begin()
+        data.begin()
         # Keras' BackupAndRestore and our Checkpoint set it.
         first = keras_internals.initial_epoch(model) or request.more["initial_epoch"]
         for epoch in range(first, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
+            data.set_epoch(epoch)
+            is_over = False
             if data.continued is not None:
                 logs = dict.fromkeys(data.continued.log_names, 0.0)
                 data.go_on()
                 for listener in listeners:
                     listener.go_on()
+                is_over = model.stop_training
             with step:
-                for begin, end, batches in data.epoch():
+                for begin, end, batches in () if is_over else data.epoch():
                     callbacks.on_train_batch_begin(begin)
                     logs = step(batches)
                     callbacks.on_train_batch_end(end, logs)
+                    for listener in listeners:
+                        listener.after_step()
                     if model.stop_training:
                         break
             epoch_logs = dict(_results(model, logs))
+            data.clock.end_epoch()
             if request.validation_data is not None and _validates(epoch, frequency):
                 held_out = held_out or _validation(model, request)
                 held_out.build(model)
                 found = _evaluate(model, held_out, callbacks)
                 epoch_logs |= {f"val_{name}": value for name, value in found.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
+            if request.verbose and (line := data.clock.line()) is not None:
+                print(line, flush=True)
             if model.stop_training:
                 break
         if epochs and isinstance(model.optimizer, keras.optimizers.Optimizer):
@@ -169,6 +179,7 @@ def _evaluate(
     step = step_of(model, "test")
     model.stop_evaluating = False
     callbacks.on_test_begin()
+    data.begin()
     logs: Any = {}
     model.reset_metrics()
     with step:
@@ -202,6 +213,7 @@ def predict(model: keras.Model, request: FitRequest) -> Any:
     step = step_of(model, "predict")
     model.stop_predicting = False
     callbacks.on_predict_begin()
+    data.begin()
     found = []
     with step:
         for begin, end, batches in data.epoch():
@@ -245,6 +257,8 @@ class Epochs:
         self._first: int | None = None
         # Not asked for again: a pass that is continued has fewer.
         self._batches_of_pass = adapter.num_batches
+        counted = isinstance(adapter, InstrumentedData)
+        self.clock = adapter.clock if counted else DataWaitTimer()
 
     @property
     def num_batches(self) -> int | None:
@@ -260,6 +274,17 @@ class Epochs:
 
         keras_internals.build_for(model, first())
         self.restart()
+
+    def begin(self) -> None:
+        """Lets batches be made ahead, as no more of them are read to build the model."""
+        if isinstance(self.data_adapter, InstrumentedData):
+            self.data_adapter.begin()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the data which epoch comes next, unless its passes are not the epochs."""
+        if not self.steps_per_epoch and hasattr(self.data_adapter, "set_epoch"):
+            self.data_adapter.set_epoch(epoch)
+        self.clock.begin_epoch()
 
     def restart(self) -> None:
         """Has the next epoch begin with a new pass."""
@@ -293,6 +318,7 @@ class Epochs:
         begin, self._first = self._first or 0, None
         while self.num_batches is None or begin < self.num_batches:
             is_over = self._batches_of_pass is not None and self._taken >= self._batches_of_pass
+            self.clock.steps(begin)
             batches = [] if is_over else list(islice(self._pass, self._at_once))
             if not batches:
                 self._end_pass(begin)
@@ -336,7 +362,7 @@ def step_of(model: keras.Model, kind: str) -> Any:
 
 
 def _check_compiled(model: keras.Model, method: str) -> None:
-    if isinstance(model, keras_internals.OwnCompile):
+    if isinstance(model, Loop):
         model.before_use()
     if not model.compiled:
         raise InputError(f"{method} needs a compiled model; call {model.name}.compile(...) first")
@@ -437,11 +463,14 @@ def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) ->
     return logs if return_dict else _in_order(model, logs)
 
 
-class _Loop(keras.Model if TYPE_CHECKING else object):
+class Loop(keras.Model if TYPE_CHECKING else object):
     """Base of a model whose `fit` and its like are this file's; it comes right before keras.Model.
 
     `make_train_function` and its like stay the place where a subclass prepares its first step.
     """
+
+    def before_use(self) -> None:
+        """Is called before `fit` and its like ask whether the model is compiled."""
 
     def fit(self, **arguments: Any) -> Any:  # type: ignore[override]
         """See `fit`."""
@@ -500,7 +529,3 @@ class _Loop(keras.Model if TYPE_CHECKING else object):
         if self.predict_function is None or force:
             self.predict_function = backend.compiled(self, "predict")
         return self.predict_function
-
-
-# Until Keras' loop goes, the loop of this file is chosen by an environment variable.
-Loop: Any = _Loop if keras_internals.OWN_LOOP else type("Loop", (), {})

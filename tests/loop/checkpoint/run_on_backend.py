@@ -11,11 +11,9 @@ from pathlib import Path
 import keras
 import numpy as np
 
+import kmodels
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
-from kmodels.data.fit.adapters import prepare
-from kmodels.data.fit.request import FitRequest, Method
-from kmodels.data.fit.run import follow
 from kmodels.training import SGD, AdamW, StepCallbacks, WarmupSchedule, track_step_loss
 
 SAVED, LAST, STEPS, EPOCHS = 12, 32, 8, 4
@@ -60,11 +58,9 @@ def make_model(optimizer):
 def fit(model, folder):
     """The losses of the steps that were made; all four epochs are gone through."""
     losses = Losses()
-    request = FitRequest.of(Method.FIT, x=X, y=Y, batch_size=8, epochs=EPOCHS, verbose=0)
-    told = follow(prepare(request)).keywords()
-    made = [losses, Checkpoint(folder, every=SAVED, keep=9), *told.pop("callbacks")]
+    made = [losses, Checkpoint(folder, every=SAVED, keep=9)]
     callbacks = StepCallbacks(made, model, epochs=EPOCHS, steps=STEPS)
-    model.fit(**told, callbacks=callbacks)
+    kmodels.fit(model, X, Y, batch_size=8, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     return losses.found
 
 

@@ -113,7 +113,7 @@ class Steps(keras.callbacks.Callback):
 
 
 def test_hooks_that_are_called_again_change_nothing(tmp_path):
-    """Those of the epoch's begin and of the steps before the cut, on either side in the list."""
+    """Those of the begin of an epoch that was cut, on either side in the list."""
 
     def go(folder, stops):
         for stop in (*stops, None):
@@ -133,7 +133,7 @@ def test_hooks_that_are_called_again_change_nothing(tmp_path):
             checkpoint.wait()
 
     whole = go("a", ())
-    # At the end of an epoch, and then within one: the last step before a resume is told once more.
+    # Within an epoch, and then within the one after.
     assert go("b", (STEPS, STEPS)) == whole
     assert whole[2] == [(EPOCHS, EPOCHS * STEPS)] * 2
     rates = 0.3 * 0.81 ** np.arange(1, EPOCHS + 1)
@@ -153,8 +153,7 @@ def test_signals_save_and_end(whole, tmp_path, capsys):
     for kind, left, signum, code, step in (
         (Kill, 4, signal.SIGTERM, 143, 4),
         (KillInTest, None, signal.SIGINT, 130, STEPS),
-        # After a resume, the last step before it is told once more.
-        (Kill, STEPS + 1, signal.SIGHUP, 129, 2 * STEPS),
+        (Kill, STEPS, signal.SIGHUP, 129, 2 * STEPS),
     ):
         before = signal.getsignal(signum)
         kill = kind(left, functools.partial(os.kill, os.getpid(), signum))

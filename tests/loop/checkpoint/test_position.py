@@ -207,7 +207,7 @@ def train(make, loader, folder, cut=None, anew=False, **settings):
     checkpoint = Checkpoint(folder, every=CUT)
     callbacks = [checkpoint, *([] if cut is None else [Kill(cut)])]
     settings = {"epochs": EPOCHS, "verbose": 0, "callbacks": callbacks, **settings}
-    fit = functools.partial(run, model, "fit") if make is quick else model.fit
+    fit = model.fit if make is vit else functools.partial(run, model, "fit")
     if cut is None:
         history = fit(data, **settings)
         return state.weights_digest(model), history.history, len(rows.drawn)

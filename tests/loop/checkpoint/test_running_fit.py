@@ -1,4 +1,4 @@
-"""What a Checkpoint knows of the `fit` it is in: told by kmodels' own, looked up in Keras' own."""
+"""What a Checkpoint knows of the `fit` it is in: all in that of kmodels, little in Keras' own."""
 
 import os
 import signal
@@ -9,22 +9,10 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
-from kmodels.core import keras_internals
 from pool import pool
-from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, Y, make_model, put_back
-from stopped_runs import fit as keras_fit
+from stopped_runs import BATCH, EPOCHS, ROWS, STEPS, Kill, Killed, X, Y, make_model, put_back
 
 IMAGES = np.random.default_rng(0).normal(size=(ROWS, 16, 16, 3)).astype("float32")
-
-
-@pytest.fixture
-def nobody_looks(monkeypatch):
-    """Has a look into Keras' `fit` fail."""
-
-    def look(callback):
-        raise AssertionError("a Checkpoint in kmodels' own fit looked for it")
-
-    monkeypatch.setattr(keras_internals, "fit_of_hook", look)
 
 
 def nested(callbacks, model):
@@ -65,7 +53,7 @@ def parts(model, folder, stops, shaped=None):
     return found
 
 
-def test_a_task_tells_what_it_is_in(task, tmp_path, nobody_looks):
+def test_a_task_tells_what_it_is_in(task, tmp_path):
     whole = parts(task, tmp_path / "whole", ())
     assert len(whole[1]["loss"]) == EPOCHS
     for shaped, stops in ((None, (3, 6)), (nested, (3,)), (in_a_list_of_keras, (3,))):
@@ -82,7 +70,7 @@ def test_after_an_error_signals_have_their_former_meaning(task, tmp_path, own):
             if own:
                 task.fit(IMAGES, Y, verbose=0, callbacks=callbacks)
             else:
-                keras_fit(make_model(), callbacks)
+                make_model().fit(X, Y, verbose=0, callbacks=callbacks)
         if own:
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with pytest.raises(KeyboardInterrupt):
@@ -91,12 +79,25 @@ def test_after_an_error_signals_have_their_former_meaning(task, tmp_path, own):
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_counts_the_steps_is_noted_before_the_first_hook():
-    model, fit, seen = make_model(), keras_internals.RunningFit([]), []
-    note = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: seen.append(fit.iterator))
-    with keras_internals.note_iterator(model, fit):
-        keras_fit(model, [note], epochs=1)
-    assert seen[0] is fit.iterator and fit.iterator.data_adapter.num_batches == STEPS
-    with keras_internals.note_iterator(model, fit):
-        held = dict(vars(model))
-    assert vars(model).keys() < held.keys()
+@pytest.mark.parametrize("every", [None, 2])
+def test_keras_own_fit_goes_on_at_an_epoch(every, tmp_path, capsys):
+    """Exactly where an epoch ends; a cut epoch begins again, with the weights that it had."""
+
+    def fit(model, callbacks):
+        settings = {"batch_size": BATCH, "epochs": EPOCHS, "verbose": 0, "callbacks": callbacks}
+        return model.fit(X, Y, shuffle=False, **settings)
+
+    model = make_model()
+    fit(model, [Checkpoint(tmp_path / "whole")])
+    whole = state.weights_digest(model)
+    with pytest.raises(Killed):
+        fit(make_model(), [cut := Checkpoint(tmp_path / "cut", every=every), Kill(STEPS + 3)])
+    cut.wait()
+    seen, model = [], make_model()
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+    fit(model, [note, checkpoint := Checkpoint(tmp_path / "cut", every=every)])
+    assert seen == [1, 2] and checkpoint.epoch == EPOCHS
+    said = " ".join(capsys.readouterr().out.split())
+    assert "kmodels.fit(model, ...) continues at the next batch" in said
+    assert ("epoch 2 begins again" in said) == (every is not None)
+    assert (state.weights_digest(model) == whole) == (every is None)

@@ -4,10 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from any_data import arguments
-from kmodels.data import ArraySource, ImageLoader, as_dataset, order
+from any_data import run
+from kmodels.data import as_dataset, order
 from kmodels.data.fit.batches import as_tuple, to_numpy
-from kmodels.data.fit.run import FollowEpoch
 from refusals import refused
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
@@ -35,9 +34,8 @@ class Batches:
 
 
 def test_predict_of_batches_without_labels(model):
-    told = arguments("predict", [(X[:6],), (X[6:],)], preprocess=lambda x: x, verbose=0)
-    want = model.predict(X, verbose=0)
-    np.testing.assert_allclose(model.predict(**told), want, rtol=1e-6)
+    found = run(model, "predict", [(X[:6],), (X[6:],)], preprocess=lambda x: x, verbose=0)
+    np.testing.assert_allclose(found, model.predict(X, verbose=0), rtol=1e-6)
 
 
 def test_arrays_are_shuffled_alike_on_every_backend_and_anew_in_each_epoch(model):
@@ -48,38 +46,40 @@ def test_arrays_are_shuffled_alike_on_every_backend_and_anew_in_each_epoch(model
         seen.extend(y[:, 0].astype(int).tolist())
         return x, y
 
-    told = arguments("fit", X, Y, preprocess=note, epochs=2, batch_size=4, shuffle=True, verbose=0)
-    model.fit(**told)
+    run(model, "fit", X, Y, preprocess=note, epochs=2, batch_size=4, shuffle=True, verbose=0)
     want = [*order(11, 6, 0), *order(11, 6, 1)]
     assert seen[-22:] == want and want[:11] != want[11:]
 
 
-def test_follow_epoch_starts_where_training_starts(model):
-    source = ArraySource(np.zeros((4, 2), "uint8")[..., None, None], np.zeros(4))
-    loader = ImageLoader(source, 2)
-    follow = arguments("fit", loader, epochs=9, shuffle=True)["callbacks"][-1]
-    assert isinstance(follow, FollowEpoch)
-    follow.on_epoch_begin(7)
-    assert loader.epoch == 7
-    FollowEpoch(loader, steps_per_epoch=5).on_epoch_begin(9)
-    assert loader.epoch == 7
+def test_data_is_told_its_epoch_unless_epochs_are_parts_of_a_pass(model):
+    class Told(Batches):
+        def __init__(self):
+            self.epochs = []
+
+        def set_epoch(self, epoch):
+            self.epochs.append(epoch)
+
+    for settings, epochs in (({}, [7, 8]), ({"steps_per_epoch": 1}, [])):
+        data = Told()
+        run(model, "fit", data, epochs=9, initial_epoch=7, shuffle=True, verbose=0, **settings)
+        assert data.epochs == epochs
 
 
 def test_class_weight_reaches_a_stream(model):
     weights = dict.fromkeys(range(11), 0.0)
-    told = arguments("fit", Batches(), verbose=0, shuffle=True, class_weight=weights)
-    assert model.fit(**told).history["loss"] == [0.0]
+    history = run(model, "fit", Batches(), verbose=0, shuffle=True, class_weight=weights)
+    assert history.history["loss"] == [0.0]
 
 
 def test_validation_split_takes_the_last_part(model):
-    told = arguments("fit", X, Y, validation_split=0.3, verbose=0, shuffle=True, batch_size=4)
-    history = model.fit(**told).history
+    settings = {"validation_split": 0.3, "verbose": 0, "shuffle": True, "batch_size": 4}
+    history = run(model, "fit", X, Y, **settings).history
     assert history["label"] == [3.0] and history["val_label"] == [8.5]
     for message, share, *data in (
         ("validation_split needs arrays, not Batches", 0.3, Batches()),
         ("leaves a part empty", 0.99, X, Y),
     ):
-        refused(message, arguments, "fit", *data, validation_split=share, shuffle=True)
+        refused(message, run, model, "fit", *data, validation_split=share, shuffle=True)
 
 
 @pytest.mark.once

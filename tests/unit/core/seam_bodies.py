@@ -82,6 +82,10 @@ from kmodels.tools.convert.run import GraphsBackend
 from kmodels.tools.doctor import DoctorBackend
 from kmodels.tools.plan import supposed_jax as tools_plan_supposed_jax
 from kmodels.tools.plan.step import SupposedBackend
+from kmodels.training import step_jax as training_step_jax
+from kmodels.training import step_tensorflow as training_step_tensorflow
+from kmodels.training import step_torch as training_step_torch
+from kmodels.training.loop import StepBackend
 from kmodels.training.matching import assignment_torch as training_matching_assignment_torch
 from kmodels.training.matching.assignment import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
@@ -168,6 +172,9 @@ _tools_plan_supposed_jax: SupposedBackend = tools_plan_supposed_jax
 _training_matching_assignment_torch: AssignmentBackend = training_matching_assignment_torch
 _training_optim_optimizers_torch: OptimizersBackend = training_optim_optimizers_torch
 _training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimizers_tensorflow
+_training_step_jax: StepBackend = training_step_jax
+_training_step_torch: StepBackend = training_step_torch
+_training_step_tensorflow: StepBackend = training_step_tensorflow
 _training_step_keras_model_jax: KerasModelBackend = training_step_keras_model_jax
 _training_step_keras_model_torch: KerasModelBackend = training_step_keras_model_torch
 _training_step_keras_model_tensorflow: KerasModelBackend = training_step_keras_model_tensorflow

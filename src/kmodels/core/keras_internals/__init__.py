@@ -4,14 +4,13 @@
 """
 
 from kmodels.core.keras_internals.averages import average_by_update
-from kmodels.core.keras_internals.callbacks import fit_of_hook, preserve_monitor
+from kmodels.core.keras_internals.callbacks import preserve_monitor
 from kmodels.core.keras_internals.conversions import change_conversion, device
 from kmodels.core.keras_internals.data import (
     DataAdapter,
     PyDatasetBatches,
     data_adapter,
     set_epoch,
-    side_by_side,
 )
 from kmodels.core.keras_internals.graphs import (
     ClonedAs,
@@ -69,11 +68,7 @@ from kmodels.core.keras_internals.seeds import (
     random_seed,
 )
 from kmodels.core.keras_internals.trainer import (
-    OWN_LOOP,
-    NoKerasDDP,
-    NoTrainableWarning,
     OwnBuild,
-    OwnCompile,
     OwnFirstBatch,
     OwnLoss,
     OwnSpecs,
@@ -82,16 +77,12 @@ from kmodels.core.keras_internals.trainer import (
     build_for,
     build_metrics,
     forget_metrics,
-    forget_step,
     initial_epoch,
-    keeping_values,
     loss_tracker,
     metrics_built,
-    note_iterator,
     part_of_loss,
     set_initial_epoch,
     set_loss_tracker,
-    step_output,
     symbolic_build,
     sync_values,
     unweighted_metrics,
@@ -120,14 +111,10 @@ from kmodels.core.keras_internals.variables import (
 
 __all__ = [
     "CALL_ATTRIBUTES",
-    "OWN_LOOP",
     "ClonedAs",
     "DataAdapter",
-    "NoKerasDDP",
-    "NoTrainableWarning",
     "OwnAssign",
     "OwnBuild",
-    "OwnCompile",
     "OwnDecay",
     "OwnFirstBatch",
     "OwnLoss",
@@ -165,12 +152,10 @@ __all__ = [
     "draws_later",
     "entering",
     "first_value",
-    "fit_of_hook",
     "forget_losses",
     "forget_metrics",
     "forget_parameters",
     "forget_part",
-    "forget_step",
     "give_shape",
     "give_value",
     "global_seed",
@@ -181,7 +166,6 @@ __all__ = [
     "is_rematerialized",
     "keep_keywords",
     "keep_part",
-    "keeping_values",
     "layout_of",
     "let_value_go",
     "loss_tracker",
@@ -191,7 +175,6 @@ __all__ = [
     "moving_averages",
     "needs_keras_call",
     "no_autocast",
-    "note_iterator",
     "own_variables",
     "part_of_loss",
     "preserve_monitor",
@@ -206,10 +189,8 @@ __all__ = [
     "set_random_seed",
     "set_rematerialized",
     "set_trainable",
-    "side_by_side",
     "slot_lists",
     "standardized",
-    "step_output",
     "strategy_of",
     "sublayers",
     "symbolic_build",

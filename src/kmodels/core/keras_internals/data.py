@@ -7,7 +7,6 @@ import keras
 import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import data_adapter as data_adapter_base
-from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from kmodels.core.types import Data, Tree
@@ -32,11 +31,6 @@ def set_epoch(adapter: Any, epoch: int) -> None:
     """
     if hasattr(adapter, "_epoch"):
         adapter._epoch = epoch + 1  # Keras has counted one when the first begins.
-
-
-def side_by_side(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """Stacks so many batches, for Keras' steps of several batches on JAX since 3.16."""
-    return data_adapter_utils.super_batch_iterator(batches, count, stack_fn=keras.ops.stack)
 
 
 class PyDatasetBatches(PyDatasetAdapter):

@@ -5,11 +5,8 @@ Each method of such a base does what Keras does there, and is called where Keras
 subclass overrides it and calls `super()`.
 """
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -29,40 +26,11 @@ class RunningFit:
 
     Args:
         callbacks: that it calls, in order.
-        iterator: Keras' own, which counts the steps of its epochs; None in a loop of your own.
-        code: code of the function that ends where the `fit` does; None where the callback is told.
+        iterator: the batches of its epochs; None in any other loop than that of kmodels.
     """
 
     callbacks: list[Any]
     iterator: Any = None
-    code: CodeType | None = None
-
-
-@contextmanager
-def note_iterator(model: keras.Model, fit: RunningFit) -> Iterator[None]:
-    """Notes in `fit` what counts the steps of Keras' `fit` of a model, called in the block.
-
-    Keras has the model build itself for it, before any callback is called.
-    """
-    name = "_symbolic_build"
-    if hasattr(model, "_maybe_symbolic_build"):  # TensorFlow's comes before it
-        name = "_maybe_symbolic_build"
-    build = getattr(model, name)
-
-    def noting(iterator: Iterable[Any] | None = None, data_batch: Tree = None) -> None:
-        del vars(model)[name]
-        fit.iterator = iterator
-        build(iterator, data_batch)
-
-    vars(model)[name] = noting
-    try:
-        yield
-    finally:
-        vars(model).pop(name, None)
-
-
-# The loop of kmodels in place of Keras': `training/loop.py`. Both exist for a while.
-OWN_LOOP = os.environ.get("KMODELS_OWN_LOOP", "0") == "1"
 
 
 def initial_epoch(model: keras.Model) -> int | None:
@@ -90,19 +58,6 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def step_output(model: keras.Model) -> Any:
-    """Returns an array that the last step of a running `fit` returned on JAX, or None."""
-    state = getattr(model, "_jax_state", None) or {}
-    parts = (state.get(f"{name}_variables") for name in ("metrics", "optimizer", "trainable"))
-    return next((part[-1] for part in parts if part), None)
-
-
-def forget_step(model: keras.Model) -> None:
-    """Lets go of what a step outside of `fit` left, which Keras would write back on JAX."""
-    if getattr(model, "_jax_state", None) is not None:
-        model._jax_state = None
-
-
 def symbolic_build(model: keras.Model, batch: Tree = None, iterator: Any = None) -> None:
     """Makes the variables of metrics and losses, which Keras does in front of the first step.
 
@@ -112,28 +67,6 @@ def symbolic_build(model: keras.Model, batch: Tree = None, iterator: Any = None)
         iterator: Keras' own of an epoch, whose first batch is taken where none is given.
     """
     model._symbolic_build(iterator=iterator, data_batch=batch)
-
-
-@contextmanager
-def keeping_values(model: keras.Model) -> Iterator[None]:
-    """Gives variables their values back where `fit`, `evaluate` or `predict` fails.
-
-    On JAX Keras takes the values from the variables while steps run, and a failing first step would
-    leave the model without any. Holding them costs nothing: a step donates what it replaces.
-    """
-    if not hasattr(model, "jax_state_sync"):
-        yield
-        return
-    held = [(v, v._value) for v in (*model.variables, *model.metrics_variables)]
-    try:
-        yield
-    except BaseException:
-        sync_values(model)
-        model._jax_state = None
-        for variable, value in held:
-            if variable._value is None and not getattr(value, "is_deleted", bool)():
-                variable._value = value
-        raise
 
 
 def metrics_built(model: keras.Model) -> bool:
@@ -260,28 +193,3 @@ class OwnFirstBatch(_Model):
         self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
     ) -> None:
         self.build_where_needed(iterator, data_batch)
-
-
-class OwnCompile(_Model):
-    """A model that may call its own `compile` when it is first trained or evaluated."""
-
-    def before_use(self) -> None:
-        """Is called before Keras looks whether `compile` was called."""
-
-    def _assert_compile_called(self, method_name: str | None = None) -> None:
-        self.before_use()
-        super()._assert_compile_called(method_name)  # type: ignore[misc]
-
-
-class NoTrainableWarning:
-    """A model whose steps follow what is made trainable, without another `compile`."""
-
-    def _warn_if_trainable_state_changed(self) -> None:
-        """Does nothing: Keras would say that the change waits for `compile`."""
-
-
-class NoKerasDDP:
-    """A model whose gradients are reduced by its own step."""
-
-    def _initialize_ddp(self) -> None:
-        """Does nothing: Keras 3.16 would reduce what is reduced already."""

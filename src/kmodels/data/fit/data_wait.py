@@ -8,7 +8,6 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from kmodels.core import keras_internals
 from kmodels.core.units import pluralize
 
 # A smaller share, or less time in an epoch, is not worth a line.
@@ -28,7 +27,6 @@ class DataWaitTimer:
         faster: what to do instead, for data that no workers can make.
 
     Attributes:
-        model: that asks, in `fit`.
         last_output: returns an array that the last step of `fit` returned, or None.
         batches: batches of the epoch.
         waited: seconds of the epoch.
@@ -37,9 +35,7 @@ class DataWaitTimer:
 
     def __init__(self, workers: int = 0, parameter: str | None = None, faster: str | None = None):
         self.workers, self.parameter, self.faster = workers, parameter, faster
-        self.model: Any = None
-        # The loop of kmodels puts its own in this place.
-        self.last_output: Callable[[], Any] = lambda: keras_internals.step_output(self.model)
+        self.last_output: Callable[[], Any] = lambda: None
         self._ready: deque[float] | None = None
         self._asked: tuple[int, float] | None = None
         self._all_waited = self._all_seconds = 0.0

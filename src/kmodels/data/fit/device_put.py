@@ -10,14 +10,6 @@ class DevicePutBackend(Protocol):
     """Batches on the devices of one backend."""
 
     @property
-    def TAKES_WEIGHTS(self) -> bool:
-        """Is whether Keras holds the weights outside of the model during an epoch.
-
-        They are lost where the first batch raises: no step has given them back.
-        """
-        ...
-
-    @property
     def FORKS(self) -> bool:
         """Is whether a forked worker of a loader is safe beside the backend's threads."""
         ...

@@ -7,9 +7,6 @@ import jax
 import keras
 import numpy as np
 
-# During an epoch Keras holds the weights outside of the model, and they are lost where the first
-# batch raises: no step has given them back.
-TAKES_WEIGHTS = True
 FORKS = False
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-TAKES_WEIGHTS = False
 FORKS = False
 
 

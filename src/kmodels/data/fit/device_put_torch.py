@@ -8,7 +8,6 @@ import torch
 
 # A forked worker of a DataLoader is safe beside torch's threads.
 FORKS = True
-TAKES_WEIGHTS = False
 
 
 def ahead() -> int:

@@ -3,7 +3,6 @@
 `InstrumentedData` is what any data in `fit` does for that, `DatasetAdapter` a PyDataset that does.
 """
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +91,6 @@ class InstrumentedData:
         self.taken: int | None = None
         self._ahead: Ahead | None = None
         self._begun = False
-        self._pass: _Pass | None = None
 
     def begin(self) -> None:
         """Begins to make batches ahead, as the model is built and steps follow.
@@ -110,23 +108,14 @@ class InstrumentedData:
             ahead.close()
 
     def end(self) -> None:
-        """Ends the thread and lets go of a pass that Keras has left in its midst."""
+        """Ends the thread, whatever has ended the passes."""
         self.close()
-        self._pass = None
 
     def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Returns batches as the step, or the pipeline in front of it, asks for them."""
         piped = keeps_pipeline(self.model)
         made = self._made(batches, piped)
-        if piped:
-            return made
-        self._pass = _Pass(self._taken(made))
-        return self._pass
-
-    def look(self) -> None:
-        """Gets the first batch of a pass, where Keras takes the weights out of the model before."""
-        if self._pass is not None and device_put.TAKES_WEIGHTS:
-            self._pass.look()
+        return made if piped else self._taken(made)
 
     def _made(self, batches: Iterable[Any], piped: bool) -> Iterator[Any]:
         self.clock.begin_pass(piped)
@@ -164,28 +153,6 @@ class InstrumentedData:
         finally:
             if ahead is not None:
                 ahead.close()
-
-
-class _Pass:
-    """Gives batches, of which the first may be made before it is asked for."""
-
-    def __init__(self, batches: Iterator[Any]):
-        self._batches = batches
-        self._held: list[Any] = []
-        self._begun = False
-
-    def look(self) -> None:
-        # Over a mesh, Keras makes the pass of an epoch when it asks for the first batch. Until then
-        # this may be the pass of which it has built the model.
-        if not self._held and not self._begun:
-            self._held += itertools.islice(self._batches, 1)
-
-    def __iter__(self) -> "_Pass":
-        return self
-
-    def __next__(self) -> Any:
-        self._begun = True
-        return self._held.pop() if self._held else next(self._batches)
 
 
 def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, float]:

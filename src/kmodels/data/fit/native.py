@@ -20,10 +20,9 @@ class Native(InstrumentedData, DelegatingAdapter):
         InstrumentedData.__init__(self, DataWaitTimer(faster=faster))
         DelegatingAdapter.__init__(self, adapter)
 
-    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """Returns batches for JAX; Keras 3.16 asks for several in one, side by side."""
-        batches = self.feed(self.adapter.get_jax_iterator())
-        return keras_internals.side_by_side(batches, super_batch) if super_batch else batches
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Returns the batches of Keras' adapter."""
+        return self.feed(self.adapter.get_jax_iterator())
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the batches of Keras' adapter."""

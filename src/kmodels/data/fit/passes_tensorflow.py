@@ -26,26 +26,10 @@ def keeps_pipeline(model: keras.Model) -> bool:
 
 
 class Passes:
-    """A data set for Keras that is iterated over once per epoch."""
+    """A data set that is iterated over once per epoch; batches are on the device."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]):
         self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
-        return _Pass(self._begin())
-
-
-class _Pass:
-    def __init__(self, batches: Iterator[Any]):
-        self._batches = batches
-        self._put = placer()
-
-    def __iter__(self) -> "_Pass":
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            return self._put(next(self._batches))
-        except StopIteration:
-            # As tf.data says it; Keras' loop would take the other for a step without logs.
-            raise tf.errors.OutOfRangeError(None, None, "there is no batch left") from None
+        return map(placer(), self._begin())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.keras_internals import data, epoch
+from kmodels.core.keras_internals import data
 from kmodels.core.types import Tree
 from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData, batches_ahead
 from kmodels.data.stateful import StatefulLoader
@@ -336,12 +336,8 @@ class FitData:
         """Returns a batch, or what tells its shapes and dtypes; nothing is made ahead for it."""
         if isinstance(self._outer, DatasetAdapter):
             return next(iter(self._outer.raw()))
-        return epoch.example(self.iterator)
-
-    def look(self) -> None:
-        """See `InstrumentedData.look`, for a pass that does not begin with the first step."""
-        if isinstance(self._outer, InstrumentedData):
-            self._outer.look()
+        spec = getattr(self.iterator.passes, "element_spec", None)
+        return next(self.iterator.passes()) if spec is None else spec
 
     @property
     def _name(self) -> str:

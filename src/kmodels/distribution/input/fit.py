@@ -97,7 +97,7 @@ def rule(plan: "ParallelPlan", own: bool = False) -> BatchSharding:
 def run(
     plan: "ParallelPlan",
     model: keras.Model,
-    call: Callable[..., Any],
+    call: Callable[[keras.Model, FitRequest], Any],
     request: FitRequest,
     preprocess: Preprocess | None = None,
 ) -> Any:
@@ -106,7 +106,7 @@ def run(
     Args:
         plan: in force.
         model: whose method it is.
-        call: the method of Keras, bound to the model.
+        call: see `kmodels.data.fit.run.run`.
         request: what it is asked for.
         preprocess: see `kmodels.data.as_dataset`.
 

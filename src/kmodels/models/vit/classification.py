@@ -8,7 +8,6 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.keras_internals import OwnCompile
 from kmodels.core.types import Data, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
@@ -22,7 +21,7 @@ from kmodels.weights.checkpoint import PROBLEM_TYPES
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
 
-class ImageClassifier(SparseLabels, NamedClasses, OwnCompile, keras_internals.ClonedAs, Task):
+class ImageClassifier(SparseLabels, NamedClasses, keras_internals.ClonedAs, Task):
     """The base of classifiers of images; an `__init__` sets what follows.
 
     Attributes:

@@ -11,7 +11,7 @@ from kmodels.layers import block_compile
 from kmodels.training.loop import Loop
 
 
-class Parallel(keras_internals.NoKerasDDP):
+class Parallel:
     """First base of a model whose steps may be those of one process of several.
 
     Attributes:

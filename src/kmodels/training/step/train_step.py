@@ -174,14 +174,14 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
             x=train_step_data.whole(x, request.batch_size, bool(request.shuffle)),
             validation_data=train_step_data.whole(request.validation_data, size),
         )
-        return run_request(self, super().fit, request)
+        return run_request(self, request)
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Returns the loss and the logs with training False, on anything that `fit` takes."""
         request = FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs)
         request = request.changed(x=train_step_data.whole(x, request.batch_size))
-        return run_request(self, super().evaluate, request)
+        return run_request(self, request)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step, for what the models let their objectives move now."""
