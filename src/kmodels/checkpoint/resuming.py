@@ -171,8 +171,8 @@ def say_what_is_lost(run: RunState) -> None:
     """Says what a resumed run lacks in a `fit` that is not the loop of kmodels."""
     begun = f"epoch {run.epoch + 1} begins again, and the" if run.batch else "the"
     say(
-        f"{begun} other callbacks start from the beginning, since Keras' own fit does not say where it is; "
-        "kmodels.fit(model, ...) continues at the next batch"
+        f"{begun} other callbacks start from the beginning, since Keras' own fit does not say "
+        "where it is; kmodels.fit(model, ...) continues at the next batch"
     )
 
 
