@@ -1,8 +1,7 @@
-"""Compares runs of the recipes by two loops, or two versions, bit by bit.
+"""Compares runs of the recipes by two versions of the package, bit by bit.
 
-    KERAS_BACKEND=jax .venv/jax/bin/python tests/nightly/recorded_runs.py record before.json
-    KERAS_BACKEND=jax KMODELS_OWN_LOOP=1 .venv/jax/bin/python tests/nightly/recorded_runs.py \
-        record after.json
+    KERAS_BACKEND=jax python tests/nightly/recorded_runs.py record after.json
+    KERAS_BACKEND=jax python BEFORE/tests/nightly/recorded_runs.py record before.json
     python tests/nightly/recorded_runs.py compare before.json after.json
 
 A record holds the losses of all steps, the metrics and a digest of the weights of each run: every

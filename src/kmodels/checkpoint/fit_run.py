@@ -124,7 +124,6 @@ class FitRun:
         self.preemption.stop.begin(None if fit.iterator is not None else _code_of_fit(model))
         if (resumer := self.filled) is not None:
             resumer.begin_fit(model, params["epochs"], others)
-            keras_internals.set_epoch(getattr(fit.iterator, "data_adapter", None), self.epoch)
         else:
             self.data.check(format.arrays_of_data)
 

@@ -472,14 +472,6 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     def before_use(self) -> None:
         """Is called before `fit` and its like ask whether the model is compiled."""
 
-    def fit(self, **arguments: Any) -> Any:  # type: ignore[override]
-        """See `fit`."""
-        return fit(self, FitRequest.of(Method.FIT, **arguments))
-
-    def evaluate(self, **arguments: Any) -> Any:  # type: ignore[override]
-        """See `evaluate`."""
-        return evaluate(self, FitRequest.of(Method.EVALUATE, **arguments))
-
     def predict(self, x: Data, **arguments: Any) -> Any:  # type: ignore[override]
         """See `predict`."""
         return predict(self, FitRequest.of(Method.PREDICT, x=x, **arguments))

@@ -71,7 +71,7 @@ def test_a_run_goes_on_as_on_the_other_backend(runs, written, tmp_path, optimize
         losses = runs.fit(model, folder)
         expected = losses_of(source, optimizer)
         assert len(expected) == runs.LAST
-        got = losses[runs.SAVED - runs.LAST :]  # without the step that is told once more
+        got = losses[runs.SAVED - runs.LAST :]
         np.testing.assert_allclose(
             got, expected[runs.SAVED :], rtol=0, atol=tolerance("losses"), err_msg=name
         )

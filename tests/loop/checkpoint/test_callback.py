@@ -41,7 +41,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(whole, tmp_path):
 
 
 class Own(Checkpoint):
-    """Keras' own `fit` is found from a subclass too."""
+    """A subclass with a hook of its own."""
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)

@@ -155,7 +155,7 @@ def vit():
 
 
 def dense():
-    """A model with Keras' own `fit`."""
+    """A plain model of Keras, in `kmodels.fit`."""
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Dropout(0.3, name="drop")(keras.layers.Flatten()(inputs))
     return keras.Model(inputs, keras.layers.Dense(3, name="out")(x))

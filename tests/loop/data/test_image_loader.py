@@ -1,4 +1,4 @@
-"""ImageLoader inside Keras' fit: every sample once, a new order each epoch, workers, resuming."""
+"""ImageLoader inside `fit`: every sample once, a new order each epoch, workers, resuming."""
 
 import pickle
 import subprocess

@@ -64,41 +64,6 @@ def given_data(adapter: object) -> Any:
     )
 
 
-def wrap_data_loader(adapter: Any, wrap: Callable[[Any], Any]) -> Any:
-    """Has Keras' adapter of a DataLoader go through another object.
-
-    Returns:
-        That object; None for any other adapter.
-    """
-    if (loader := getattr(adapter, "_dataloader", None)) is None:
-        return None
-    adapter._dataloader = wrap(loader)
-    return adapter._dataloader
-
-
-def wrap_numbered(adapter: Any, wrap: Callable[[Any, Callable[[Any], Any], bool], Any]) -> Any:
-    """Has Keras' adapter of a PyDataset go through another object.
-
-    Args:
-        adapter: whose batches Keras does not shuffle, nor ask for in workers.
-        wrap: called with the dataset, what gives one pass over its batches, and True.
-
-    Returns:
-        That object; None for any other adapter.
-    """
-    if not is_py_dataset(adapter) or makes_ahead(adapter) or adapter.shuffle:
-        return None
-    own = adapter._finite_generator
-    wrapped = wrap(adapter.py_dataset, lambda _: own(), True)
-    adapter._finite_generator = lambda: iter(wrapped)
-    return wrapped
-
-
-def is_py_dataset(adapter: object) -> bool:
-    """Returns whether it is Keras' adapter of a PyDataset, or one of ours."""
-    return isinstance(getattr(adapter, "py_dataset", None), keras.utils.PyDataset)
-
-
 def makes_ahead(adapter: object) -> bool:
     """Returns whether Keras' own workers ask a PyDataset for its batches."""
     return getattr(adapter, "enqueuer", None) is not None

@@ -220,61 +220,6 @@ class DatasetAdapter(InstrumentedData, keras_internals.PyDatasetBatches):
             self.py_dataset.set_epoch(epoch)
 
 
-class DelegatingAdapter(keras_internals.DataAdapter):
-    """Stands in front of another data adapter and gives its answers.
-
-    Args:
-        adapter: the other one, of Keras or ours.
-    """
-
-    def __init__(self, adapter: Any):
-        self.adapter = adapter
-
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        """Returns the NumPy batches of the other adapter."""
-        return self.adapter.get_numpy_iterator()
-
-    def get_jax_iterator(self, *args: object, **kwargs: Any) -> Iterator[Any]:
-        """Returns the other adapter's batches for JAX; Keras gives it a number since 3.16."""
-        return self.adapter.get_jax_iterator(*args, **kwargs)
-
-    def get_torch_dataloader(self) -> Iterator[Any]:
-        """Returns the other adapter's batches for torch."""
-        return self.adapter.get_torch_dataloader()
-
-    def get_tf_dataset(self) -> Any:
-        """Returns the other adapter's dataset for TensorFlow."""
-        return self.adapter.get_tf_dataset()
-
-    @property
-    def num_batches(self) -> int | None:
-        """Returns how many batches an epoch has, or None where that is not known."""
-        return self.adapter.num_batches
-
-    @property
-    def batch_size(self) -> int | None:
-        """Returns how many samples a batch has, or None where that is not known."""
-        return self.adapter.batch_size
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """Returns whether the last batch is a smaller one."""
-        return self.adapter.has_partial_batch
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """Returns how many samples a smaller last batch has."""
-        return self.adapter.partial_batch_size
-
-    def on_epoch_begin(self) -> None:
-        """Passes on that an epoch begins."""
-        self.adapter.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """Passes on that an epoch has ended."""
-        self.adapter.on_epoch_end()
-
-
 def workers_of(data: Any) -> tuple[int, str | None]:
     """Returns how many processes make batches of it, and what their number is called there."""
     for name in ("worker_count", "num_workers"):

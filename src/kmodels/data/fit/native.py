@@ -5,10 +5,10 @@ from typing import Any
 
 from kmodels.core import keras_internals
 from kmodels.data.fit.data_wait import DataWaitTimer
-from kmodels.data.fit.feed import DelegatingAdapter, InstrumentedData, keeps_pipeline, passes
+from kmodels.data.fit.feed import InstrumentedData, keeps_pipeline, passes
 
 
-class Native(InstrumentedData, DelegatingAdapter):
+class Native(InstrumentedData, keras_internals.DataAdapter):
     """Counts the waits for data that Keras has an adapter for.
 
     Args:
@@ -18,7 +18,7 @@ class Native(InstrumentedData, DelegatingAdapter):
 
     def __init__(self, adapter: Any, faster: str | None = None):
         InstrumentedData.__init__(self, DataWaitTimer(faster=faster))
-        DelegatingAdapter.__init__(self, adapter)
+        self.adapter = adapter
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Returns the batches of Keras' adapter."""
@@ -41,3 +41,16 @@ class Native(InstrumentedData, DelegatingAdapter):
     def set_epoch(self, epoch: int) -> None:
         """Tells the data which epoch comes next."""
         keras_internals.set_epoch(self.adapter, epoch)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Returns how many batches an epoch has, or None where that is not known."""
+        return self.adapter.num_batches
+
+    def on_epoch_begin(self) -> None:
+        """Passes on that an epoch begins."""
+        self.adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Passes on that an epoch has ended."""
+        self.adapter.on_epoch_end()

@@ -13,7 +13,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import data
 from kmodels.core.types import Tree
-from kmodels.data.fit.feed import DatasetAdapter, InstrumentedData, batches_ahead
+from kmodels.data.fit.feed import DatasetAdapter, batches_ahead
 from kmodels.data.stateful import StatefulLoader
 
 Read = Callable[[], Any]
@@ -204,35 +204,24 @@ class FitData:
     """The data of one `fit`.
 
     Args:
-        iterator: that counts the steps of the `fit`, that of a `RunningFit`.
+        iterator: the batches of its epochs, those of a `RunningFit`; None in Keras' own `fit`.
         trained: says after how many batches of all epochs the training is.
     """
 
     def __init__(self, iterator: Any, trained: Callable[[], int]):
         self.iterator = iterator
-        outer = getattr(iterator, "data_adapter", None)
-        while isinstance(inner := getattr(outer, "adapter", None), InstrumentedData):
-            outer = inner
-        self._ours = isinstance(outer, InstrumentedData)
-        self._outer = outer
-        self._adapter = getattr(outer, "adapter", outer)
-        self._tracked = self._track()
-        if self._tracked is not None:
+        self._adapter = getattr(iterator, "data_adapter", None)
+        # Within one that has Keras' own; Keras' workers ask for batches long before they are taken.
+        self._adapter = getattr(self._adapter, "adapter", self._adapter)
+        self._tracked: TrackedLoader | None = None
+        if isinstance(self._adapter, DatasetAdapter) and not data.makes_ahead(self._adapter):
+            self._tracked = self._adapter.track(TrackedLoader)
             self._tracked.watch(trained)
-
-    def _track(self) -> TrackedLoader | None:
-        if data.makes_ahead(self._adapter):
-            return None  # Keras' workers ask for batches long before they are handed out.
-        if isinstance(self._adapter, DatasetAdapter):
-            return self._adapter.track(TrackedLoader)
-        if isinstance(data.given_data(self._adapter), keras.utils.PyDataset):
-            return data.wrap_numbered(self._adapter, TrackedLoader)
-        return data.wrap_data_loader(self._adapter, TrackedLoader)
 
     @property
     def ahead(self) -> bool:
         """Whether batches are made before the step that takes them."""
-        return not self._ours or batches_ahead() > 0
+        return self.iterator is None or batches_ahead() > 0
 
     @property
     def spans_epochs(self) -> bool:
@@ -334,8 +323,8 @@ class FitData:
 
     def example(self) -> Any:
         """Returns a batch, or what tells its shapes and dtypes; nothing is made ahead for it."""
-        if isinstance(self._outer, DatasetAdapter):
-            return next(iter(self._outer.raw()))
+        if isinstance(self._adapter, DatasetAdapter):
+            return next(iter(self._adapter.raw()))
         spec = getattr(self.iterator.passes, "element_spec", None)
         return next(self.iterator.passes()) if spec is None else spec
 

@@ -101,7 +101,7 @@ def run(
     request: FitRequest,
     preprocess: Preprocess | None = None,
 ) -> Any:
-    """Calls Keras' `fit`, `evaluate` or `predict` over a mesh, in each process on its rows.
+    """Runs `fit`, `evaluate` or `predict` over a mesh, in each process on its rows.
 
     Args:
         plan: in force.

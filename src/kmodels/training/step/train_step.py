@@ -167,7 +167,7 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
 
     @like(keras.Model.fit)
     def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Keras' `fit` on anything that yields batches, see `kmodels.task.Task.fit`."""
+        """Trains on anything that yields batches, see `kmodels.task.Task.fit`."""
         request = FitRequest.of(Method.FIT, x=x, y=y, **kwargs)
         size = request.validation_batch_size or request.batch_size
         request = request.changed(
