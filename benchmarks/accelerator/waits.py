@@ -82,7 +82,7 @@ def step_calls() -> dict[str, Callable[[], Any]]:
         batch = keras.tree.map_structure(keras.ops.convert_to_tensor, data)
         model.make_train_function()
         model.train()
-        return lambda: model.train_function(batch)
+        return lambda: model.train_function([batch])
 
     rates = {"dropout_rate": 0.1, "attention_dropout": 0.1, "drop_path_rate": 0.1}
     vit = ViTImageClassifier.from_preset(

@@ -109,7 +109,7 @@ class Resumer:
             return self._moment("now")
         replays = data.way(run.data) in (Way.REPLAY, Way.SLICES)
         if run.batch and not replays and not keras_internals.metrics_built(model):
-            keras_internals.symbolic_build(model, data.example())
+            data.iterator.build_for(data.example())
         self._put_back(model, "epoch")
         if run.batch and keras_internals.metrics_built(model):
             self._fill_metrics(model)
@@ -118,7 +118,7 @@ class Resumer:
                 run.batch,
                 run.log_names,
                 place=lambda: self._place(model, data),
-                build=lambda batch: self._build_metrics(model, batch),
+                build=lambda batch: self._build_metrics(model, data, batch),
             )
         return self._moment("epoch")
 
@@ -152,9 +152,9 @@ class Resumer:
     def _moment(self, name: str) -> Arrays:
         return self.run.rng.get(name, {}) | self._rates
 
-    def _build_metrics(self, model: keras.Model, batch: Tree) -> None:
+    def _build_metrics(self, model: keras.Model, data: FitData, batch: Tree) -> None:
         if not keras_internals.metrics_built(model):
-            keras_internals.symbolic_build(model, batch)
+            data.iterator.build_for(batch)
             self._fill_metrics(model)
 
     def _fill_metrics(self, model: keras.Model) -> None:

@@ -7,14 +7,14 @@ of a run is the number of its epoch, that of the batch in it, and the state of t
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 
-from kmodels.core import dispatch, keras_internals, traced
+from kmodels.core import dispatch, keras_internals
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
 from kmodels.data.fit.data_wait import DataWaitTimer
@@ -51,6 +51,16 @@ class StepBackend(Protocol):
 
     def passes(self, model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
         """Returns a function that begins a pass over the data of a Keras adapter."""
+        ...
+
+    def build(
+        self,
+        model: keras.Model,
+        make: Callable[[Callable[[], Tree]], None],
+        first: Callable[[], Tree],
+        at_once: bool,
+    ) -> None:
+        """Calls `make` with `first`, or with what one device gets of it; see `build` here."""
         ...
 
     def placed(self, batch: Tree) -> Any:
@@ -94,7 +104,7 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
         shuffle=request.shuffle,
         class_weight=request.class_weight,
     )
-    data.build(model)
+    data.build()
     callbacks = _callbacks(model, request, data, epochs=epochs, add_history=True)
     listeners = [one for one in callbacks.callbacks if isinstance(one, FitCallback)]
     for listener in listeners:
@@ -134,7 +144,7 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             data.clock.end_epoch()
             if request.validation_data is not None and _validates(epoch, frequency):
                 held_out = held_out or _validation(model, request)
-                held_out.build(model)
+                held_out.build()
                 found = _evaluate(model, held_out, callbacks)
                 epoch_logs |= {f"val_{name}": value for name, value in found.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
@@ -168,7 +178,7 @@ def evaluate(model: keras.Model, request: FitRequest) -> Any:
     check_names("evaluate", request.more, ["return_dict"])
     given = request.x, request.y, request.sample_weight
     data = _epochs(model, given, request.batch_size, request.steps)
-    data.build(model)
+    data.build()
     logs = _evaluate(model, data, _callbacks(model, request, data, epochs=1))
     return logs if request.more.get("return_dict") else _in_order(model, logs)
 
@@ -251,6 +261,7 @@ class Epochs:
         limit = keras.config.max_steps_per_epoch()
         self.steps_per_epoch = min(filter(None, (steps, limit)), default=None)
         self.data_adapter, self._at_once = adapter, model.steps_per_execution
+        self._model = model
         self.passes = backend.passes(model, adapter)
         self._pass: Any = None
         self._taken = 0
@@ -265,15 +276,19 @@ class Epochs:
         """How many batches an epoch has, or None if that is not known yet."""
         return self.steps_per_epoch or self._batches_of_pass
 
-    def build(self, model: keras.Model) -> None:
-        """Builds what the model lacks, for a batch that is read only if something is lacking."""
+    def build(self) -> None:
+        """Has the model make what it lacks, for a batch that is read only if something lacks."""
 
-        def first() -> Iterator[tuple[int, int, Any]]:
+        def first() -> Any:
             self.data_adapter.on_epoch_begin()
-            yield 0, 0, self.passes()
+            return next(self.passes())
 
-        keras_internals.build_for(model, first())
+        build(self._model, first)
         self.restart()
+
+    def build_for(self, batch: Tree) -> None:
+        """Has the model make what it lacks now, before a step is traced, for this batch."""
+        build(self._model, lambda: batch, at_once=True)
 
     def begin(self) -> None:
         """Lets batches be made ahead, as no more of them are read to build the model."""
@@ -343,22 +358,26 @@ class Epochs:
         )
 
 
-# Compiled steps of models whose own are Keras', each with what it was compiled for.
-_compiled: WeakKeyDictionary[keras.Model, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
+def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) -> None:
+    """Has a model make what its first step needs.
+
+    Args:
+        model: compiled.
+        first: returns a batch; called only if something is lacking.
+        at_once: also if the trace of the first step would make it, as on TensorFlow.
+    """
+    own = isinstance(model, Loop)
+    make = model.build_step if own else partial(keras_internals.symbolic_build, model)
+    backend.build(model, make, first, at_once or (own and model.builds_first))
 
 
 def step_of(model: keras.Model, kind: str) -> Any:
-    """Returns a `Step` of a model."""
-    if isinstance(model, Loop):
-        getattr(model, f"make_{kind}_function")()
-        return backend.Step(model, kind, getattr(model, f"{kind}_function"))
-    # `compile` makes another tracker; the rest is what layers of kmodels do not tell other models.
-    tracker = keras_internals.loss_tracker(model) if model.compiled else None
-    now = tracker, traced.changes(), dispatch.generic_now()
-    made = _compiled.setdefault(model, {})
-    if kind not in made or made[kind][0] != now:
-        made[kind] = now, backend.compiled(model, kind)
-    return backend.Step(model, kind, made[kind][1])
+    """Returns a `Step` of a model, compiled again whenever Keras would compile its own."""
+    getattr(model, f"make_{kind}_function")()
+    held = vars(getattr(model, f"{kind}_function"))
+    if "kmodels_step" not in held:
+        held["kmodels_step"] = backend.compiled(model, kind)
+    return backend.Step(model, kind, held["kmodels_step"])
 
 
 def _check_compiled(model: keras.Model, method: str) -> None:
@@ -455,7 +474,7 @@ def _weights_of(y: Data, class_weight: Mapping[int, float]) -> np.ndarray:
 def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:
     _check_compiled(model, f"{kind}_on_batch")
     batch = backend.placed(batch)
-    keras_internals.build_for(model, None, batch)
+    build(model, lambda: batch)
     step = step_of(model, kind)
     model.reset_metrics()
     with step:
@@ -466,11 +485,22 @@ def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) ->
 class Loop(keras.Model if TYPE_CHECKING else object):
     """Base of a model whose `fit` and its like are this file's; it comes right before keras.Model.
 
-    `make_train_function` and its like stay the place where a subclass prepares its first step.
+    Keras' `make_train_function` and its like stay the place where a subclass prepares a step.
     """
+
+    # Whether the first step needs more than its own trace makes on TensorFlow.
+    builds_first = False
 
     def before_use(self) -> None:
         """Is called before `fit` and its like ask whether the model is compiled."""
+
+    def build_step(self, first: Callable[[], Tree]) -> None:
+        """Makes what the first step needs: metrics, slots, layers that are not built.
+
+        Args:
+            first: returns a batch; called only if something is lacking.
+        """
+        keras_internals.symbolic_build(self, first)
 
     def predict(self, x: Data, **arguments: Any) -> Any:  # type: ignore[override]
         """See `predict`."""
@@ -503,21 +533,3 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         backend.build_to_predict(self, lambda: batch)
         with step_of(self, "predict") as step:
             return _joined([step([batch])])
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """Makes what runs the step of training, unless it is there."""
-        if self.train_function is None or force:
-            self.train_function = backend.compiled(self, "train")
-        return self.train_function
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """Makes what runs the step of evaluation, unless it is there."""
-        if self.test_function is None or force:
-            self.test_function = backend.compiled(self, "test")
-        return self.test_function
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """Makes what runs the step of prediction, unless it is there."""
-        if self.predict_function is None or force:
-            self.predict_function = backend.compiled(self, "predict")
-        return self.predict_function

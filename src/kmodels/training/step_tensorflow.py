@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kmodels.core import malloc
 from kmodels.core.types import Tree
 
 
@@ -55,7 +56,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
     if not model.run_eagerly:
         one = tf.function(one, reduce_retracing=True, jit_compile=model.jit_compile)
     if model.steps_per_execution == 1:
-        return lambda batches: one(batches[0])
+        return _trimmed(lambda batches: one(batches[0]))
 
     @tf.autograph.experimental.do_not_convert
     def several(batches: list[Any]) -> Any:
@@ -65,7 +66,26 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
             return found[-1]
         return keras.tree.map_structure(lambda *parts: _concatenated(parts), *found)
 
-    return several if model.run_eagerly else tf.function(several, reduce_retracing=True)
+    return _trimmed(several if model.run_eagerly else tf.function(several, reduce_retracing=True))
+
+
+def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns the function; the heap is trimmed after its first call, which traces it.
+
+    Graphs are many small pieces, and the heap keeps their room: 55 MiB for a ViT-S/16, which the
+    second step and the ones after would need beside it.
+    """
+    traced = False
+
+    def call(batches: Any) -> Any:
+        nonlocal traced
+        outputs = function(batches)
+        if not traced:
+            traced = True
+            malloc.malloc_trim()
+        return outputs
+
+    return call
 
 
 def _present(part: Any) -> Any:
@@ -96,6 +116,30 @@ class _Passes:
                 yield next(batches)
             except (StopIteration, tf.errors.OutOfRangeError):
                 return
+
+
+def build(
+    model: keras.Model,
+    make: Callable[[Callable[[], Tree]], None],
+    first: Callable[[], Tree],
+    at_once: bool,
+) -> None:
+    """Has a model make what its first step needs, if its trace will not.
+
+    It does without a strategy. Slots and metrics for several replicas are made in its scope.
+    """
+    strategy = model.distribute_strategy
+    scoped = tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy()
+    if not scoped and not at_once:
+        return
+
+    def part_of_one() -> Any:
+        # A mean of the replicas' batches, as Keras takes it, would not do for masks.
+        local = strategy.experimental_local_results
+        return keras.tree.map_structure(lambda x: _present(local(x)[0]), first())
+
+    with strategy.scope():
+        make(part_of_one)
 
 
 def placed(batch: Tree) -> Any:

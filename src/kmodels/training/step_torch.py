@@ -37,16 +37,7 @@ class Step:
 
 
 def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
-    """Returns a function of a batch that returns logs, or outputs.
-
-    Raises:
-        ValueError: for several steps in one call.
-    """
-    if model.steps_per_execution > 1:
-        raise ValueError(
-            f"steps_per_execution is {model.steps_per_execution}; torch runs one step a call, so "
-            "leave it out, or set KERAS_BACKEND=jax or tensorflow"
-        )
+    """Returns a function of a batch that returns logs, or outputs."""
     step = getattr(model, f"{kind}_step")
     if kind != "train":
         step = _without_gradients(step)
@@ -64,6 +55,16 @@ def _without_gradients(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
     """Returns a function that begins a pass over the data of a Keras adapter."""
     return lambda: iter(adapter.get_torch_dataloader())
+
+
+def build(
+    model: keras.Model,
+    make: Callable[[Callable[[], Tree]], None],
+    first: Callable[[], Tree],
+    at_once: bool,
+) -> None:
+    """Has a model make what its first step needs; no trace makes it."""
+    make(first)
 
 
 def placed(batch: Tree) -> Any:

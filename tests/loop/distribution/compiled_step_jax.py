@@ -11,7 +11,7 @@ from kmodels.core import keras_internals
 def compiled_step(model: Any, batch: Any) -> Any:
     """Compiles the step of a model that lies on a mesh, for batches like the given one."""
     model.optimizer.build(model.trainable_variables)
-    keras_internals.symbolic_build(model, batch)
+    keras_internals.symbolic_build(model, lambda: batch)
     groups = (model.trainable_variables, model.non_trainable_variables)
     groups += (model.optimizer.variables, model.metrics_variables)
     state = tuple([variable.value for variable in group] for group in groups)

@@ -301,13 +301,13 @@ def test_no_training_step_waits(device: list, label: str) -> None:
         model.make_test_function()
         batch = keras.tree.map_structure(torch.from_numpy, data)
         model.train()
-        losses = [model.train_function(batch) for _ in range(2)]  # the first makes what stays
+        losses = [model.train_function([batch]) for _ in range(2)]  # the first makes what stays
         with without_waiting():
-            losses += [model.train_function(batch) for _ in range(2)]
+            losses += [model.train_function([batch]) for _ in range(2)]
         model.eval()
-        model.test_function(batch)
+        model.test_function([batch])
         with without_waiting():
-            model.test_function(batch)
+            model.test_function([batch])
     values = [float(logs["loss"]) for logs in losses]
     assert np.isfinite(values).all() and len(set(values)) == 4
     assert bool(device) == label.endswith(("2", "3"))
@@ -319,7 +319,7 @@ def test_what_is_computed_again_drops_what_it_dropped(device: list) -> None:
         batch = keras.tree.map_structure(torch.from_numpy, data)
         model.make_train_function()
         model.train()
-        return [float(model.train_function(batch)["loss"]) for _ in range(4)]
+        return [float(model.train_function([batch])["loss"]) for _ in range(4)]
 
     assert losses(remat=True) == losses(remat=False)
 

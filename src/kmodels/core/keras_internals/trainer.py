@@ -5,11 +5,12 @@ Each method of such a base does what Keras does there, and is called where Keras
 subclass overrides it and calls `super()`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 from keras.src.losses.loss import scale_loss_for_distribution
 
 from kmodels.core.types import Tensor, Tree
@@ -38,35 +39,33 @@ def initial_epoch(model: keras.Model) -> int | None:
     return model._initial_epoch
 
 
-def build_for(
-    model: keras.Model, batches: Iterable[tuple[int, int, Any]] | None, batch: Tree = None
-) -> None:
-    """Has a model make what its first step needs, as Keras' `fit` does.
-
-    Args:
-        model: compiled.
-        batches: gives what `fit` does of Keras' iterators: numbers of steps, and an iterator.
-        batch: (x, y, sample_weight), in place of the first of them.
-    """
-    # TensorFlow builds within the first trace, except under a strategy.
-    build = getattr(model, "_maybe_symbolic_build", model._symbolic_build)
-    build(iterator=batches, data_batch=batch)
-
-
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Makes the `fit` that is beginning start at this epoch; None takes that back."""
     model._initial_epoch = epoch
 
 
-def symbolic_build(model: keras.Model, batch: Tree = None, iterator: Any = None) -> None:
-    """Makes the variables of metrics and losses, which Keras does in front of the first step.
+def symbolic_build(model: keras.Model, batch: Callable[[], Tree]) -> None:
+    """Makes what a model lacks for its first step: metrics, losses, slots, layers.
 
     Args:
         model: compiled.
-        batch: (x, y, sample_weight), the one to build for.
-        iterator: Keras' own of an epoch, whose first batch is taken where none is given.
+        batch: returns (x, y, sample_weight), or arrays of the host; called only for shapes and
+            dtypes that are needed.
     """
-    model._symbolic_build(iterator=iterator, data_batch=batch)
+    model._symbolic_build(iterator=((0, 0, [_specs(batch())]) for _ in range(1)))
+
+
+def _specs(batch: Tree) -> Any:
+    return keras.tree.map_structure(lambda x: None if x is None else _spec(x), batch)
+
+
+def _spec(x: Any) -> keras.KerasTensor:
+    name = keras.backend.standardize_dtype(x.dtype)
+    if name.endswith("64"):
+        # JAX has 32 bits unless it is told otherwise, and warns of each array that should have 64.
+        held: Any = keras.ops.convert_to_tensor(np.zeros((), name))
+        name = keras.backend.standardize_dtype(held.dtype)
+    return keras.KerasTensor(x.shape, name)
 
 
 def metrics_built(model: keras.Model) -> bool:
@@ -145,51 +144,3 @@ class OwnLoss(_Model):
         training: bool = True,
     ) -> Any:
         return self.loss_of_step(x, y, y_pred, sample_weight, training)
-
-
-class OwnBuild(_Model):
-    """A model that makes slots, averages and lazy layers itself, in front of its first step."""
-
-    def build_step(self, iterator: Iterable[Any] | None = None, data_batch: Tree = None) -> None:
-        """Builds for a batch, or for the first one of Keras' iterator of an epoch."""
-        super()._symbolic_build(iterator, data_batch)  # type: ignore[misc]
-
-    def _symbolic_build(
-        self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
-    ) -> None:
-        self.build_step(iterator, data_batch)
-
-
-class OwnSpecs(_Model):
-    """A model that says in which shapes and dtypes it is built for a batch."""
-
-    def spec_of(self, x: Any) -> keras.KerasTensor:
-        """Returns what stands for an array of a batch."""
-        raise NotImplementedError
-
-    def _symbolic_build(
-        self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
-    ) -> None:
-        # Keras reads a batch only where something has to be built.
-        batches = ((n, m, map(self.specs_of, b)) for n, m, b in iterator or ())
-        specs = None if data_batch is None else self.specs_of(data_batch)
-        super()._symbolic_build(batches, specs)  # type: ignore[misc]
-
-    def specs_of(self, batch: Tree) -> Any:
-        """Returns what stands for a batch."""
-        return keras.tree.map_structure(lambda x: None if x is None else self.spec_of(x), batch)
-
-
-class OwnFirstBatch(_Model):
-    """A model that chooses what is built, and for which batch, where Keras would rather not."""
-
-    def build_where_needed(
-        self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
-    ) -> None:
-        """Builds what the first step needs; arguments as in `OwnBuild.build_step`."""
-        super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
-
-    def _maybe_symbolic_build(
-        self, iterator: Iterable[Any] | None = None, data_batch: Tree = None
-    ) -> None:
-        self.build_where_needed(iterator, data_batch)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 import keras
 
 from kmodels.core.dispatch import backend_module
+from kmodels.training.loop import Loop
 
 
 class KerasModelBackend(Protocol):
@@ -18,6 +19,9 @@ class KerasModelBackend(Protocol):
 
 _native = backend_module("kmodels.training.step.keras_model", KerasModelBackend, optional=True)
 if TYPE_CHECKING or _native is None:
-    Model = keras.Model
+
+    class Model(Loop, keras.Model):
+        """Keras' model in the loop of kmodels."""
+
 else:
     Model = _native.Model

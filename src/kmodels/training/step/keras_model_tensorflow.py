@@ -1,13 +1,12 @@
 """The training step on TensorFlow."""
 
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from kmodels.core import keras_internals, malloc, replicas_tensorflow
+from kmodels.core import keras_internals, replicas_tensorflow
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
@@ -16,28 +15,15 @@ _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
 
 
-class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, Loop, keras.Model):
-    """Keras' model; what tracing and optimizing the step's graph took is given back.
-
-    Graphs are many small pieces, and the heap keeps their room: 55 MiB for a ViT-S/16, which the
-    second step and the ones after would need beside it.
-    """
+class Model(keras_internals.OwnLoss, Loop, keras.Model):
+    """Keras' model, whose step counts the parts of a batch that replicas share."""
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step."""
         made = self.train_function
         if made is None or force:
             check_replicated(self.optimizer, self.distribute_strategy, self.loss)
-        super().make_train_function(force)
-        if self.train_function is not made:
-            self.train_function = _trimmed(self.train_function)
-        return self.train_function
-
-    def build_where_needed(self, iterator: Any = None, data_batch: Tree = None) -> None:
-        """Keras' part, which would take the mean of the replicas' batches, masks and all."""
-        if self.distribute_strategy.num_replicas_in_sync > 1:
-            iterator, data_batch = None, part_of(self.distribute_strategy, iterator, data_batch)
-        super().build_where_needed(iterator, data_batch)
+        return super().make_train_function(force)
 
     def compute_metrics(
         self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree = None
@@ -66,14 +52,6 @@ class Model(keras_internals.OwnLoss, keras_internals.OwnFirstBatch, Loop, keras.
         counted = loss * tf.cast(replicas_tensorflow.share(rows), loss.dtype)
         # The value is what the averages of the logs weigh by rows themselves.
         return counted + tf.stop_gradient(loss - counted)
-
-
-def part_of(strategy: tf.distribute.Strategy, iterator: Iterable[Any], batch: Tree) -> Any:
-    """Returns the first replica's part of a batch, or of the first that there is."""
-    for _, _, batches in iterator or ():
-        batch = next(batches)
-        break
-    return keras.tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], batch)
 
 
 def check_replicated(
@@ -118,18 +96,3 @@ def _is_mean(loss: object) -> bool:
 
 def _reduction(loss: object) -> str:
     return getattr(loss, "reduction", _MEANS[0])
-
-
-def _trimmed(function: Callable[..., Any]) -> Any:
-    """Returns the function; the heap is trimmed after its first call, which traces it."""
-    traced = False
-
-    def call(iterator: Any) -> Any:
-        nonlocal traced
-        logs = function(iterator)
-        if not traced:
-            traced = True
-            malloc.malloc_trim()
-        return logs
-
-    return call

@@ -45,7 +45,7 @@ else:
     _Step = _native.Step
 
 
-class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
+class TrainStep(traced.Follows, _Step):
     """A model around models, whose loss is yours: one function for JAX, torch and TensorFlow.
 
         def loss_fn(models, batch, training):
@@ -245,15 +245,14 @@ class TrainStep(keras_internals.OwnBuild, traced.Follows, _Step):
         tracker.update_state(total, sample_weight=rows)
         return [tracker, *self._running.update(results, rows)]
 
-    def build_step(self, iterator: Any = None, data_batch: Tree = None) -> None:
-        """Keras' hook in front of the first step: makes slots, averages, and lazy models."""
+    builds_first = True
+
+    def build_step(self, first: Callable[[], Tree]) -> None:
+        """Makes slots, averages, and lazy models, see `Loop.build_step`."""
         objectives, running = self._players, self._running
         if running.built:
             return
-        if data_batch is None:
-            held = next(part for _, _, part in iterator)
-            data_batch = held[0] if isinstance(held, list | tuple) else next(held)
-        batch = self._batch(data_batch)
+        batch = self._batch(first())
 
         def turns(batch: Tree) -> list[Any]:
             return [

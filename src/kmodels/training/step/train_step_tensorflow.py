@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kmodels.core import keras_internals, replicas_tensorflow
+from kmodels.core import replicas_tensorflow
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.keras_model_tensorflow import check_replicated, part_of
+from kmodels.training.step.keras_model_tensorflow import check_replicated
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objectives
 
@@ -67,7 +67,7 @@ def outline(
         run(batch)
 
 
-class Step(keras_internals.OwnFirstBatch, Loop, keras.Model):
+class Step(Loop, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives
@@ -90,11 +90,3 @@ class Step(keras_internals.OwnFirstBatch, Loop, keras.Model):
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))
-
-    def build_where_needed(self, iterator: Any = None, data_batch: Tree = None) -> None:
-        """Builds always; Keras would leave all to the first trace without a strategy."""
-        strategy = self.distribute_strategy
-        if strategy.num_replicas_in_sync > 1:
-            iterator, data_batch = None, part_of(strategy, iterator, data_batch)
-        with strategy.scope():
-            keras_internals.symbolic_build(self, data_batch, iterator)
