@@ -96,6 +96,7 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     epochs, frequency = request.more["epochs"], request.more["validation_freq"]
     if limit := keras.config.max_epochs():
         epochs = min(epochs, limit)
+    _validates(0, frequency)  # a wrong one is to cost no epoch
     data = _epochs(
         model,
         (request.x, request.y, request.sample_weight),
@@ -124,6 +125,7 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             data.set_epoch(epoch)
+            step = step_of(model, "train")  # a callback may have changed the model
             is_over = False
             if data.continued is not None:
                 logs = dict.fromkeys(data.continued.log_names, 0.0)
@@ -218,7 +220,7 @@ def predict(model: keras.Model, request: FitRequest) -> Any:
         InputError: for data without a batch.
     """
     data = _epochs(model, (request.x, None, None), request.batch_size, request.steps)
-    backend.build_to_predict(model, lambda: next(data.passes()))
+    backend.build_to_predict(model, data.example)
     callbacks = _callbacks(model, request, data, epochs=1)
     step = step_of(model, "predict")
     model.stop_predicting = False
@@ -281,10 +283,16 @@ class Epochs:
 
         def first() -> Any:
             self.data_adapter.on_epoch_begin()
-            return next(self.passes())
+            return self.example()
 
         build(self._model, first)
         self.restart()
+
+    def example(self) -> Any:
+        """Returns the first batch of a pass that is for nothing else."""
+        for batch in self.passes():
+            return batch
+        raise InputError("the data gave no batch; give at least one")
 
     def build_for(self, batch: Tree) -> None:
         """Has the model make what it lacks now, before a step is traced, for this batch."""

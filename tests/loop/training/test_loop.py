@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kmodels
+from pool import pool
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 5)).astype("float32")
@@ -317,3 +318,32 @@ def test_a_step_follows_another_compile():
 def test_a_misspelt_argument_is_named(method):
     with pytest.raises((TypeError, kmodels.InputError), match="epoch_s"):
         getattr(kmodels, method)(made(), X, epoch_s=2)
+
+
+def test_a_wrong_frequency_costs_no_epoch():
+    told = Told()
+    settings = {"validation_data": (X, Y), "validation_freq": "often", "callbacks": [told]}
+    with pytest.raises(kmodels.InputError, match="validation_freq is 'often'; give a number"):
+        kmodels.fit(made(), X, Y, verbose=0, **settings)
+    assert not told.hooks
+
+
+def test_a_callback_may_freeze_a_part_of_a_task():
+    class Freezes(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.backbone.trainable = epoch < 1
+
+    backbones, heads = [], []
+
+    class Seen(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            backbones.append(self.model.backbone.get_weights()[0])
+            heads.append(self.model.get_weights()[-1])
+
+    images = RNG.normal(size=(8, 16, 16, 3)).astype("float32")
+    with pool("vit_debug", num_classes=3, num_layers=1) as model:
+        model.fit(images, Y[:8], epochs=3, verbose=0, callbacks=[Freezes(), Seen()])
+        model.backbone.trainable = True
+    first, *rest = backbones
+    assert all(np.array_equal(first, other) for other in rest)
+    assert not np.array_equal(heads[0], heads[1])

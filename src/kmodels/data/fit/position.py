@@ -326,7 +326,7 @@ class FitData:
         if isinstance(self._adapter, DatasetAdapter):
             return next(iter(self._adapter.raw()))
         spec = getattr(self.iterator.passes, "element_spec", None)
-        return next(self.iterator.passes()) if spec is None else spec
+        return self.iterator.example() if spec is None else spec
 
     @property
     def _name(self) -> str:
