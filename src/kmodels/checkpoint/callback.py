@@ -32,6 +32,11 @@ class Checkpoint(FitHooks):
     (`kmodels.data.StatefulLoader`), a PyDataset is asked for batches by their number, and
     anything else is gone through again, as a warning says. Set `keras.utils.set_random_seed`.
 
+    All this holds in `fit` of the models of kmodels and in `kmodels.fit` of any other Keras model.
+    Keras' own `fit` says little to a callback: there a run goes on exactly where an epoch ended, a
+    cut epoch begins again with the weights that it had, and the other callbacks start from the
+    beginning, as a line says.
+
     SIGTERM, SIGINT and SIGHUP save at the end of the batch, and end the process with 143, 130
     or 129.
 
@@ -48,7 +53,7 @@ class Checkpoint(FitHooks):
         directory: directory of the run's checkpoints, local or as "gs://bucket/run"; no other
             process has it.
         every: steps between checkpoints, or seconds as in "300s"; by default one after each epoch.
-            Where Keras executes several steps at once, the first end of them counts.
+            Where several steps are executed at once, the first end of them counts.
         keep: how many of the newest stay.
         best: name of a log of an epoch, such as "val_loss"; the checkpoint with its best value
             stays too.
