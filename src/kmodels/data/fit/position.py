@@ -215,8 +215,8 @@ class FitData:
         self._adapter = getattr(self._adapter, "adapter", self._adapter)
         self._tracked: TrackedLoader | None = None
         if isinstance(self._adapter, DatasetAdapter) and not data.makes_ahead(self._adapter):
-            self._tracked = self._adapter.track(TrackedLoader)
-            self._tracked.watch(trained)
+            tracked = self._tracked = self._adapter.track(TrackedLoader)
+            tracked.watch(trained)
 
     @property
     def ahead(self) -> bool:
