@@ -303,6 +303,12 @@ def test_broken_files_are_named(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "llama.gguf", "llama")
     writer.add_tensor("token_embd.weight", np.zeros((2, 4), "float32"))
     finish(writer)
+    # The last 8 bytes before the padding say where the only tensor begins.
+    whole = (tmp_path / "llama.gguf").read_bytes()
+    at = whole.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8 + 4
+    (tmp_path / "moved.gguf").write_bytes(whole[:at] + b"\x04" + whole[at + 1 :] + bytes(8))
+    message = r"moved\.gguf is not .* GGUF file: tensor token_embd.weight cannot begin at byte \d+"
+    refused(message, read, tmp_path / "moved.gguf")
     message = "holds 'llama'; the model reads gemma, gemma2, gemma3"
     refused(message, read, tmp_path / "llama.gguf")
 

@@ -42,7 +42,9 @@ def open_gguf(path: str | Path) -> Any:
         raise InputError(f"{path} needs the gguf package: pip install 'kmodels[gguf]'") from None
     try:
         _check(Path(path))
-        return gguf.GGUFReader(str(path))
+        reader = gguf.GGUFReader(str(path))
+        _check_places(reader)
+        return reader
     except Exception as error:
         # A damaged file raises nearly anything: IndexError, KeyError, OverflowError, struct.error.
         raise InputError(
@@ -118,6 +120,16 @@ def _check(path: Path) -> None:
             at = _text(data, at)
             (kind,) = struct.unpack_from("<I", data, at)
             at = _value(data, at + 4, kind)
+
+
+def _check_places(reader: "gguf.GGUFReader") -> None:
+    """Looks whether tensors lie apart and aligned, as llama.cpp does; numbers would be others."""
+    end = 0
+    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
+        begin = tensor.data_offset
+        if begin < end or begin % reader.alignment:
+            raise ValueError(f"tensor {tensor.name} cannot begin at byte {begin}")
+        end = begin + tensor.n_bytes
 
 
 def _text(data: mmap.mmap, at: int) -> int:
