@@ -168,7 +168,7 @@ def say(line: str) -> None:
 
 
 def say_what_is_lost(run: RunState) -> None:
-    """Says what a resumed run lacks in a `fit` that is not the loop of kmodels."""
+    """Prints which state of a resumed run Keras' own `fit` cannot restore."""
     begun = f"epoch {run.epoch + 1} begins again, and the" if run.batch else "the"
     say(
         f"{begun} other callbacks start from the beginning, since Keras' own fit does not say "

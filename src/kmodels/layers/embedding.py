@@ -34,7 +34,7 @@ class Table:
 
     Attributes:
         is_output: whether logits come from it.
-        prefix: what stands before the names of the adapter's variables, which the layer owns.
+        prefix: prefix of the names of the adapter's variables, which belong to the layer.
         merged: the adapter that `merge_lora` added to the table, or None.
     """
 

@@ -66,7 +66,7 @@ def save_adapter(layer: Any, store: MutableMapping[str, Any]) -> None:
 
 
 def within(store: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns what a file holds for the adapter of one table of a layer, without the prefix."""
+    """Returns the arrays in a file for the adapter of one table, without the prefix."""
     held = set(store.keys())
     return {name: store[prefix + name] for name in (*ADAPTER, SCALING) if prefix + name in held}
 

@@ -1,4 +1,4 @@
-"""What a callback that watches a number has found, when it first looks at it."""
+"""The best value of a callback that monitors a metric."""
 
 from collections.abc import Iterable
 

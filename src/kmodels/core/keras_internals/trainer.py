@@ -45,7 +45,7 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 
 
 def symbolic_build(model: keras.Model, batch: Callable[[], Tree]) -> None:
-    """Makes what a model lacks for its first step: metrics, losses, slots, layers.
+    """Creates the metrics, losses, slots and layers that the first step of a model needs.
 
     Args:
         model: compiled.

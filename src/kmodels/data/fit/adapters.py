@@ -1,4 +1,4 @@
-"""Data of any framework, turned into what the loop takes on the running backend.
+"""Converts data of any framework for the training loop on the running backend.
 
 Keras takes arrays and PyDatasets everywhere and most else on some backends. `as_dataset` tells what
 kind of thing it was given from its methods and the name of its package, and imports nothing to find

@@ -176,7 +176,7 @@ def _accessors(thing: object) -> tuple[Read, Load] | None:
 
 
 class Continued(NamedTuple):
-    """Where an epoch begins that was cut.
+    """The position at which an interrupted epoch continues.
 
     Attributes:
         batch: the first that is not trained on.
