@@ -171,15 +171,13 @@ def kinds(folder: Path) -> dict:
 
 
 def measure_kinds(folder: Path, count: int, rounds: int) -> dict:
-    from kmodels.data.fit.adapters import as_dataset
-    from kmodels.data.fit.feed import DatasetAdapter
+    from kmodels.data.pipeline.kinds import as_dataset, pipeline
 
     found = {}
     for name, make in kinds(folder).items():
         made = make()
         x, y = made if isinstance(made, tuple) else (made, None)
-        data = as_dataset(x, y, batch_size=BATCH, preprocess=small)
-        feed = data if hasattr(data, "get_numpy_iterator") else DatasetAdapter(data)
+        feed = pipeline(as_dataset(x, y, batch_size=BATCH, preprocess=small))
         speeds = []
         for _ in range(rounds + 1):
             begun = time.process_time()
@@ -209,10 +207,10 @@ def measure_fit(folder: Path, rounds: int) -> dict:
     import data  # this file, under a name that workers know it by
     import keras
 
+    import kmodels
     from kmodels.data import ImageLoader, open_dataset
-    from kmodels.data.fit.feed import DatasetAdapter
-    from kmodels.data.fit.request import FitRequest, Method
-    from kmodels.data.fit.run import run
+    from kmodels.data.pipeline.kinds import pipeline
+    from kmodels.data.pipeline.pipeline import Pipeline
 
     model, steps = make_model(), 16
     size = (INTO, INTO)
@@ -227,10 +225,10 @@ def measure_fit(folder: Path, rounds: int) -> dict:
             rows = slice(index * BATCH, (index + 1) * BATCH)
             return pixels[rows], labels[rows]
 
-    def epoch(dataset) -> tuple[float, DatasetAdapter]:
-        feed = DatasetAdapter(dataset)
+    def epoch(dataset) -> tuple[float, Pipeline]:
+        feed = pipeline(dataset)
         begun = time.perf_counter()
-        run(model, model.fit, FitRequest.of(Method.FIT, x=feed, shuffle=False, verbose=0))
+        kmodels.fit(model, feed, verbose=0)
         return time.perf_counter() - begun, feed
 
     epoch(Arrays())

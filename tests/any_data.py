@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.training.keras_methods import run_request
 
 

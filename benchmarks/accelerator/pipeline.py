@@ -27,9 +27,7 @@ def write_files(folder: Path, count: int) -> None:
 def run(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns a row per number of workers, beside arrays that are there already."""
     from kmodels.data import ImageLoader, open_dataset
-    from kmodels.data.fit.feed import DatasetAdapter
-    from kmodels.data.fit.request import FitRequest, Method
-    from kmodels.data.fit.run import run as run_fit
+    from kmodels.data.pipeline.kinds import pipeline
 
     batch, count = settings["batch"], settings["images"]
     shape = shape_of(settings["preset"]).image_shape
@@ -50,10 +48,9 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
             loader = ImageLoader(opened.train, batch, image_size=shape[:2], workers=workers)
             feed = None
             for _ in range(2):  # the first epoch starts the workers
-                feed = DatasetAdapter(loader)
+                feed = pipeline(loader)
                 begun = time.perf_counter()
-                request = FitRequest.of(Method.FIT, x=feed, shuffle=False, verbose=0)
-                clock.wait(run_fit(model, model.fit, request))
+                clock.wait(model.fit(feed, verbose=0))
                 seconds = time.perf_counter() - begun
             loader.close()
             row: dict[str, Any] = {"case": case, "system": f"kmodels, JPEG, {workers} workers"}

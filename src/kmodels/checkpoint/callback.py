@@ -13,10 +13,10 @@ from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.saving import BestEpoch, SaveInterval, Saver
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote, local_path
-from kmodels.core.keras_internals import RunningFit
 from kmodels.core.remote import mirror
 from kmodels.core.shown import shown
 from kmodels.core.types import Logs
+from kmodels.data.pipeline.request import RunningFit
 
 
 class Checkpoint(FitHooks):

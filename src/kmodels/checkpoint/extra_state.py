@@ -20,7 +20,7 @@ import numpy as np
 from kmodels.checkpoint.state import Arrays, host_values, put, slots, whole
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
-from kmodels.data.fit import prefetch
+from kmodels.data.pipeline import prefetch
 
 _RATE, _SLOT = "rate", "learning_rate"
 _ARRAY = "__array__"

@@ -18,10 +18,9 @@ from kmodels.checkpoint.run_state import RunState
 from kmodels.checkpoint.saving import BestEpoch, FiniteLoss, SaveInterval, Saver
 from kmodels.core import keras_internals
 from kmodels.core.files import unlock
-from kmodels.core.keras_internals import RunningFit
 from kmodels.core.types import Logs
-from kmodels.data.fit.position import FitData
-from kmodels.data.fit.run import FitCallback
+from kmodels.data.pipeline.pipeline import batches_ahead
+from kmodels.data.pipeline.request import FitCallback, RunningFit
 
 
 class FitRun:
@@ -117,15 +116,16 @@ class FitRun:
         """Begins a `fit` of the directory that was taken."""
         self._model, self._others, self.steps = model, others, params.get("steps")
         self.interval.begin(self.step)
+        self.epochs = fit.epochs
         if self.leader is not self:
-            self.data = self.leader.data
             return
-        self.data = FitData(fit.iterator, lambda: self.step)
-        self.preemption.stop.begin(None if fit.iterator is not None else _code_of_fit(model))
+        self.preemption.stop.begin(None if self.epochs is not None else _code_of_fit(model))
+        if self.epochs is not None:
+            self.epochs.data.position.watch(lambda: self.step)
         if (resumer := self.filled) is not None:
             resumer.begin_fit(model, params["epochs"], others)
-        else:
-            self.data.check(format.arrays_of_data)
+        elif self.epochs is not None:
+            self.epochs.data.position.check(format.arrays_of_data)
 
     def save(self) -> None:
         """Saves now."""
@@ -139,7 +139,7 @@ class FitRun:
         self.before_save()
         self.saver.writer.wait()  # There is one copy at a time.
         keras_internals.sync_values(self._model)
-        data = self.data
+        own = self.epochs is None  # Keras' loop, which asks for batches ahead of its steps
         about = run_state.describe(self._model.optimizer, self._settings, self.given, self.epoch)
         run = RunState(
             step=self.step,
@@ -149,8 +149,8 @@ class FitRun:
             logs={k: v if math.isfinite(v) else None for k, v in logs.items()},
             log_names=self.log_names,
             base=self.saver.base,
-            ahead=data.ahead,
-            data=data.state(),
+            ahead=own or batches_ahead() > 0,
+            data=None if own else self.epochs.data.position.state(),
             **about,
         )
         self.saver.read(run, self._model)
@@ -218,8 +218,8 @@ class FitHooks(FitCallback):
         run.leave_if_asked()
         if run.leader is run and (resumer := run.filled) is not None:
             run.log_names = resumer.run.log_names
-            begun = resumer.begin_epoch(self.model, run.data)
-            run.batch = 0 if run.data.iterator is None else run.batch
+            begun = resumer.begin_epoch(self.model, run.epochs)
+            run.batch = 0 if run.epochs is None else run.batch
         else:
             run.epoch, run.batch = epoch, 0
             if run.leader is not run:

@@ -15,7 +15,8 @@ from kmodels.checkpoint.run_state import RunState
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.data.fit.position import Continued, FitData, Way
+from kmodels.data.pipeline.pipeline import batches_ahead
+from kmodels.data.pipeline.position import Continued
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
 
@@ -93,7 +94,7 @@ class Resumer:
         keras_internals.set_initial_epoch(model, epochs if self.run.ended else self.run.epoch)
         warn_where_done(self.path.parent, self.run.epoch, epochs, self.run.ended)
 
-    def begin_epoch(self, model: keras.Model, data: FitData) -> Arrays:
+    def begin_epoch(self, model: keras.Model, epochs: Any) -> Arrays:
         """Puts callbacks and random generators back, and has a cut epoch begin where it was cut.
 
         Returns:
@@ -102,23 +103,23 @@ class Resumer:
         run = self.run
         keras_internals.set_initial_epoch(model, None)
         self.phase = Phase.WITHIN if run.batch else Phase.DONE
-        if data.iterator is None:
+        if epochs is None:
             self.phase = Phase.DONE
             say_what_is_lost(run)
             extra_state.restore(model.optimizer, self._moment("now"))
             return self._moment("now")
-        replays = data.way(run.data) in (Way.REPLAY, Way.SLICES)
+        replays = epochs.data.position.replays(run.data)
         if run.batch and not replays and not keras_internals.metrics_built(model):
-            data.iterator.build_for(data.example())
+            epochs.build_for(next(epochs.data.raw()))
         self._put_back(model, "epoch")
         if run.batch and keras_internals.metrics_built(model):
             self._fill_metrics(model)
         if run.batch or run.data is not None:
-            data.iterator.continued = Continued(
+            epochs.continued = Continued(
                 run.batch,
                 run.log_names,
-                place=lambda: self._place(model, data),
-                build=lambda batch: self._build_metrics(model, data, batch),
+                place=lambda: self._place(model, epochs),
+                build=lambda batch: self._build_metrics(model, epochs, batch),
             )
         return self._moment("epoch")
 
@@ -135,14 +136,15 @@ class Resumer:
         if self.phase is Phase.FILLED:
             self._others.restore(self.run.callbacks, self.run.callback_arrays)
 
-    def _place(self, model: keras.Model, data: FitData) -> bool:
+    def _place(self, model: keras.Model, epochs: Any) -> bool:
         run, begun = self.run, self._moment("epoch")
-        return data.go_to(
+        ahead = run.ahead or batches_ahead() > 0
+        return epochs.data.position.go_to(
             run.data,
             run.batch,
-            over=not run.batch and not data.spans_epochs,
+            over=not run.batch and not epochs.steps_per_epoch,
             undo=lambda: extra_state.restore(model.optimizer, begun),
-            alone=lambda: not (run.ahead or data.ahead) or extra_state.is_as_now(run.rng["now"]),
+            alone=lambda: not ahead or extra_state.is_as_now(run.rng["now"]),
         )
 
     def _put_back(self, model: keras.Model, moment: str) -> None:
@@ -152,9 +154,9 @@ class Resumer:
     def _moment(self, name: str) -> Arrays:
         return self.run.rng.get(name, {}) | self._rates
 
-    def _build_metrics(self, model: keras.Model, data: FitData, batch: Tree) -> None:
+    def _build_metrics(self, model: keras.Model, epochs: Any, batch: Tree) -> None:
         if not keras_internals.metrics_built(model):
-            data.iterator.build_for(batch)
+            epochs.build_for(batch)
             self._fill_metrics(model)
 
     def _fill_metrics(self, model: keras.Model) -> None:

@@ -21,7 +21,7 @@ _EXPORTS = {
     "TFRecords": "formats.tfrecord",
     "TarShards": "formats.webdataset",
     "ViewLoader": "images.views",
-    "as_dataset": "fit.adapters",
+    "as_dataset": "pipeline.kinds",
     "made_scenes": "images.masks.scenes",
     "open_dataset": "images.opening",
     "open_masks": "images.masks.sources",

@@ -1,7 +1,7 @@
 """The plan that `distribute` returns: all steps of a run that depend on the devices."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import keras
@@ -11,6 +11,9 @@ from kmodels.core.types import Data
 from kmodels.distribution import processes
 from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh, check_batch
+
+if TYPE_CHECKING:
+    from kmodels.data.pipeline.shard import BatchSharding
 
 
 class ParallelPlan:
@@ -102,9 +105,8 @@ class ParallelPlan:
                 they have, or in what is in the first one.
         """
         # It is imported when it is asked for: families import this package to tell their layout.
-        from kmodels.data.fit.adapters import as_dataset
-        from kmodels.data.fit.request import Method
-        from kmodels.distribution.input import fit
+        from kmodels.data.pipeline.kinds import as_dataset, pipeline
+        from kmodels.data.pipeline.request import Method
 
         size = batch_size or 32
         if own:
@@ -114,7 +116,14 @@ class ParallelPlan:
         data = as_dataset(x, y, sample_weight, size, shuffle=shuffle)
         if seed is not None and hasattr(data, "seed"):
             data.seed = seed
-        return fit.shard(data, fit.rule(self, own), Method.FIT if training else Method.EVALUATE)
+        return pipeline(data, self.rule(own), Method.FIT if training else Method.EVALUATE)
+
+    def rule(self, own: bool = False) -> "BatchSharding":
+        """Returns which rows of each batch this process takes; `own` as in `shard`."""
+        from kmodels.data.pipeline.shard import BatchSharding
+
+        engine = self.engine
+        return BatchSharding(self.check_batch, engine.shards, engine.shard, own, processes)
 
     def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
         """Returns what makes a run continue from where it was, whatever ends it.

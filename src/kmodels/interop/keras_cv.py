@@ -16,9 +16,9 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.fit.adapters import Mapped
-from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.image_format import check_channels_last
+from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.kinds import Mapped
 from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]

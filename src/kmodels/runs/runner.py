@@ -15,15 +15,13 @@ from kmodels.core.errors import InputError
 from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
 from kmodels.core.types import Logs
 from kmodels.core.units import pluralize
-from kmodels.data.fit.feed import DatasetAdapter
-from kmodels.data.fit.request import FitRequest, Method
-from kmodels.data.fit.run import FitCallback, run
+from kmodels.data.pipeline.kinds import pipeline
+from kmodels.data.pipeline.request import FitCallback, FitRequest, Method
 from kmodels.distribution import current, processes
-from kmodels.distribution.input import fit
 from kmodels.runs import console, trackers
 from kmodels.runs.history import History
 from kmodels.runs.progress import Progress
-from kmodels.training import loop
+from kmodels.training.keras_methods import run_request
 from kmodels.training.optim.schedules import WarmupSchedule
 from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 
@@ -87,18 +85,20 @@ class Runner(FitCallback):
         config: dict[str, Any] | None = None,
     ):
         super().__init__()
+        rule = None
         if (plan := current()) is not None:
             plan.check(model)
             # Each process trains on its rows of every batch.
-            loader = fit.shard(loader, fit.rule(plan), Method.FIT)
+            rule = plan.rule()
             if validation is not None:
-                validation = fit.shard(validation, fit.rule(plan), Method.EVALUATE)
-        self.trained, self.loader, self.validation = model, loader, validation
+                validation = pipeline(validation, rule, Method.EVALUATE)
+        self.feed = pipeline(loader, rule)
+        self.trained, self.loader, self.validation = model, self.feed.source.data, validation
         total_steps = schedule.total_steps
         self.batch_size, self.total_steps = batch_size, total_steps
         self.log_every = max(log_every, 1)
-        loader.set_epoch(0, 0)
-        self.steps_per_epoch = len(loader)
+        self.loader.set_epoch(0, 0)
+        self.steps_per_epoch: int = self.feed.num_batches or 0
         self.epochs = math.ceil(total_steps / self.steps_per_epoch)
         self.checkpoint = Checkpoint(
             folder / "checkpoints",
@@ -132,7 +132,6 @@ class Runner(FitCallback):
             self.history.tracker = tracker
             console.say(f"logging to {log_to}: {tracker.shown_by}")
         self.progress = Progress(total_steps, self.step, self.epochs)
-        self.feed = DatasetAdapter(loader)
         if self.feed.clock.parameter is not None:
             self.feed.clock.parameter = "--workers"
         self._pending: list[Any] = []
@@ -171,7 +170,7 @@ class Runner(FitCallback):
                         shuffle=False,
                         verbose=0,
                     )
-                    run(model, loop.fit, request)
+                    run_request(model, request)
         except Exception as error:
             if is_out_of_memory(error):
                 raise out_of_memory(model, self.batch_size) from None
@@ -274,7 +273,7 @@ class Runner(FitCallback):
 
     @property
     def wait_share(self) -> float:
-        """Share of the training time spent waiting for batches, see `data.fit.data_wait`."""
+        """Share of the training time spent waiting for batches, see `data.pipeline.wait`."""
         return self.feed.clock.share
 
     def _steady(self) -> list[tuple[int, float]]:

@@ -1,14 +1,13 @@
 """Batches of one shape, for data whose size is not a multiple of the batch."""
 
-from kmodels.data.fit.batches import IndexedBatches
-from kmodels.data.fit.request import Method
+from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
+from kmodels.data.pipeline.pipeline import Pipeline
+from kmodels.data.pipeline.request import Method
+from kmodels.data.pipeline.shard import BatchSharding, Shard
 from kmodels.distribution import current
-from kmodels.distribution.input import fit
-from kmodels.distribution.input.indexed import ShardedDataset
-from kmodels.distribution.input.sharding_rule import BatchSharding
 
 
-class WholeBatches(ShardedDataset):
+class WholeBatches(Pipeline):
     """Fills the last batch up with rows of no weight.
 
     A shorter last batch would be compiled again on JAX, and does not divide over a mesh. The other
@@ -18,11 +17,14 @@ class WholeBatches(ShardedDataset):
 
     Args:
         loader: a `kmodels.data.ImageLoader` that does not shuffle.
+
+    Attributes:
+        samples: images of all processes.
     """
 
     def __init__(self, loader: IndexedBatches):
         plan = current()
-        super().__init__(
-            loader, BatchSharding() if plan is None else fit.rule(plan), Method.EVALUATE
-        )
+        rule = BatchSharding() if plan is None else plan.rule()
+        shard = Shard(Numbered(loader), rule, Method.EVALUATE, None)
+        super().__init__(shard.source, shard=shard)
         self.loader = loader

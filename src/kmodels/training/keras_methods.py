@@ -8,14 +8,17 @@ from typing import Any, ParamSpec, TypeVar
 
 import keras
 
-from kmodels.core import remote, traced
+from kmodels.core import keras_internals, remote, traced
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.types import Data
-from kmodels.data.fit.batches import Preprocess
-from kmodels.data.fit.feed import check_batch
-from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.pipeline import arrays
+from kmodels.data.pipeline.batch import Preprocess, as_tuple
+from kmodels.data.pipeline.pipeline import check_batch
+from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.distribution import current
+from kmodels.distribution.engines.predictions import predictions
+from kmodels.distribution.rank_callbacks import followers
 from kmodels.distribution.rank_zero import without_distribution
 from kmodels.training import loop
 from kmodels.weights import deferred, gather
@@ -56,7 +59,11 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
 
 
 def run_request(
-    model: keras.Model, request: FitRequest, preprocess: Preprocess | None = None
+    model: keras.Model,
+    request: FitRequest,
+    preprocess: Preprocess | None = None,
+    split: Callable[[Any], tuple] = as_tuple,
+    over_mesh: bool = True,
 ) -> Any:
     """Runs `fit`, `evaluate` or `predict` by the loop; over a mesh, in each process on its rows.
 
@@ -64,21 +71,64 @@ def run_request(
         model: whose method it is.
         request: what it is asked for.
         preprocess: see `kmodels.data.as_dataset`.
+        split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
+        over_mesh: False leaves a mesh in force aside.
 
     Returns:
-        The result of the method.
+        The result of the method; predictions are those of all processes, in the order of the data.
 
     Raises:
-        InputError: for data that the method cannot take.
+        InputError: for data that the method cannot take; over a mesh if it does not divide the
+            batches, if processes were given other data, or if a callback or a metric cannot work
+            so.
     """
-    from kmodels.data.fit.run import run
+    from kmodels.data.pipeline import kinds
 
-    call = getattr(loop, request.method)
-    if (plan := current()) is None:
-        return run(model, call, request, preprocess)
-    from kmodels.distribution.input import fit
+    method, plan = request.method, current() if over_mesh else None
+    if plan is not None:
+        # Again, as the mesh may be gone since plan.prepare, and on JAX nobody would notice.
+        plan.engine.check(model)
+        if method is Method.FIT:
+            plan.check(model)
+    # Arrays are looked at whole, before the first step.
+    check_batch(model, (request.x, request.y))
+    if isinstance(request.validation_data, tuple):
+        check_batch(model, request.validation_data)
+    request = kinds.prepare(request, preprocess, None if plan is None else plan.rule(), split)
+    data = request.x
+    if plan is not None:
+        _check_weights(model, data if method is Method.EVALUATE else request.validation_data)
+        request = request.changed(
+            verbose=request.verbose if plan.engine.main else 0,
+            callbacks=followers(request.callbacks, plan, method),
+        )
+    gathers = plan if method is Method.PREDICT else None
+    if gathers is not None and predictions is not None:
+        predictions.begin(model)
+    pipelines = [one for one in (data, request.validation_data) if one is not None]
+    try:
+        for one in pipelines:
+            one.model = model
+        result = getattr(loop, method)(model, request)
+    finally:
+        for one in pipelines:
+            one.close()
+    if gathers is None:
+        return result
+    if predictions is not None:
+        result = predictions.of_all(result, data.shard.rows, gathers.engine.shards)
+    return keras.tree.map_structure(lambda leaf: leaf[: data.samples], result)
 
-    return fit.run(plan, model, call, request, preprocess)
+
+def _check_weights(model: keras.Model, data: Any) -> None:
+    if data is None or not data.shard.fills:
+        return
+    if names := keras_internals.unweighted_metrics(model):
+        raise InputError(
+            f"metrics={names} would count the rows that fill the last batch up, which weigh "
+            f"nothing; compile with weighted_metrics={names}, or take a batch size that divides "
+            f"{data.samples} samples"
+        )
 
 
 class Predicts:
@@ -87,12 +137,10 @@ class Predicts:
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
         """Predicts as Keras does; of no samples it returns no predictions."""
-        from kmodels.data.fit import arrays
-
         if arrays.is_empty(x, None):
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
         request = FitRequest.of(Method.PREDICT, x=x, **kwargs)
-        return loop.predict(self, request)  # type: ignore[arg-type]
+        return run_request(self, request, over_mesh=False)  # type: ignore[arg-type]
 
 
 class KerasMethods(traced.Follows):
@@ -126,8 +174,6 @@ class KerasMethods(traced.Follows):
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
         """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
-        from kmodels.data.fit import arrays
-
         if arrays.is_empty(x, self.preprocessor):
             return self.predict_on_batch(x)
         return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
@@ -182,11 +228,11 @@ class KerasMethods(traced.Follows):
             remote.write_file(path, lambda file: save(file, **kwargs))
 
     def _one_batch(self, method: str, *parts: Data) -> tuple[Any, ...]:
-        from kmodels.data.fit import adapters
+        from kmodels.data.pipeline import kinds
 
         if deferred.used:
             deferred.check(self, method)
-        batch = adapters.one_batch(parts, self.preprocessor)
+        batch = kinds.one_batch(parts, self.preprocessor)
         check_batch(self, batch)
         return batch
 

@@ -12,16 +12,18 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
-import numpy as np
 
 from kmodels.core import dispatch, keras_internals
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
-from kmodels.data.fit.data_wait import DataWaitTimer
-from kmodels.data.fit.feed import InstrumentedData
-from kmodels.data.fit.position import Continued
-from kmodels.data.fit.request import FitRequest, Method
-from kmodels.data.fit.run import FitCallback
+from kmodels.data.pipeline import arrays
+from kmodels.data.pipeline.batch import class_weights
+from kmodels.data.pipeline.device_put import device_put
+from kmodels.data.pipeline.position import Continued
+from kmodels.data.pipeline.request import FitCallback, FitRequest, RunningFit
+
+if TYPE_CHECKING:
+    from kmodels.data.pipeline.pipeline import Pipeline
 
 
 class Step(Protocol):
@@ -49,10 +51,6 @@ class StepBackend(Protocol):
         """Returns the function that a `Step` calls for each batch."""
         ...
 
-    def passes(self, model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
-        """Returns a function that begins a pass over the data of a Keras adapter."""
-        ...
-
     def build(
         self,
         model: keras.Model,
@@ -61,10 +59,6 @@ class StepBackend(Protocol):
         at_once: bool,
     ) -> None:
         """Calls `make` with `first`, or with what one device gets of it; see `build` here."""
-        ...
-
-    def placed(self, batch: Tree) -> Any:
-        """Returns one batch where the step wants it."""
         ...
 
     def build_to_predict(self, model: keras.Model, batch: Callable[[], Tree]) -> None:
@@ -84,7 +78,7 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
 
     Args:
         model: compiled.
-        request: with data of `kmodels.data.fit.adapters.prepare`.
+        request: with data of `kmodels.data.pipeline.kinds.prepare`.
 
     Returns:
         The logs of the epochs.
@@ -97,19 +91,12 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     if limit := keras.config.max_epochs():
         epochs = min(epochs, limit)
     _validates(0, frequency)  # a wrong one is to cost no epoch
-    data = _epochs(
-        model,
-        (request.x, request.y, request.sample_weight),
-        request.batch_size,
-        request.steps,
-        shuffle=request.shuffle,
-        class_weight=request.class_weight,
-    )
+    data = Epochs(model, request.x, request.steps)
     data.build()
     callbacks = _callbacks(model, request, data, epochs=epochs, add_history=True)
     listeners = [one for one in callbacks.callbacks if isinstance(one, FitCallback)]
     for listener in listeners:
-        listener.fit = keras_internals.RunningFit(callbacks.callbacks, data)
+        listener.fit = RunningFit(callbacks.callbacks, data)
     held_out: Epochs | None = None
     logs: Any = {}
     epoch_logs: dict[str, Any] = {}
@@ -145,7 +132,8 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             epoch_logs = dict(_results(model, logs))
             data.clock.end_epoch()
             if request.validation_data is not None and _validates(epoch, frequency):
-                held_out = held_out or _validation(model, request)
+                given = request.validation_data, request.validation_steps
+                held_out = held_out or Epochs(model, *given)
                 held_out.build()
                 found = _evaluate(model, held_out, callbacks)
                 epoch_logs |= {f"val_{name}": value for name, value in found.items()}
@@ -178,8 +166,7 @@ def evaluate(model: keras.Model, request: FitRequest) -> Any:
     """
     _check_compiled(model, "evaluate")
     check_names("evaluate", request.more, ["return_dict"])
-    given = request.x, request.y, request.sample_weight
-    data = _epochs(model, given, request.batch_size, request.steps)
+    data = Epochs(model, request.x, request.steps)
     data.build()
     logs = _evaluate(model, data, _callbacks(model, request, data, epochs=1))
     return logs if request.more.get("return_dict") else _in_order(model, logs)
@@ -219,7 +206,7 @@ def predict(model: keras.Model, request: FitRequest) -> Any:
     Raises:
         InputError: for data without a batch.
     """
-    data = _epochs(model, (request.x, None, None), request.batch_size, request.steps)
+    data = Epochs(model, request.x, request.steps)
     backend.build_to_predict(model, data.example)
     callbacks = _callbacks(model, request, data, epochs=1)
     step = step_of(model, "predict")
@@ -249,7 +236,7 @@ class Epochs:
 
     Args:
         model: that takes them.
-        adapter: data adapter of Keras, or one of ours.
+        data: gives the batches of a pass.
         steps: batches of an epoch, which then may begin and end within a pass over the data; None
             for one pass.
 
@@ -259,19 +246,16 @@ class Epochs:
 
     continued: Continued | None = None
 
-    def __init__(self, model: keras.Model, adapter: Any, steps: int | None):
+    def __init__(self, model: keras.Model, data: "Pipeline", steps: int | None):
         limit = keras.config.max_steps_per_epoch()
         self.steps_per_epoch = min(filter(None, (steps, limit)), default=None)
-        self.data_adapter, self._at_once = adapter, model.steps_per_execution
+        self.data, self.clock, self._at_once = data, data.clock, model.steps_per_execution
         self._model = model
-        self.passes = backend.passes(model, adapter)
         self._pass: Any = None
         self._taken = 0
         self._first: int | None = None
         # Not asked for again: a pass that is continued has fewer.
-        self._batches_of_pass = adapter.num_batches
-        counted = isinstance(adapter, InstrumentedData)
-        self.clock = adapter.clock if counted else DataWaitTimer()
+        self._batches_of_pass = data.num_batches
 
     @property
     def num_batches(self) -> int | None:
@@ -282,15 +266,15 @@ class Epochs:
         """Has the model make what it lacks, for a batch that is read only if something lacks."""
 
         def first() -> Any:
-            self.data_adapter.on_epoch_begin()
+            self.data.on_epoch_begin()
             return self.example()
 
         build(self._model, first)
         self.restart()
 
     def example(self) -> Any:
-        """Returns the first batch of a pass that is for nothing else."""
-        for batch in self.passes():
+        """Returns the first batch of a pass that is for nothing else, on the host."""
+        for batch in self.data.batches(placed=False):
             return batch
         raise InputError("the data gave no batch; give at least one")
 
@@ -300,20 +284,19 @@ class Epochs:
 
     def begin(self) -> None:
         """Lets batches be made ahead, as no more of them are read to build the model."""
-        if isinstance(self.data_adapter, InstrumentedData):
-            self.data_adapter.begin()
+        self.data.start()
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the data which epoch comes next, unless its passes are not the epochs."""
-        if not self.steps_per_epoch and hasattr(self.data_adapter, "set_epoch"):
-            self.data_adapter.set_epoch(epoch)
+        if not self.steps_per_epoch:
+            self.data.set_epoch(epoch)
         self.clock.begin_epoch()
 
     def restart(self) -> None:
         """Has the next epoch begin with a new pass."""
         self._pass, self._taken = None, 0
-        self._batches_of_pass = self.data_adapter.num_batches
-        self.data_adapter.on_epoch_end()
+        self._batches_of_pass = self.data.num_batches
+        self.data.on_epoch_end()
 
     def go_on(self) -> None:
         """Brings the data of an epoch that was cut to its next batch."""
@@ -327,9 +310,9 @@ class Epochs:
         self._first = self._taken = done.batch
 
     def _begin_epoch(self) -> None:
-        self.data_adapter.on_epoch_begin()
+        self.data.on_epoch_begin()
         if self._pass is None or not self.steps_per_epoch:
-            self._pass, self._taken = self.passes(), 0
+            self._pass, self._taken = self.data.batches(), 0
 
     def epoch(self) -> Iterator[tuple[int, int, list[Any]]]:
         """Yields the batches of each execution of steps, after the numbers of its first and last.
@@ -341,7 +324,6 @@ class Epochs:
         begin, self._first = self._first or 0, None
         while self.num_batches is None or begin < self.num_batches:
             is_over = self._batches_of_pass is not None and self._taken >= self._batches_of_pass
-            self.clock.steps(begin)
             batches = [] if is_over else list(islice(self._pass, self._at_once))
             if not batches:
                 self._end_pass(begin)
@@ -351,8 +333,8 @@ class Epochs:
             begin += self._at_once
         if self._batches_of_pass is not None and self._taken >= self._batches_of_pass:
             # As Keras, also if nothing comes of it: torch's loaders draw a seed for each pass.
-            self._pass, self._taken = self.passes(), 0
-        self.data_adapter.on_epoch_end()
+            self._pass, self._taken = self.data.batches(), 0
+        self.data.on_epoch_end()
 
     def _end_pass(self, batches: int) -> None:
         self._pass = None
@@ -393,28 +375,6 @@ def _check_compiled(model: keras.Model, method: str) -> None:
         model.before_use()
     if not model.compiled:
         raise InputError(f"{method} needs a compiled model; call {model.name}.compile(...) first")
-
-
-def _epochs(
-    model: keras.Model,
-    data: tuple[Data, Data, Data],
-    batch_size: int | None,
-    steps: int | None,
-    **settings: Any,
-) -> Epochs:
-    """Returns the batches of (x, y, sample_weight), of which x may be what has all of them."""
-    x, y, weight = data
-    if not isinstance(x, keras_internals.DataAdapter):
-        x = keras_internals.data_adapter(
-            x, y=y, sample_weight=weight, batch_size=batch_size, steps_per_epoch=steps, **settings
-        )
-    return Epochs(model, x, steps)
-
-
-def _validation(model: keras.Model, request: FitRequest) -> Epochs:
-    data = keras.utils.unpack_x_y_sample_weight(request.validation_data)
-    size = request.validation_batch_size or request.batch_size
-    return _epochs(model, data, size, request.validation_steps)
 
 
 def _callbacks(
@@ -470,24 +430,19 @@ def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _weights_of(y: Data, class_weight: Mapping[int, float]) -> np.ndarray:
-    """Returns the weight of each sample's class."""
-    labels = keras.ops.convert_to_numpy(y)
-    if labels.ndim > 1:
-        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    weights = [class_weight.get(round(float(label)), 1.0) for label in labels]
-    return np.array(weights, keras.config.floatx())
-
-
 def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:
     _check_compiled(model, f"{kind}_on_batch")
-    batch = backend.placed(batch)
+    batch = _placed(model, batch)
     build(model, lambda: batch)
     step = step_of(model, kind)
     model.reset_metrics()
     with step:
         logs = _numbers(step([batch]))
     return logs if return_dict else _in_order(model, logs)
+
+
+def _placed(model: keras.Model, batch: tuple) -> Any:
+    return device_put.placer(model, False)(tuple(arrays.plain(part, None) for part in batch))
 
 
 class Loop(keras.Model if TYPE_CHECKING else object):
@@ -510,10 +465,6 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         """
         keras_internals.symbolic_build(self, first)
 
-    def predict(self, x: Data, **arguments: Any) -> Any:  # type: ignore[override]
-        """See `predict`."""
-        return predict(self, FitRequest.of(Method.PREDICT, x=x, **arguments))
-
     def train_on_batch(
         self,
         x: Data,
@@ -526,7 +477,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         if class_weight is not None:
             if sample_weight is not None:
                 raise InputError("got sample_weight and class_weight; give one of them")
-            sample_weight = _weights_of(y, class_weight)
+            sample_weight = class_weights(y, class_weight)
         return _on_batch(self, "train", (x, y, sample_weight), return_dict)
 
     def test_on_batch(
@@ -537,7 +488,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
     def predict_on_batch(self, x: Data) -> Any:
         """Predicts one batch, see `keras.Model.predict_on_batch`."""
-        batch = backend.placed((x,))
+        batch = _placed(self, (x,))
         backend.build_to_predict(self, lambda: batch)
         with step_of(self, "predict") as step:
             return _joined([step([batch])])

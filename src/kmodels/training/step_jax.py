@@ -1,6 +1,6 @@
 """One step on JAX: a compiled function of values, which stay outside the variables in between."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -101,23 +101,6 @@ def _variables(model: keras.Model, kind: str) -> list[list[Any]]:
     return kinds
 
 
-def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
-    """Returns a function that begins a pass over the data of a Keras adapter."""
-    return lambda: _placed(adapter.get_jax_iterator())
-
-
-def _placed(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields batches where the mesh has them, all of a pass in the layout of the first one."""
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        yield from batches
-        return
-    layouts = None
-    for batch in batches:
-        layouts = layouts or keras.tree.map_structure(_layout, batch)
-        yield keras.tree.map_structure(_at, batch, layouts)
-
-
 def build(
     model: keras.Model,
     make: Callable[[Callable[[], Tree]], None],
@@ -126,21 +109,6 @@ def build(
 ) -> None:
     """Has a model make what its first step needs; no trace makes it."""
     make(first)
-
-
-def placed(batch: Tree) -> Any:
-    """Returns one batch where the mesh in force has it."""
-    return next(_placed(iter([batch])))
-
-
-def _layout(part: Any) -> Any:
-    if part is None:
-        return None
-    return keras.distribution.distribution().get_data_layout(part.shape).backend_layout
-
-
-def _at(part: Any, layout: Any) -> Any:
-    return None if part is None else jax.make_array_from_process_local_data(layout, part)
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:

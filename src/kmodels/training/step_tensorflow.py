@@ -1,7 +1,7 @@
 """One step on TensorFlow: a graph that moves the variables themselves, on every replica."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import keras
@@ -93,31 +93,6 @@ def _present(part: Any) -> Any:
     return None if isinstance(part, tf.experimental.Optional) else part
 
 
-def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
-    """Returns a function that begins a pass over the data of a Keras adapter."""
-    return _Passes(model, adapter)
-
-
-class _Passes:
-    """Begins a pass when it is called; the element_spec of tf.data says what a batch is like."""
-
-    def __init__(self, model: keras.Model, adapter: Any):
-        self._dataset = adapter.get_tf_dataset()
-        self.element_spec = getattr(self._dataset, "element_spec", None)
-        if isinstance(self._dataset, tf.data.Dataset):
-            strategy = model.distribute_strategy
-            self._dataset = strategy.experimental_distribute_dataset(self._dataset)
-
-    def __call__(self) -> Iterator[Any]:
-        """Begins one, which ends as an iterator of Python does."""
-        batches = iter(self._dataset)
-        while True:
-            try:
-                yield next(batches)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                return
-
-
 def build(
     model: keras.Model,
     make: Callable[[Callable[[], Tree]], None],
@@ -140,11 +115,6 @@ def build(
 
     with strategy.scope():
         make(part_of_one)
-
-
-def placed(batch: Tree) -> Any:
-    """Returns the batch; the graph takes it as it is."""
-    return batch
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:

@@ -1,6 +1,6 @@
 """One step on torch: it moves the variables themselves."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import keras
@@ -52,11 +52,6 @@ def _without_gradients(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
-def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
-    """Returns a function that begins a pass over the data of a Keras adapter."""
-    return lambda: iter(adapter.get_torch_dataloader())
-
-
 def build(
     model: keras.Model,
     make: Callable[[Callable[[], Tree]], None],
@@ -65,11 +60,6 @@ def build(
 ) -> None:
     """Has a model make what its first step needs; no trace makes it."""
     make(first)
-
-
-def placed(batch: Tree) -> Any:
-    """Returns the batch; layers send it to the device."""
-    return batch
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:

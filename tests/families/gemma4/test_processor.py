@@ -11,7 +11,7 @@ from PIL import Image
 
 from gemma4_vision_case import END, SOFT, START, ProcessorCase
 from kmodels.core.errors import InputError
-from kmodels.data.fit.adapters import as_dataset
+from kmodels.data.pipeline.kinds import as_dataset
 from kmodels.models import (
     Gemma4ImageConverter,
     Gemma4ImageTextLM,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from gemma3_processor_case import END, SOFT, START, ProcessorCase
 from kmodels.core.errors import InputError
-from kmodels.data.fit.adapters import as_dataset
+from kmodels.data.pipeline.kinds import as_dataset
 from kmodels.models import (
     Gemma3CausalLMPreprocessor,
     Gemma3ImageConverter,
@@ -240,8 +240,8 @@ def test_data_of_fit(text, case, records):
     expected = text(records[:4])
     batches = {
         "records": as_dataset(records[:4], batch_size=4, preprocess=text)[0],
-        "lists of records": next(iter(as_dataset(iter([records[:2]]), preprocess=text)._batches())),
-        "a longer list": next(iter(as_dataset(iter([records[:4]]), preprocess=text)._batches())),
+        "lists of records": next(iter(as_dataset(iter([records[:2]]), preprocess=text).raw())),
+        "a longer list": next(iter(as_dataset(iter([records[:4]]), preprocess=text).raw())),
     }
     for name, found in batches.items():
         for part, whole in zip(found, expected, strict=True):

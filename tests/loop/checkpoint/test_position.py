@@ -91,6 +91,10 @@ class Numbered(keras.utils.PyDataset):
         return self.rows.batch(np.arange(index * BATCH, (index + 1) * BATCH))
 
 
+def with_workers(rows):
+    return Numbered(rows, workers=2)
+
+
 def image_loader(rows):
     return ImageLoader(rows, BATCH, shuffle=True, seed=3)
 
@@ -252,6 +256,7 @@ grain_loaders = [
         grain_loaders[0],
         (dense, image_loader, {"shuffle": False}),
         (dense, Numbered, {"shuffle": True}),
+        (dense, with_workers, {"shuffle": False}),
         pytest.param(dense, torch_loader, {"shuffle": False}, marks=pytest.mark.needs("torchdata")),
     ],
 )
@@ -275,10 +280,6 @@ class Noisy(Numbered):
 NOT_SOUGHT = r" cannot be sought; give it state_dict\(\) and load_state_dict\(\)"
 
 
-def with_workers(rows):
-    return Numbered(rows, workers=2)
-
-
 @pytest.mark.parametrize(
     ("make", "loader", "settings", "reason"),
     [
@@ -288,10 +289,6 @@ def with_workers(rows):
             marks=pytest.mark.needs("torch"),
         ),
         (quick, Noisy, {}, "Noisy draws from the random generators of Py"),
-        (
-            *(dense, with_workers, {"shuffle": False}),
-            "Keras asks workers for the batches of Numbered; give it workers=1",
-        ),
     ],
 )
 def test_what_cannot_be_sought_is_gone_through_again_and_says_so(
@@ -316,7 +313,7 @@ def test_between_two_epochs(tmp_path, make, loader, settings):
 
 def test_a_checkpoint_without_the_state_of_its_data(tmp_path, monkeypatch):
     """As one of before there was any: what has an index is sought, the rest gone through."""
-    monkeypatch.setattr("kmodels.data.fit.position.TrackedLoader.state", lambda self: None)
+    monkeypatch.setattr("kmodels.data.pipeline.position.Position.state", lambda self: None)
     for loader in (image_loader, Own):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -6,7 +6,7 @@ import pytest
 
 from any_data import run
 from kmodels.data import as_dataset, order
-from kmodels.data.fit.batches import as_tuple, to_numpy
+from kmodels.data.pipeline.batch import as_tuple, to_numpy
 from refusals import refused
 
 X = np.arange(22, dtype="float32").reshape(11, 2)
@@ -49,6 +49,19 @@ def test_arrays_are_shuffled_alike_on_every_backend_and_anew_in_each_epoch(model
     run(model, "fit", X, Y, preprocess=note, epochs=2, batch_size=4, shuffle=True, verbose=0)
     want = [*order(11, 6, 0), *order(11, 6, 1)]
     assert seen[-22:] == want and want[:11] != want[11:]
+
+
+@pytest.mark.once
+def test_batches_may_keep_their_samples_and_shuffle_them():
+    data = as_dataset(X, Y, batch_size=4, shuffle="batch")
+    found = []
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        found.append([data[number][1][:, 0].astype(int).tolist() for number in range(3)])
+    in_order = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    for rows in found:
+        assert [sorted(batch) for batch in rows] == in_order
+    assert found[0] != in_order and found[0] != found[1]
 
 
 def test_data_is_told_its_epoch_unless_epochs_are_parts_of_a_pass(model):

@@ -8,26 +8,25 @@ import numpy as np
 import pytest
 
 from any_data import run
-from kmodels.data.fit import data_wait
-from kmodels.data.fit.feed import workers_of
+from kmodels.data.pipeline import wait
+from kmodels.data.pipeline.pipeline import workers_of
 
 
 class Time:
     def __init__(self, monkeypatch, cores):
         self.now = self.cpu = 100.0
-        monkeypatch.setattr(data_wait, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(data_wait.time, "process_time", lambda: self.cpu)
-        monkeypatch.setattr(data_wait, "_cores", lambda: cores)
+        monkeypatch.setattr(wait, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(wait.time, "process_time", lambda: self.cpu)
+        monkeypatch.setattr(wait, "_cores", lambda: cores)
 
     def epoch(self, clock, waits, step, making_cpu=0.0):
         """Each wait in front of a step that keeps one core busy."""
         clock.begin_epoch()
-        clock.begin_pass(False)
-        for wait in waits:
-            self.now += wait
+        for seconds in waits:
+            self.now += seconds
             self.cpu += making_cpu
-            clock.made(wait, making_cpu)
-            clock.waits(wait)
+            clock.made(seconds, making_cpu)
+            clock.waits(seconds)
             self.now += step
             self.cpu += step
         clock.end_epoch()
@@ -61,39 +60,18 @@ SLOW = [0.1] * 20
     ],
 )  # fmt: skip
 def test_the_line(monkeypatch, settings, cores, waits, making_cpu, said):
-    timer = data_wait.DataWaitTimer(*settings)
+    timer = wait.DataWaitTimer(*settings)
     line = Time(monkeypatch, cores).epoch(timer, waits, 0.05, making_cpu)
     assert line is None if said is None else said in line
 
 
 @pytest.mark.once
 def test_the_share_of_a_run(monkeypatch):
-    clock, turned = data_wait.DataWaitTimer(), Time(monkeypatch, 4)
+    clock, turned = wait.DataWaitTimer(), Time(monkeypatch, 4)
     assert clock.share == 0.0
     turned.epoch(clock, [0.1] * 5, 0.1)
     turned.epoch(clock, [0.0] * 5, 0.1)
     assert clock.share == pytest.approx(1 / 3)
-
-
-@pytest.mark.once
-def test_a_pipeline_that_is_ahead_of_the_steps(monkeypatch):
-    """Steps of 30 ms; batches ready at 100, 110, 120, 200 ms; two of the four are late."""
-    clock, turned = data_wait.DataWaitTimer(), Time(monkeypatch, 4)
-    turned.epoch(clock, [0.0], 0.1)  # the first step of all is compiled before it asks
-    clock.begin_epoch()
-    clock.begin_pass(True)
-    begun = turned.now
-    ready, at = iter([0.1, 0.11, 0.12, 0.2]), 0.0
-    for batch, due in enumerate(ready):
-        turned.now = begun + at
-        clock.steps(batch)
-        turned.now = begun + due
-        clock.made(0.01, 0.0)
-        at = max(at, due) + 0.03
-    turned.now = begun + at
-    clock.end_epoch()
-    # 100 before the first; the next two are there; the fourth comes 10 ms after it was asked for.
-    assert clock.waited == pytest.approx(0.1 + 0.01) and clock.batches == 4
 
 
 def slow():

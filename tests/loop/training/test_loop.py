@@ -138,7 +138,6 @@ class Case:
 ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "epochs": 2, "shuffle": False}
 FITS = {
     "arrays": Case(**ARRAYS),
-    "batches in an order of Keras": Case(**{**ARRAYS, "shuffle": "batch"}),
     "whole batches": Case(x=X[:20], y=Y[:20], batch_size=BATCH, epochs=2, shuffle=False),
     "sample_weight": Case({"weighted_metrics": ["accuracy"]}, **ARRAYS, sample_weight=WEIGHTS),
     "class_weight": Case(**ARRAYS, class_weight={0: 0.5, 2: 3.0}),
@@ -208,10 +207,8 @@ def test_fit_is_what_keras_own_is(name, backend):
     case = FITS[name]
     if case.made.get("steps_per_execution") and backend == "torch":
         pytest.skip("torch runs one step a call")
-    if case.fit.get("shuffle") == "batch" and backend == "torch":
-        pytest.skip("Keras begins passes that nothing comes of, and each draws an order")
     if backend == "torch":
-        # Those passes draw from the generator of its dropout too.
+        # Keras begins passes that nothing comes of, and each draws from the generator of dropout.
         case = Case({**case.made, "dropout": 0.0}, **case.fit)
     found, wanted = run(kmodels.fit, case), run(keras.Model.fit, case)
     for part in wanted:

@@ -6,7 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.training.step.batch import tensors, whole
+from kmodels.data.pipeline.arrays import tensors
+from kmodels.data.pipeline.batch import one_piece
+from kmodels.data.pipeline.kinds import prepare
+from kmodels.data.pipeline.request import FitRequest, Method
 
 BATCHES = [{"image": np.full((2, 3), i, "float32"), "label": np.array([i, i])} for i in range(3)]
 
@@ -25,17 +28,23 @@ def generate():
     yield from BATCHES
 
 
+def batches(data, **settings):
+    """The batches that a step gets of data, as `TrainStep` asks for them."""
+    request = FitRequest.of(Method.FIT, x=data, shuffle=False, **settings)
+    pipeline = prepare(request, split=one_piece).x
+    pipeline.start()
+    return list(pipeline.raw())
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     "data", [BATCHES, Loader(), generate, functools.partial(iter, BATCHES), generate()]
 )
 def test_dictionaries_stay_whole(data):
-    stream = whole(data)
-    stream.begin()
-    found = list(stream.raw())
+    found = batches(data)
     assert len(found) == 3
     for (batch, *rest), wanted in zip(found, BATCHES, strict=True):
-        assert not any(part is not None for part in rest)
+        assert not rest
         assert set(batch) == set(wanted)
         np.testing.assert_array_equal(batch["image"], wanted["image"])
 
@@ -43,8 +52,9 @@ def test_dictionaries_stay_whole(data):
 @pytest.mark.once
 def test_what_has_no_names_goes_its_way():
     arrays = {"image": np.zeros((4, 3)), "label": np.zeros(4)}
-    assert whole(arrays) is arrays
-    x, y = next(iter(whole([(np.ones((2, 3)), np.zeros(2))]).raw()))[:2]
+    ((x,),) = batches(arrays)
+    assert x["image"].shape == (4, 3)
+    x, y = batches([(np.ones((2, 3)), np.zeros(2))])[0]
     assert (x.shape, y.shape) == ((2, 3), (2,))
 
 
@@ -53,7 +63,7 @@ def test_tf_data_with_names():
     import tensorflow as tf
 
     rows = tf.data.Dataset.from_tensor_slices({"image": np.zeros((4, 3)), "label": np.zeros(4)})
-    (batch,) = whole(rows.batch(2)).element_spec
+    (batch,) = batches(rows.batch(2))[0]
     assert set(batch) == {"image", "label"}
 
 
@@ -62,7 +72,7 @@ def test_a_hugging_face_dataset_with_names():
     import datasets
 
     rows = datasets.Dataset.from_dict({"image": [[0.0, 1.0]] * 5, "label": [0, 1, 2, 3, 4]})
-    (batch,) = whole(rows, 2)[2]
+    (batch,) = batches(rows, batch_size=2)[2]
     np.testing.assert_array_equal(batch["label"], [4])
 
 

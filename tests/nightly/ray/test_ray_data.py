@@ -12,11 +12,9 @@ from any_data import run
 from kmodels.callbacks import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.data import as_dataset
-from kmodels.data.fit.ray_batches import RayBatches
-from kmodels.data.fit.request import Method
-from kmodels.distribution.input.fit import shard
-from kmodels.distribution.input.sharding_rule import BatchSharding
-from kmodels.distribution.mesh import parse_mesh
+from kmodels.data.pipeline.kinds import pipeline
+from kmodels.data.pipeline.ray_batches import RayBatches
+from kmodels.data.pipeline.shard import BatchSharding
 
 # Ray leaves a log file of each data set open, which the garbage collector finds in any later test.
 pytestmark = [
@@ -152,8 +150,8 @@ def test_other_rows_do_not_continue_a_run(tmp_path):
 
 
 def test_rows_by_rank():
-    rank = [BatchSharding(parse_mesh("data=2"), 2, index) for index in range(2)]
-    parts = [shard(as_dataset(rows(slow_first()), batch_size=4), rule, Method.FIT) for rule in rank]
+    rules = [BatchSharding(shards=2, shard=index) for index in range(2)]
+    parts = [pipeline(as_dataset(rows(slow_first()), batch_size=4), rule) for rule in rules]
     found = [labels(part.raw()) for part in parts]
     # The last batch is not full.
     assert [one + other for one, other in zip(*found, strict=True)] == IN_ORDER[:-1]

@@ -23,12 +23,10 @@ from kmodels.core.hardware import HardwareBackend
 from kmodels.core.malloc import MallocBackend
 from kmodels.core.precision import PrecisionBackend
 from kmodels.core.traced import TracedBackend
-from kmodels.data.fit import device_put_jax as data_fit_device_put_jax
-from kmodels.data.fit import device_put_tensorflow as data_fit_device_put_tensorflow
-from kmodels.data.fit import device_put_torch as data_fit_device_put_torch
-from kmodels.data.fit import passes_tensorflow as data_fit_passes_tensorflow
-from kmodels.data.fit.device_put import DevicePutBackend
-from kmodels.data.fit.feed import PassesBackend
+from kmodels.data.pipeline import device_put_jax as data_pipeline_device_put_jax
+from kmodels.data.pipeline import device_put_tensorflow as data_pipeline_device_put_tensorflow
+from kmodels.data.pipeline import device_put_torch as data_pipeline_device_put_torch
+from kmodels.data.pipeline.device_put import DevicePutBackend
 from kmodels.distribution import processes_jax as distribution_processes_jax
 from kmodels.distribution import processes_torch as distribution_processes_torch
 from kmodels.distribution.engines import engine_jax as distribution_engines_engine_jax
@@ -37,7 +35,7 @@ from kmodels.distribution.engines import engine_torch as distribution_engines_en
 from kmodels.distribution.engines import predictions_jax as distribution_engines_predictions_jax
 from kmodels.distribution.engines import predictions_torch as distribution_engines_predictions_torch
 from kmodels.distribution.engines.engine import EngineBackend
-from kmodels.distribution.input.fit import PredictionsBackend
+from kmodels.distribution.engines.predictions import PredictionsBackend
 from kmodels.distribution.processes import ProcessesBackend
 from kmodels.distribution.ray import workers_jax as distribution_ray_workers_jax
 from kmodels.distribution.ray import workers_tensorflow as distribution_ray_workers_tensorflow
@@ -127,10 +125,9 @@ _core_precision_torch: PrecisionBackend = core_precision_torch
 _core_precision_tensorflow: PrecisionBackend = core_precision_tensorflow
 _core_traced_jax: TracedBackend = core_traced_jax
 _core_traced_tensorflow: TracedBackend = core_traced_tensorflow
-_data_fit_device_put_jax: DevicePutBackend = data_fit_device_put_jax
-_data_fit_device_put_torch: DevicePutBackend = data_fit_device_put_torch
-_data_fit_device_put_tensorflow: DevicePutBackend = data_fit_device_put_tensorflow
-_data_fit_passes_tensorflow: PassesBackend = data_fit_passes_tensorflow
+_data_pipeline_device_put_jax: DevicePutBackend = data_pipeline_device_put_jax
+_data_pipeline_device_put_torch: DevicePutBackend = data_pipeline_device_put_torch
+_data_pipeline_device_put_tensorflow: DevicePutBackend = data_pipeline_device_put_tensorflow
 _distribution_engines_engine_jax: EngineBackend = distribution_engines_engine_jax
 _distribution_engines_engine_torch: EngineBackend = distribution_engines_engine_torch
 _distribution_engines_engine_tensorflow: EngineBackend = distribution_engines_engine_tensorflow

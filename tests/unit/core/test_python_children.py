@@ -17,7 +17,7 @@ HOSTILE = ("kmodels.py", "json.py", "pickle.py", "signal.py", "multiprocessing.p
 # A loader of torch whose processes come from the forkserver, which Python starts by `-c`.
 LOADER = """
 import multiprocessing, torch
-from kmodels.data.fit import stream
+from kmodels.data.pipeline import stream
 stream.device_put.FORKS = False
 data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
 if __name__ == "__main__":

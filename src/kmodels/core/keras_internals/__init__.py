@@ -6,12 +6,7 @@
 from kmodels.core.keras_internals.averages import average_by_update
 from kmodels.core.keras_internals.callbacks import preserve_monitor
 from kmodels.core.keras_internals.conversions import change_conversion, device
-from kmodels.core.keras_internals.data import (
-    DataAdapter,
-    PyDatasetBatches,
-    data_adapter,
-    set_epoch,
-)
+from kmodels.core.keras_internals.data import DataAdapter
 from kmodels.core.keras_internals.graphs import (
     ClonedAs,
     give_shape,
@@ -69,7 +64,6 @@ from kmodels.core.keras_internals.seeds import (
 )
 from kmodels.core.keras_internals.trainer import (
     OwnLoss,
-    RunningFit,
     additional_losses,
     build_metrics,
     forget_metrics,
@@ -113,9 +107,7 @@ __all__ = [
     "OwnDecay",
     "OwnLoss",
     "ParallelSteps",
-    "PyDatasetBatches",
     "ReplicatedSteps",
-    "RunningFit",
     "ValueElsewhere",
     "accumulated_gradient",
     "adam_slots",
@@ -137,7 +129,6 @@ __all__ = [
     "converted",
     "count_since_seed",
     "current_call_context",
-    "data_adapter",
     "detach",
     "device",
     "draw_values",
@@ -175,7 +166,6 @@ __all__ = [
     "read_through_scopes",
     "reads_variables_as",
     "saved_arrays",
-    "set_epoch",
     "set_initial_epoch",
     "set_loss_tracker",
     "set_random_seed",

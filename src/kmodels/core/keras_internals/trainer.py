@@ -6,7 +6,6 @@ subclass overrides it and calls `super()`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,19 +18,6 @@ if TYPE_CHECKING:
     _Model = keras.Model
 else:
     _Model = object
-
-
-@dataclass
-class RunningFit:
-    """A call of `fit`, as far as a callback that resumes it has to know it.
-
-    Args:
-        callbacks: that it calls, in order.
-        iterator: the batches of its epochs; None in any other loop than that of kmodels.
-    """
-
-    callbacks: list[Any]
-    iterator: Any = None
 
 
 def initial_epoch(model: keras.Model) -> int | None:

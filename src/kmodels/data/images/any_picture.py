@@ -10,7 +10,6 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import is_remote, local_copy
-from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.pictures import (
     MAX_BYTES,
     PictureError,
@@ -20,6 +19,7 @@ from kmodels.data.images.pictures import (
     warn_of_unit_range,
     with_channels,
 )
+from kmodels.data.pipeline.batch import to_numpy
 
 # As pathlib and fsspec read it too: "http:/host", and in upper case.
 WEB = re.compile(r"\s*(https?|ftps?):/", re.IGNORECASE)

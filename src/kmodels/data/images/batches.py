@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.data.fit.rows import rows_within
 from kmodels.data.images.augment import Augment, crop_and_resize
 from kmodels.data.images.pictures import with_channels
 from kmodels.data.images.resizing import USUAL, Resizing
 from kmodels.data.images.sources import ImageSource, check_labels
 from kmodels.data.rng import order
+from kmodels.data.rows import rows_within
 
 
 @dataclass

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.fit.rows import rows_within
 from kmodels.data.images.augment import Augment
 from kmodels.data.images.batches import BatchMaker
 from kmodels.data.images.loader import ImageLoader
 from kmodels.data.images.sources import ImageSource
+from kmodels.data.rows import rows_within
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor
-from kmodels.data.fit.batches import to_numpy
+from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.interpret.view import View, array, view_of
 
 FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}

@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor, Tree
-from kmodels.data.fit.batches import to_numpy
+from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.two_towers import TwoTowersBackbone
 from kmodels.models.vit import Gemma3VisionEncoder, ViTBackbone, ViTImageClassifier
 from kmodels.models.vit.layers import Pooling

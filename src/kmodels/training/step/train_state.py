@@ -12,7 +12,7 @@ from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.training.step import batch as train_step_data
+from kmodels.data.pipeline import arrays
 from kmodels.training.step.metrics import Results
 from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train
 
@@ -188,7 +188,7 @@ class StepFunction:
             )
         state._whole(True)
         try:
-            results = self._advance(state, train_step_data.tensors(batch))
+            results = self._advance(state, arrays.tensors(batch))
         finally:
             state._whole(False)
         logs = {"loss": sum(loss for loss, _ in results.values())}

@@ -9,10 +9,11 @@ from kmodels.core import keras_internals, traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, MetricsLike, Tensor, Tree
-from kmodels.data.fit.request import FitRequest, Method
+from kmodels.data.pipeline import arrays
+from kmodels.data.pipeline.batch import one_piece
+from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.layers import block_compile as compiling
 from kmodels.training.keras_methods import like, run_request
-from kmodels.training.step import batch as train_step_data
 from kmodels.training.step.averages import WeightAverage
 from kmodels.training.step.metrics import Results, Running
 from kmodels.training.step.multi_optimizer import Optimizers
@@ -168,20 +169,20 @@ class TrainStep(traced.Follows, _Step):
     @like(keras.Model.fit)
     def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Trains on anything that yields batches, see `kmodels.task.Task.fit`."""
-        request = FitRequest.of(Method.FIT, x=x, y=y, **kwargs)
-        size = request.validation_batch_size or request.batch_size
-        request = request.changed(
-            x=train_step_data.whole(x, request.batch_size, bool(request.shuffle)),
-            validation_data=train_step_data.whole(request.validation_data, size),
-        )
-        return run_request(self, request)
+        return self._run(FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
         """Returns the loss and the logs with training False, on anything that `fit` takes."""
-        request = FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs)
-        request = request.changed(x=train_step_data.whole(x, request.batch_size))
-        return run_request(self, request)
+        return self._run(FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
+
+    @like(keras.Model.predict)
+    def predict(self, x: Data, **kwargs: Any) -> Any:
+        """Returns what the only model gives, for anything that `fit` takes."""
+        return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
+
+    def _run(self, request: FitRequest) -> Any:
+        return run_request(self, request, split=one_piece)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step, for what the models let their objectives move now."""
@@ -235,7 +236,7 @@ class TrainStep(traced.Follows, _Step):
         while len(parts) > 1 and parts[-1] is None:
             parts = parts[:-1]
         # A loader leaves its tensors on the host on torch.
-        batch = train_step_data.tensors(parts)
+        batch = arrays.tensors(parts)
         return batch[0] if len(batch) == 1 else batch
 
     def _update_metrics(self, results: Results, rows: Tensor | int) -> list[Any]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.data.fit.rows import rows_within
 from kmodels.data.images.augment import CROP_NUMBERS, Augment, crop_boxes
 from kmodels.data.images.naflex.mixing import mix
 from kmodels.data.images.naflex.patches import grid_of, patches_of
@@ -18,6 +17,7 @@ from kmodels.data.images.resizing import Resizing
 from kmodels.data.images.sources import ImageSource, check_labels
 from kmodels.data.packing import assign
 from kmodels.data.rng import order, uniforms
+from kmodels.data.rows import rows_within
 
 Grid = tuple[int, int]
 # Images that stand for all where the number of rows is to be found.

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.traced import TracedState
 from kmodels.core.types import Data
-from kmodels.data.fit.batches import to_numpy
+from kmodels.data.pipeline.batch import to_numpy
 from kmodels.weights import gather
 
 TEMPLATES = ("a photo of a {}.",)

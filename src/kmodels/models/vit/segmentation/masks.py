@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.types import Data
-from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.pictures import is_picture
+from kmodels.data.pipeline.batch import to_numpy
 from kmodels.weights.positions import resize_matrix
 
 # Logits of so many numbers are made at a time.

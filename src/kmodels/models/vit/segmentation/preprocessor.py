@@ -9,8 +9,8 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.fit.batches import to_numpy
 from kmodels.data.images.resizing import resize
+from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.image_converter import ViTImageConverter, settings_of
 from kmodels.models.vit.preprocessor import OF_CROPS, OF_MASKS, ViTImageClassifierPreprocessor

@@ -1,4 +1,4 @@
-"""FitRequest: what `fit`, `evaluate` or `predict` was asked for, as one value."""
+"""One call of `fit`, `evaluate` or `predict`: its arguments, and what callbacks are told of it."""
 
 import inspect
 from collections.abc import Mapping
@@ -101,3 +101,36 @@ def _parameters(method: Method) -> dict[str, tuple[str | None, Any]]:
                 None if default is parameter.empty else default,
             )
     return found
+
+
+@dataclass
+class RunningFit:
+    """A call of `fit`, as far as a callback that resumes it has to know it.
+
+    Args:
+        callbacks: that it calls, in order.
+        epochs: its batches, epoch by epoch; None in any other loop than that of kmodels.
+    """
+
+    callbacks: list[Any]
+    epochs: Any = None
+
+
+class FitCallback(keras.callbacks.Callback):
+    """A callback that is told by kmodels' `fit` what it is in, as Keras' own tells nobody.
+
+    Attributes:
+        fit: the one that runs; None outside, and in a `fit` of Keras' own.
+    """
+
+    fit: RunningFit | None = None
+
+    def go_on(self) -> None:
+        """The epoch that has begun goes on where it was cut; its data is there."""
+
+    def after_step(self) -> None:
+        """All callbacks have had the end of a step."""
+
+    def leave_fit(self) -> None:
+        """The `fit` is over, also by an error, of which Keras tells no callback."""
+        self.fit = None

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.fit.batches import RECORD_IMAGES, Preprocess, is_record, to_numpy
+from kmodels.data.pipeline.batch import RECORD_IMAGES, Preprocess, is_record, to_numpy
 
 
 def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
@@ -83,19 +83,16 @@ def is_tf_data(x: object) -> bool:
     return hasattr(x, "element_spec") and hasattr(x, "cardinality")
 
 
-def all_numpy(tree: object) -> bool:
-    """Returns whether all arrays of a tree are NumPy's."""
-    if isinstance(tree, dict):
-        return all(map(all_numpy, tree.values()))
-    if isinstance(tree, list | tuple):
-        return all(map(all_numpy, tree))
-    return tree is None or isinstance(tree, np.ndarray)
-
-
 def plain(part: object, preprocess: Preprocess | None) -> Any:
-    """Returns arrays of any framework as NumPy's; a list to preprocess stays one of samples."""
-    if part is None:
-        return None
+    """Returns arrays as NumPy's, or as tensors of the backend in use, which stay where they are.
+
+    A list to preprocess stays one of samples. A column of pandas is one of a table, (n, 1).
+    """
+    if part is None or keras.ops.is_tensor(part):
+        return part
+    if package(part) == "pandas" and preprocess is None:
+        table = to_numpy(part)
+        return table[:, None] if table.ndim == 1 else table
     if isinstance(part, dict):
         return {key: plain(value, None) for key, value in part.items()}
     if isinstance(part, tuple) or (isinstance(part, list) and preprocess is None):
@@ -131,4 +128,35 @@ def take(tree: Any, rows: np.ndarray | slice) -> Any:
         return tuple(take(part, rows) for part in tree)
     if isinstance(tree, list):
         return tree[rows] if isinstance(rows, slice) else [tree[row] for row in rows.tolist()]
-    return None if tree is None else tree[rows]
+    if tree is None or isinstance(rows, slice) or not keras.ops.is_tensor(tree):
+        return None if tree is None else tree[rows]
+    return keras.ops.take(tree, rows, axis=0)
+
+
+def as_floatx(tree: Any) -> Any:
+    """Returns arrays with floats as Keras' float type, as Keras has arrays that it is given."""
+    floatx = keras.config.floatx()
+
+    def cast(leaf: Any) -> Any:
+        if leaf is None or getattr(leaf.dtype, "kind", "f") in "OSUMmiub":
+            return leaf
+        name = keras.backend.standardize_dtype(leaf.dtype)
+        if name == floatx or not keras.backend.is_float_dtype(name):
+            return leaf
+        return leaf.astype(floatx) if isinstance(leaf, np.ndarray) else keras.ops.cast(leaf, floatx)
+
+    return keras.tree.map_structure(cast, tree)
+
+
+def tensors(tree: Any) -> Any:
+    """Returns arrays as tensors on the device, float64 as Keras' float type."""
+
+    def tensor(part: Any) -> Any:
+        if part is None:
+            return None
+        wide = isinstance(part, np.ndarray) or keras.ops.is_tensor(part)
+        if wide and keras.backend.standardize_dtype(part.dtype) == "float64":
+            return keras.ops.cast(part, keras.config.floatx())
+        return keras.ops.convert_to_tensor(part)
+
+    return keras.tree.map_structure(tensor, tree)

@@ -3,7 +3,6 @@
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -36,8 +35,6 @@ class DataWaitTimer:
     def __init__(self, workers: int = 0, parameter: str | None = None, faster: str | None = None):
         self.workers, self.parameter, self.faster = workers, parameter, faster
         self.last_output: Callable[[], Any] = lambda: None
-        self._ready: deque[float] | None = None
-        self._asked: tuple[int, float] | None = None
         self._all_waited = self._all_seconds = 0.0
         self.begin_epoch()
         self._ended = True
@@ -49,26 +46,12 @@ class DataWaitTimer:
         self._begun, self._begun_cpu = perf_counter(), time.process_time()
         self._later: tuple[float, float] | None = None
         self._ended = False
-        self._asked = None
-
-    def begin_pass(self, ahead: bool) -> None:
-        """Notes that a pass begins, by a pipeline that is ahead of the steps or for them."""
-        self._ready = deque() if ahead else None
 
     def made(self, seconds: float, cpu: float) -> None:
         """Notes that a batch was made, here or by asking workers, in so many seconds."""
         self._made += 1
         self._making += seconds
         self._making_cpu += cpu
-        if self._ready is not None:
-            self._ready.append(perf_counter())
-
-    def steps(self, batch: int) -> None:
-        """Notes that a step begins, which asks a pipeline that is ahead for batch `batch`."""
-        self._account(batch)
-        # The first step of all is compiled before it asks.
-        counts = batch or self._all_seconds
-        self._asked = (batch, perf_counter() if counts else math.inf)
 
     def waits(self, seconds: float) -> None:
         """Notes that a step got its batch after waiting so many seconds."""
@@ -85,21 +68,9 @@ class DataWaitTimer:
         self._ended = True
         now = perf_counter()
         self._cpu = time.process_time() - self._begun_cpu
-        self._account(None)
         self.seconds = now - self._begun
         self._all_seconds += self.seconds
         self._all_waited += self.waited
-
-    def _account(self, batch: int | None) -> None:
-        """Adds the wait of the step before for each of its batches, up to this one."""
-        if self._asked is None or self._ready is None:
-            return
-        first, asked = self._asked
-        for _ in range(1 if batch is None else batch - first):
-            if self._ready:
-                ready = self._ready.popleft()
-                self.waits(max(ready - asked, 0.0))
-                asked = max(ready, asked)
 
     @property
     def share(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.fit.batches import as_tuple
+from kmodels.data.pipeline.batch import as_tuple
 
 # What makes batches faster, where steps wait for them.
 FASTER = "give the data set's map_batches a higher concurrency, and its cluster CPUs for that"

@@ -1,11 +1,6 @@
-"""One batch as Keras takes it, and batches that can be asked for by their number.
+"""One batch: (x, y, sample_weight) of all that a loader may give."""
 
-`as_tuple` and `prepared` make (x, y, sample_weight) of what any loader gave. `IndexedBatches` are
-numbered samples and `Mapped` any PyDataset in such batches; `Stream` has those without a number.
-"""
-
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -13,9 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.data.fit.rows import rows_within
 from kmodels.data.images.pictures import is_pillow
-from kmodels.data.rng import order
 
 Preprocess = Callable[..., Any]
 
@@ -43,12 +36,27 @@ def as_tuple(batch: Tree) -> tuple:
         return (inputs if image is None else batch[image], batch[label], *weight)
     if not isinstance(batch, tuple | list) or (batch and all(map(_is_sample, batch))):
         return (batch,)
+    return in_parts(batch)
+
+
+def one_piece(batch: Tree) -> tuple:
+    """Returns a batch as `as_tuple` does, but a dictionary as it is, in a tuple of one."""
+    return (batch,) if isinstance(batch, dict) else as_tuple(batch)
+
+
+def in_parts(batch: Tree) -> tuple:
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), as Keras reads it.
+
+    Raises:
+        InputError: for a tuple or list of another length.
+    """
+    batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     if not 1 <= len(batch) <= 3:
         raise InputError(
             f"the data gave {len(batch)} items per batch; give (x,), (x, y) or "
             "(x, y, sample_weight)"
         )
-    return tuple(batch)
+    return batch
 
 
 def _is_sample(part: object) -> bool:
@@ -108,6 +116,39 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
     return tuple(map(_kept, batch))
 
 
+def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
+    """Returns the weight of each sample's class, of Keras' float type, (B,).
+
+    Args:
+        y: classes as numbers, (B,) or (B, 1), or as one-hot rows (B, classes).
+        class_weight: by class; 1 for one that is not in it.
+
+    Raises:
+        InputError: for labels of several outputs.
+    """
+    if isinstance(y, dict | tuple | list):
+        raise InputError("class_weight needs the labels of one output; give sample_weight")
+    labels = to_numpy(y)
+    if labels.ndim > 1:
+        labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    weights = [class_weight.get(round(float(label)), 1.0) for label in labels]
+    return np.array(weights, keras.config.floatx())
+
+
+def with_class_weights(batch: tuple, class_weight: Mapping[int, float] | None) -> tuple:
+    """Returns a batch (x, y) as (x, y, sample_weight); any batch as it is without class weights.
+
+    Raises:
+        InputError: for a batch that has weights already, or no labels.
+    """
+    if class_weight is None:
+        return batch
+    if len(batch) != 2 or batch[1] is None:
+        there = "no labels" if len(batch) < 2 or batch[1] is None else "sample weights"
+        raise InputError(f"got class_weight for batches that have {there}; leave class_weight out")
+    return (*batch, class_weights(batch[1], class_weight))
+
+
 def _to_preprocess(x: Any) -> Any:
     """Returns samples as NumPy arrays; images of Pillow, records and lists in columns stay.
 
@@ -152,113 +193,3 @@ def _kept(part: Any) -> Any:
     if not part.ndim:
         raise InputError("the data gives single samples; give batches, as its batch(32) makes them")
     return part
-
-
-class IndexedBatches(keras.utils.PyDataset):
-    """Gives batches of numbered samples in the order of (seed, epoch), alike on every backend.
-
-    Args:
-        take: from sample numbers, int (B,), to a batch (x,), (x, y) or (x, y, sample_weight).
-        count: number of samples.
-        batch_size: samples per batch.
-        shuffle: a new order in each epoch.
-        seed: seed of the order.
-        preprocess: applied to each batch.
-
-    Attributes:
-        samples: in an epoch.
-    """
-
-    def __init__(
-        self,
-        take: Callable[[np.ndarray], tuple],
-        count: int,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        preprocess: Preprocess | None = None,
-    ):
-        super().__init__()
-        if count < 1:
-            raise InputError("the data is empty; give at least one sample")
-        self.take = take
-        self.samples = count
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.preprocess = preprocess
-        self._rows: tuple[int, int] | None = None
-        self._orders: tuple[int, np.ndarray] | None = None
-        self.handed_out = 0
-        self.epoch = 0
-
-    def part(self, start: int, stop: int) -> "IndexedBatches":
-        """Returns the same batches with these rows alone, see `rows_within`."""
-        part = copy.copy(self)
-        part._rows = start, stop
-        return part
-
-    @property
-    def num_batches(self) -> int:
-        """Returns how many batches an epoch has."""
-        return -(-self.samples // self.batch_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tells which epoch comes next."""
-        self.epoch, self.handed_out = epoch, 0
-
-    def on_epoch_end(self) -> None:
-        """Goes on to the next epoch where this one was handed out in full."""
-        if self.handed_out >= self.num_batches:
-            self.set_epoch(self.epoch + 1)
-
-    def __getitem__(self, index: int) -> tuple:
-        samples = np.arange(self.samples)
-        if self.shuffle:
-            if self._orders is None or self._orders[0] != self.epoch:
-                self._orders = self.epoch, order(self.samples, self.seed, self.epoch)
-            samples = self._orders[1]
-        samples = samples[index * self.batch_size : (index + 1) * self.batch_size]
-        if self._rows is not None:
-            samples = samples[rows_within(*self._rows, len(samples))]
-        self.handed_out = max(self.handed_out, index + 1)
-        return prepared(self.take(samples), self.preprocess)
-
-
-class Mapped(keras.utils.PyDataset):
-    """Passes the batches of a PyDataset through a function.
-
-    Args:
-        dataset: any; what Keras and `fit` tell about epochs is passed on to it.
-        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
-    """
-
-    def __init__(self, dataset: keras.utils.PyDataset, preprocess: Preprocess):
-        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
-        self._dataset = dataset
-        self._preprocess = preprocess
-
-    @property
-    def num_batches(self) -> int | None:
-        """Returns how many batches an epoch has."""
-        return self._dataset.num_batches
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> tuple:
-        return prepared(as_tuple(self._dataset[index]), self._preprocess)
-
-    def set_epoch(self, *which: int) -> None:
-        """Tells a dataset that has `set_epoch` which epoch comes next, see `ImageLoader`."""
-        if (tell := getattr(self._dataset, "set_epoch", None)) is not None:
-            tell(*which)
-
-    def on_epoch_begin(self) -> None:
-        """Passes on that an epoch begins."""
-        self._dataset.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """Passes on that an epoch has ended."""
-        self._dataset.on_epoch_end()

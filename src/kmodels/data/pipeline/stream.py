@@ -1,86 +1,70 @@
-"""Batches that can only be gone through, one after another: `Stream`.
+"""Batches that can only be gone through, one after another.
 
-A generator, a loader of another package and a function that makes one all come this way, and reach
-every backend as Keras' adapter of a PyDataset does.
+A generator, a loader of another package and a function that makes one all come this way.
 """
 
-import itertools
 import multiprocessing
 import pickle
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-
-import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.python_children import safe_path
-from kmodels.data.fit.batches import Preprocess, as_tuple, prepared
-from kmodels.data.fit.data_wait import DataWaitTimer
-from kmodels.data.fit.device_put import device_put
-from kmodels.data.fit.feed import DatasetAdapter, workers_of
-
-Batches = Callable[[], Iterator[tuple]]
+from kmodels.data.pipeline.batch import as_tuple
+from kmodels.data.pipeline.device_put import device_put
 
 
-class Stream(DatasetAdapter):
-    """Hands anything that can be gone through, batch by batch, to Keras as a data adapter.
+class Streamed:
+    """Source of batches that can only be gone through: a loader, a generator, a function.
 
     Args:
-        batches: gives one batch after another; gone through once an epoch.
+        data: gives one batch after another; gone through once an epoch.
         count: number of batches in an epoch, None where that is not known.
-        preprocess: applied to each batch.
-        class_weight: as in `keras.Model.fit`.
+        split: makes (x,), (x, y) or (x, y, sample_weight) of what it gives.
         faster: what to do where steps wait for it, if workers are not the way.
     """
 
+    draws = False
+
     def __init__(
         self,
-        batches: Iterable[Any],
+        data: Iterable[Any],
         count: int | None,
-        preprocess: Preprocess | None = None,
-        class_weight: dict[int, float] | None = None,
+        split: Callable[[Any], tuple] = as_tuple,
         faster: str | None = None,
     ):
-        if isinstance(batches, Iterator):
-            batches = OneShot(batches)
-        self.batches = batches
-        self.preprocess = preprocess
-        clock = DataWaitTimer(*workers_of(batches), faster)
-        # Not in a circle: a DataLoader that is left to the garbage collector waits 5 s for each of
-        # its workers, while one that nothing holds any more ends them at once.
-        sample = _Sample(weakref.WeakMethod(self._batches), count)
-        super().__init__(sample, class_weight, clock)
+        self.data: Any = OneShot(data) if isinstance(data, Iterator) else data
+        self.num_batches, self.as_batch, self.faster = count, split, faster
+        self.stateful = self.data
 
-    def tuples(self) -> Iterator[tuple]:
-        """Returns one pass over the batches as they come, not preprocessed."""
-        return map(as_tuple, started(self.batches) if self._tracked is None else self._tracked)
+    @property
+    def seekable(self) -> bool:
+        """Whether a pass may begin at any batch, as one over a list of them."""
+        return isinstance(self.data, Sequence)
 
-    def track(self, wrap: Callable[[Any, Callable[[Any], Iterator[Any]], bool], Any]) -> Any:
-        """See `DatasetAdapter.track`."""
-        self._tracked = wrap(self.batches, started, False)
-        return self._tracked
+    def begin(self, first: int = 0) -> Iterator[Any]:
+        """Begins a pass; at a batch, if the data is a sequence of them."""
+        if first:
+            return (self.data[number] for number in range(first, len(self.data)))
+        return started(self.data)
 
-    def _batches(self) -> Iterator[tuple]:
-        for batch in self.tuples():
-            yield prepared(batch, self.preprocess)
-
-    def raw(self) -> Iterator[tuple]:
-        """Returns one pass over the batches."""
-        return (self.as_batch(batch) for batch in self._batches())
+    def start(self) -> None:
+        """Lets training start: batches read until now, to build the model, are given again."""
+        if isinstance(self.data, OneShot):
+            self.data.begin()
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the data, or the sampler it has, which epoch comes next."""
-        for thing in (self.batches, getattr(self.batches, "sampler", None)):
+        for thing in (self.data, getattr(self.data, "sampler", None)):
             if callable(tell := getattr(thing, "set_epoch", None)):
                 tell(epoch)
                 return
 
-    def begin(self) -> None:
-        """Lets training begin: batches read until now, to build the model, are given again."""
-        super().begin()
-        if isinstance(self.batches, OneShot):
-            self.batches.begin()
+    def on_epoch_begin(self) -> None:
+        """Is told that an epoch begins, which changes nothing."""
+
+    def on_epoch_end(self, taken: int, wanted: int | None) -> None:
+        """Is told that an epoch has ended, which changes nothing."""
 
 
 def started(batches: Iterable[Any]) -> Iterator[Any]:
@@ -114,35 +98,10 @@ def _forks() -> bool:
     return (multiprocessing.get_start_method(allow_none=True) or default) == "fork"
 
 
-class _Sample(keras.utils.PyDataset):
-    """Tells Keras' adapter the shapes of the first batches and how many there are."""
-
-    def __init__(self, batches: "weakref.WeakMethod[Batches]", count: int | None):
-        super().__init__()
-        self._batches = batches
-        self._count = count
-        self._first: list[tuple] | None = None
-
-    @property
-    def num_batches(self) -> int | None:
-        """Returns how many there are, or None where that is not known."""
-        return self._count
-
-    def __getitem__(self, index: int) -> tuple:
-        if self._first is None:
-            begin = self._batches()
-            assert begin is not None  # the stream asks, through Keras
-            self._first = list(itertools.islice(begin(), 2))
-            if not self._first:
-                raise InputError("the data gave no batch; give at least one")
-        # A stream of a single batch: its shape stands for the second one too.
-        return self._first[min(index, len(self._first) - 1)]
-
-
 class OneShot:
     """Gives the batches of an iterator or generator, none of them lost to building the model.
 
-    Keras reads a batch or two before training and throws them away. They are kept until `begin`.
+    A batch may be read before training, for its shapes alone. What is read is kept until `begin`.
     """
 
     def __init__(self, iterator: Iterator[Any]):

@@ -1,9 +1,10 @@
 """Batches on torch's device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 
 # A forked worker of a DataLoader is safe beside torch's threads.
@@ -19,16 +20,26 @@ def ahead() -> int:
     return 2 if _device().type == "cuda" else 0
 
 
-def placer() -> Callable[[Any], Any]:
-    """Returns what puts a batch where the step wants it; ask for it in the thread that trains.
+def begin_pass() -> None:
+    """Draws a number, as the DataLoader does in which Keras wraps all data.
+
+    Dropout draws from the same generator, so a run equals one of Keras' own `fit`.
+    """
+    torch.empty((), dtype=torch.int64).random_()
+
+
+def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
+    """Returns the function that puts a batch where the step wants it.
 
     From pinned memory, so that nobody waits for the copy: it has its place before the step that
     uses it in the stream.
     """
     device = _device()
 
-    def put(part: object) -> Any:
+    def put(part: Any) -> Any:
         if part is None or (torch.is_tensor(part) and part.device == device):
+            return part
+        if isinstance(part, np.ndarray) and part.dtype.kind in "OSU":
             return part
         with keras.device("cpu"):
             tensor: Any = keras.ops.convert_to_tensor(part)
@@ -38,6 +49,11 @@ def placer() -> Callable[[Any], Any]:
         return pinned.to(device, non_blocking=True)
 
     return lambda batch: keras.tree.map_structure(put, batch)
+
+
+def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
+    """Returns batches as tensors on the device."""
+    return begin(True)
 
 
 def busy(output: object) -> Callable[[], bool] | None:

@@ -7,7 +7,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Logs
-from kmodels.data.fit.request import Method
+from kmodels.data.pipeline.request import Method
 from kmodels.distribution import processes
 
 if TYPE_CHECKING:

@@ -1,0 +1,295 @@
+"""Which kind of data is it? `as_dataset` makes batches of it, `prepare` a pipeline for the loop.
+
+A kind is told from its methods and the name of its package; nothing is imported to find out.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
+from kmodels.core.types import Data
+from kmodels.data.images.loader import ImageLoader
+from kmodels.data.pipeline import arrays
+from kmodels.data.pipeline.batch import Preprocess, as_tuple, prepared
+from kmodels.data.pipeline.indexed import IndexedBatches, Mapped, Numbered
+from kmodels.data.pipeline.pipeline import Pipeline
+from kmodels.data.pipeline.ray_batches import FASTER, RayBatches
+from kmodels.data.pipeline.request import FitRequest, Method
+from kmodels.data.pipeline.shard import BatchSharding, Shard
+from kmodels.data.pipeline.stream import Calls, Chunks, Streamed
+
+Split = Callable[[Any], tuple]
+
+_ACCEPTED = (
+    "arrays, a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face dataset, a Ray "
+    "Dataset, an iterable of (x, y) batches, or a function that gives one"
+)
+# A length beyond this is how endless data sets answer.
+_ENDLESS = 2**40
+_TF_DATA = "give its map num_parallel_calls=tf.data.AUTOTUNE and end it with prefetch"
+
+
+def as_dataset(
+    x: Any,
+    y: Data = None,
+    sample_weight: Data = None,
+    batch_size: int | None = None,
+    *,
+    shuffle: bool | str = False,
+    preprocess: Preprocess | None = None,
+    class_weight: dict[int, float] | None = None,
+) -> Any:
+    """Returns one object that Keras' `fit`, `evaluate` and `predict` take as x on this backend.
+
+    Args:
+        x: arrays (nested, too), a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face
+            dataset, a Ray Dataset, a sequence of samples, an iterable of batches, or a function
+            that gives one for each epoch.
+        y: labels, where x is arrays.
+        sample_weight: weights, where x is arrays.
+        batch_size: for arrays and for datasets of single samples; 32 by default.
+        shuffle: for those, a new order in each epoch, from `keras.utils.set_random_seed`'s seed;
+            "batch" for one within each batch.
+        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy. An
+            ImageLoader has its own, so it is left alone.
+        class_weight: as in `fit`, for what Keras would not apply it to.
+
+    Returns:
+        A PyDataset, or for what can only be gone through a `Pipeline`.
+
+    Raises:
+        InputError: for something that is none of these, or labels given twice.
+    """
+    return _dataset(
+        (x, y, sample_weight),
+        batch_size,
+        shuffle=shuffle,
+        preprocess=preprocess,
+        class_weight=class_weight,
+    )
+
+
+def _dataset(
+    given: tuple[Any, Data, Data],
+    size: int | None,
+    shuffle: bool | str = False,
+    preprocess: Preprocess | None = None,
+    class_weight: dict[int, float] | None = None,
+    split: Split = as_tuple,
+    steps: int | None = None,
+) -> Any:
+    """Returns data as `as_dataset` does.
+
+    Args:
+        given: x, y, sample_weight.
+        size: samples per batch.
+        shuffle: see `as_dataset`.
+        preprocess: see `as_dataset`.
+        class_weight: see `as_dataset`.
+        split: makes a tuple of each batch of a loader.
+        steps: batches that arrays are cut into, if no size is given.
+    """
+    x, y, weight = arrays.columns(given[0], preprocess), *given[1:]
+    if isinstance(x, Pipeline):
+        _no_labels(x.source.data, y, weight)
+        if x.shard is not None and x.preprocess is None:  # of `plan.shard`, which knows no model
+            x.preprocess_by(preprocess)
+        return x
+    if isinstance(x, ImageLoader | IndexedBatches):
+        _no_labels(x, y, weight)
+        return x
+    seed = keras_internals.random_seed() or 0
+    settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "preprocess": preprocess}
+    if arrays.is_arrays(x, preprocess):
+        return _of_arrays((x, y, weight), size, settings, steps)
+    _no_labels(x, y, weight)
+    if isinstance(x, keras.utils.PyDataset):
+        return x if preprocess is None else Mapped(x, preprocess)
+    count, faster, samples = None, None, size or 32
+    if arrays.is_tf_data(x):
+        found = int(x.cardinality())
+        count, faster = found if found >= 0 else None, _TF_DATA
+    elif arrays.package(x) == "datasets":
+        if isinstance(x, dict):
+            raise InputError(f"the dataset has splits {', '.join(x)}; give one of them")
+        if hasattr(x, "num_rows"):
+            return IndexedBatches(lambda rows: split(x[_listed(rows)]), len(x), samples, **settings)
+        x = Chunks(x, samples)
+    elif arrays.package(x) == "ray" and hasattr(x, "iter_batches"):
+        x, faster = RayBatches(x, samples), FASTER
+        count = x.count
+    elif isinstance(x, str | bytes):
+        raise InputError(f"cannot train on {x!r}; give {_ACCEPTED}")
+    elif hasattr(x, "__getitem__") and hasattr(x, "__len__") and not hasattr(x, "__iter__"):
+        return IndexedBatches(lambda rows: _collate(x, rows), len(x), samples, **settings)
+    elif isinstance(x, Iterable):
+        count = _known_length(x)
+    elif inspect.isroutine(x) or isinstance(x, functools.partial):
+        x = Calls(x)
+    else:
+        raise InputError(f"cannot train on {type(x).__name__}; give {_ACCEPTED}")
+    return Pipeline(Streamed(x, count, split, faster), preprocess, class_weight)
+
+
+def _of_arrays(
+    given: tuple[Any, Data, Data], size: int | None, settings: dict[str, Any], steps: int | None
+) -> IndexedBatches:
+    preprocess = settings["preprocess"]
+    x, y, weight = (arrays.plain(part, preprocess) for part in given)
+    if preprocess is None and isinstance(y, dict | tuple) and hasattr(weight, "shape"):
+        # Keras gives each output the weights, where there are one for each sample.
+        weight = keras.tree.map_structure(lambda _: weight, y)
+    parts = (x, y, weight)
+    parts = parts[: 1 + max(i for i, part in enumerate(parts) if i == 0 or part is not None)]
+    count = arrays.length(parts)
+    size = size or (math.ceil(count / steps) if steps else 32)
+
+    def take(rows: np.ndarray | slice) -> tuple:
+        batch = arrays.take(parts, rows)
+        return batch if preprocess is not None else arrays.as_floatx(batch)
+
+    return IndexedBatches(take, count, size, **settings)
+
+
+def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:
+    """Returns one batch as `train_on_batch` and its like take it.
+
+    Args:
+        parts: (x,), (x, y, ...) or (x, y, sample_weight), None for what there is not.
+        preprocess: see `as_dataset`; without one the batch stays as it is.
+    """
+    if preprocess is None:
+        return parts
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    return prepared(tuple(arrays.plain(part, preprocess) for part in parts), preprocess)
+
+
+def prepare(
+    request: FitRequest,
+    preprocess: Preprocess | None = None,
+    rule: BatchSharding | None = None,
+    split: Split = as_tuple,
+) -> FitRequest:
+    """Returns the request with a `Pipeline` in place of each of its data.
+
+    Args:
+        request: as the caller made it.
+        preprocess: see `as_dataset`.
+        rule: which rows of each batch this process takes; None for all.
+        split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
+
+    Raises:
+        InputError: for data that is empty or of no kind that `as_dataset` knows, and for a
+            `validation_split` of what is not arrays, or that leaves a part empty.
+    """
+    given = request.x, request.y, request.sample_weight
+    if arrays.is_empty(request.x, preprocess):
+        raise InputError("the data is empty; give at least one sample")
+    held_out = request.validation_data
+    if held_out is not None:
+        pair = isinstance(held_out, tuple) and 1 <= len(held_out) <= 3
+        if not pair or not arrays.is_arrays(held_out[0], preprocess):
+            held_out = (held_out,)
+    elif request.validation_split:
+        given, held_out = _split(given, request.validation_split, preprocess)
+
+    def made(
+        given: tuple,
+        size: int | None,
+        use: Method,
+        steps: int | None,
+        shuffle: bool | str = False,
+        class_weight: dict[int, float] | None = None,
+    ) -> Pipeline:
+        x, y, weight = (*given, None, None)[:3]
+        data = _dataset((x, y, weight), size, shuffle, preprocess, class_weight, split, steps)
+        return pipeline(data, rule, use, steps, class_weight)
+
+    size, use = request.batch_size, request.method
+    x = made(given, size, use, request.steps, request.shuffle, request.class_weight)
+    if held_out is not None:
+        size = request.validation_batch_size or size
+        held_out = made(held_out, size, Method.EVALUATE, request.validation_steps)
+    return request.changed(
+        x=x, y=None, sample_weight=None, validation_data=held_out, validation_split=0.0
+    )
+
+
+def pipeline(
+    data: Any,
+    rule: BatchSharding | None = None,
+    use: Method = Method.FIT,
+    steps: int | None = None,
+    class_weight: dict[int, float] | None = None,
+) -> Pipeline:
+    """Returns what `as_dataset` gave as a pipeline, of the rows of this process alone.
+
+    Args:
+        data: data of `as_dataset`.
+        rule: which rows to take; None for all.
+        use: what it is for.
+        steps: batches to end after, in evaluate and predict.
+        class_weight: as in `fit`.
+
+    Raises:
+        InputError: if the mesh does not divide the batches, or processes differ.
+    """
+    if not isinstance(data, Pipeline):
+        data = Pipeline(Numbered(data), class_weight=class_weight)
+    if rule is None or data.shard is not None:
+        return data
+    shard = Shard(data.source, rule, use, None if use is Method.FIT else steps)
+    return Pipeline(shard.source, data.preprocess, data.class_weight, shard)
+
+
+def _listed(rows: np.ndarray | slice) -> list[int]:
+    return [*range(rows.start, rows.stop)] if isinstance(rows, slice) else rows.tolist()
+
+
+def _no_labels(x: Data, y: Data, sample_weight: Data) -> None:
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise InputError(
+                f"{type(x).__name__} makes its own batches, so {name} cannot be given; put it "
+                "in the batches"
+            )
+
+
+def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[Any, tuple]:
+    """Returns (x, y, sample_weight) to train on, and what there is of them in the last share."""
+    x = given[0]
+    if not arrays.is_arrays(x, preprocess):
+        raise InputError(
+            f"validation_split needs arrays, not {type(x).__name__}; give validation_data"
+        )
+    parts = tuple(arrays.plain(part, preprocess) for part in given)
+    count = arrays.length(tuple(part for part in parts if part is not None))
+    at = int(count * (1 - share))
+    if not 0 < at < count:
+        raise InputError(f"validation_split {share} of {count} samples leaves a part empty")
+    first, last = arrays.take(parts, slice(0, at)), arrays.take(parts, slice(at, None))
+    return first, tuple(part for part in last if part is not None)
+
+
+def _collate(dataset: Any, rows: np.ndarray | slice) -> tuple:
+    """Returns samples of a sequence, column by column."""
+    samples = [as_tuple(dataset[row]) for row in _listed(rows)]
+    return tuple(list(column) for column in zip(*samples, strict=True))
+
+
+def _known_length(x: Any) -> int | None:
+    try:
+        count = len(x)
+    except (TypeError, NotImplementedError):
+        return None
+    if not count:
+        raise InputError("the data gave no batch; give at least one")
+    return count if count < _ENDLESS else None

@@ -1,1 +1,0 @@
-"""Input of several processes: each feeds its own rows of every batch."""
