@@ -118,3 +118,33 @@ def test_batches_of_strange_shape():
     refused("differ in size", to_numpy, [np.zeros((2, 2)), np.zeros((3, 2))])
     named = {"token_ids": X, "padding_mask": X}
     assert as_tuple(named) == (named,)
+
+
+class Numbered(keras.utils.PyDataset):
+    """Batches by number, the last of them short."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        rows = slice(index * 4, (index + 1) * 4)
+        return X[rows], Y[rows]
+
+
+def test_batches_of_a_dataset_are_shuffled_as_keras_shuffles_them(model):
+    """Anew in each epoch from the seed; not where `fit` is told so, nor in evaluation."""
+    first = []
+
+    def note(x, y):
+        first.append(int(y[0, 0]))
+        return x, y
+
+    keras.utils.set_random_seed(6)
+    settings = {"preprocess": note, "verbose": 0}
+    run(model, "fit", Numbered(), epochs=3, **settings)
+    orders = [[4 * int(n) for n in order(3, 6, epoch)] for epoch in range(3)]
+    assert first[-9:] == [number for one in orders for number in one]
+    assert len({tuple(one) for one in orders}) > 1
+    run(model, "fit", Numbered(), shuffle=False, **settings)
+    run(model, "evaluate", Numbered(), **settings)
+    assert first[-6:] == [0, 4, 8, 0, 4, 8]

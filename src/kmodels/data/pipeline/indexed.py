@@ -111,6 +111,8 @@ class Mapped(keras.utils.PyDataset):
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self._dataset = dataset
         self._preprocess = preprocess
+        if hasattr(dataset, "set_epoch"):  # as of an `ImageLoader`
+            self.set_epoch = dataset.set_epoch
 
     @property
     def num_batches(self) -> int | None:
@@ -122,11 +124,6 @@ class Mapped(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple:
         return prepared(as_tuple(self._dataset[index]), self._preprocess)
-
-    def set_epoch(self, *which: int) -> None:
-        """Tells a dataset that has `set_epoch` which epoch comes next, see `ImageLoader`."""
-        if (tell := getattr(self._dataset, "set_epoch", None)) is not None:
-            tell(*which)
 
     def on_epoch_begin(self) -> None:
         """Passes on that an epoch begins."""
@@ -142,13 +139,22 @@ class Numbered:
 
     Args:
         data: ours or a user's. Where it has `handed_out`, it is told how many batches were.
+        seed: of a new order of its batches in each epoch, as Keras has them with `shuffle`; None
+            for their own. A loader that is told its epoch has an order of its own.
+
+    Attributes:
+        last: number of the first batch that keeps its place; None for no such batch.
     """
 
     seekable = True
     faster: str | None = None
 
-    def __init__(self, data: keras.utils.PyDataset):
+    last: int | None = None
+
+    def __init__(self, data: keras.utils.PyDataset, seed: int | None = None):
         self.data: Any = data
+        self._seed = None if hasattr(data, "set_epoch") else seed
+        self._epoch = 0
         self._by_workers = data.workers > 1 or (data.workers > 0 and data.use_multiprocessing)
         # Workers ask for batches long before they are taken, so a state would be of a later one.
         self.stateful = None if self._by_workers else data
@@ -166,7 +172,12 @@ class Numbered:
     def begin(self, first: int = 0) -> Iterator[Any]:
         """Begins a pass at a batch."""
         count, data = self.data.num_batches, self.data
-        numbers = itertools.count(first) if count is None else range(first, count)
+        numbers: Iterable[int] = itertools.count(first)
+        if count is not None:
+            numbers = range(count)[first:]
+            if self._seed is not None:
+                shuffled = order(count if self.last is None else self.last, self._seed, self._epoch)
+                numbers = [*shuffled.tolist(), *range(len(shuffled), count)][first:]
         if self._by_workers:
             return _of_workers(data, numbers)
         return map(data.__getitem__, numbers)
@@ -180,6 +191,7 @@ class Numbered:
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the data which epoch comes next."""
+        self._epoch = epoch
         if hasattr(self.data, "set_epoch"):
             self.data.set_epoch(epoch)
 
@@ -193,8 +205,9 @@ class Numbered:
         It has counted the batches that were made, which may be more, or of which an epoch over a
         mesh leaves the last one out.
         """
+        whole = wanted is not None and taken >= wanted
+        self._epoch += whole
         if hasattr(self.data, "handed_out"):
-            whole = wanted is not None and taken >= wanted
             self.data.handed_out = self.data.num_batches if whole else taken
         self.data.on_epoch_end()
 

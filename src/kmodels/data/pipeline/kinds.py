@@ -211,7 +211,8 @@ def prepare(
     ) -> Pipeline:
         x, y, weight = (*given, None, None)[:3]
         data = _dataset((x, y, weight), size, shuffle, preprocess, class_weight, split, steps)
-        return pipeline(data, rule, use, steps, class_weight)
+        seed = keras_internals.random_seed() or 0
+        return pipeline(data, rule, use, steps, class_weight, seed if shuffle else None)
 
     size, use = request.batch_size, request.method
     x = made(given, size, use, request.steps, request.shuffle, request.class_weight)
@@ -229,6 +230,7 @@ def pipeline(
     use: Method = Method.FIT,
     steps: int | None = None,
     class_weight: dict[int, float] | None = None,
+    seed: int | None = None,
 ) -> Pipeline:
     """Returns what `as_dataset` gave as a pipeline, of the rows of this process alone.
 
@@ -238,12 +240,14 @@ def pipeline(
         use: what it is for.
         steps: batches to end after, in evaluate and predict.
         class_weight: as in `fit`.
+        seed: of the order of a PyDataset's batches, see `Numbered`.
 
     Raises:
         InputError: if the mesh does not divide the batches, or processes differ.
     """
     if not isinstance(data, Pipeline):
-        data = Pipeline(Numbered(data), class_weight=class_weight)
+        data = Pipeline(Numbered(data, seed))
+    data.class_weight = class_weight or data.class_weight
     if rule is None or data.shard is not None:
         return data
     shard = Shard(data.source, rule, use, None if use is Method.FIT else steps)

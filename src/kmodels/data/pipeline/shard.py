@@ -143,6 +143,8 @@ class Shard:
         whole = source.data
         if self._is_part:
             self.source = Numbered(whole.part(*rule.rows(self._size)))
+        elif isinstance(source, Numbered):
+            source.last = self._count  # a short one
         if (peers := rule.several) is not None:
             facts: dict[str, Any] = {"the number of batches": self.num_batches}
             if numbered:
@@ -255,15 +257,10 @@ class Shard:
         full, seen, there, size = self._size, 0, 0, 0
         batch: Any = None
         for batch in batches:
-            if self._is_part:
-                start, _ = self._rule.rows(full)
-                real = min(self._there - seen * full, full) - start
-                yield filled(prepare(batch), self.rows, real, self._weight)
-                seen += 1
-                continue
             if seen and size < full:
                 raise _uneven(size, full)
-            size = arrays.length(batch)
+            is_part = self._is_part
+            size = min(self._there - seen * full, full) if is_part else arrays.length(batch)
             full, seen, there = full or size, seen + 1, there + size
             if size > full:
                 raise _uneven(size, full)
@@ -273,17 +270,14 @@ class Shard:
             yield self._fill(batch, prepare, full, size)
         # A process may have fewer batches of data of its own than others.
         for _ in range(seen, self._count or 0 if self._rule.own else 0):
-            if self._is_part:
-                yield filled(prepare(batch), self.rows, 0, self._weight)
-            else:
-                yield self._fill(batch, prepare, full, 0)
+            yield self._fill(batch, prepare, full, 0)
 
     def _fill(self, batch: tuple, prepare: Callable[[tuple], tuple], full: int, real: int) -> tuple:
         start, stop = self._rule.rows(full)
         self.rows = stop - start
-        there = rows_within(start, stop, arrays.length(batch))
-        done = prepare(arrays.take(batch, there))
-        return filled(done, self.rows, real - start, self._weight)
+        if not self._is_part:
+            batch = arrays.take(batch, rows_within(start, stop, arrays.length(batch)))
+        return filled(prepare(batch), self.rows, real - start, self._weight)
 
 
 def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
