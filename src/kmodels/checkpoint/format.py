@@ -14,9 +14,9 @@ import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,11 @@ from kmodels.weights.tensors import LazyArray
 from kmodels.weights.writer import write_safetensors
 
 Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
 PARTS = ("model", "optimizer", "metrics", "other")
 _FILE = re.compile(rf"({'|'.join(PARTS)})(-\d{{5}}-\d+)?\.safetensors")
+# A layer's name; Keras' first number is 1, and `block_0` is a name that somebody gave.
+_LAYER = re.compile(r"([^/:]+?)(?:_([1-9]\d*))?(?=[/:]|$)")
 _START = re.compile(r"@([\d,]*)$")
 # How a loader's state is told apart in JSON, whose values are fewer.
 _JSON = "json"
@@ -229,3 +232,57 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 def _module(package: str) -> str:
     """Returns the module for tensors of a package, which need not be the backend's."""
     return f"kmodels.data.tensors_{package}"
+
+
+def as_counted(
+    found: Mapping[str, Mapping[str, T]], wanted: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Mapping[str, T]]:
+    """Renames stored arrays of layers that this process counts from another number.
+
+    Keras calls unnamed layers `dense`, `dense_1` and so on, and counts on if a cell of a notebook
+    builds the same model again. All layers of one kind are counted together, so their numbers
+    differ by the same amount.
+
+    Args:
+        found: arrays by name, by part of the checkpoint.
+        wanted: variables by name, by part of the checkpoint.
+
+    Returns:
+        The arrays under the names of the variables; unchanged if the names differ by more than
+        such numbers.
+    """
+    if all(set(found[part]) == set(names) for part, names in wanted.items()):
+        return found
+    before = _lowest(name for held in found.values() for name in held)
+    now = _lowest(name for held in wanted.values() for name in held)
+    if before.keys() != now.keys():
+        return found
+    move = _moved({kind: now[kind] - number for kind, number in before.items()})
+    moved = {part: {move(name): held for name, held in of.items()} for part, of in found.items()}
+    same = all(set(moved[part]) == set(names) for part, names in wanted.items())
+    return moved if same else found
+
+
+def from_first(found: Mapping[str, T]) -> dict[str, T]:
+    """Renames layers as if the process had made none of their kind before."""
+    move = _moved({kind: -number for kind, number in _lowest(found).items()})
+    return {move(name): held for name, held in found.items()}
+
+
+def _lowest(names: Iterable[str]) -> dict[str, int]:
+    """Returns the lowest number of each kind of layer; a name without a number is number 0."""
+    lowest: dict[str, int] = {}
+    for name in names:
+        for kind, number in _LAYER.findall(name):
+            lowest[kind] = min(lowest.get(kind, int(number or 0)), int(number or 0))
+    return lowest
+
+
+def _moved(by: Mapping[str, int]) -> Callable[[str], str]:
+    """Returns a function that adds to the numbers in a name."""
+
+    def word(match: re.Match[str]) -> str:
+        number = int(match[2] or 0) + by[match[1]]
+        return f"{match[1]}_{number}" if number else match[1]
+
+    return lambda name: _LAYER.sub(word, name)

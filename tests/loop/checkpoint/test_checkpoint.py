@@ -8,7 +8,7 @@ import pytest
 
 from arrays import assert_equal, to_numpy
 from kmodels.checkpoint import format, manager, state
-from kmodels.checkpoint.run_state import RunState
+from kmodels.checkpoint.state import RunState
 from kmodels.training import AdamW
 from refusals import refused
 
@@ -34,7 +34,7 @@ def contents(model):
 
 def save(folder, model, keep=2, best=None, **described):
     arrays = {part: state.copied(held) for part, held in state.parts(model, False).items()}
-    return manager.save(folder, manager.Snapshot(RunState(**described), arrays), keep, best)
+    return manager.save(folder, RunState(**described), arrays, keep, best)
 
 
 @pytest.fixture(scope="module")

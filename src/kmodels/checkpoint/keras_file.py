@@ -36,12 +36,12 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
 
     Args:
         path: path of the file.
-        model: a model of the same architecture, compiled where `optimizer` is true.
-        optimizer: whether the optimizer's state is read too.
+        model: a model of the same architecture, compiled if `optimizer` is True.
+        optimizer: reads the optimizer's state too.
 
     Raises:
-        InputError: for a file that is damaged or does not fit, naming all that is missing, too much
-            or of another shape; the model is unchanged then.
+        InputError: for a file that is damaged or does not fit, with a list of the arrays that are
+            missing, superfluous or of another shape; the model is unchanged then.
     """
     path = local_copy(path)
     if not path.is_file():
@@ -89,7 +89,7 @@ def _extract(path: Path, folder: Path) -> Path:
 
 
 def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
-    """Puts the file's arrays in the place of the model's own, once all are known to fit."""
+    """Replaces the model's own arrays by those of the file, if all of them fit."""
     import h5py
 
     with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
@@ -115,12 +115,12 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
 
 
 def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
-    """Returns every array by its path, unless it lies elsewhere than in this file.
+    """Yields every array by its path; refuses arrays that are not in this file.
 
     Args:
         file: opened by h5py.
         path: for messages.
-        most: how many groups and arrays are looked at.
+        most: most groups and arrays that are accepted.
 
     Yields:
         Path and dataset.

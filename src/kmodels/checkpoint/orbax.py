@@ -29,11 +29,11 @@ class OrbaxBackend(Protocol):
         ...
 
     def load(self, path: Path, variables: Variables) -> None:
-        """Fills these variables; raises `InputError` for what does not fit, and fills nothing."""
+        """Fills these variables, all or none; raises `InputError` for misfits."""
         ...
 
 
-_orbax = backend_module("kmodels.checkpoint.formats.orbax", OrbaxBackend, optional=True)
+_orbax = backend_module("kmodels.checkpoint.orbax", OrbaxBackend, optional=True)
 
 
 def save_orbax(model: keras.Model, directory: str | Path) -> Path:
@@ -43,10 +43,10 @@ def save_orbax(model: keras.Model, directory: str | Path) -> Path:
 
     Args:
         model: compiled.
-        directory: to make; on a disk that all processes see.
+        directory: a new directory, on a disk that all processes see.
 
     Raises:
-        InputError: on another backend, without Orbax, or where the directory is there.
+        InputError: on another backend, without Orbax, or if the directory exists.
     """
     path = local_path(directory).resolve()
     module = _module()
@@ -65,7 +65,7 @@ def load_orbax(model: keras.Model, directory: str | Path) -> None:
 
     Raises:
         InputError: on another backend, without Orbax, for a directory that Orbax did not write, or
-            naming all that does not fit; nothing is filled then.
+            with a list of all misfits; nothing is filled then.
     """
     path = local_path(directory).resolve()
     module = _module()
