@@ -1,20 +1,19 @@
-"""Directories that are whole or absent, verified before use, and the same on every backend.
+"""Directories of checkpoints: whole or absent, verified before use, the same on every backend.
 
 A checkpoint is a directory `step_<n>`:
 
     model.safetensors      variables of the model by path, states of seeds included; only the
-                           trainable ones where adapters are trained beside a frozen base
+                           trainable ones if adapters are trained beside a frozen base
     optimizer.safetensors  variables of the optimizer by weight and slot
     metrics.safetensors    running averages
     other.safetensors      arrays of callbacks, states of random generators, the learning rate
-    state.json             epoch, batch, step, what callbacks know, versions, settings
+    state.json             epoch, batch, step, attributes of callbacks, versions, settings
     manifest.json          size and sha256 of each of the others
 
-Where several processes train together, each writes what it holds to files of its own
-(`kmodels.checkpoint.format`), into one directory that all of them see. The first one writes the
-last two files and gives the directory its name, once all others are done; nothing is a checkpoint
-before that. On reading each verifies a share of the files, and one that finds damage tells the
-others.
+If several processes train together, each writes the parts that it holds to its own files
+(`kmodels.checkpoint.format`), in one directory that all of them share. Rank zero writes the last
+two files and renames the directory, once all others are done; nothing is a checkpoint before that.
+On reading each process verifies a share of the files, and tells the others of damage.
 """
 
 import hashlib
@@ -230,7 +229,7 @@ def save(
         keep: how many of the newest stay; at least 1. None leaves removing to a `Keeper`; of the
             local copies of an address the newest two stay then.
         best: name of the number in the logs whose best checkpoint stays too.
-        mode: whether the best is the "min" or the "max".
+        mode: "min" or "max".
 
     Raises:
         InputError: if a weight is not finite, the disk is full or the folder cannot be written;
@@ -309,7 +308,7 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
     Args:
         paths: paths of checkpoints; those without the log, or that cannot be read, do not count.
         name: name of the log, such as "val_loss".
-        mode: whether the best is the "min" or the "max".
+        mode: "min" or "max".
     """
     found: list[tuple[float, Path]] = []
     for path in sorted(paths):

@@ -16,8 +16,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.distribution.processes import all_or_raise
 
-PARTS = ("model", "optimizer")
-# By part and path.
+# By part of the checkpoint and path.
 Variables = Mapping[str, Mapping[str, keras.Variable]]
 
 
@@ -51,8 +50,7 @@ def save_orbax(model: keras.Model, directory: str | Path) -> Path:
     path = local_path(directory).resolve()
     module = _module()
     all_or_raise("Orbax begins", lambda: _check_new(path))
-    held = state.parts(model, False)
-    module.save(path, {part: held[part] for part in PARTS})
+    module.save(path, _variables(model))
     return path
 
 
@@ -67,10 +65,12 @@ def load_orbax(model: keras.Model, directory: str | Path) -> None:
         InputError: on another backend, without Orbax, for a directory that Orbax did not write, or
             with a list of all misfits; nothing is filled then.
     """
-    path = local_path(directory).resolve()
-    module = _module()
-    held = state.parts(model, False)
-    module.load(path, {part: held[part] for part in PARTS})
+    _module().load(local_path(directory).resolve(), _variables(model))
+
+
+def _variables(model: keras.Model) -> Variables:
+    parts = state.parts(model, False)
+    return {part: parts[part] for part in ("model", "optimizer")}
 
 
 def _check_new(path: Path) -> None:

@@ -12,7 +12,7 @@ import math
 import platform
 import random
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -211,41 +211,43 @@ def check_fits(
     wrong = [
         f"{part}: {problem}"
         for part, variables in wanted.items()
-        for problem in _misfits(found[part], variables)
+        for problem in misfits(found[part], variables)
     ]
     if wrong:
-        more = f"; {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise CheckpointError(
-            f"{path} belongs to another model or optimizer: {'; '.join(wrong[:_SHOWN])}{more}"
-        )
+        raise CheckpointError(f"{path} belongs to another model or optimizer: {shortened(wrong)}")
 
 
 def put(variable: keras.Variable, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
-    values = np.ascontiguousarray(values, dtype=_dtype(variable))
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    values = np.ascontiguousarray(values, dtype=dtype)
     gather.put(variable, values.reshape(variable.shape))
 
 
-def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+def misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the differences in name, shape and kind of dtype between arrays and variables."""
     for name in sorted(set(wanted) - set(found)):
         yield f"{name} is missing"
     for name in sorted(set(found) - set(wanted)):
-        yield f"{name} is not in this one"
+        yield f"{name} is not in the model"
     for name in sorted(set(found) & set(wanted)):
-        if tuple(found[name].shape) != tuple(wanted[name].shape):
-            yield f"{name} is {tuple(found[name].shape)}, wanted {tuple(wanted[name].shape)}"
-        elif _kind(found[name].dtype) != _kind(_dtype(wanted[name])):
-            yield f"{name} is {found[name].dtype}, wanted {wanted[name].dtype}"
+        array, variable = found[name], wanted[name]
+        if tuple(array.shape) != tuple(variable.shape):
+            yield f"{name} is {tuple(array.shape)}, the model needs {tuple(variable.shape)}"
+        elif _kind(array.dtype) != _kind(variable.dtype):
+            yield f"{name} is {array.dtype}, the model needs {variable.dtype}"
 
 
-def _dtype(variable: keras.Variable) -> np.dtype:
-    return np.dtype(keras.backend.standardize_dtype(variable.dtype))
+def shortened(problems: Sequence[str]) -> str:
+    """Returns the first problems in one line, and how many more there are."""
+    more = f"; {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return "; ".join(problems[:_SHOWN]) + more
 
 
-def _kind(dtype: np.dtype) -> str:
+def _kind(dtype: np.dtype | str) -> str:
     """Returns the kind of an array; states of seeds are uint32, int32 or int64, by backend."""
-    kind = np.dtype(dtype).kind
-    return "i" if kind == "u" else kind
+    # HDF5 stores bfloat16 as two opaque bytes.
+    return "f" if dtype == np.dtype("V2") else np.dtype(dtype).kind.replace("u", "i")
 
 
 def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
@@ -760,10 +762,9 @@ def changed_numbers(
 def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """Returns one line that names each changed number with both values."""
     parts = [f"{name} was {former}, is {new}" for name, (former, new) in changed.items()]
-    more = f"; {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
     return (
         f"the optimizer was changed since the checkpoint, and the new values are used: "
-        f"{'; '.join(parts[:_SHOWN])}{more}"
+        f"{shortened(parts)}"
     )
 
 

@@ -149,7 +149,7 @@ def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
 def test_a_checkpoint_of_another_model_fills_nothing(folder):
     other = make_model(units=4)
     before = contents(other)
-    message = r"another model.*model: second/kernel is \(5, 3\), wanted \(5, 4\)"
+    message = r"another model.*model: second/kernel is \(5, 3\), the model needs \(5, 4\)"
     path = folder / "step_00000002"
     with pytest.raises(manager.CheckpointError, match=message):
         manager.restore(path, manager.verify(path), other)
