@@ -71,7 +71,7 @@ def kill_while_writing(trials: int) -> dict[str, int]:
                 counts["damaged"] += bool(manager.newest(folder)[2])  # type: ignore[index]
             except InputError:
                 counts["none"] += 1
-            remove_leftovers(folder, manager.PREFIX)
+            remove_leftovers(folder)
             counts["left over"] += bool(list(folder.glob(".*")))
     return counts
 
