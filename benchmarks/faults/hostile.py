@@ -29,7 +29,7 @@ import keras
 import numpy as np
 import tally
 
-from kmodels.checkpoint.formats.keras_file import WEIGHTS
+from kmodels.checkpoint.keras_file import WEIGHTS
 from kmodels.checkpoint.state import weights_digest
 from kmodels.core.errors import InputError
 from kmodels.data import ImageLoader, open_dataset

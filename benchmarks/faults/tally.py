@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint.run_state import versions
+from kmodels.checkpoint.state import versions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tally
 
 from kmodels.checkpoint import manager
-from kmodels.checkpoint.run_state import RunState
+from kmodels.checkpoint.state import RunState
 from kmodels.core.errors import InputError
 from kmodels.core.files import remove_leftovers
 from kmodels.weights import read_safetensors
@@ -28,11 +29,11 @@ from kmodels.weights import read_safetensors
 SIZE = 200_000
 
 
-def snapshot(step: int, size: int = SIZE) -> manager.Snapshot:
+def snapshot(step: int, size: int = SIZE) -> tuple[RunState, dict[str, dict[str, Any]]]:
     """A state whose values all say which step it is of."""
     arrays = {"a/kernel": np.full(size, step, "float32"), "a/bias": np.full(7, step, "float32")}
     parts = {"model": arrays, "optimizer": {f"{k}:momentum": v for k, v in arrays.items()}}
-    return manager.Snapshot(RunState(step, logs={"loss": float(step)}), parts)
+    return RunState(step, logs={"loss": float(step)}), parts
 
 
 def is_whole(folder: Path) -> int:
@@ -55,11 +56,11 @@ def kill_while_writing(trials: int) -> dict[str, int]:
     for _ in range(trials):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            manager.save(folder, snapshot(1))
+            manager.save(folder, *snapshot(1))
             child = os.fork()
             if not child:
                 for step in range(2, 10_000):
-                    manager.save(folder, snapshot(step), keep=1)
+                    manager.save(folder, *snapshot(step), keep=1)
                 os._exit(0)
             time.sleep(draw.uniform(0.0, 0.06))
             os.kill(child, signal.SIGKILL)
@@ -70,7 +71,7 @@ def kill_while_writing(trials: int) -> dict[str, int]:
                 counts["damaged"] += bool(manager.newest(folder)[2])  # type: ignore[index]
             except InputError:
                 counts["none"] += 1
-            remove_leftovers(folder, manager.PREFIX)
+            remove_leftovers(folder)
             counts["left over"] += bool(list(folder.glob(".*")))
     return counts
 
@@ -84,7 +85,7 @@ def _limited(folder: Path, size: int) -> tuple[bool, bool]:
         )
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
-        manager.save(folder, snapshot(2), keep=1)
+        manager.save(folder, *snapshot(2), keep=1)
     except InputError as error:
         os._exit(1 if "make room" in str(error) and "\n" not in str(error) else 2)
     except BaseException:
@@ -95,12 +96,12 @@ def _limited(folder: Path, size: int) -> tuple[bool, bool]:
 def full_disk(sizes: int) -> dict[str, int]:
     """A disk that is full at so many sizes: by a limit of the file size, and on a small tmpfs."""
     counts = {"trials": 0, "clear errors": 0, "former intact": 0, "left over": 0, "on tmpfs": 0}
-    whole = sum(values.nbytes for values in snapshot(1).arrays["model"].values())
+    whole = sum(values.nbytes for values in snapshot(1)[1]["model"].values())
     for number in range(sizes):
         size = 1 + whole * number // sizes
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            manager.save(folder, snapshot(1))
+            manager.save(folder, *snapshot(1))
             failed, clear = _limited(folder, size)
             _count(counts, folder, failed and clear)
     for number in range(sizes):
@@ -111,9 +112,9 @@ def full_disk(sizes: int) -> dict[str, int]:
             if subprocess.run(["mount", *options], capture_output=True).returncode:
                 break
             try:
-                manager.save(folder, snapshot(1))
+                manager.save(folder, *snapshot(1))
                 try:
-                    manager.save(folder, snapshot(2))
+                    manager.save(folder, *snapshot(2))
                     clear = False
                 except InputError as error:
                     clear = "make room" in str(error)
@@ -138,7 +139,7 @@ def damage(flips: int, cuts: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for step in (1, 2):
-            manager.save(folder, snapshot(step, 400))
+            manager.save(folder, *snapshot(step, 400))
         files = sorted((folder / "step_00000002").iterdir())
         for _ in tally.damaged(files, flips, cuts, draw):
             step = is_whole(folder)
@@ -159,11 +160,11 @@ def read_while_writing(times: int) -> dict[str, int]:
     draw = random.Random(7)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        manager.save(folder, snapshot(1))
+        manager.save(folder, *snapshot(1))
         child = os.fork()
         if not child:
             for step in range(2, 1_000_000):
-                manager.save(folder, snapshot(step, 20_000), keep=1)
+                manager.save(folder, *snapshot(step, 20_000), keep=1)
             os._exit(0)
         try:
             while counts["reads"] < times or len(seen) < 2:
@@ -202,7 +203,7 @@ def trace(folder: Path) -> dict[str, bool]:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); import writing; from pathlib import Path;"
         "print('begin', flush=True);"
-        "writing.checkpoint.save(Path(sys.argv[2]), writing.snapshot(1, 10))"
+        "writing.manager.save(Path(sys.argv[2]), *writing.snapshot(1, 10))"
     )
     log = folder / "strace"
     calls = "openat,close,fsync,rename,renameat,renameat2"

@@ -41,7 +41,7 @@ _HOOKS = {
     *("finalize_variable_values", "stateless_apply", "update_step", "use_sampler"),
 }
 # Bases from here are seams, not something to call.
-_INTERNAL = ("kmodels.core", "kmodels.checkpoint", "kmodels.data.pipeline")
+_INTERNAL = ("kmodels.core", "kmodels.data.pipeline")
 _BACKENDS = ("_jax", "_torch", "_tensorflow")
 
 

@@ -1,22 +1,22 @@
-"""The arrays of a checkpoint, by file: how they are named, written and found again.
+"""The files and names of the arrays of a checkpoint.
 
-A run of one process writes `model.safetensors`. Each of several writes what it holds to files of
-its own, `model-00001-0.safetensors`: number of the process, then of the part, since a process with
-several devices may hold several parts of an array. What differs between processes, such as states
-of random generators, is called `process_00001/...` in them.
+A run of one process writes `model.safetensors`. Each of several processes writes the parts that it
+holds to `model-00001-0.safetensors`: number of the process, then of the part, since a process with
+several devices may hold several parts of an array. Arrays that differ between processes, such as
+states of random generators, are called `process_00001/...` in them.
 
 In memory a part is called `name@start`, as in "block_0/mlp/up/kernel@0,32".
 
-The state of a loader, a nest of plain values, is arrays too: one of them is JSON that names others.
+The state of a loader, nested plain values, is saved as JSON in an array, which names other arrays.
 """
 
 import importlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from kmodels.weights.tensors import LazyArray
 from kmodels.weights.writer import write_safetensors
 
 Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
 PARTS = ("model", "optimizer", "metrics", "other")
 _FILE = re.compile(rf"({'|'.join(PARTS)})(-\d{{5}}-\d+)?\.safetensors")
+# A layer's name; Keras' first number is 1, and `block_0` is a name that somebody gave.
+_LAYER = re.compile(r"([^/:]+?)(?:_([1-9]\d*))?(?=[/:]|$)")
 _START = re.compile(r"@([\d,]*)$")
-# How a loader's state is told apart in JSON, whose values are fewer.
+# Marks in JSON of the values of a loader's state that JSON does not have.
 _JSON = "json"
 _ARRAY, _BYTES, _TENSOR, _TUPLE, _ITEMS = "array", "bytes", "tensor", "tuple", "items"
 _MARKS = {_ARRAY, _BYTES, _TENSOR, _TUPLE, _ITEMS}
@@ -39,28 +42,28 @@ _PROCESS = re.compile(r"process_(\d{5})/")
 
 
 def part_name(name: str, start: Start) -> str:
-    """Returns what a part of an array is called in memory."""
+    """Returns the name of a part of an array in memory."""
     return f"{name}@{','.join(map(str, start))}"
 
 
 def here(name: str) -> str:
-    """Returns what is called so in each process, but differs."""
+    """Returns the name in the files of an array that differs between processes."""
     return name if processes.count() == 1 else f"process_{processes.index():05d}/{name}"
 
 
 def replace(arrays: Arrays, new: Arrays) -> Arrays:
-    """Returns the arrays of this process with others in the place of those of the same names.
+    """Returns the arrays of this process, those of the same names replaced by new ones.
 
     Args:
-        arrays: whole ones by name, parts by `part_name`.
-        new: whole ones by name, in every process; the first one writes them.
+        arrays: whole arrays by name, parts by `part_name`.
+        new: whole arrays by name, in every process; rank zero writes them.
     """
-    kept = {name: values for name, values in arrays.items() if _split(name)[0] not in new}
-    return kept | (new if processes.is_rank_zero() else {})
+    others = {name: values for name, values in arrays.items() if _split(name)[0] not in new}
+    return others | (new if processes.is_rank_zero() else {})
 
 
 def _split(full: str) -> tuple[str, Start | None]:
-    """Returns name and begin of a part, or of a whole array None."""
+    """Returns the name and the start of a part; a whole array has no start."""
     match = _START.search(full) if processes.count() > 1 else None
     if match is None:
         return full, None
@@ -74,15 +77,12 @@ def part_of(file: str) -> str | None:
 
 
 def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Path]:
-    """Writes what this process holds.
+    """Writes the arrays of this process, and returns the files.
 
     Args:
         folder: folder of the checkpoint.
         part: one of `PARTS`.
-        arrays: whole ones by name, parts by `part_name`.
-
-    Returns:
-        The files.
+        arrays: whole arrays by name, parts by `part_name`.
     """
     if processes.count() == 1:
         path = folder / f"{part}.safetensors"
@@ -104,17 +104,16 @@ def write(folder: Path, part: str, arrays: Mapping[str, np.ndarray]) -> list[Pat
 
 
 def read(path: Path, part: str, counted: Iterable[str] = ()) -> dict[str, LazyArray]:
-    """Returns the whole arrays of a part, with this process's own where they differ.
+    """Returns the whole arrays of a part of a checkpoint, and this process's own ones.
 
-    Where the run has another number of processes now, random generators are those of a former
-    process. Of running averages the sum over the processes is what it was, of accumulated gradients
-    the mean.
+    If the number of processes has changed, random generators are those of a former process. Running
+    averages keep their sum over the processes, and accumulated gradients their mean.
 
     Args:
         path: path of the checkpoint, verified.
         part: one of `PARTS`.
-        counted: names of running averages that count the rows of their own process. Those that were
-            written over all rows are the first process's, and begin from nothing in the others.
+        counted: names of running averages that count the rows of their own process. Averages of
+            all rows go to rank zero, and are zero in the others.
 
     Raises:
         InputError: for files that are damaged.
@@ -124,7 +123,7 @@ def read(path: Path, part: str, counted: Iterable[str] = ()) -> dict[str, LazyAr
         raise InputError(f"{path} has no {part}.safetensors; use another checkpoint")
     found: dict[str, LazyArray] = {}
     differ: dict[str, list[LazyArray]] = {}
-    # Of a run of one process; several give each file a number.
+    # A run of one process wrote it; several processes number their files.
     whole = files[0].name == f"{part}.safetensors"
     for name, array in (read_safetensors(files[0]) if whole else read_parts(files)).items():
         if (match := _PROCESS.match(name)) is None:
@@ -155,7 +154,7 @@ def _sum(arrays: list[LazyArray], like: LazyArray, parts: int) -> LazyArray:
 
 
 def arrays_of_data(state: Any) -> Arrays:
-    """Returns arrays by name, one of them the text of the whole; {} for None.
+    """Returns the state of a loader as arrays by name, one of them JSON; {} for None.
 
     Raises:
         InputError: for a value that is not a number, string, bytes, array or nest of them.
@@ -168,7 +167,7 @@ def arrays_of_data(state: Any) -> Arrays:
 
 
 def data_of_arrays(arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns what `arrays_of_data` was given."""
+    """Returns the state of a loader from its arrays."""
     if _JSON not in arrays:
         return None
     return _decode(json.loads(arrays[_JSON].tobytes()), arrays)
@@ -227,5 +226,59 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def _module(package: str) -> str:
-    """Returns the module for tensors of a package, which need not be the backend's."""
+    """Returns the module for tensors of a package, which may be another than the backend."""
     return f"kmodels.data.tensors_{package}"
+
+
+def as_counted(
+    found: Mapping[str, Mapping[str, T]], wanted: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Mapping[str, T]]:
+    """Renames stored arrays of layers that this process counts from another number.
+
+    Keras calls unnamed layers `dense`, `dense_1` and so on, and counts on if a cell of a notebook
+    builds the same model again. All layers of one kind are counted together, so their numbers
+    differ by the same amount.
+
+    Args:
+        found: arrays by name, by part of the checkpoint.
+        wanted: variables by name, by part of the checkpoint.
+
+    Returns:
+        The arrays under the names of the variables; unchanged if the names differ by more than
+        such numbers.
+    """
+    if all(set(found[part]) == set(names) for part, names in wanted.items()):
+        return found
+    before = _lowest(name for held in found.values() for name in held)
+    now = _lowest(name for held in wanted.values() for name in held)
+    if before.keys() != now.keys():
+        return found
+    move = _moved({kind: now[kind] - number for kind, number in before.items()})
+    moved = {part: {move(name): held for name, held in of.items()} for part, of in found.items()}
+    same = all(set(moved[part]) == set(names) for part, names in wanted.items())
+    return moved if same else found
+
+
+def from_first(found: Mapping[str, T]) -> dict[str, T]:
+    """Renames layers as if the process had made none of their kind before."""
+    move = _moved({kind: -number for kind, number in _lowest(found).items()})
+    return {move(name): held for name, held in found.items()}
+
+
+def _lowest(names: Iterable[str]) -> dict[str, int]:
+    """Returns the lowest number of each kind of layer; a name without a number is number 0."""
+    lowest: dict[str, int] = {}
+    for name in names:
+        for kind, number in _LAYER.findall(name):
+            lowest[kind] = min(lowest.get(kind, int(number or 0)), int(number or 0))
+    return lowest
+
+
+def _moved(by: Mapping[str, int]) -> Callable[[str], str]:
+    """Returns a function that adds to the numbers in a name."""
+
+    def word(match: re.Match[str]) -> str:
+        number = int(match[2] or 0) + by[match[1]]
+        return f"{match[1]}_{number}" if number else match[1]
+
+    return lambda name: _LAYER.sub(word, name)

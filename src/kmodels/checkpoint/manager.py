@@ -1,39 +1,38 @@
-"""Directories that are whole or absent, verified before use, and the same on every backend.
+"""Directories of checkpoints: whole or absent, verified before use, the same on every backend.
 
 A checkpoint is a directory `step_<n>`:
 
     model.safetensors      variables of the model by path, states of seeds included; only the
-                           trainable ones where adapters are trained beside a frozen base
+                           trainable ones if adapters are trained beside a frozen base
     optimizer.safetensors  variables of the optimizer by weight and slot
     metrics.safetensors    running averages
     other.safetensors      arrays of callbacks, states of random generators, the learning rate
-    state.json             epoch, batch, step, what callbacks know, versions, settings
+    state.json             epoch, batch, step, attributes of callbacks, versions, settings
     manifest.json          size and sha256 of each of the others
 
-Where several processes train together, each writes what it holds to files of its own
-(`kmodels.checkpoint.format`), into one directory that all of them see. The first one writes the
-last two files and gives the directory its name, once all others are done; nothing is a checkpoint
-before that. On reading each verifies a share of the files, and one that finds damage tells the
-others.
+If several processes train together, each writes the parts that it holds to its own files
+(`kmodels.checkpoint.format`), in one directory that all of them share. Rank zero writes the last
+two files and renames the directory, once all others are done; nothing is a checkpoint before that.
+On reading each process verifies a share of the files, and tells the others of damage.
 """
 
 import hashlib
 import json
 import math
 import re
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import keras
 
-from kmodels.checkpoint import format, state
+from kmodels.checkpoint import format, sharded, state
 from kmodels.checkpoint.format import Arrays
-from kmodels.checkpoint.run_state import STATE_SHAPE, RunState
-from kmodels.checkpoint.state import CheckpointError, averages
+from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
 from kmodels.core.errors import InputError
 from kmodels.core.files import (
     atomic_directory,
@@ -52,39 +51,123 @@ _NAME = re.compile(r"step_(\d+)$")
 PREFIX = "step_"
 FORMAT = 2
 STATE, MANIFEST = "state.json", "manifest.json"
-# What the first process writes and the others look for, to see that they share the directory.
+# Rank zero writes it and the others look for it, to check that all share the directory.
 _TOKEN = ".shared"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """All that this process writes of a checkpoint, in host memory.
+class Best(NamedTuple):
+    """The log by which epochs are compared, and whether the best is the "min" or the "max"."""
 
-    Args:
-        run: where the run is; its step names the directory.
-        arrays: arrays of the variables, by name, by part of the checkpoint, as `format.write` takes
-            them.
+    name: str
+    mode: str
+
+
+class Keeper(Protocol):
+    """Keeps the checkpoints of some directories, as a cluster does for the runs that it started.
+
+    It receives each checkpoint, and removes the older ones.
     """
 
-    run: RunState
-    arrays: dict[str, Arrays]
+    def keeps(self, directory: Path) -> bool:
+        """Returns True if the checkpoints of a directory are its own to remove."""
+        ...
+
+    def tell(self, path: Path, run: RunState, written: "Future[Any]", best: Best | None) -> None:
+        """Receives a checkpoint; all processes call it, between the same steps.
+
+        Args:
+            path: path of the checkpoint, a local one if it is published at an address.
+            run: its state.
+            written: done once the checkpoint is on the disk and published.
+            best: how its run compares epochs.
+        """
+        ...
+
+    def resume(self, paths: Sequence[Path], run: RunState, best: Best | None) -> None:
+        """Receives the checkpoints that exist when a run continues; all processes call it.
+
+        Args:
+            paths: paths of the checkpoints; the run was restored from the last one, the newest.
+            run: state of the last one.
+            best: how the run compares epochs.
+        """
+        ...
+
+
+_keeper: Keeper | None = None
+
+
+def set_keeper(keeper: Keeper | None) -> None:
+    """Sets who keeps checkpoints in this process; with None each run keeps its own."""
+    global _keeper
+    _keeper = keeper
+
+
+def keeper_of(directory: Path) -> Keeper | None:
+    """Returns who keeps the checkpoints of a directory, or None if the run itself does."""
+    return _keeper if _keeper is not None and _keeper.keeps(directory) else None
+
+
+class BackgroundWriter:
+    """Runs jobs in a thread, one after another.
+
+    The thread is no daemon: a process that ends waits for the job.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def submit(self, job: Callable[[], object]) -> "Future[object]":
+        """Waits for the former job and raises its error, then begins this one.
+
+        Returns:
+            A future of the result of the job.
+        """
+        self.wait()
+        done: Future[object] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(job())
+            except Exception as error:
+                self._error = error
+                done.set_exception(error)
+
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+        return done
+
+    @property
+    def failed(self) -> bool:
+        """Returns True if a job has raised an error; does not wait."""
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Waits for the job and raises its error."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def take(directory: Path, resume: bool) -> None:
     """Keeps other runs out of the directory until `files.unlock`; all processes call it.
 
     Args:
-        directory: directory of the checkpoints; it is made where it is missing.
-        resume: whether it may hold checkpoints.
+        directory: directory of the checkpoints; it is made if it is missing.
+        resume: True if it may hold checkpoints.
 
     Raises:
-        InputError: where another run uses it, a process does not see it, or it holds checkpoints
-            that nobody is to continue with.
+        InputError: if another run uses the directory, a process does not see it, or it holds
+            checkpoints and `resume` is False.
     """
 
     def lock_it() -> str:
-        # Where this process held it, what is being written is its own.
+        # If this process has locked it before, the leftovers are being written by itself.
         if lock(directory):
             remove_leftovers(directory)
             if directory in mirror.ADDRESSES:
@@ -130,7 +213,8 @@ def path_of(folder: Path, step: int) -> Path:
 
 def save(
     folder: Path,
-    snapshot: Snapshot,
+    run: RunState,
+    arrays: Mapping[str, Arrays],
     keep: int | None = 2,
     best: str | None = None,
     mode: str = "min",
@@ -138,19 +222,21 @@ def save(
     """Writes `folder/step_<n>`, then removes older ones; all processes call it, for one step.
 
     Args:
-        folder: where the checkpoints of one run are.
-        snapshot: what to write.
-        keep: how many of the newest stay; at least 1. None leaves removing to a `Keeper`; of what
-            stands for an address the newest two stay then.
+        folder: directory of the checkpoints of one run.
+        run: state of the run; its step names the directory.
+        arrays: values of the variables that this process writes, by part of the checkpoint and
+            name, as `format.write` takes them.
+        keep: how many of the newest stay; at least 1. None leaves removing to a `Keeper`; of the
+            local copies of an address the newest two stay then.
         best: name of the number in the logs whose best checkpoint stays too.
-        mode: whether the best is the "min" or the "max".
+        mode: "min" or "max".
 
     Raises:
-        InputError: where a weight is not finite, the disk is full or the folder cannot be written;
-            what was there stays.
+        InputError: if a weight is not finite, the disk is full or the folder cannot be written;
+            former checkpoints stay.
     """
-    target = path_of(folder, snapshot.run.step)
-    size = sum(a.nbytes for part in snapshot.arrays.values() for a in part.values())
+    target = path_of(folder, run.step)
+    size = sum(a.nbytes for part in arrays.values() for a in part.values())
 
     def saying(act: Callable[[], T]) -> Callable[[], T]:
         def guarded() -> T:
@@ -164,15 +250,15 @@ def save(
 
         return guarded
 
-    all_or_raise("checkpoint is finite", lambda: _check_finite(snapshot))
+    all_or_raise("checkpoint is finite", lambda: _check_finite(arrays))
     with ExitStack() as stack:
         begin = saying(lambda: str(stack.enter_context(atomic_directory(target))))
         new = Path(processes.broadcast("checkpoint begins", begin))
-        own = all_or_raise("checkpoint has its parts", saying(lambda: _write(new, snapshot)))
+        own = all_or_raise("checkpoint has its parts", saying(lambda: _write(new, run, arrays)))
         stamps = processes.all_gather_object("checkpoint has its hashes", own)
 
         def end() -> None:
-            text = json.dumps({"format": FORMAT, **snapshot.run.to_json()}, indent=1)
+            text = json.dumps({"format": FORMAT, **run.to_json()}, indent=1)
             (new / STATE).write_text(text + "\n")
             manifest = {name: stamp for told in stamps for name, stamp in told.items()}
             manifest |= {STATE: _stamp(new / STATE)}
@@ -191,18 +277,17 @@ def save(
     return target
 
 
-def _check_finite(snapshot: Snapshot) -> None:
+def _check_finite(arrays: Mapping[str, Arrays]) -> None:
     for part in ("model", "optimizer"):
-        state.check_finite(snapshot.arrays[part])
+        state.check_finite(arrays[part])
 
 
-def _write(new: Path, snapshot: Snapshot) -> dict[str, Any]:
-    """Writes the files of this process; their names with size and hash."""
-    arrays = dict(snapshot.arrays)
-    arrays["metrics"] = state.finite_averages(arrays.get("metrics", {}))
-    arrays["other"] = snapshot.run.to_arrays()
+def _write(new: Path, run: RunState, arrays: Mapping[str, Arrays]) -> dict[str, Any]:
+    """Writes the files of this process, and returns size and hash of each by its name."""
+    averages = state.finite_averages(arrays.get("metrics", {}))
+    arrays = {**arrays, "metrics": averages, "other": run.to_arrays()}
     parts = ((part, arrays.get(part, {})) for part in format.PARTS)
-    files = [file for part, held in parts for file in format.write(new, part, held)]
+    files = [file for part, values in parts for file in format.write(new, part, values)]
     for file in files if not processes.is_rank_zero() else ():
         sync(file)  # On a disk of the network nobody else can do it.
     return {file.name: _stamp(file) for file in files}
@@ -223,7 +308,7 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
     Args:
         paths: paths of checkpoints; those without the log, or that cannot be read, do not count.
         name: name of the log, such as "val_loss".
-        mode: whether the best is the "min" or the "max".
+        mode: "min" or "max".
     """
     found: list[tuple[float, Path]] = []
     for path in sorted(paths):
@@ -253,7 +338,7 @@ def up_to(path: Path) -> list[Path]:
 
 
 def newest_step(folder: Path) -> int:
-    """Returns the step of a run's newest checkpoint, verified or not; -1 where there is none."""
+    """Returns the step of a run's newest checkpoint, verified or not; -1 if there is none."""
     names: list[str] = processes.broadcast("newest checkpoint", lambda: _names(folder))
     return int(names[0].removeprefix(PREFIX)) if names else -1
 
@@ -306,10 +391,10 @@ def newest(folder: Path) -> tuple[Path, RunState, list[str]] | None:
     One that a process finds damaged is passed over by all of them.
 
     Returns:
-        Its path, its state and why newer ones were passed over; None where there is none at all.
+        Its path, its state and why newer ones were passed over; None if there is none at all.
 
     Raises:
-        CheckpointError: where there are some and none verifies.
+        CheckpointError: if there are some and none verifies.
     """
     reasons: list[str] = []
     listed: list[str] | None = None
@@ -340,14 +425,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def restore_newest(folder: str | Path, model: keras.Model) -> Path:
-    """Fills the model for evaluation, with the moving average of the weights where there is one.
+    """Fills the model for evaluation, with the moving average of the weights if there is one.
 
     Args:
-        folder: where the checkpoints of one run are, local or at an address.
+        folder: directory of the checkpoints of one run, local or an address.
         model: compiled as the run's.
 
     Raises:
-        CheckpointError: where there is no checkpoint that verifies, or it is of another model.
+        CheckpointError: if no checkpoint verifies, or it is of another model.
     """
     # Each process reads a copy of its own.
     folder = all_or_raise("checkpoints are here", lambda: mirror.copy_to_read(folder))
@@ -362,8 +447,8 @@ def restore_newest(folder: str | Path, model: keras.Model) -> Path:
             # Another process may have removed it since, having written a newer one.
             if found[0].is_dir():
                 raise
-    for variable, average in averages(model.optimizer):
-        if state.in_parts(variable):
+    for variable, average in state.averages(model.optimizer):
+        if sharded.in_parts(variable):
             variable.assign(average.value)
         else:
             state.put(variable, state.host_values(average))
@@ -379,11 +464,11 @@ def restore(path: Path, run: RunState, model: keras.Model) -> None:
         model: compiled as the run's.
 
     Raises:
-        CheckpointError: lists all that does not fit, or says that the frozen weights are others.
+        CheckpointError: lists all misfits, or says that the frozen weights are others.
     """
     base = run.base
     wanted = state.parts(model, base is not None)
-    if base is not None and not state.is_frozen_base(model, base["sha256"]):
+    if base is not None and state.base_digest(model) != base["sha256"]:
         raise CheckpointError(
             f"{path} was trained beside other frozen weights"
             f"{' (' + str(base['origin']) + ')' if base.get('origin') else ''}; give the same base"

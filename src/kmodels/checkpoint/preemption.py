@@ -1,4 +1,4 @@
-"""Signals ask a run to stop, which all of its processes do at the same step boundary."""
+"""Signals stop a run, all of its processes after the same step."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ from kmodels.distribution import processes
 # A terminal that is closed sends SIGHUP; Windows has none.
 HANGUP = getattr(signal, "SIGHUP", None)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, *([] if HANGUP is None else [HANGUP]))
-# Asking the others waits for the slowest of them, so they are asked about so often.
+# Seconds between two exchanges with the other processes, each of which waits for the slowest.
 SECONDS = 1.0
-# The signal that came to whoever started this process elsewhere, as on a cluster.
+# A signal to the process that started this one elsewhere, as on a cluster.
 _told: int | None = None
 
 
 def tell(signum: int | None) -> None:
-    """Has a signal count as one that came to this process; None takes it back."""
+    """Treats a signal as one to this process; None takes it back."""
     global _told
     _told = signum
 
@@ -43,17 +43,25 @@ class Interrupted(SystemExit):
         self.code = 128 + signum
 
 
-class StopRequest:
-    """A flag that a signal sets.
+class Preemption:
+    """Stops a run after a signal to any of its processes.
 
-    Attributes:
-        signum: its number, or None.
+    Signals come to processes at different steps, and one that stopped alone would leave the others
+    waiting for it. So all processes exchange signals and failures after the same steps, about once
+    a second.
     """
 
     def __init__(self) -> None:
-        self.signum: int | None = None
         self._former: dict[int, Any] = {}
         self._within: CodeType | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins a run, to which no signal has come."""
+        self._received: int | None = None
+        self._agreed: int | None = None
+        self._calls, self._asked, self._next = 0, 0, 1
+        self._since = perf_counter()
 
     @contextmanager
     def listen(self) -> Iterator[None]:
@@ -65,11 +73,11 @@ class StopRequest:
             self.end()
 
     def begin(self, within: CodeType | None = None) -> None:
-        """Catches signals from here on, in the main thread.
+        """Catches signals from here on, if this is the main thread.
 
         Args:
-            within: code of the function that is to be stopped, where nobody calls `end` when an
-                error ends it: signals that come outside of it have their former meaning.
+            within: code of the function that is to be stopped, if nobody calls `end` when an error
+                ends it: signals outside of it have their former meaning.
         """
         if self._former or threading.current_thread() is not threading.main_thread():
             return
@@ -89,92 +97,47 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if not self._is_running(frame):
+        code = self._within
+        if code is not None and all(f.f_code is not code for f, _ in traceback.walk_stack(frame)):
             self.end()
             os.kill(os.getpid(), signum)
-        elif self.signum is not None:
+        elif self._received is not None:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
         else:
-            self.signum = signum
+            self._received = signum
 
-    def _is_running(self, frame: FrameType | None) -> bool:
-        if self._within is None:
-            return True
-        return any(caller.f_code is self._within for caller, _ in traceback.walk_stack(frame))
+    @property
+    def signum(self) -> int | None:
+        """Returns the signal after which all processes stop, or None."""
+        return (self._received or _told) if processes.count() == 1 else self._agreed
 
-
-class Requests:
-    """Signals and failures of any process, told to all.
-
-    Signals come to processes at different steps, and one that stopped alone would leave the others
-    waiting for it. So all ask one another after the same steps, about once a second.
-
-    Attributes:
-        signum: signum of the first signal that one of them reported, or None.
-    """
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._calls, self._asked, self._next = 0, 0, 1
-        self._since = perf_counter()
-
-    def ask(self, signum: int | None, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
-        """Called by all processes after the same steps.
+    def exchange(self, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
+        """Exchanges signals and failures; all processes call it after the same steps.
 
         Args:
-            signum: that came to this process.
-            failed: whether something went wrong in this process.
-            due: whether it is time for something here; that of the first process counts.
-            at_once: asks the others even if it was done a moment ago.
+            failed: True if something went wrong in this process.
+            due: True if a checkpoint is due here; the answer of rank zero counts.
+            at_once: exchanges even if the last time was a moment ago.
 
         Returns:
-            Whether something failed in one of them, and whether it is time; both False where the
-            others were not asked.
+            True if something failed in one of them, and True if a checkpoint is due; both False if
+            nothing was exchanged.
         """
+        if processes.count() == 1:
+            return failed, due
         self._calls += 1
         if self._calls < self._next and not at_once:
             return False, False
         now = perf_counter()
         per_call = (now - self._since) / (self._calls - self._asked) if self._asked else SECONDS
-        told = processes.all_gather_object("requests", [signum, failed, due, per_call])
+        own = [self._received or _told, failed, due, per_call]
+        answers = processes.all_gather_object("requests", own)
         self._since, self._asked = now, self._calls
-        self._next = self._calls + max(int(SECONDS / max(told[0][3], 1e-6)), 1)
-        signals = [one[0] for one in told if one[0] is not None]
-        self.signum = self.signum or (signals[0] if signals else None)
-        return any(one[1] for one in told), told[0][2]
-
-
-class Preemption:
-    """Stops a run after a signal to any of its processes.
-
-    Attributes:
-        stop: whether a signal has come to this process.
-    """
-
-    def __init__(self) -> None:
-        self.stop = StopRequest()
-        self._requests = Requests()
-
-    def begin(self) -> None:
-        """A run begins, to which no signal has come."""
-        self.stop.signum = None
-        self._requests = Requests()
-
-    @property
-    def signum(self) -> int | None:
-        """The number of the signal after which this run stops, or None."""
-        return self._own if processes.count() == 1 else self._requests.signum
-
-    def ask(self, failed: bool, due: bool, at_once: bool) -> tuple[bool, bool]:
-        """Asks the other processes if there are several, see `Requests.ask`."""
-        if processes.count() == 1:
-            return failed, due
-        return self._requests.ask(self._own, failed, due, at_once)
-
-    @property
-    def _own(self) -> int | None:
-        return self.stop.signum or _told
+        self._next = self._calls + max(int(SECONDS / max(answers[0][3], 1e-6)), 1)
+        signals = [answer[0] for answer in answers if answer[0] is not None]
+        self._agreed = self._agreed or (signals[0] if signals else None)
+        return any(answer[1] for answer in answers), answers[0][2]
 
     def leave(self, step: int, how_to_go_on: str) -> None:
         """Ends the process after a signal; the caller has released all that it held."""

@@ -7,10 +7,11 @@ import keras
 import numpy as np
 
 from kmodels.core.dispatch import backend_module
+from kmodels.distribution import processes
 from kmodels.weights.parts import Start
 from kmodels.weights.tensors import LazyArray
 
-# Parts of a variable in the form of one backend, as `read` gives them and `put` takes them.
+# Parts of a variable in the form of one backend: `read` returns them and `put` assigns them.
 Held: TypeAlias = Any
 
 
@@ -18,48 +19,34 @@ class ShardedBackend(Protocol):
     """Variables in parts on one backend."""
 
     def is_placed(self, variable: keras.Variable) -> bool:
-        """Returns whether this process cannot see all values without the other processes."""
+        """Returns True if a process holds only a part of the values."""
         ...
 
     def parts(self, variable: keras.Variable) -> Iterator[tuple[Start, np.ndarray]]:
-        """Yields where each part begins that this process writes, and its values.
+        """Yields the start index and a host copy of each part that this process writes.
 
-        They are in host memory of their own; parts that several processes hold are written by one.
+        A part that several processes hold is written by one of them.
         """
         ...
 
     def read(self, variable: keras.Variable, array: LazyArray) -> Held:
-        """Returns what this process holds of a tensor of a file, in host memory."""
+        """Reads the parts of a tensor in a file that this process holds into host memory."""
         ...
 
     def put(self, variable: keras.Variable, held: Held) -> None:
-        """Assigns what `read` gave."""
+        """Assigns the result of `read`."""
         ...
 
 
-_sharded = backend_module("kmodels.checkpoint.sharded", ShardedBackend, optional=True)
+_backend = backend_module("kmodels.checkpoint.sharded", ShardedBackend, optional=True)
 
 
-def is_placed(variable: Any) -> bool:
-    """Returns whether this process cannot see all of its values without the other processes."""
-    return _sharded is not None and _sharded.is_placed(variable)
+def in_parts(variable: keras.Variable) -> bool:
+    """Returns True if the values of a variable are spread over several processes."""
+    return processes.count() > 1 and _backend is not None and _backend.is_placed(variable)
 
 
-def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
-    """Returns where the parts begin that this process writes, and their values."""
-    return _backend().parts(variable)
-
-
-def read(variable: Any, array: LazyArray) -> Held:
-    """Returns what this process holds of a tensor of a file, in host memory."""
-    return _backend().read(variable, array)
-
-
-def put(variable: Any, held: Held) -> None:
-    """Assigns what `read` gave."""
-    _backend().put(variable, held)
-
-
-def _backend() -> ShardedBackend:
-    assert _sharded is not None  # else no variable is placed
-    return _sharded
+def backend() -> ShardedBackend:
+    """Returns the parts of variables on the running backend, for variables that are `in_parts`."""
+    assert _backend is not None  # else no variable is in parts
+    return _backend

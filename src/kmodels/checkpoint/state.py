@@ -1,22 +1,37 @@
-"""The state of a model in a checkpoint: read into host memory, compared, restored."""
+"""The state of a run: its variables, and everything else that it needs to continue.
 
+Variables are read into host memory by name, compared with a checkpoint, and filled from it.
+`RunState` is the rest: the position in the data, random generators, learning rates, the attributes
+of the other callbacks, and the settings by which a run is recognized.
+"""
+
+import copy
 import hashlib
+import importlib.metadata
+import math
+import platform
+import random
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 
 from kmodels.checkpoint import format, sharded
-from kmodels.checkpoint.format import Arrays
-from kmodels.checkpoint.layer_numbers import as_counted, from_first
+from kmodels.checkpoint.format import Arrays, as_counted, from_first
 from kmodels.core import keras_internals
+from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import NUMBER, Shape
+from kmodels.data.pipeline import prefetch
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
 from kmodels.weights import gather
+from kmodels.weights.gather import values as host_values
 
 # Keras numbers seed generators by how many the process has made.
 _NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
@@ -28,7 +43,7 @@ class CheckpointError(InputError):
 
 
 def named(variables: Iterable[Any]) -> dict[str, Any]:
-    """Returns variables by path; a second of the same gets `#1`, in the order of creation."""
+    """Returns variables by path; a second of the same path gets `#1`, in order of creation."""
     found: dict[str, Any] = {}
     for variable in variables:
         found[unique(_NUMBERED_SEED.sub("seed_generator", variable.path), found)] = variable
@@ -36,18 +51,18 @@ def named(variables: Iterable[Any]) -> dict[str, Any]:
 
 
 def has_adapters(model: keras.Model) -> bool:
-    """Returns whether small matrices are trained beside frozen weights (LoRA)."""
+    """Returns True if LoRA matrices are trained beside frozen weights."""
     return any(variable.name.startswith("lora_") for variable in model.trainable_variables)
 
 
 def frozen(model: keras.Model) -> dict[str, Any]:
-    """Returns weights that training does not change, by path."""
+    """Returns the weights that training does not change, by path."""
     moved = {id(variable) for variable in model.trainable_variables}
     return named(variable for variable in model.weights if id(variable) not in moved)
 
 
 def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]:
-    """Returns the variables of each file of a checkpoint, the optimizer built where needed.
+    """Returns the variables of each file of a checkpoint; builds the optimizer if needed.
 
     Args:
         model: compiled.
@@ -68,45 +83,34 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
     return {"model": held, "optimizer": slots(model.optimizer), "metrics": metrics}
 
 
-def in_parts(variable: keras.Variable) -> bool:
-    """Returns whether this process cannot see all of its values without the other processes."""
-    return processes.count() > 1 and sharded.is_placed(variable)
-
-
 def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
-    """Returns this process's part of them, copied to host memory where no step changes it.
+    """Copies the values that this process saves to host memory.
 
     Args:
         variables: by name.
         part: part of the checkpoint to which they belong.
 
     Returns:
-        In a run of one process all of the values. In one of several the parts that it holds, by
-        `stored.part_name`, its own of what differs between processes, and the rest in the first
-        process alone.
+        All values in a run of one process. In a run of several: the parts that this process holds,
+        by `format.part_name`; its own values of variables that differ between processes; and all
+        other variables on rank zero only.
     """
     found: Arrays = {}
     for name, variable in variables.items():
-        # Running averages count the rows of their process, accumulated gradients are of them.
+        # Running averages and accumulated gradients are of the rows of their process.
         differs = part == "metrics" or "gradient_accumulator" in variable.path
-        if in_parts(variable):
-            found |= {format.part_name(name, at): held for at, held in sharded.parts(variable)}
+        if sharded.in_parts(variable):
+            found |= {
+                format.part_name(name, at): held for at, held in sharded.backend().parts(variable)
+            }
         elif differs or processes.is_rank_zero():
             found[format.here(name) if differs else name] = np.array(host_values(variable))
     return found
 
 
 def whole(variables: Mapping[str, Any]) -> Arrays:
-    """Returns all of the values in host memory; variables that lie in parts are gathered by all."""
+    """Copies all values to host memory; all processes gather variables that lie in parts."""
     return {name: np.array(host_values(variable)) for name, variable in variables.items()}
-
-
-def host_values(variable: keras.Variable) -> np.ndarray:
-    """Returns a variable's values in its own dtype.
-
-    They may share the variable's memory; of a sharded variable all processes gather them.
-    """
-    return gather.values(variable)
 
 
 def digest(variables: Mapping[str, Any]) -> str:
@@ -119,21 +123,8 @@ def digest(variables: Mapping[str, Any]) -> str:
     return found.hexdigest()
 
 
-def is_frozen_base(model: keras.Model, sha256: str) -> bool:
-    """Returns whether a hash is that of the weights that training does not change.
-
-    Args:
-        model: with frozen weights.
-        sha256: sha256 of `digest`, over names as the process had them, or as if it had begun with
-            them.
-    """
-    held = frozen(model)
-    # Checkpoints of before layers were counted from the first hold the hash of the names as such.
-    return any(digest(names) == sha256 for names in (from_first(held), held))
-
-
 def base_digest(model: keras.Model) -> str:
-    """`digest` of the weights that training does not change, by structure."""
+    """Returns the `digest` of the frozen weights, with layers counted from the first."""
     return digest(from_first(frozen(model)))
 
 
@@ -153,7 +144,7 @@ def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def finite_averages(arrays: Arrays) -> Arrays:
-    """Running averages, started over where one is not finite: they hold a step that was skipped."""
+    """Returns running averages, zeros if one is not finite because of a step that was skipped."""
     if all(map(_is_finite, arrays.values())):
         return arrays
     return {name: np.zeros_like(values) for name, values in arrays.items()}
@@ -171,18 +162,18 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
         wanted: variables by name, by file, such as {"model": ...}.
 
     Raises:
-        CheckpointError: lists all that does not fit.
+        CheckpointError: lists all misfits.
     """
     # All is read before anything is assigned, in any of the processes.
     for variable, held in all_or_raise(f"fill from {path.name}", lambda: _fitting(path, wanted)):
-        if in_parts(variable):
-            sharded.put(variable, held)
+        if sharded.in_parts(variable):
+            sharded.backend().put(variable, held)
         else:
             put(variable, held)
 
 
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-    """Returns variables, with what this process holds of each."""
+    """Returns pairs of a variable and the values of it that this process holds."""
     found = {part: format.read(path, part, _counted(part, wanted[part])) for part in wanted}
     if any(found[part].keys() != variables.keys() for part, variables in wanted.items()):
         found = as_counted(found, wanted)
@@ -190,8 +181,8 @@ def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[
     return [
         (
             variable,
-            sharded.read(variable, found[part][name])
-            if in_parts(variable)
+            sharded.backend().read(variable, found[part][name])
+            if sharded.in_parts(variable)
             else found[part][name].read(),
         )
         for part, variables in wanted.items()
@@ -200,8 +191,8 @@ def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[
 
 
 def _counted(part: str, variables: Mapping[str, Any]) -> list[str]:
-    """Returns the names of what counts the rows of this process alone."""
-    return [name for name, v in variables.items() if part == "metrics" and not in_parts(v)]
+    """Returns the names of the averages that count the rows of this process alone."""
+    return [name for name, v in variables.items() if part == "metrics" and not sharded.in_parts(v)]
 
 
 def check_fits(
@@ -211,62 +202,64 @@ def check_fits(
 
     Args:
         path: path of the checkpoint, for the message.
-        found: by part and name, with shape and dtype.
-        wanted: variables, likewise.
+        found: arrays with shape and dtype, by part and name.
+        wanted: variables by part and name.
 
     Raises:
-        CheckpointError: lists all that does not fit.
+        CheckpointError: lists all misfits.
     """
     wrong = [
         f"{part}: {problem}"
         for part, variables in wanted.items()
-        for problem in _misfits(found[part], variables)
+        for problem in misfits(found[part], variables)
     ]
     if wrong:
-        more = f"; {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise CheckpointError(
-            f"{path} belongs to another model or optimizer: {'; '.join(wrong[:_SHOWN])}{more}"
-        )
+        raise CheckpointError(f"{path} belongs to another model or optimizer: {shortened(wrong)}")
 
 
 def put(variable: keras.Variable, values: np.ndarray) -> None:
     """Assigns values from the host; integers may be wider on another backend."""
-    values = np.ascontiguousarray(values, dtype=_dtype(variable))
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    values = np.ascontiguousarray(values, dtype=dtype)
     gather.put(variable, values.reshape(variable.shape))
 
 
-def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+def misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the differences in name, shape and kind of dtype between arrays and variables."""
     for name in sorted(set(wanted) - set(found)):
         yield f"{name} is missing"
     for name in sorted(set(found) - set(wanted)):
-        yield f"{name} is not in this one"
+        yield f"{name} is not in the model"
     for name in sorted(set(found) & set(wanted)):
-        if tuple(found[name].shape) != tuple(wanted[name].shape):
-            yield f"{name} is {tuple(found[name].shape)}, wanted {tuple(wanted[name].shape)}"
-        elif _kind(found[name].dtype) != _kind(_dtype(wanted[name])):
-            yield f"{name} is {found[name].dtype}, wanted {wanted[name].dtype}"
+        array, variable = found[name], wanted[name]
+        if tuple(array.shape) != tuple(variable.shape):
+            yield f"{name} is {tuple(array.shape)}, the model needs {tuple(variable.shape)}"
+        elif _kind(array.dtype) != _kind(variable.dtype):
+            yield f"{name} is {array.dtype}, the model needs {variable.dtype}"
 
 
-def _dtype(variable: keras.Variable) -> np.dtype:
-    return np.dtype(keras.backend.standardize_dtype(variable.dtype))
+def shortened(problems: Sequence[str]) -> str:
+    """Returns the first problems in one line, and how many more there are."""
+    more = f"; {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return "; ".join(problems[:_SHOWN]) + more
 
 
-def _kind(dtype: np.dtype) -> str:
-    """Of an array; the states of seeds are uint32, int32 or int64, by backend."""
-    kind = np.dtype(dtype).kind
-    return "i" if kind == "u" else kind
+def _kind(dtype: np.dtype | str) -> str:
+    """Returns the kind of an array; states of seeds are uint32, int32 or int64, by backend."""
+    # HDF5 stores bfloat16 as two opaque bytes.
+    return "f" if dtype == np.dtype("V2") else np.dtype(dtype).kind.replace("u", "i")
 
 
 def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns every variable of a built optimizer by `weight's path:slot`, or by its own name.
 
-    On torch Keras puts classes of its own behind the public names, and Adafactor calls all its
-    variables as their weights are called; so a variable is known by the list of the optimizer that
-    it is in, and by its place there.
+    On torch the classes behind Keras' public names are others, and Adafactor names all of its
+    variables after their weights; so a variable is identified by the list of the optimizer that
+    holds it, and by its index there.
 
     Args:
-        optimizer: an optimizer of any of Keras' classes; one that scales losses gives its inner
-            one's too, and those of several objectives give each one's, after its name.
+        optimizer: of any of Keras' classes. The slots of a LossScaleOptimizer include those of its
+            inner optimizer; those of several objectives are prefixed with the objective's name.
 
     Returns:
         For example "iteration", "block_0/mlp/up/kernel:momentum".
@@ -297,7 +290,7 @@ def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
 
 
 def averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
-    """Returns each weight with its moving average, where a built optimizer keeps one."""
+    """Returns pairs of a weight and its moving average, if a built optimizer has averages."""
     objectives: dict[str, Any] = getattr(optimizer, "by_player", {})
     if objectives:
         return [pair for own in objectives.values() for pair in averages(own)]
@@ -312,4 +305,509 @@ def unique(name: str, taken: Container[str]) -> str:
     while found in taken:
         copies += 1
         found = f"{name}#{copies}"
+    return found
+
+
+# The rest of a run
+
+
+# Fields of RunState that are arrays of the part "other", and not in state.json.
+_IN_ARRAYS = ("data", "rng", "callback_arrays")
+_DATA, _RNG, _CALLBACKS = "data/", "random/", "callbacks/"
+
+# The types of the values that `to_json` returns, see `RunState`.
+STATE_SHAPE: Shape = {
+    "format": int,
+    "step": int,
+    "epoch": int,
+    "batch": int,
+    "steps_per_epoch": int,
+    "in_validation": bool,
+    "logs": {"*": NUMBER},
+    "log_names": [str],
+    "base": {},
+    "optimizer": str,
+    "order": {},
+    "numbers": {},
+    "settings": {},
+    "backend": str,
+    "versions": {"*": str},
+    "callbacks": {"*": {}},
+    "ended": bool,
+    "ahead": bool,
+}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run besides its variables: its position, RNG states, callbacks, identity.
+
+    Args:
+        step: finished batches of all epochs.
+        epoch: finished epochs.
+        batch: finished batches of the running epoch.
+        steps_per_epoch: batches of an epoch, or None if unknown.
+        in_validation: True if it was saved within the validation of the epoch.
+        ended: True if a callback has ended the run.
+        logs: logs of the epoch, if it has ended; None for a number that is not finite.
+        log_names: names of the logs of a step.
+        base: hash and origin of frozen weights that are not in the checkpoint.
+        optimizer: class and name.
+        order: random seed and epoch, which determine the order of the data.
+        schedule: config of the learning rate schedule, or None.
+        numbers: hyperparameters of the optimizer, as the user gave them.
+        settings: plain values that a resumed run must share.
+        backend: name of the Keras backend.
+        versions: versions of packages.
+        callbacks: attributes that changed in training, by callback and name.
+        ahead: True if batches were made before the steps that take them.
+        data: state of the loader, in this process; None if it has none.
+        rng: states of the random generators and learning rates of this process: "now", and at the
+            beginning of the "epoch".
+        callback_arrays: arrays that `callbacks` refers to by name.
+    """
+
+    step: int
+    epoch: int = 0
+    batch: int = 0
+    steps_per_epoch: int | None = None
+    in_validation: bool = False
+    logs: Mapping[str, float | None] = field(default_factory=dict)
+    log_names: tuple[str, ...] = ()
+    base: Mapping[str, Any] | None = None
+    optimizer: str | None = None
+    order: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Any = None
+    numbers: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    backend: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ended: bool = False
+    ahead: bool = False
+    data: Any = None
+    rng: Mapping[str, Arrays] = field(default_factory=dict)
+    callback_arrays: Arrays = field(default_factory=dict)
+
+    @property
+    def validated(self) -> bool:
+        """Returns True if the epoch, cut or not, has ended."""
+        return bool(self.logs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plain values, for `state.json`."""
+        names = [one.name for one in fields(self) if one.name not in _IN_ARRAYS]
+        return {name: getattr(self, name) for name in names}
+
+    def to_arrays(self) -> Arrays:
+        """Returns the arrays that this process writes, for the part "other"."""
+        own = {f"{_DATA}{name}": array for name, array in format.arrays_of_data(self.data).items()}
+        for moment, states in self.rng.items():
+            own |= {f"{_RNG}{moment}/{name}": array for name, array in states.items()}
+        shared = self.callback_arrays if processes.is_rank_zero() else {}
+        return {**shared, **{format.here(name): array for name, array in own.items()}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RunState":
+        """Returns the state without its arrays; unknown names are ignored, missing ones default."""
+        known = {one.name for one in fields(cls)} - set(_IN_ARRAYS)
+        values = {name: value for name, value in values.items() if name in known}
+        return cls(**{**values, "log_names": tuple(values.get("log_names", ()))})
+
+    def with_arrays(self, path: Path) -> "RunState":
+        """Returns the state with the arrays of this process from a checkpoint."""
+        arrays = {name: array.read() for name, array in format.read(path, "other").items()}
+        rng: dict[str, Arrays] = {}
+        for name, values in _within(arrays, _RNG).items():
+            moment, _, kind = name.partition("/")
+            rng.setdefault(moment, {})[kind] = values
+        data = format.data_of_arrays(_within(arrays, _DATA))
+        own = {name: values for name, values in arrays.items() if name.startswith(_CALLBACKS)}
+        return replace(self, data=data, rng=rng, callback_arrays=own)
+
+
+def _within(arrays: Arrays, prefix: str) -> Arrays:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+# Random generators and learning rates
+#
+# Hooks of callbacks are called again when a run is resumed within an epoch. So generators and rates
+# are put back to the beginning of the epoch first, and then to the moment at which it was saved.
+
+
+class GeneratorsBackend(Protocol):
+    """Random generators that a backend has besides those of Keras."""
+
+    def capture(self) -> Arrays:
+        """Returns their states by name."""
+        ...
+
+    def restore(self, states: Mapping[str, np.ndarray]) -> None:
+        """Puts back what `capture` returned, as far as it is among these states."""
+        ...
+
+
+_native = backend_module("kmodels.checkpoint.generators", GeneratorsBackend, optional=True)
+
+
+def _generators() -> Arrays:
+    """Returns the states of Python's generator, NumPy's global one, Keras' and the backend's."""
+    if prefetch.running:
+        prefetch.settle()
+    _, words, gauss = random.getstate()
+    _, key, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states = {
+        "python": np.array(words, np.uint32),
+        "python_gauss": np.array([] if gauss is None else [gauss], np.float64),
+        "numpy": np.array([*key, position, has_gauss], np.uint32),
+        "numpy_gauss": np.array([cached], np.float64),
+    }
+    if (seed := keras_internals.global_seed()) is not None:
+        states["keras"] = np.array(host_values(seed))
+    return states | ({} if _native is None else _native.capture())
+
+
+def moment(optimizer: keras.Optimizer) -> Arrays:
+    """Returns the states of random generators and the learning rates, by name."""
+    return _generators() | rates(optimizer)
+
+
+def restore_moment(optimizer: keras.Optimizer, states: Mapping[str, np.ndarray]) -> None:
+    """Puts back what `moment` returned; the generator of another backend is left out."""
+    if prefetch.running:
+        prefetch.settle()
+    gauss = states["python_gauss"].tolist()
+    random.setstate((3, tuple(states["python"].tolist()), gauss[0] if gauss else None))
+    *key, position, has_gauss = states["numpy"].tolist()
+    cached = float(states["numpy_gauss"][0])
+    np.random.set_state(("MT19937", np.array(key, np.uint32), position, has_gauss, cached))
+    if "keras" in states and (seed := keras_internals.global_seed()) is not None:
+        put(seed, states["keras"])
+    if _native is not None:
+        _native.restore(states)
+    restore_rates(optimizer, states)
+
+
+def host_generators_are(states: Mapping[str, np.ndarray]) -> bool:
+    """Returns True if the generators of Python and NumPy are as in these states."""
+    now = _generators()
+    names = [name for name in now if name.partition("_")[0] in ("python", "numpy")]
+    return all(np.array_equal(now[name], states[name]) for name in names)
+
+
+def rates(optimizer: keras.Optimizer) -> Arrays:
+    """Returns the learning rates that are numbers; a callback cannot change a schedule."""
+    return whole(_rate_variables(optimizer))
+
+
+def restore_rates(optimizer: keras.Optimizer, states: Mapping[str, np.ndarray]) -> None:
+    """Puts back the learning rates that are among these states."""
+    for name, variable in _rate_variables(optimizer).items():
+        if name in states:
+            put(variable, states[name])
+
+
+def is_rate(name: str) -> bool:
+    """Returns True for the name of a learning rate, that of one objective among several too."""
+    return name.rpartition("/")[2] == "rate"
+
+
+def rate_slot(name: str) -> str:
+    """Returns the name that a learning rate has among the slots of the optimizer."""
+    return name.removesuffix("rate") + "learning_rate"
+
+
+def _rate_variables(optimizer: keras.Optimizer) -> dict[str, Any]:
+    return {
+        name.removesuffix("learning_rate") + "rate": variable
+        for name, variable in slots(optimizer).items()
+        if name.rpartition("/")[2] == "learning_rate"
+    }
+
+
+# What other callbacks know
+#
+# Keras' callbacks, such as EarlyStopping with its best value and patience, have no way to save
+# their state. So it is what training changed among their plain attributes. Settings do not change,
+# and those of the resumed run hold.
+
+_ARRAY = "__array__"
+# By class and number: the callback, and its plain attributes before the `fit`.
+Callbacks = Mapping[str, tuple[Any, Mapping[str, Any]]]
+
+
+def before_fit(callbacks: Iterable[Any]) -> Callbacks:
+    """Returns the callbacks of a `fit`, and how they were before it.
+
+    Args:
+        callbacks: without the one that saves them. One with a true `saves_itself` is left out.
+    """
+    found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+    for callback in callbacks:
+        # The progress bar shows what is on the screen; its counts belong to one process.
+        is_bar = isinstance(callback, keras.callbacks.ProgbarLogger)
+        if not is_bar and not getattr(callback, "saves_itself", False):
+            kind = type(callback).__name__
+            number = sum(name.startswith(f"{kind}#") for name in found)
+            found[f"{kind}#{number}"] = callback, _plain(callback)
+    return found
+
+
+def callback_changes(callbacks: Callbacks, arrays: Arrays) -> dict[str, dict[str, Any]]:
+    """Returns the attributes that changed since the `fit` began, by callback and name.
+
+    Args:
+        callbacks: of `before_fit`.
+        arrays: receives the arrays among them, by a name that stands in their place.
+    """
+    return {
+        name: {
+            attribute: _encode(value, f"{_CALLBACKS}{name}/{attribute}", arrays)
+            for attribute, value in _plain(callback).items()
+            if not _same(before.get(attribute, _ARRAY), value)
+        }
+        for name, (callback, before) in callbacks.items()
+    }
+
+
+def restore_callbacks(callbacks: Callbacks, run: RunState) -> None:
+    """Puts back what `callback_changes` returned; callbacks that no longer exist are left out."""
+    for name, changes in run.callbacks.items():
+        callback, _ = callbacks.get(name, (None, {}))
+        if callback is None:
+            continue
+        for attribute, value in changes.items():
+            setattr(callback, attribute, _decode(value, run.callback_arrays))
+        if hasattr(callback, "monitor"):
+            keras_internals.preserve_monitor(callback, list(changes))
+
+
+def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(callback).items()
+        if name not in ("params", "_params") and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "fiubV"
+    return value is None or isinstance(value, bool | int | float | str | np.number)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(np.asarray(one), np.asarray(other))
+    return type(one) is type(other) and one == other
+
+
+def _encode(value: Any, name: str, arrays: Arrays) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays[name] = value
+        return {_ARRAY: name}
+    if isinstance(value, list | tuple):
+        return [_encode(part, f"{name}/{number}", arrays) for number, part in enumerate(value)]
+    if isinstance(value, dict):
+        return {key: _encode(part, f"{name}/{key}", arrays) for key, part in value.items()}
+    return value.item() if isinstance(value, np.number) else value
+
+
+def _decode(value: Any, arrays: Arrays) -> Any:
+    if isinstance(value, list):
+        return [_decode(part, arrays) for part in value]
+    if isinstance(value, dict):
+        if set(value) == {_ARRAY}:
+            return arrays[value[_ARRAY]]
+        return {key: _decode(part, arrays) for key, part in value.items()}
+    return value
+
+
+# The identity of a run, and the hyperparameters of its optimizer
+
+_SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+_FIRST_RATES: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
+
+
+def identity(optimizer: keras.Optimizer, epoch: int) -> dict[str, Any]:
+    """Returns the fields of `RunState` that are the same in all parts of one run.
+
+    Args:
+        optimizer: of the model.
+        epoch: epoch that determines the order of the data.
+    """
+    return {
+        "optimizer": _name(optimizer),
+        "order": {"seed": keras_internals.random_seed(), "epoch": epoch},
+        "schedule": _schedule(optimizer),
+        "backend": keras.backend.backend(),
+        "versions": versions(),
+    }
+
+
+def check_same(
+    path: Path,
+    run: RunState,
+    optimizer: keras.Optimizer,
+    settings: Mapping[str, Any],
+    steps: int | None,
+) -> None:
+    """Compares a checkpoint with the run that is to continue from it.
+
+    Args:
+        path: path of the checkpoint.
+        run: its state.
+        optimizer: of the model.
+        settings: settings of this run.
+        steps: batches of an epoch, or None if unknown.
+
+    Raises:
+        InputError: lists all differences.
+    """
+    wrong = [
+        f"{name} was {run.settings.get(name)!r}"
+        for name, value in settings.items()
+        if run.settings.get(name) != value
+    ]
+    if run.optimizer not in (None, name := _name(optimizer)):
+        wrong.append(f"the optimizer was {run.optimizer}, not {name}")
+    seed, former = keras_internals.random_seed(), run.order.get("seed")
+    if None not in (seed, former) and seed != former:
+        wrong.append(f"the random seed was {former}")
+    if None not in (steps, run.steps_per_epoch) and steps != run.steps_per_epoch:
+        wrong.append(f"an epoch had {run.steps_per_epoch} batches, not {steps}")
+    if wrong:
+        raise InputError(
+            f"{path} is of another run: {', '.join(wrong)}; give the same settings or another "
+            "directory"
+        )
+
+
+def _name(optimizer: keras.Optimizer) -> str:
+    """Class and name, without the number by which Keras counts the optimizers of a process."""
+    name = re.sub(r"_\d+$", "", optimizer.name)
+    own = f"{type(optimizer).__name__} {name!r}"
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return own if inner is None else f"{own} around {_name(inner)}"
+
+
+def _schedule(optimizer: keras.Optimizer) -> Any:
+    try:
+        # A LossScaleOptimizer has its rate from the optimizer inside.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        rate = inner.get_config().get("learning_rate")
+    except NotImplementedError:  # A user's own schedule need not have a config.
+        return None
+    return rate if isinstance(rate, dict) else None
+
+
+def given_numbers(optimizer: keras.Optimizer, beside: Iterable[Any] = ()) -> dict[str, Any]:
+    """Returns the hyperparameters that the user gave an optimizer, by names such as "beta_1".
+
+    Args:
+        optimizer: built; nothing has been restored into it yet.
+        beside: callbacks. If they set the learning rate, one that this process has trained with is
+            theirs, so the given one is that of its first time.
+
+    Returns:
+        Plain values; for example "learning_rate.decay_steps" for a schedule's. The rates alone if
+        a user's own schedule has no config.
+    """
+    try:
+        config = dict(_flat("", optimizer.get_config()))
+    except NotImplementedError:
+        config = {}
+    # Rates are read by slot below, since those of several objectives have names of their own.
+    numbers = {
+        name: value
+        for name, value in config.items()
+        if name.rpartition(".")[2] != "learning_rate" or not isinstance(value, float)
+    }
+    now = _rates_by_slot(optimizer)
+    first = _FIRST_RATES.setdefault(optimizer, now)
+    return numbers | (first if any(isinstance(c, _SET_RATES) for c in beside) else now)
+
+
+def changed_numbers(
+    run: RunState, given: Mapping[str, Any], optimizer: keras.Optimizer
+) -> dict[str, tuple[Any, Any]]:
+    """Returns the former and the new value of each number that the user has changed.
+
+    Args:
+        run: state of the checkpoint.
+        given: result of `given_numbers` before the checkpoint was restored.
+        optimizer: with the learning rates of the checkpoint, which callbacks may have changed.
+    """
+    if run.numbers is None:
+        return {}
+    before, current = run.numbers, _rates_by_slot(optimizer)
+    changed = {}
+    for name in sorted({*before, *given}):
+        former, new = before.get(name), given.get(name)
+        now = current.get(name, former)
+        if not _equal(former, new) and not _equal(now, new):
+            changed[name] = now, new
+    return changed
+
+
+def describe_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Returns one line that names each changed number with both values."""
+    parts = [f"{name} was {former}, is {new}" for name, (former, new) in changed.items()]
+    return (
+        f"the optimizer was changed since the checkpoint, and the new values are used: "
+        f"{shortened(parts)}"
+    )
+
+
+def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the plain values of a config, nested ones by names with dots."""
+    if isinstance(value, Mapping):
+        if "class_name" in value and "config" in value:
+            yield path, value["class_name"]
+            yield from _flat(path, value["config"])
+            return
+        for name, part in value.items():
+            if name == "inner_optimizer":  # Users know its numbers by their own names.
+                yield from _flat(path, part["config"])
+            elif name != "name":
+                yield from _flat(f"{path}.{name}" if path else name, part)
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from _flat(f"{path}.{number}", part)
+    elif isinstance(value, np.generic):
+        yield path, value.item()
+    elif value is None or isinstance(value, bool | int | float | str):
+        yield path, value
+
+
+def _rates_by_slot(optimizer: keras.Optimizer) -> dict[str, float]:
+    return {rate_slot(name): float(value) for name, value in rates(optimizer).items()}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        # A rate is a variable in float32, and a JSON file keeps float64.
+        return math.isclose(one, other, rel_tol=1e-6)
+    return one == other
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that determine the numbers."""
+    found = {"python": platform.python_version()}
+    for package in ("kmodels", "keras", "numpy", keras.backend.backend()):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            from kmodels import __version__
+
+            found[package] = __version__ if package == "kmodels" else "unknown"
     return found

@@ -6,12 +6,13 @@ Every run has the columns of `COLUMNS`; metrics of its own follow, one column ea
 import csv
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, no_link
-from kmodels.runs import trackers
+from kmodels.runs import console, trackers
 
 log = logging.getLogger("kmodels")
 
@@ -60,6 +61,11 @@ class History:
         self._add_columns(self.rows)
         if writes:
             atomic_write(path, self._rewrite)
+        if writes and self.missing:
+            console.say(
+                f"history.csv lacks {self.missing} of {until} steps; the run goes on without their "
+                "rows"
+            )
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Appends rows; "row" is "step" or "epoch", other keys are columns."""
@@ -73,6 +79,40 @@ class History:
                 csv.DictWriter(file, self.columns).writerows([_text(row) for row in rows])
         if self.tracker is not None:
             trackers.log_rows(self.tracker, rows)
+
+    def add_steps(
+        self, epoch: int, first: int, losses: Sequence[float], rates: Sequence[float]
+    ) -> None:
+        """Appends a row for each step.
+
+        Args:
+            epoch: number of the epoch, from 1.
+            first: number of the first of these steps, from 1.
+            losses: a loss per step.
+            rates: a learning rate per step.
+        """
+        steps = enumerate(zip(losses, rates, strict=True), first)
+        self.add(
+            [
+                {"row": "step", "epoch": epoch, "step": step, "loss": loss, "learning_rate": rate}
+                for step, (loss, rate) in steps
+            ]
+        )
+
+    def add_epoch(
+        self, epoch: int, step: int, logs: Mapping[str, float], seconds: float, speed: float | None
+    ) -> None:
+        """Appends the row of an epoch.
+
+        Args:
+            epoch: number of the epoch, from 1.
+            step: finished steps of the run.
+            logs: Keras' names and numbers.
+            seconds: duration of the epoch.
+            speed: samples per second, or None if not measured.
+        """
+        row = {"row": "epoch", "epoch": epoch, "step": step, **logs, "seconds": round(seconds, 3)}
+        self.add([row if speed is None else {**row, "samples_per_s": round(speed, 1)}])
 
     def sync(self) -> None:
         """Waits until all rows are on the disk, so that none is lost with the power."""

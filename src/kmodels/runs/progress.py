@@ -1,11 +1,13 @@
-"""The progress of a run: a table that grows by an epoch at a time, and a bar on a terminal."""
+"""The progress of a run: a table with a row per epoch, a bar on a terminal, measured times."""
 
+import statistics
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
 
+from kmodels.core.units import pluralize
 from kmodels.runs import console
 
 # Where there is no bar, a line is printed after so many seconds without one.
@@ -119,12 +121,81 @@ class Progress:
             print(f"\n{groups}\n{names}")
         print(row, flush=True)
 
+    def estimate(self, steps: int, left: float, speed: "Speed") -> None:
+        """Prints how long the run will take, if it takes longer than a moment.
+
+        Args:
+            steps: steps left.
+            left: seconds left.
+            speed: measured times.
+        """
+        if steps and left > console.SILENT_SECONDS:
+            first = console.seconds(speed.first)
+            each = console.seconds(speed.step_ms / 1000)
+            self.say(
+                f"about {console.seconds(left)} for the {pluralize(steps, 'step')} left, "
+                f"validation aside ({each} a step; the first took {first})"
+            )
+
     def stop(self) -> None:
         """Takes the bar down."""
         console.working(None)
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class Speed:
+    """Times of the steps of this process, measured between two fetches of the losses.
+
+    Args:
+        batch_size: samples per step.
+
+    Attributes:
+        windows: number of steps and seconds between two fetches; the first one compiles.
+        first: seconds of the first window.
+        validation: seconds of the last validation.
+    """
+
+    def __init__(self, batch_size: int):
+        self._batch_size = batch_size
+        self.windows: list[tuple[int, float]] = []
+        self.first = self.validation = 0.0
+
+    def start(self) -> None:
+        """Begins a window."""
+        self._begun = perf_counter()
+
+    def add(self, steps: int) -> None:
+        """Ends a window after so many steps, and begins the next one."""
+        begun = self._begun
+        self.start()
+        self.first = self.first or self._begun - begun
+        self.windows.append((steps, self._begun - begun))
+
+    @property
+    def samples_per_s(self) -> float:
+        """Returns samples per second of training, without the first window and validation."""
+        steps, seconds = map(sum, zip(*self._steady, strict=True))
+        return steps * self._batch_size / max(seconds, 1e-9)
+
+    @property
+    def step_ms(self) -> float:
+        """Returns milliseconds per step, the median over the windows."""
+        return 1000 * statistics.median(seconds / steps for steps, seconds in self._steady)
+
+    @property
+    def compile_s(self) -> float:
+        """Returns the seconds that the first step took more than a later one."""
+        return max(self.first - self.step_ms / 1000, 0.0)
+
+    def left(self, steps: int, epochs: int) -> float:
+        """Returns the seconds that so many steps and validations will take, 0 if unknown."""
+        return self.step_ms / 1000 * steps + self.validation * epochs if self.windows else 0.0
+
+    @property
+    def _steady(self) -> list[tuple[int, float]]:
+        return self.windows[1:] or self.windows
 
 
 def _column(name: str, value: float) -> tuple[str, str, int]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import keras
 
-from kmodels.checkpoint.run_state import versions
-from kmodels.checkpoint.state import weights_digest
+from kmodels.checkpoint.state import versions, weights_digest
 from kmodels.core import dispatch
 from kmodels.core.hardware import device_name, peak_memory_mb
 from kmodels.runs.runner import Runner
@@ -67,12 +66,12 @@ def result(
             "skipped_steps": runner.skipped,
             "step_losses": losses if len(losses) <= MOST_STEP_LOSSES else [],
         }
-    if runner is not None and runner.trained_here:
+    if runner is not None and runner.speed.windows:
         content |= {
-            "samples_per_s": round(runner.samples_per_s, 2),
-            "step_ms_median": round(runner.step_ms, 3),
-            "compile_s": round(runner.compile_s, 3),
-            "wait_for_data_share": round(runner.wait_share, 4),
+            "samples_per_s": round(runner.speed.samples_per_s, 2),
+            "step_ms_median": round(runner.speed.step_ms, 3),
+            "compile_s": round(runner.speed.compile_s, 3),
+            "wait_for_data_share": round(runner.feed.clock.share, 4),
         }
     return content
 

@@ -26,10 +26,10 @@ _EXPORTS = {
     "WarmupSchedule": "training.optim.schedules",
     "WeightAverage": "training.step.averages",
     "WholeBatches": "training.evaluation",
-    "load_keras_file": "checkpoint.formats.keras_file",
-    "load_orbax": "checkpoint.formats.orbax",
+    "load_keras_file": "checkpoint.keras_file",
+    "load_orbax": "checkpoint.orbax",
     "restore_newest": "checkpoint.manager",
-    "save_orbax": "checkpoint.formats.orbax",
+    "save_orbax": "checkpoint.orbax",
     "track_step_loss": "training.step.step_loss",
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from arrays import assert_equal, read_npz
 from exchange import BACKENDS, find, leave, load
-from kmodels.checkpoint.formats.keras_file import load_keras_file
+from kmodels.checkpoint.keras_file import load_keras_file
 from refusals import refused
 from tolerances import tolerance
 

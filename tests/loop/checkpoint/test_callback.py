@@ -14,7 +14,7 @@ import pytest
 from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.checkpoint.saving import SaveInterval
+from kmodels.checkpoint.callback import SaveInterval
 from kmodels.training import AdamW, track_step_loss
 from kmodels.weights import read_safetensors
 from refusals import refused
@@ -330,7 +330,7 @@ def test_a_step_that_is_not_finite_can_be_skipped():
 
 
 def test_by_the_clock(tmp_path, monkeypatch):
-    from kmodels.checkpoint import saving
+    from kmodels.checkpoint import callback
 
     now = [0.0]
 
@@ -338,7 +338,7 @@ def test_by_the_clock(tmp_path, monkeypatch):
         now[0] += 1.0
         return now[0]
 
-    monkeypatch.setattr(saving, "perf_counter", perf_counter)
+    monkeypatch.setattr(callback, "perf_counter", perf_counter)
     run(tmp_path, epochs=1, every="3s", keep=9)
     names = [path.name for path in manager.list_checkpoints(tmp_path)]
     assert names == ["step_00000006", "step_00000003"]

@@ -8,7 +8,7 @@ import pytest
 
 from arrays import assert_equal, to_numpy
 from kmodels.checkpoint import format, manager, state
-from kmodels.checkpoint.run_state import RunState
+from kmodels.checkpoint.state import RunState
 from kmodels.training import AdamW
 from refusals import refused
 
@@ -34,7 +34,7 @@ def contents(model):
 
 def save(folder, model, keep=2, best=None, **described):
     arrays = {part: state.copied(held) for part, held in state.parts(model, False).items()}
-    return manager.save(folder, manager.Snapshot(RunState(**described), arrays), keep, best)
+    return manager.save(folder, RunState(**described), arrays, keep, best)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_a_full_disk_costs_nothing(model, folder, monkeypatch, fails_at):
 def test_a_checkpoint_of_another_model_fills_nothing(folder):
     other = make_model(units=4)
     before = contents(other)
-    message = r"another model.*model: second/kernel is \(5, 3\), wanted \(5, 4\)"
+    message = r"another model.*model: second/kernel is \(5, 3\), the model needs \(5, 4\)"
     path = folder / "step_00000002"
     with pytest.raises(manager.CheckpointError, match=message):
         manager.restore(path, manager.verify(path), other)

@@ -6,7 +6,7 @@ import pytest
 
 import kmodels
 from arrays import assert_equal, to_numpy
-from kmodels.checkpoint.layer_numbers import as_counted
+from kmodels.checkpoint.format import as_counted
 from kmodels.training import load_orbax, save_orbax
 
 

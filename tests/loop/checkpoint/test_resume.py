@@ -6,7 +6,7 @@ import pytest
 
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.checkpoint.saving import SaveInterval
+from kmodels.checkpoint.callback import SaveInterval
 from refusals import refused
 from stopped_runs import BATCH, EPOCHS, JIT, STEPS, Kill, Killed, X, Y, fit, make_model, run
 

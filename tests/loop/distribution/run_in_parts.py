@@ -195,7 +195,7 @@ def exported(folder, mesh, found):
         }
     )
     found["kernels in parts"] = sum(
-        sharded.is_placed(v) and v.path.endswith("kernel") for v in model.weights
+        sharded.in_parts(v) and v.path.endswith("kernel") for v in model.weights
     )
 
 

@@ -77,7 +77,7 @@ def test_the_order_of_one_save(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "replace", record_replace)
-    path = writing.manager.save(tmp_path, writing.snapshot(1, 10))
+    path = writing.manager.save(tmp_path, *writing.snapshot(1, 10))
     at = next(n for n, (kind, _) in enumerate(calls) if kind == "replace")
     new = calls[at][1]
     synced = {path for _, path in calls[:at]}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kmodels
-from kmodels.checkpoint import keeper
+from kmodels.checkpoint import manager
 
 pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
 
@@ -29,7 +29,7 @@ def reports(monkeypatch):
     monkeypatch.setattr(train, "get_context", lambda: context)
     monkeypatch.setattr(train, "get_all_reported_checkpoints", list)
     yield found
-    keeper.set_keeper(None)
+    manager.set_keeper(None)
 
 
 def fit(folder, best, mode, settings=None, epochs=3):
@@ -39,7 +39,7 @@ def fit(folder, best, mode, settings=None, epochs=3):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    keeper.set_keeper(_RayKeeper(str(folder), best, mode))
+    manager.set_keeper(_RayKeeper(str(folder), best, mode))
     checkpoint = kmodels.callbacks.Checkpoint(folder / "checkpoints", every=1, **(settings or {}))
     x = np.ones((4, 2))
     history = model.fit(

@@ -3,13 +3,13 @@
 Written by `python tests/seams.py`; `test_seams.py` says when it has to be.
 """
 
-from kmodels.checkpoint import extra_state_torch as checkpoint_extra_state_torch
+from kmodels.checkpoint import generators_torch as checkpoint_generators_torch
+from kmodels.checkpoint import orbax_jax as checkpoint_orbax_jax
 from kmodels.checkpoint import sharded_jax as checkpoint_sharded_jax
 from kmodels.checkpoint import sharded_torch as checkpoint_sharded_torch
-from kmodels.checkpoint.extra_state import RngBackend
-from kmodels.checkpoint.formats import orbax_jax as checkpoint_formats_orbax_jax
-from kmodels.checkpoint.formats.orbax import OrbaxBackend
+from kmodels.checkpoint.orbax import OrbaxBackend
 from kmodels.checkpoint.sharded import ShardedBackend
+from kmodels.checkpoint.state import GeneratorsBackend
 from kmodels.core import hardware_jax as core_hardware_jax
 from kmodels.core import hardware_tensorflow as core_hardware_tensorflow
 from kmodels.core import hardware_torch as core_hardware_torch
@@ -112,8 +112,8 @@ from kmodels.weights import host_tensorflow as weights_host_tensorflow
 from kmodels.weights import host_torch as weights_host_torch
 from kmodels.weights.gather import GatherBackend, HostBackend
 
-_checkpoint_extra_state_torch: RngBackend = checkpoint_extra_state_torch
-_checkpoint_formats_orbax_jax: OrbaxBackend = checkpoint_formats_orbax_jax
+_checkpoint_generators_torch: GeneratorsBackend = checkpoint_generators_torch
+_checkpoint_orbax_jax: OrbaxBackend = checkpoint_orbax_jax
 _checkpoint_sharded_jax: ShardedBackend = checkpoint_sharded_jax
 _checkpoint_sharded_torch: ShardedBackend = checkpoint_sharded_torch
 _core_hardware_jax: HardwareBackend = core_hardware_jax

@@ -85,7 +85,7 @@ def kept_by_a_tracker(address, folder, capsys):
 
 def kept_by_a_checkpoint(address, folder, capsys):
     checkpoint = Checkpoint(folder, settings={"data": address}, origin=address)
-    print(vars(checkpoint.run)["_settings"], checkpoint.run.saver.__dict__)
+    print(vars(checkpoint))
 
 
 @pytest.mark.parametrize("address", list(SPELLINGS)[:13])

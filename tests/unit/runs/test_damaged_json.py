@@ -8,8 +8,7 @@ import pytest
 import run_folders
 
 from kmodels.checkpoint import manager
-from kmodels.checkpoint.run_state import STATE_SHAPE, RunState
-from kmodels.checkpoint.state import CheckpointError
+from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
 from kmodels.core.errors import InputError
 from kmodels.core.file_shapes import NUMBER, Needed
 from kmodels.core.schema import check_shape, read_json

@@ -18,8 +18,7 @@ import pytest
 
 from kmodels.checkpoint import manager
 from kmodels.checkpoint import state as states
-from kmodels.checkpoint.run_state import RunState
-from kmodels.checkpoint.state import digest, named, slots, weights_digest
+from kmodels.checkpoint.state import RunState, digest, named, slots, weights_digest
 from kmodels.core.errors import InputError
 from kmodels.lora.enable import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
@@ -114,8 +113,7 @@ def test_a_checkpoint_of_a_run(model, tmp_path):
 
     def saved(changed):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        found = manager.Snapshot(RunState(1), {**arrays, "model": changed})
-        return manager.save(tmp_path / "run", found)
+        return manager.save(tmp_path / "run", RunState(1), {**arrays, "model": changed})
 
     def load():
         found = manager.newest(tmp_path / "run")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kmodels.checkpoint import keeper, manager
+from kmodels.checkpoint import manager
 from kmodels.checkpoint.preemption import Interrupted
-from kmodels.checkpoint.run_state import RunState
+from kmodels.checkpoint.state import RunState
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.remote import mirror
 from kmodels.distribution import processes
@@ -103,7 +103,7 @@ class Work:
         # It would write the stack trace of what is told in one line.
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         backend = workers_backend(self.backend)
-        keeper.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
+        manager.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
         try:
             with listening(self.key):
                 found = self.function(*self.arguments)
@@ -117,7 +117,7 @@ class Work:
                 time.sleep(self.patience)
             raise _told(error) from error
         finally:
-            keeper.set_keeper(None)
+            manager.set_keeper(None)
         backend.leave()
         return found
 
@@ -148,13 +148,13 @@ class _RayKeeper:
         return self._name(directory) is not None
 
     def tell(
-        self, path: Path, run: RunState, written: Future[Any], best: keeper.Best | None
+        self, path: Path, run: RunState, written: Future[Any], best: manager.Best | None
     ) -> None:
         compared = self._compared(best)
         value = None if compared is None else run.logs.get(compared.name)
         self._report(path, run.step, run.epoch, run.logs, self._score(compared, value), written)
 
-    def resume(self, paths: Sequence[Path], run: RunState, best: keeper.Best | None) -> None:
+    def resume(self, paths: Sequence[Path], run: RunState, best: manager.Best | None) -> None:
         # A worker that is killed takes along what it had not told Ray yet.
         compared = self._compared(best)
         for path in paths:
@@ -165,12 +165,12 @@ class _RayKeeper:
             else:
                 self._report(path, int(path.name.rpartition("_")[2]), None, {}, score)
 
-    def _compared(self, best: keeper.Best | None) -> keeper.Best | None:
+    def _compared(self, best: manager.Best | None) -> manager.Best | None:
         if isinstance(self._best, str):
-            return keeper.Best(self._best, self._mode)
+            return manager.Best(self._best, self._mode)
         return best if self._best else None
 
-    def _score(self, compared: keeper.Best | None, value: float | None) -> float | None:
+    def _score(self, compared: manager.Best | None, value: float | None) -> float | None:
         """Returns the number by which Ray compares a checkpoint; None where the newest stay."""
         if compared is None:
             return None

@@ -8,7 +8,7 @@ never opens the file: what fits goes into one that Keras has just written for th
 import math
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from kmodels.core.remote import local_copy
 
 WEIGHTS = "model.weights.h5"
 OPTIMIZER = "optimizer/"
-SHOWN = 8
 # gzip, shuffle and checksums come with HDF5; others are code that it looks for on the disk.
 _LAST_OWN_FILTER = 3
 
@@ -36,12 +35,12 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
 
     Args:
         path: path of the file.
-        model: a model of the same architecture, compiled where `optimizer` is true.
-        optimizer: whether the optimizer's state is read too.
+        model: a model of the same architecture, compiled if `optimizer` is True.
+        optimizer: reads the optimizer's state too.
 
     Raises:
-        InputError: for a file that is damaged or does not fit, naming all that is missing, too much
-            or of another shape; the model is unchanged then.
+        InputError: for a file that is damaged or does not fit, with a list of the arrays that are
+            missing, superfluous or of another shape; the model is unchanged then.
     """
     path = local_copy(path)
     if not path.is_file():
@@ -89,7 +88,7 @@ def _extract(path: Path, folder: Path) -> Path:
 
 
 def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
-    """Puts the file's arrays in the place of the model's own, once all are known to fit."""
+    """Replaces the model's own arrays by those of the file, if all of them fit."""
     import h5py
 
     with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
@@ -97,15 +96,17 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
         found = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
         counts = [sum(name.startswith(OPTIMIZER) for name in held) for held in (found, wanted)]
         if not optimizer:
-            found, wanted = _without_optimizer(found), _without_optimizer(wanted)
+            found, wanted = (
+                {name: array for name, array in arrays.items() if not name.startswith(OPTIMIZER)}
+                for arrays in (found, wanted)
+            )
         elif counts[0] != counts[1]:
             raise InputError(
                 f"{path} has {counts[0]} variables of an optimizer, the model's has {counts[1]}; "
                 "compile with the same optimizer, or give optimizer=False"
             )
-        if problems := list(_misfits(found, wanted)):
-            more = f"; {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-            raise InputError(f"{path} does not fit the model: {'; '.join(problems[:SHOWN])}{more}")
+        if problems := list(state.misfits(found, wanted)):
+            raise InputError(f"{path} does not fit the model: {state.shortened(problems)}")
         for name in wanted:
             values = found[name][()]
             del ours[name]
@@ -115,12 +116,12 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
 
 
 def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str, Any]]:
-    """Returns every array by its path, unless it lies elsewhere than in this file.
+    """Yields every array by its path; refuses arrays that are not in this file.
 
     Args:
         file: opened by h5py.
         path: for messages.
-        most: how many groups and arrays are looked at.
+        most: most groups and arrays that are accepted.
 
     Yields:
         Path and dataset.
@@ -157,28 +158,6 @@ def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str
                     "more code; save the model again"
                 )
             yield where, item
-
-
-def _without_optimizer(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: array for name, array in arrays.items() if not name.startswith(OPTIMIZER)}
-
-
-def _misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(set(wanted) - set(found)):
-        yield f"{name} is missing"
-    for name in sorted(set(found) - set(wanted)):
-        yield f"{name} is not in the model"
-    for name in sorted(set(found) & set(wanted)):
-        theirs, ours = found[name], wanted[name]
-        if theirs.shape != ours.shape:
-            yield f"{name} is {theirs.shape}, the model needs {ours.shape}"
-        elif _kind(theirs.dtype) != _kind(ours.dtype):
-            yield f"{name} holds {theirs.dtype}, the model needs {ours.dtype}"
-
-
-def _kind(dtype: np.dtype) -> str:
-    # bfloat16 is stored as two opaque bytes; states of seeds are signed on some backends.
-    return "f" if dtype == np.dtype("V2") else dtype.kind.replace("u", "i")
 
 
 def _one_line(error: Exception) -> str:

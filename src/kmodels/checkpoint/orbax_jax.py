@@ -1,4 +1,4 @@
-"""Orbax's files: each process writes what lies on its devices, and reads what will lie there."""
+"""Orbax's files: each process writes and reads the parts on its devices."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint import state
-from kmodels.checkpoint.layer_numbers import as_counted
+from kmodels.checkpoint.format import as_counted
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 
@@ -36,7 +36,7 @@ def load(path: Path, variables: Variables) -> None:
                 f"{path} is not what save_orbax wrote: {' '.join(str(error).split())[:200]}"
             ) from error
         found = {part: dict(found.get(part) or {}) for part in variables}
-        # By the names that variables have in this process, those in the file.
+        # Names in the file by the names of the variables in this process.
         there = as_counted({part: {n: n for n in held} for part, held in found.items()}, variables)
         named = {
             part: {name: found[part][stored] for name, stored in names.items()}

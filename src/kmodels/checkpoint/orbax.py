@@ -16,8 +16,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.distribution.processes import all_or_raise
 
-PARTS = ("model", "optimizer")
-# By part and path.
+# By part of the checkpoint and path.
 Variables = Mapping[str, Mapping[str, keras.Variable]]
 
 
@@ -29,11 +28,11 @@ class OrbaxBackend(Protocol):
         ...
 
     def load(self, path: Path, variables: Variables) -> None:
-        """Fills these variables; raises `InputError` for what does not fit, and fills nothing."""
+        """Fills these variables, all or none; raises `InputError` for misfits."""
         ...
 
 
-_orbax = backend_module("kmodels.checkpoint.formats.orbax", OrbaxBackend, optional=True)
+_orbax = backend_module("kmodels.checkpoint.orbax", OrbaxBackend, optional=True)
 
 
 def save_orbax(model: keras.Model, directory: str | Path) -> Path:
@@ -43,16 +42,15 @@ def save_orbax(model: keras.Model, directory: str | Path) -> Path:
 
     Args:
         model: compiled.
-        directory: to make; on a disk that all processes see.
+        directory: a new directory, on a disk that all processes see.
 
     Raises:
-        InputError: on another backend, without Orbax, or where the directory is there.
+        InputError: on another backend, without Orbax, or if the directory exists.
     """
     path = local_path(directory).resolve()
     module = _module()
     all_or_raise("Orbax begins", lambda: _check_new(path))
-    held = state.parts(model, False)
-    module.save(path, {part: held[part] for part in PARTS})
+    module.save(path, _variables(model))
     return path
 
 
@@ -65,12 +63,14 @@ def load_orbax(model: keras.Model, directory: str | Path) -> None:
 
     Raises:
         InputError: on another backend, without Orbax, for a directory that Orbax did not write, or
-            naming all that does not fit; nothing is filled then.
+            with a list of all misfits; nothing is filled then.
     """
-    path = local_path(directory).resolve()
-    module = _module()
-    held = state.parts(model, False)
-    module.load(path, {part: held[part] for part in PARTS})
+    _module().load(local_path(directory).resolve(), _variables(model))
+
+
+def _variables(model: keras.Model) -> Variables:
+    parts = state.parts(model, False)
+    return {part: parts[part] for part in ("model", "optimizer")}
 
 
 def _check_new(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""torch's generator on the host, from which its data loaders draw."""
+"""torch's random generator of the host, from which its data loaders draw."""
 
 from collections.abc import Mapping
 
@@ -7,11 +7,11 @@ import torch
 
 
 def capture() -> dict[str, np.ndarray]:
-    """Returns its state."""
+    """See `GeneratorsBackend`."""
     return {"torch": np.array(torch.get_rng_state().numpy())}
 
 
 def restore(states: Mapping[str, np.ndarray]) -> None:
-    """Puts it back, where it was saved."""
+    """See `GeneratorsBackend`."""
     if "torch" in states:
         torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))

@@ -1,1 +1,0 @@
-"""Checkpoints in the formats of Keras and Orbax."""
