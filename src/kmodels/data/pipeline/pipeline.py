@@ -194,15 +194,17 @@ class Pipeline(keras_internals.DataAdapter):
             placed: puts them on the devices; if False, they stay on the host.
         """
         device_put.begin_pass()
-        return self._taken(self._made(), placed)
+        # Workers start for a pass that something comes of, but a pass that was sought is this one.
+        sought = self.raw() if self.position.sought else None
+        return self._taken(self._made(sought), placed)
 
     def _prepared(self, batch: tuple) -> tuple:
         if self.preprocess is not None or not isinstance(self.source, Numbered):
             batch = prepared(batch, self.preprocess)
         return with_class_weights(batch, self.class_weight)
 
-    def _made(self) -> Iterator[tuple]:
-        batches = self.raw()  # here: workers start for a pass that something comes of
+    def _made(self, sought: Iterator[tuple] | None) -> Iterator[tuple]:
+        batches = self.raw() if sought is None else sought
         while True:
             begun, cpu = perf_counter(), time.thread_time()
             try:

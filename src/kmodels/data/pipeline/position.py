@@ -110,6 +110,11 @@ class Position:
 
         return self._recorded(iterator, read, self._trained)
 
+    @property
+    def sought(self) -> bool:
+        """Whether the next pass begins where `go_to` has brought it."""
+        return bool(self._begun)
+
     def _recorded(
         self, batches: Iterable[Any], read: Read, trained: Callable[[], int]
     ) -> Iterator[Any]:
