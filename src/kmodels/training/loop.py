@@ -45,6 +45,11 @@ class StepBackend(Protocol):
         """Is the class of steps."""
         ...
 
+    @property
+    def TaskStep(self) -> type[Any]:
+        """Is the first base of a task, with its `train_step`."""
+        ...
+
     def compiled(self, model: keras.Model, kind: str) -> Callable[..., Any]:
         """Returns the function that a `Step` calls for each batch."""
         ...
@@ -177,7 +182,8 @@ def evaluate(model: keras.Model, request: FitRequest) -> Any:
         InputError: if the model is not compiled.
     """
     _check_compiled(model, "evaluate")
-    check_names("evaluate", request.more, ["return_dict"])
+    # Keras' own `fit`, called on a task, gives its `evaluate` an argument of its own.
+    check_names("evaluate", request.more.keys() - {"_use_cached_eval_dataset"}, ["return_dict"])
     given = request.x, request.y, request.sample_weight
     data = _epochs(model, given, request.batch_size, request.steps)
     data.build()
@@ -541,3 +547,10 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         backend.build_to_predict(self, lambda: batch)
         with step_of(self, "predict") as step:
             return _joined([step([batch])])
+
+
+_TaskStep: Any = backend.TaskStep
+
+
+class Model(_TaskStep, Loop, keras.Model):
+    """The base of tasks: Keras' model with the loop and the training step of kmodels."""

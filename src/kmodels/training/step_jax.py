@@ -14,6 +14,10 @@ from kmodels.core.types import Tree
 Values = tuple[list[Any], ...]
 
 
+class TaskStep:
+    """First base of a task: Keras' own `train_step` is a function of values already."""
+
+
 class Step:
     """Runs a compiled step, and carries the values of the variables from one call to the next.
 

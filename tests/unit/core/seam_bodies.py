@@ -91,15 +91,12 @@ from kmodels.training.matching.assignment import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
 from kmodels.training.optim import optimizers_torch as training_optim_optimizers_torch
 from kmodels.training.optim.optimizers import OptimizersBackend
-from kmodels.training.step import keras_model_tensorflow as training_step_keras_model_tensorflow
-from kmodels.training.step import keras_model_torch as training_step_keras_model_torch
 from kmodels.training.step import train_state_jax as training_step_train_state_jax
 from kmodels.training.step import train_state_tensorflow as training_step_train_state_tensorflow
 from kmodels.training.step import train_state_torch as training_step_train_state_torch
 from kmodels.training.step import train_step_jax as training_step_train_step_jax
 from kmodels.training.step import train_step_tensorflow as training_step_train_step_tensorflow
 from kmodels.training.step import train_step_torch as training_step_train_step_torch
-from kmodels.training.step.keras_model import KerasModelBackend
 from kmodels.training.step.train_state import TrainStateBackend
 from kmodels.training.step.train_step import TrainStepBackend
 from kmodels.transforms import engine_jax as transforms_engine_jax
@@ -174,8 +171,6 @@ _training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimi
 _training_step_jax: StepBackend = training_step_jax
 _training_step_torch: StepBackend = training_step_torch
 _training_step_tensorflow: StepBackend = training_step_tensorflow
-_training_step_keras_model_torch: KerasModelBackend = training_step_keras_model_torch
-_training_step_keras_model_tensorflow: KerasModelBackend = training_step_keras_model_tensorflow
 _training_step_train_state_jax: TrainStateBackend = training_step_train_state_jax
 _training_step_train_state_torch: TrainStateBackend = training_step_train_state_torch
 _training_step_train_state_tensorflow: TrainStateBackend = training_step_train_state_tensorflow
