@@ -58,16 +58,6 @@ class StepBackend(Protocol):
         """Returns a function that begins a pass over the data of a Keras adapter."""
         ...
 
-    def build(
-        self,
-        model: keras.Model,
-        make: Callable[[Callable[[], Tree]], None],
-        first: Callable[[], Tree],
-        at_once: bool,
-    ) -> None:
-        """Calls `make` with `first`, or with what one device gets of it; see `build` here."""
-        ...
-
     def placed(self, batch: Tree) -> Any:
         """Returns one batch where the step wants it."""
         ...
@@ -81,7 +71,22 @@ class StepBackend(Protocol):
         ...
 
 
+class ReplicasBackend(Protocol):
+    """A backend whose replicas have variables that only one scope can make."""
+
+    def build(
+        self,
+        model: keras.Model,
+        make: Callable[[Callable[[], Tree]], None],
+        first: Callable[[], Tree],
+        at_once: bool,
+    ) -> None:
+        """Calls `make` with a function that returns what one replica gets of `first()`."""
+        ...
+
+
 backend = dispatch.backend_module("kmodels.training.step", StepBackend)
+_replicas = dispatch.backend_module("kmodels.core.replicas", ReplicasBackend, optional=True)
 
 
 def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
@@ -382,7 +387,10 @@ def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) 
     """
     own = isinstance(model, Loop)
     make = model.build_step if own else partial(keras_internals.symbolic_build, model)
-    backend.build(model, make, first, at_once or (own and model.builds_first))
+    if _replicas is None:
+        make(first)
+    else:
+        _replicas.build(model, make, first, at_once or (own and model.builds_first))
 
 
 def step_of(model: keras.Model, kind: str) -> Any:

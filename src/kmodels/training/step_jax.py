@@ -122,16 +122,6 @@ def _placed(batches: Iterator[Any]) -> Iterator[Any]:
         yield keras.tree.map_structure(_at, batch, layouts)
 
 
-def build(
-    model: keras.Model,
-    make: Callable[[Callable[[], Tree]], None],
-    first: Callable[[], Tree],
-    at_once: bool,
-) -> None:
-    """Has a model make what its first step needs; no trace makes it."""
-    make(first)
-
-
 def placed(batch: Tree) -> Any:
     """Returns one batch where the mesh in force has it."""
     return next(_placed(iter([batch])))

@@ -143,7 +143,9 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)  # by whose name TensorFlow counts traces
     def one(batch: Tree) -> Any:
-        outputs = strategy.run(step, args=(keras.tree.map_structure(_present, batch),))
+        outputs = strategy.run(
+            step, args=(keras.tree.map_structure(replicas_tensorflow.present, batch),)
+        )
         return keras.tree.map_structure(reduced, outputs)
 
     def reduced(output: Any) -> Any:
@@ -187,11 +189,6 @@ def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return call
 
 
-def _present(part: Any) -> Any:
-    """Returns None for the Optional by which tf.data says that there is nothing."""
-    return None if isinstance(part, tf.experimental.Optional) else part
-
-
 def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
     """Returns a function that begins a pass over the data of a Keras adapter."""
     return _Passes(model, adapter)
@@ -215,30 +212,6 @@ class _Passes:
                 yield next(batches)
             except (StopIteration, tf.errors.OutOfRangeError):
                 return
-
-
-def build(
-    model: keras.Model,
-    make: Callable[[Callable[[], Tree]], None],
-    first: Callable[[], Tree],
-    at_once: bool,
-) -> None:
-    """Has a model make what its first step needs, if its trace will not.
-
-    It does without a strategy. Slots and metrics for several replicas are made in its scope.
-    """
-    strategy = model.distribute_strategy
-    scoped = tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy()
-    if not scoped and not at_once:
-        return
-
-    def part_of_one() -> Any:
-        # A mean of the replicas' batches, as Keras takes it, would not do for masks.
-        local = strategy.experimental_local_results
-        return keras.tree.map_structure(lambda x: _present(local(x)[0]), first())
-
-    with strategy.scope():
-        make(part_of_one)
 
 
 def placed(batch: Tree) -> Any:

@@ -133,16 +133,6 @@ def passes(model: keras.Model, adapter: Any) -> Callable[[], Iterator[Any]]:
     return lambda: iter(adapter.get_torch_dataloader())
 
 
-def build(
-    model: keras.Model,
-    make: Callable[[Callable[[], Tree]], None],
-    first: Callable[[], Tree],
-    at_once: bool,
-) -> None:
-    """Has a model make what its first step needs; no trace makes it."""
-    make(first)
-
-
 def placed(batch: Tree) -> Any:
     """Returns the batch; layers send it to the device."""
     return batch

@@ -340,12 +340,14 @@ def fit_begins_where_it_is_told():
     assert seen == [2]
 
 
-@contract("_compile_metrics", "_user_metrics", "_symbolic_build")
+@contract("_compile_metrics", "_user_metrics", "_user_weighted_metrics", "_symbolic_build")
 def metrics_are_built_and_let_go():
     model = trained()
     assert keras_internals.metrics_built(model)
     assert keras_internals.unweighted_metrics(model) == ["mae"]
-    model.compile("adam", "mse", metrics=["mae"])
+    assert keras_internals.weighted_metrics(model) is None
+    model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    assert keras_internals.weighted_metrics(model) == ["mse"]
     assert not keras_internals.metrics_built(model)
     batch = keras.tree.map_structure(
         keras.ops.convert_to_tensor, (np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))

@@ -17,6 +17,7 @@ from kmodels.core import malloc_jax as core_malloc_jax
 from kmodels.core import precision_jax as core_precision_jax
 from kmodels.core import precision_tensorflow as core_precision_tensorflow
 from kmodels.core import precision_torch as core_precision_torch
+from kmodels.core import replicas_tensorflow as core_replicas_tensorflow
 from kmodels.core import traced_jax as core_traced_jax
 from kmodels.core import traced_tensorflow as core_traced_tensorflow
 from kmodels.core.hardware import HardwareBackend
@@ -85,7 +86,7 @@ from kmodels.tools.plan.step import SupposedBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
-from kmodels.training.loop import StepBackend
+from kmodels.training.loop import ReplicasBackend, StepBackend
 from kmodels.training.matching import assignment_torch as training_matching_assignment_torch
 from kmodels.training.matching.assignment import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
@@ -122,6 +123,7 @@ _core_malloc_jax: MallocBackend = core_malloc_jax
 _core_precision_jax: PrecisionBackend = core_precision_jax
 _core_precision_torch: PrecisionBackend = core_precision_torch
 _core_precision_tensorflow: PrecisionBackend = core_precision_tensorflow
+_core_replicas_tensorflow: ReplicasBackend = core_replicas_tensorflow
 _core_traced_jax: TracedBackend = core_traced_jax
 _core_traced_tensorflow: TracedBackend = core_traced_tensorflow
 _data_fit_device_put_jax: DevicePutBackend = data_fit_device_put_jax

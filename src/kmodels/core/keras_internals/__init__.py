@@ -83,6 +83,7 @@ from kmodels.core.keras_internals.trainer import (
     symbolic_build,
     sync_values,
     unweighted_metrics,
+    weighted_metrics,
 )
 from kmodels.core.keras_internals.variables import (
     OwnAssign,
@@ -197,6 +198,7 @@ __all__ = [
     "value_of",
     "variable_index",
     "warn_of_inputs",
+    "weighted_metrics",
     "without_values",
 ]
 

@@ -71,6 +71,12 @@ def unweighted_metrics(model: keras.Model) -> Any:
     return getattr(given, "_user_metrics", None)
 
 
+def weighted_metrics(model: keras.Model) -> Any:
+    """Returns the `weighted_metrics` given to `compile`, or None."""
+    given = getattr(model, "_compile_metrics", None)
+    return getattr(given, "_user_weighted_metrics", None)
+
+
 def part_of_loss(mean: Tensor) -> Any:
     """Returns the factor of a replica's mean in the loss: TensorFlow sums their gradients."""
     return scale_loss_for_distribution(mean)
