@@ -46,7 +46,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
             if variables:
                 part = self.optimizer.scale_loss(part)
         if variables:
-            self.optimizer.apply(tape.gradient(part, variables), variables)
+            gradients = tape.gradient(part, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         else:
             warnings.warn("the model has no trainable weights", stacklevel=2)
 
