@@ -35,7 +35,7 @@ _HOOKS = {
     *("intercepted", "make_config", "peft_names"),
     *("build", "call", "clone_graph", "compile_by_default", "compute_loss", "compute_metrics"),
     *("compute_output_shape", "compute_output_spec", "compile_from_config", "from_config"),
-    *("get_compile_config", "get_config", "get_metrics_result", "loss_of_step", "test_step"),
+    *("get_compile_config", "get_config", "get_metrics_result", "test_step"),
     *("get_quantization_layer_structure", "make_generate_function", "make_predict_function"),
     *("make_test_function", "make_train_function", "rematerialized_call", "train_step"),
     *("finalize_variable_values", "stateless_apply", "update_step", "use_sampler"),

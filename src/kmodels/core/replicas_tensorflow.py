@@ -1,10 +1,13 @@
-"""Random numbers and batch sizes of the replicas of a `tf.distribute` strategy."""
+"""Variables, random numbers and batch sizes of the replicas of a `tf.distribute` strategy."""
 
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kmodels.core import keras_internals
+from kmodels.core.types import Tree
 
 # Odd and large: far from the number of calls, which Keras adds to the seed.
 _STRIDE = 0x9E3779B1
@@ -49,3 +52,28 @@ def _apart(state: tf.Tensor) -> Any:
         return state
     offset = tf.cast(replica.replica_id_in_sync_group, tf.int64) * _STRIDE % (1 << 31)
     return state + tf.cast(tf.stack([offset, tf.zeros((), tf.int64)]), state.dtype)
+
+
+def build(
+    model: keras.Model,
+    make: Callable[[Callable[[], Tree]], None],
+    first: Callable[[], Tree],
+    at_once: bool,
+) -> None:
+    """Calls `make` in the scope of the model's strategy, with the batch of one replica.
+
+    Without a strategy the trace of the first step makes the same, so nothing is called unless
+    `at_once` is set.
+    """
+    strategy = model.distribute_strategy
+    scoped = tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy()
+    if not scoped and not at_once:
+        return
+
+    def part_of_one() -> Any:
+        # A mean of the replicas' batches, as Keras takes it, would not do for masks.
+        local = strategy.experimental_local_results
+        return keras.tree.map_structure(lambda x: local(x)[0], first())
+
+    with strategy.scope():
+        make(part_of_one)

@@ -47,18 +47,13 @@ class StepBackend(Protocol):
         """Is the class of steps."""
         ...
 
-    def compiled(self, model: keras.Model, kind: str) -> Callable[..., Any]:
-        """Returns the function that a `Step` calls for each batch."""
+    @property
+    def TaskStep(self) -> type[Any]:
+        """Is the first base of a task, with its `train_step`."""
         ...
 
-    def build(
-        self,
-        model: keras.Model,
-        make: Callable[[Callable[[], Tree]], None],
-        first: Callable[[], Tree],
-        at_once: bool,
-    ) -> None:
-        """Calls `make` with `first`, or with what one device gets of it; see `build` here."""
+    def compiled(self, model: keras.Model, kind: str) -> Callable[..., Any]:
+        """Returns the function that a `Step` calls for each batch."""
         ...
 
     def build_to_predict(self, model: keras.Model, batch: Callable[[], Tree]) -> None:
@@ -70,7 +65,22 @@ class StepBackend(Protocol):
         ...
 
 
+class ReplicasBackend(Protocol):
+    """A backend whose replicas have variables that only one scope can make."""
+
+    def build(
+        self,
+        model: keras.Model,
+        make: Callable[[Callable[[], Tree]], None],
+        first: Callable[[], Tree],
+        at_once: bool,
+    ) -> None:
+        """Calls `make` with a function that returns what one replica gets of `first()`."""
+        ...
+
+
 backend = dispatch.backend_module("kmodels.training.step", StepBackend)
+_replicas = dispatch.backend_module("kmodels.core.replicas", ReplicasBackend, optional=True)
 
 
 def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
@@ -165,7 +175,8 @@ def evaluate(model: keras.Model, request: FitRequest) -> Any:
         InputError: if the model is not compiled.
     """
     _check_compiled(model, "evaluate")
-    check_names("evaluate", request.more, ["return_dict"])
+    # Keras' own `fit`, called on a task, gives its `evaluate` an argument of its own.
+    check_names("evaluate", request.more.keys() - {"_use_cached_eval_dataset"}, ["return_dict"])
     data = Epochs(model, request.x, request.steps)
     data.build()
     logs = _evaluate(model, data, _callbacks(model, request, data, epochs=1))
@@ -358,7 +369,10 @@ def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) 
     """
     own = isinstance(model, Loop)
     make = model.build_step if own else partial(keras_internals.symbolic_build, model)
-    backend.build(model, make, first, at_once or (own and model.builds_first))
+    if _replicas is None:
+        make(first)
+    else:
+        _replicas.build(model, make, first, at_once or (own and model.builds_first))
 
 
 def step_of(model: keras.Model, kind: str) -> Any:
@@ -492,3 +506,10 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         backend.build_to_predict(self, lambda: batch)
         with step_of(self, "predict") as step:
             return _joined([step([batch])])
+
+
+_TaskStep: Any = backend.TaskStep
+
+
+class Model(_TaskStep, Loop, keras.Model):
+    """The base of tasks: Keras' model with the loop and the training step of kmodels."""

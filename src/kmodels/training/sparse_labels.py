@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.ops.linear_cross_entropy import IGNORED
@@ -67,9 +68,8 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
 
     def compute_metrics(self, x: Tree, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the metrics; those that are weighted do not count ignored labels."""
-        if self.has_sparse_labels and y is not None:
-            weights = without_ignored(y, y_pred, sample_weight)[1]
-            return super().compute_metrics(x, y, y_pred, weights)
+        if self.has_sparse_labels and y is not None and keras_internals.weighted_metrics(self):
+            sample_weight = without_ignored(y, y_pred, sample_weight)[1]
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 

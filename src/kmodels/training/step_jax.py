@@ -14,6 +14,10 @@ from kmodels.core.types import Tree
 Values = tuple[list[Any], ...]
 
 
+class TaskStep:
+    """First base of a task: Keras' own `train_step` is a function of values already."""
+
+
 class Step:
     """Runs a compiled step, and carries the values of the variables from one call to the next.
 
@@ -99,16 +103,6 @@ def _variables(model: keras.Model, kind: str) -> list[list[Any]]:
     if kind != "predict":
         kinds.append(model.metrics_variables)
     return kinds
-
-
-def build(
-    model: keras.Model,
-    make: Callable[[Callable[[], Tree]], None],
-    first: Callable[[], Tree],
-    at_once: bool,
-) -> None:
-    """Has a model make what its first step needs; no trace makes it."""
-    make(first)
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:

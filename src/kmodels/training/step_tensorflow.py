@@ -1,15 +1,115 @@
 """One step on TensorFlow: a graph that moves the variables themselves, on every replica."""
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from kmodels.core import malloc
+from kmodels.core import keras_internals, malloc, replicas_tensorflow
+from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
+from kmodels.training.step.metrics import rows
+
+_MEANS = ("sum_over_batch_size", "mean")
+_TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
+
+
+class TaskStep(keras.Model if TYPE_CHECKING else object):
+    """First base of a task: its training step."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Prepares the next steps, see `check_replicated`."""
+        if self.train_function is None or force:
+            check_replicated(self.optimizer, self.distribute_strategy, self.loss)
+        return super().make_train_function(force)
+
+    def train_step(self, data: Tree) -> Any:
+        """Moves the weights by one batch and returns the logs.
+
+        Of replicas that share a batch, each counts by its rows of it.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        variables = self.trainable_weights
+        replicas = replicas_tensorflow.count()
+
+        with tf.GradientTape() as tape:
+            y_pred = keras_internals.predictions(self, x, training=True)
+            loss = keras_internals.loss_of(self, x, y, y_pred, sample_weight, training=True)
+            part = loss
+            if replicas_tensorflow.inside() is not None and _is_mean(self.loss):
+                part = loss * tf.cast(replicas_tensorflow.share(rows(x)), loss.dtype)
+            if variables:
+                part = self.optimizer.scale_loss(part)
+        if variables:
+            gradients = tape.gradient(part, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        else:
+            warnings.warn("the model has no trainable weights", stacklevel=2)
+
+        if replicas > 1:  # Keras divides it, for gradients are summed over the replicas
+            loss = loss * tf.cast(replicas, loss.dtype)
+        keras_internals.loss_tracker(self).update_state(loss, sample_weight=rows(x))
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def compute_metrics(
+        self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree = None
+    ) -> dict[str, Any]:
+        """Keras' metrics; those given by name are made beside the graph of the step."""
+        # A function that makes variables is traced once more, the whole step with it. TensorFlow
+        # counts those of the thread that traces, in an init_scope too; only shapes are asked for.
+        if tf.inside_function() and self.distribute_strategy.num_replicas_in_sync == 1:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(keras_internals.build_metrics, self, y, y_pred).result()
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def check_replicated(
+    optimizer: keras.Optimizer, strategy: tf.distribute.Strategy, loss: object = None
+) -> None:
+    """Looks for what would be wrong where replicas each compute a part of a batch.
+
+    Args:
+        optimizer: that moves the weights, or None.
+        strategy: strategy of the model.
+        loss: as `compile` takes it.
+
+    Raises:
+        InputError: where there is such a thing.
+    """
+    if strategy.num_replicas_in_sync == 1 or optimizer is None:
+        return
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if keras_internals.strategy_of(inner) is not strategy:
+        raise InputError(f"{inner.name} was made before distribute; make it after")
+    named = [name for name in _TOGETHER if getattr(inner, name, None)]
+    if named and not hasattr(inner, "looks_at_sums"):
+        raise InputError(
+            f"{type(inner).__name__} with {named[0]} looks at the gradients of each device alone; "
+            "take kmodels.training.AdamW or SGD, with clip_norm or accumulate"
+        )
+    if inner is not optimizer and getattr(inner, "looks_at_sums", False):
+        raise InputError(
+            "clip_norm, accumulate and skip_non_finite do not go with the scaled loss of "
+            "mixed_float16 on several devices; use mixed_bfloat16"
+        )
+    if any(_reduction(part) == "mean_with_sample_weight" for part in keras.tree.flatten(loss)):
+        raise InputError(
+            "a loss with reduction='mean_with_sample_weight' would divide by the weights of each "
+            "device alone; use 'sum_over_batch_size', with weights whose mean is 1"
+        )
+
+
+def _is_mean(loss: object) -> bool:
+    return all(_reduction(part) in _MEANS for part in keras.tree.flatten(loss))
+
+
+def _reduction(loss: object) -> str:
+    return getattr(loss, "reduction", _MEANS[0])
 
 
 class Step:
@@ -44,8 +144,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)  # by whose name TensorFlow counts traces
     def one(batch: Tree) -> Any:
-        outputs = strategy.run(step, args=(keras.tree.map_structure(_present, batch),))
-        return keras.tree.map_structure(reduced, outputs)
+        return keras.tree.map_structure(reduced, strategy.run(step, args=(batch,)))
 
     def reduced(output: Any) -> Any:
         replicas = strategy.experimental_local_results(output)
@@ -86,35 +185,6 @@ def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return outputs
 
     return call
-
-
-def _present(part: Any) -> Any:
-    """Returns None for the Optional by which tf.data says that there is nothing."""
-    return None if isinstance(part, tf.experimental.Optional) else part
-
-
-def build(
-    model: keras.Model,
-    make: Callable[[Callable[[], Tree]], None],
-    first: Callable[[], Tree],
-    at_once: bool,
-) -> None:
-    """Has a model make what its first step needs, if its trace will not.
-
-    It does without a strategy. Slots and metrics for several replicas are made in its scope.
-    """
-    strategy = model.distribute_strategy
-    scoped = tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy()
-    if not scoped and not at_once:
-        return
-
-    def part_of_one() -> Any:
-        # A mean of the replicas' batches, as Keras takes it, would not do for masks.
-        local = strategy.experimental_local_results
-        return keras.tree.map_structure(lambda x: _present(local(x)[0]), first())
-
-    with strategy.scope():
-        make(part_of_one)
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:

@@ -1,13 +1,89 @@
 """One step on torch: it moves the variables themselves."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import keras
 import numpy as np
 import torch
 
+from kmodels.core import keras_internals
+from kmodels.core.host import numbers_torch
 from kmodels.core.types import Tree
+from kmodels.layers import block_compile
+from kmodels.training.step.metrics import rows
+
+
+class Parallel(keras.Model if TYPE_CHECKING else object):
+    """First base of a model whose steps may be those of one process of several.
+
+    Attributes:
+        parallel: what `Plan.prepare` sets where several processes train it together, see
+            `kmodels.distribution.engines.ddp_torch`.
+    """
+
+    parallel: Any = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' `compile`; from then on numbers go to CUDA without a wait."""
+        numbers_torch.send_without_waiting()
+        super().compile(*args, **kwargs)
+        if self.parallel is not None:
+            self.parallel.compiled(self)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step; what was compiled is looked at before the first one."""
+        if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
+            self.parallel.begin(self)
+        return super().make_train_function(force)
+
+    def get_metrics_result(self) -> Any:
+        """Returns the results over the rows of all processes."""
+        if self.parallel is None:
+            return super().get_metrics_result()
+        return self.parallel.results(self.metrics)
+
+
+class TaskStep(Parallel):
+    """First base of a task: its training step."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Prepares the next steps.
+
+        Raises:
+            InputError: if compiled blocks were changed in a way that they cannot follow.
+        """
+        if block_compile.compiled(self):
+            block_compile.check(self)
+        self.zero_grad()  # also of variables that are frozen by now
+        return super().make_train_function(force)
+
+    def train_step(self, data: Tree) -> Any:
+        """Moves the weights by one batch and returns the logs.
+
+        The gradients stay until the next step, as in Keras. That one lets go of them before its
+        forward pass, for after it they would take memory beside all activations.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        variables = self.trainable_weights
+        weights = [keras_internals.value_of(variable, cast=False) for variable in variables]
+        for weight in weights:
+            weight.grad = None
+
+        y_pred = keras_internals.predictions(self, x, training=True)
+        loss = keras_internals.loss_of(self, x, y, y_pred, sample_weight, training=True)
+        if weights:
+            if self.parallel is not None:
+                loss = self.parallel.joined(loss, variables, self.optimizer)
+            self.optimizer.scale_loss(loss).backward()
+            with torch.no_grad():
+                self.optimizer.apply([weight.grad for weight in weights], variables)
+        else:
+            warnings.warn("the model has no trainable weights", stacklevel=2)
+
+        keras_internals.loss_tracker(self).update_state(loss.detach(), sample_weight=rows(x))
+        return self.compute_metrics(x, y, y_pred, sample_weight)
 
 
 class Step:
@@ -50,16 +126,6 @@ def _without_gradients(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return step(batch)
 
     return run
-
-
-def build(
-    model: keras.Model,
-    make: Callable[[Callable[[], Tree]], None],
-    first: Callable[[], Tree],
-    at_once: bool,
-) -> None:
-    """Has a model make what its first step needs; no trace makes it."""
-    make(first)
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:

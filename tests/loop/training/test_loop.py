@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kmodels
+from kmodels import models
 from pool import pool
 
 RNG = np.random.default_rng(0)
@@ -344,3 +345,55 @@ def test_a_callback_may_freeze_a_part_of_a_task():
     first, *rest = backbones
     assert all(np.array_equal(first, other) for other in rest)
     assert not np.array_equal(heads[0], heads[1])
+
+
+def test_keras_own_fit_validates_a_task(backend):
+    images = RNG.normal(size=(8, 16, 16, 3)).astype("float32")
+    settings = {"epochs": 2, "shuffle": False, "verbose": 0, "batch_size": 4}
+    found = []
+    for fit in (keras.Model.fit, kmodels.fit):
+        keras.utils.set_random_seed(1)
+        with pool("vit_debug", num_classes=3, num_layers=1) as model:
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", loss, metrics=["accuracy"])
+            held_out = images[:6], Y[:6]
+            history = fit(model, images, Y[:8], validation_data=held_out, **settings).history
+            found.append(history)
+    assert found[0] == found[1] and set(found[0]) >= {"val_loss", "val_accuracy"}
+
+
+class OwnLoss(models.ViTImageClassifier):
+    """Has a loss without `training` and a log of its own, as models of Keras 3.2 do."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None):
+        return 2.0 * super().compute_loss(x, y, y_pred, sample_weight)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "rows": keras.ops.sum(y_pred[:, 0] * 0 + 1)}
+
+
+@pytest.mark.parametrize("kind", [models.ViTImageClassifier, OwnLoss])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+def test_the_step_of_a_task_is_what_keras_own_is(kind, dtype):
+    class KerasStep(kind):
+        train_step = keras.Model.train_step
+
+    images = RNG.normal(size=(10, 16, 16, 3)).astype("float32")
+    found = []
+    for cls in (kind, KerasStep):
+        keras.utils.set_random_seed(2)
+        model = cls.from_preset("vit_debug", num_classes=3, num_layers=1, dtype=dtype)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(
+            keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"], weighted_metrics=["accuracy"]
+        )
+        history = model.fit(
+            images, Y[:10], sample_weight=WEIGHTS[:10], batch_size=4, epochs=2, shuffle=False,
+            verbose=0,
+        )  # fmt: skip
+        variables = (*model.variables, *model.optimizer.variables)
+        arrays = [keras.ops.convert_to_numpy(variable).tolist() for variable in variables]
+        found.append((history.history, arrays))
+    assert found[0] == found[1]
+    assert found[0][0]["loss"][0] > found[0][0]["loss"][1]

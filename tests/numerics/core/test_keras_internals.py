@@ -340,12 +340,14 @@ def fit_begins_where_it_is_told():
     assert seen == [2]
 
 
-@contract("_compile_metrics", "_user_metrics", "_symbolic_build")
+@contract("_compile_metrics", "_user_metrics", "_user_weighted_metrics", "_symbolic_build")
 def metrics_are_built_and_let_go():
     model = trained()
     assert keras_internals.metrics_built(model)
     assert keras_internals.unweighted_metrics(model) == ["mae"]
-    model.compile("adam", "mse", metrics=["mae"])
+    assert keras_internals.weighted_metrics(model) is None
+    model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+    assert keras_internals.weighted_metrics(model) == ["mse"]
     assert not keras_internals.metrics_built(model)
     batch = keras.tree.map_structure(
         keras.ops.convert_to_tensor, (np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))
@@ -371,19 +373,24 @@ def additional_losses_are_scalars():
     assert tuple(found.shape) == ()
 
 
-@contract("_compute_loss")
-def a_model_takes_part_in_its_steps():
-    asked = []
+@contract("_compute_loss", "_call_has_training_arg")
+def a_step_goes_by_the_arguments_that_a_subclass_has():
+    class Model(keras.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return super().compute_loss(x, y, y_pred, sample_weight)
 
-    class Model(keras_internals.OwnLoss, keras.Sequential):
-        def loss_of_step(self, *args, **kwargs):
-            asked.append("loss")
-            return super().loss_of_step(*args, **kwargs)
+    class Deaf(Model):
+        def call(self, x):
+            return super().call(x)
 
-    model = Model([keras.layers.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.train_on_batch(np.ones((2, 3)), np.ones((2, 1)))
-    assert asked
+    x, y = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
+    for kind, dropped in ((Model, True), (Deaf, False)):
+        model = kind([keras.layers.Input((3,)), keras.layers.Dropout(0.999)])
+        model.compile("sgd", "mse")
+        outputs = keras_internals.predictions(model, x, training=True)
+        assert bool(keras.ops.any(keras.ops.equal(outputs, 0.0))) is dropped
+        loss = keras_internals.loss_of(model, x, y, y + 2.0, None, training=True)
+        assert float(loss) == 4.0
 
 
 @contract("_finite_generator")

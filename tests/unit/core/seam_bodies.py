@@ -17,6 +17,7 @@ from kmodels.core import malloc_jax as core_malloc_jax
 from kmodels.core import precision_jax as core_precision_jax
 from kmodels.core import precision_tensorflow as core_precision_tensorflow
 from kmodels.core import precision_torch as core_precision_torch
+from kmodels.core import replicas_tensorflow as core_replicas_tensorflow
 from kmodels.core import traced_jax as core_traced_jax
 from kmodels.core import traced_tensorflow as core_traced_tensorflow
 from kmodels.core.hardware import HardwareBackend
@@ -83,21 +84,18 @@ from kmodels.tools.plan.step import SupposedBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
-from kmodels.training.loop import StepBackend
+from kmodels.training.loop import ReplicasBackend, StepBackend
 from kmodels.training.matching import assignment_torch as training_matching_assignment_torch
 from kmodels.training.matching.assignment import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
 from kmodels.training.optim import optimizers_torch as training_optim_optimizers_torch
 from kmodels.training.optim.optimizers import OptimizersBackend
-from kmodels.training.step import keras_model_tensorflow as training_step_keras_model_tensorflow
-from kmodels.training.step import keras_model_torch as training_step_keras_model_torch
 from kmodels.training.step import train_state_jax as training_step_train_state_jax
 from kmodels.training.step import train_state_tensorflow as training_step_train_state_tensorflow
 from kmodels.training.step import train_state_torch as training_step_train_state_torch
 from kmodels.training.step import train_step_jax as training_step_train_step_jax
 from kmodels.training.step import train_step_tensorflow as training_step_train_step_tensorflow
 from kmodels.training.step import train_step_torch as training_step_train_step_torch
-from kmodels.training.step.keras_model import KerasModelBackend
 from kmodels.training.step.train_state import TrainStateBackend
 from kmodels.training.step.train_step import TrainStepBackend
 from kmodels.transforms import engine_jax as transforms_engine_jax
@@ -123,6 +121,7 @@ _core_malloc_jax: MallocBackend = core_malloc_jax
 _core_precision_jax: PrecisionBackend = core_precision_jax
 _core_precision_torch: PrecisionBackend = core_precision_torch
 _core_precision_tensorflow: PrecisionBackend = core_precision_tensorflow
+_core_replicas_tensorflow: ReplicasBackend = core_replicas_tensorflow
 _core_traced_jax: TracedBackend = core_traced_jax
 _core_traced_tensorflow: TracedBackend = core_traced_tensorflow
 _data_pipeline_device_put_jax: DevicePutBackend = data_pipeline_device_put_jax
@@ -171,8 +170,6 @@ _training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimi
 _training_step_jax: StepBackend = training_step_jax
 _training_step_torch: StepBackend = training_step_torch
 _training_step_tensorflow: StepBackend = training_step_tensorflow
-_training_step_keras_model_torch: KerasModelBackend = training_step_keras_model_torch
-_training_step_keras_model_tensorflow: KerasModelBackend = training_step_keras_model_tensorflow
 _training_step_train_state_jax: TrainStateBackend = training_step_train_state_jax
 _training_step_train_state_torch: TrainStateBackend = training_step_train_state_torch
 _training_step_train_state_tensorflow: TrainStateBackend = training_step_train_state_tensorflow

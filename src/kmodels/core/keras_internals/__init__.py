@@ -63,19 +63,21 @@ from kmodels.core.keras_internals.seeds import (
     random_seed,
 )
 from kmodels.core.keras_internals.trainer import (
-    OwnLoss,
     additional_losses,
     build_metrics,
     forget_metrics,
     initial_epoch,
+    loss_of,
     loss_tracker,
     metrics_built,
     part_of_loss,
+    predictions,
     set_initial_epoch,
     set_loss_tracker,
     symbolic_build,
     sync_values,
     unweighted_metrics,
+    weighted_metrics,
 )
 from kmodels.core.keras_internals.variables import (
     OwnAssign,
@@ -105,7 +107,6 @@ __all__ = [
     "DataAdapter",
     "OwnAssign",
     "OwnDecay",
-    "OwnLoss",
     "ParallelSteps",
     "ReplicatedSteps",
     "ValueElsewhere",
@@ -151,6 +152,7 @@ __all__ = [
     "keep_part",
     "layout_of",
     "let_value_go",
+    "loss_of",
     "loss_tracker",
     "losses_of",
     "made_trainable",
@@ -160,6 +162,7 @@ __all__ = [
     "no_autocast",
     "own_variables",
     "part_of_loss",
+    "predictions",
     "preserve_monitor",
     "random_seed",
     "read_stored",
@@ -185,6 +188,7 @@ __all__ = [
     "value_of",
     "variable_index",
     "warn_of_inputs",
+    "weighted_metrics",
     "without_values",
 ]
 

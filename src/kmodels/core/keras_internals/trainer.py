@@ -1,23 +1,13 @@
-"""The training loop: steps, losses, metrics and epochs of a model.
-
-Classes called Own... are first bases of models that take part in the steps of Keras' own trainers.
-Each method of such a base does what Keras does there, and is called where Keras would do it: a
-subclass overrides it and calls `super()`.
-"""
+"""The training loop: steps, losses, metrics and epochs of a model."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 from keras.src.losses.loss import scale_loss_for_distribution
 
 from kmodels.core.types import Tensor, Tree
-
-if TYPE_CHECKING:
-    _Model = keras.Model
-else:
-    _Model = object
 
 
 def initial_epoch(model: keras.Model) -> int | None:
@@ -67,6 +57,12 @@ def unweighted_metrics(model: keras.Model) -> Any:
     return getattr(given, "_user_metrics", None)
 
 
+def weighted_metrics(model: keras.Model) -> Any:
+    """Returns the `weighted_metrics` given to `compile`, or None."""
+    given = getattr(model, "_compile_metrics", None)
+    return getattr(given, "_user_weighted_metrics", None)
+
+
 def part_of_loss(mean: Tensor) -> Any:
     """Returns the factor of a replica's mean in the loss: TensorFlow sums their gradients."""
     return scale_loss_for_distribution(mean)
@@ -107,26 +103,13 @@ def additional_losses(model: keras.Model) -> list[Any]:
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
 
 
-class OwnLoss(_Model):
-    """A model that changes the loss of a step after Keras has computed it."""
+def predictions(model: keras.Model, x: Tree, training: bool) -> Any:
+    """Returns the outputs of a step; `training` goes to a `call` that has such an argument."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
 
-    def loss_of_step(
-        self,
-        x: Tree = None,
-        y: Tree = None,
-        y_pred: Tree = None,
-        sample_weight: Tree = None,
-        training: bool = True,
-    ) -> Any:
-        """Returns the loss of a batch, a scalar; the arguments are those of `compute_loss`."""
-        return super()._compute_loss(x, y, y_pred, sample_weight, training)  # type: ignore[misc]
 
-    def _compute_loss(
-        self,
-        x: Tree = None,
-        y: Tree = None,
-        y_pred: Tree = None,
-        sample_weight: Tree = None,
-        training: bool = True,
-    ) -> Any:
-        return self.loss_of_step(x, y, y_pred, sample_weight, training)
+def loss_of(
+    model: keras.Model, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree, training: bool
+) -> Any:
+    """Returns `compute_loss` of a batch, a scalar; a subclass may define it without `training`."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training)

@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DataParallel
 from kmodels.distribution.mesh import Mesh
-from kmodels.training.step.keras_model_torch import Parallel
+from kmodels.training.step_torch import Parallel
 
 # They are of one process's rows; `SyncBatchNorm` is none of them.
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)

@@ -23,9 +23,7 @@ class _Groups(keras_internals.ParallelSteps):
     def apply_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
         """Keras' step, with gradients that lie as the weights do."""
         both = zip(grads, variables, strict=True)
-        super().apply_all(
-            [_like(gradient, _value(variable)) for gradient, variable in both], variables
-        )
+        super().apply_all([_like(gradient, variable) for gradient, variable in both], variables)
 
     @torch.no_grad()
     def clip_all(self: Any, grads: list[Any]) -> Any:
@@ -44,17 +42,17 @@ class _Groups(keras_internals.ParallelSteps):
     ) -> None:
         """Keras' step for each group of variables of one learning rate and dtype."""
         # They are grouped by dtype too, since kernels over many tensors take one.
-        groups: dict[tuple[float, str], tuple[list[Any], list[Any], list[Any]]] = {}
+        groups: dict[tuple[float, Any], tuple[list[Any], list[Any], list[Any]]] = {}
         for gradient, variable in zip(grads, variables, strict=True):
-            index = keras_internals.variable_index(self, variable)
-            group = groups.setdefault((self._multipliers[index], variable.dtype), ([], [], []))
+            index, value = keras_internals.variable_index(self, variable), _value(variable)
+            group = groups.setdefault((self._multipliers[index], value.dtype), ([], [], []))
             group[0].append(gradient)
             group[1].append(variable)
-            if self._decays[index]:
-                group[2].append(_own(_value(variable)))
+            if self.weight_decay and self._decays[index]:
+                group[2].append(_own(value))
         for (multiplier, _), (gradients, members, decayed) in groups.items():
             rate = learning_rate * multiplier
-            if self.weight_decay and decayed:
+            if decayed:
                 internals_torch.multiply_all_(decayed, 1 - self.weight_decay * rate)
             super().move_all(gradients, members, rate)
 
@@ -109,10 +107,11 @@ def _own(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
-def _like(gradient: Any, weight: Any) -> Any:
+def _like(gradient: Any, variable: keras.Variable) -> Any:
     """Returns a gradient that lies as its weight does; Keras' split layers may leave a sum open."""
     if not hasattr(gradient, "placements"):
         return gradient
+    weight = _value(variable)
     if not hasattr(weight, "placements"):
         return gradient.full_tensor()
     if gradient.placements == weight.placements:

@@ -9,9 +9,9 @@ import tensorflow as tf
 from kmodels.core import replicas_tensorflow
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.keras_model_tensorflow import check_replicated
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objectives
+from kmodels.training.step_tensorflow import check_replicated
 
 
 def advance(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> Results:

@@ -9,9 +9,9 @@ import torch
 
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.keras_model_torch import Parallel
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objective, Objectives
+from kmodels.training.step_torch import Parallel
 
 
 def advance(
@@ -23,7 +23,7 @@ def advance(
         objectives: who learn.
         losses: by objective.
         batch: a batch of this process.
-        parallel: see `kmodels.training.step.keras_model_torch.Parallel`.
+        parallel: see `kmodels.training.step_torch.Parallel`.
     """
     results: Results = {}
     for objective in objectives:
