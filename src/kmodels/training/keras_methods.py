@@ -102,7 +102,7 @@ def run_request(
             verbose=request.verbose if plan.engine.main else 0,
             callbacks=followers(request.callbacks, plan, method),
         )
-    gathers = plan if method is Method.PREDICT else None
+    gathers = plan if method is Method.PREDICT and data.shard is not None else None
     if gathers is not None and predictions is not None:
         predictions.begin(model)
     pipelines = [one for one in (data, request.validation_data) if one is not None]
@@ -121,7 +121,7 @@ def run_request(
 
 
 def _check_weights(model: keras.Model, data: Any) -> None:
-    if data is None or not data.shard.fills:
+    if data is None or data.shard is None or not data.shard.fills:
         return
     if names := keras_internals.unweighted_metrics(model):
         raise InputError(

@@ -39,8 +39,10 @@ def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
     def put(part: Any) -> Any:
         if part is None or (torch.is_tensor(part) and part.device == device):
             return part
-        if isinstance(part, np.ndarray) and part.dtype.kind in "OSU":
-            return part
+        if isinstance(part, np.ndarray):
+            if part.dtype.kind in "OSU":
+                return part
+            part = part if part.flags.c_contiguous else part.copy()  # torch has no negative strides
         with keras.device("cpu"):
             tensor: Any = keras.ops.convert_to_tensor(part)
         if device.type != "cuda":

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
+from kmodels.core import dispatch, keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.loader import ImageLoader
@@ -250,6 +250,10 @@ def pipeline(
     data.class_weight = class_weight or data.class_weight
     if rule is None or data.shard is not None:
         return data
+    given = data.source.data
+    own = arrays.is_tf_data(given) and arrays.package(given) == dispatch.backend()
+    if own and data.preprocess is None:
+        return data  # One process has all devices; each gets a part of a short batch too.
     shard = Shard(data.source, rule, use, None if use is Method.FIT else steps)
     return Pipeline(shard.source, data.preprocess, data.class_weight, shard)
 

@@ -317,7 +317,8 @@ def digest(batch: Tree) -> str:
         if leaf is not None:
             values = to_numpy(leaf) if hasattr(leaf, "shape") else np.asarray(leaf, dtype=object)
             found.update(f"{values.dtype} {values.shape}".encode())
-            found.update(repr(values.tolist()).encode() if values.dtype == object else values.data)
+            objects = values.dtype == object
+            found.update(repr(values.tolist()).encode() if objects else values.tobytes())
     return found.hexdigest()[:16]
 
 
