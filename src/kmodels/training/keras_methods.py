@@ -102,8 +102,8 @@ def run_request(
             verbose=request.verbose if plan.engine.main else 0,
             callbacks=followers(request.callbacks, plan, method),
         )
-    gathers = plan if method is Method.PREDICT and data.shard is not None else None
-    if gathers is not None and predictions is not None:
+    shard = None if plan is None or method is not Method.PREDICT else data.shard
+    if shard is not None and predictions is not None:
         predictions.begin(model)
     pipelines = [one for one in (data, request.validation_data) if one is not None]
     try:
@@ -113,11 +113,11 @@ def run_request(
     finally:
         for one in pipelines:
             one.close()
-    if gathers is None:
+    if shard is None or plan is None:
         return result
     if predictions is not None:
-        result = predictions.of_all(result, data.shard.rows, gathers.engine.shards)
-    return keras.tree.map_structure(lambda leaf: leaf[: data.samples], result)
+        result = predictions.of_all(result, shard.rows, plan.engine.shards)
+    return keras.tree.map_structure(lambda leaf: leaf[: shard.samples], result)
 
 
 def _check_weights(model: keras.Model, data: Any) -> None:

@@ -256,7 +256,6 @@ grain_loaders = [
         grain_loaders[0],
         (dense, image_loader, {"shuffle": False}),
         (dense, Numbered, {"shuffle": True}),
-        (dense, with_workers, {"shuffle": False}),
         pytest.param(dense, torch_loader, {"shuffle": False}, marks=pytest.mark.needs("torchdata")),
     ],
 )
@@ -267,6 +266,11 @@ def test_only_the_batches_that_are_left_are_drawn(tmp_path, make, loader, settin
     assert looked >= 0 and (make is dense or looked <= 3 * BATCH)
     expected = 0 if loader is listed else LEFT * BATCH
     assert expected <= continued <= expected + max(looked, BATCH)
+
+
+def test_workers_begin_at_the_next_batch(tmp_path):
+    whole, continued = cut_and_continued(dense, with_workers, tmp_path, shuffle=False)
+    assert (whole, continued) == (EPOCHS * len(X), LEFT * BATCH)
 
 
 class Noisy(Numbered):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from kmodels.core import keras_internals
-from kmodels.core.keras_internals import data
 from private_names import is_private, names_in
 
 ROOM = Path(keras_internals.__file__).parent
@@ -302,35 +301,6 @@ def a_monitor_keeps_its_best():
     assert callback.best == 0.5
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return np.full((1, 3), index), np.ones((1, 1))
-
-
-@contract("_get_iterator", "_standardize_batch")
-def batches_of_a_dataset_are_handed_on():
-    class Handed(keras_internals.PyDatasetBatches):
-        asked = 0
-
-        def handed(self):
-            self.asked += 1
-            return super().handed()
-
-    adapter = Handed(Batches())
-    assert len(list(adapter.get_numpy_iterator())) == 2 and adapter.asked == 1
-    assert len(adapter.as_batch((np.ones(1), np.ones(1)))) >= 2
-
-
-@contract("_epoch")
-def keras_counts_epochs_of_arrays():
-    adapter = keras_internals.data_adapter(np.ones((4, 3)), shuffle=True)
-    assert hasattr(adapter, "_epoch") == SINCE_316
-    keras_internals.set_epoch(adapter, 3)
-
-
 @contract("_initial_epoch")
 def fit_begins_where_it_is_told():
     model, seen = trained(), []
@@ -391,29 +361,6 @@ def a_step_goes_by_the_arguments_that_a_subclass_has():
         assert bool(keras.ops.any(keras.ops.equal(outputs, 0.0))) is dropped
         loss = keras_internals.loss_of(model, x, y, y + 2.0, None, training=True)
         assert float(loss) == 4.0
-
-
-@contract("_finite_generator")
-def a_pass_over_a_dataset_begins_at_a_batch():
-    class Numbers(keras.utils.PyDataset):
-        num_batches = 4
-
-        def __getitem__(self, index):
-            return np.full((1, 1), index)
-
-    adapter = keras_internals.data_adapter(Numbers())
-    undo = data.seek(adapter, 3)
-    assert [int(batch[0, 0]) for (batch,) in adapter._finite_generator()] == [3]
-    undo()
-    assert len(list(adapter._finite_generator())) == 4
-
-
-@contract("_dataloader", "_dataset")
-def adapters_hold_what_they_were_given():
-    from keras.src.trainers.data_adapters import tf_dataset_adapter, torch_data_loader_adapter
-
-    assert "self._dataloader = " in inspect.getsource(torch_data_loader_adapter)
-    assert "self._dataset = " in inspect.getsource(tf_dataset_adapter)
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACTS))

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.python_children import safe_path
 from kmodels.data.pipeline.batch import Preprocess, as_tuple, in_parts, prepared, to_numpy
 from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
@@ -183,7 +184,7 @@ class Numbered:
         return map(data.__getitem__, numbers)
 
     def as_batch(self, batch: Any) -> tuple:
-        """Returns (x,), (x, y) or (x, y, sample_weight), in NumPy but for the backend's tensors."""
+        """Returns (x,), (x, y) or (x, y, sample_weight) of NumPy arrays or the backend's tensors."""
         return tuple(map(_on_host, in_parts(batch)))
 
     def start(self) -> None:
@@ -230,7 +231,8 @@ def _of_workers(data: Any, numbers: Iterable[int]) -> Iterator[Any]:
     asked: deque[Any] = deque()
     try:
         for number in numbers:
-            asked.append(executor.submit(ask, number))
+            with safe_path():  # in which the first ones start processes
+                asked.append(executor.submit(ask, number))
             if len(asked) > max(data.max_queue_size, data.workers):
                 yield asked.popleft().result()
         while asked:

@@ -99,7 +99,7 @@ def _dataset(
     x, y, weight = arrays.columns(given[0], preprocess), *given[1:]
     if isinstance(x, Pipeline):
         _no_labels(x.source.data, y, weight)
-        if x.shard is not None and x.preprocess is None:  # of `plan.shard`, which knows no model
+        if x.shard is not None and x.preprocess is None:  # of `plan.shard`, before a model is there
             x.preprocess_by(preprocess)
         return x
     if isinstance(x, ImageLoader | IndexedBatches):

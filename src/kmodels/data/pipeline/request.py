@@ -1,4 +1,4 @@
-"""One call of `fit`, `evaluate` or `predict`: its arguments, and what callbacks are told of it."""
+"""One call of `fit`, `evaluate` or `predict`: its arguments, and how callbacks follow it."""
 
 import inspect
 from collections.abc import Mapping
