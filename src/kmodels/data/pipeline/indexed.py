@@ -184,7 +184,7 @@ class Numbered:
         return map(data.__getitem__, numbers)
 
     def as_batch(self, batch: Any) -> tuple:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of NumPy arrays or the backend's tensors."""
+        """Returns (x,), (x, y) or (x, y, sample_weight), in NumPy or tensors of the backend."""
         return tuple(map(_on_host, in_parts(batch)))
 
     def start(self) -> None:
