@@ -266,13 +266,12 @@ def _imports(node: ast.AST) -> Iterator[Found]:
             yield Found(node.lineno, whole, "import")  # type: ignore[attr-defined]
 
 
-def names_in(room: Path) -> Iterator[str]:
-    """Names that the files of a room read, assign, override or have as a string."""
-    for path in room.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                yield from (part.name for part in node.body if isinstance(part, ast.FunctionDef))
-            elif isinstance(node, ast.Attribute):
-                yield node.attr
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+def names_in(file: Path) -> Iterator[str]:
+    """Names that a file reads, assigns, overrides or has as a string."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef):
+            yield from (part.name for part in node.body if isinstance(part, ast.FunctionDef))
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value

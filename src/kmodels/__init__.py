@@ -32,7 +32,7 @@ __all__ = ["__version__", *_EXPORTS, *_MODULES]
 _check_keras()
 _choose_backend()
 if "keras" in sys.modules:  # Without it there is no table yet.
-    from kmodels.core.keras_internals import registration
+    from kmodels.core import registration
 
     registration.register(sys.modules["keras"].saving.get_custom_objects())
 

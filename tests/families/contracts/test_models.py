@@ -14,8 +14,8 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import models, transforms
+from kmodels.core import registration
 from kmodels.core.errors import InputError
-from kmodels.core.keras_internals import registration
 from kmodels.task import Backbone, Task
 from public_models import CASES, EACH_BACKEND, IMAGES, cases, outermost, random
 from tolerances import tolerance

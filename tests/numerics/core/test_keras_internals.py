@@ -15,7 +15,7 @@ import pytest
 from kmodels.core import keras_internals
 from private_names import is_private, names_in
 
-ROOM = Path(keras_internals.__file__).parent
+FILE = Path(keras_internals.__file__)
 BACKEND = keras.backend.backend()
 SINCE_316 = tuple(int(part) for part in keras.__version__.split(".")[:2]) >= (3, 16)
 # Attributes of the room's own classes that some class of Keras has too, and one name of Python.
@@ -372,6 +372,6 @@ def test_keras_means_by_it_what_it_did(name):
 
 
 def test_each_private_name_has_a_contract():
-    used = {n for n in names_in(ROOM) if is_private(n)} - OWN
+    used = {n for n in names_in(FILE) if is_private(n)} - OWN
     assert used - CONTRACTS.keys() == set(), "these have no contract"
     assert CONTRACTS.keys() - used == set(), "these are used by nobody"

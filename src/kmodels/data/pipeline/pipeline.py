@@ -108,7 +108,6 @@ class Pipeline(keras_internals.DataAdapter):
     Attributes:
         clock: how long steps waited.
         model: whose method it was handed to last, if that is known.
-        position: where it stands, for a run that is saved.
         taken: batches of this pass that were handed out.
     """
 
@@ -122,7 +121,7 @@ class Pipeline(keras_internals.DataAdapter):
         self.source, self.preprocess = source, preprocess
         self.class_weight, self.shard = class_weight, shard
         self.clock = DataWaitTimer(*workers_of(source.data), source.faster)
-        self.position = Position(source)
+        self._position: Position | None = None
         self.model: Any = None
         self.taken = 0
         self._ahead: Ahead | None = None
@@ -132,6 +131,13 @@ class Pipeline(keras_internals.DataAdapter):
     def num_batches(self) -> int | None:
         """How many batches an epoch has, or None if that is not known."""
         return (self.source if self.shard is None else self.shard).num_batches
+
+    @property
+    def position(self) -> Position:
+        """Where it stands, for a run that is saved; nothing is noted before somebody asks."""
+        if self._position is None:
+            self._position = Position(self.source)
+        return self._position
 
     @property
     def samples(self) -> int:
@@ -177,12 +183,15 @@ class Pipeline(keras_internals.DataAdapter):
 
     def on_epoch_end(self) -> None:
         """Tells the data that an epoch has ended, and how many batches were taken."""
-        self.source.on_epoch_end(self.taken + self.position.skipped, self.num_batches)
-        self.taken = self.position.skipped = 0
+        taken, self.taken = self.taken, 0
+        if self._position is not None:
+            taken, self._position.skipped = taken + self._position.skipped, 0
+        self.source.on_epoch_end(taken, self.num_batches)
 
     def raw(self) -> Iterator[tuple]:
         """Begins a pass over the batches on the host, as they are preprocessed."""
-        batches = map(self.source.as_batch, self.position.begin())
+        begun = (self.source if self._position is None else self._position).begin()
+        batches = map(self.source.as_batch, begun)
         if self.shard is not None:
             return self.shard.of(batches, self._prepared)
         return map(self._prepared, batches)
@@ -195,7 +204,7 @@ class Pipeline(keras_internals.DataAdapter):
         """
         device_put.begin_pass()
         # Workers start for a pass that something comes of, but a pass that was sought is this one.
-        sought = self.raw() if self.position.sought else None
+        sought = self.raw() if self._position is not None and self._position.sought else None
         return self._taken(self._made(sought), placed)
 
     def _prepared(self, batch: tuple) -> tuple:
