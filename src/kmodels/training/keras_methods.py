@@ -112,7 +112,7 @@ def run_request(
         result = getattr(loop, method)(model, request)
     finally:
         for one in pipelines:
-            one.close()
+            one.end()
     if shard is None or plan is None:
         return result
     if predictions is not None:

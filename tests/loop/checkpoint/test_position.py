@@ -11,7 +11,7 @@ from any_data import run
 from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
-from kmodels.data import ImageLoader, StatefulLoader
+from kmodels.data import ImageLoader, StatefulLoader, as_dataset
 from kmodels.models import ViTImageClassifier
 from kmodels.text import TextLoader
 from refusals import refused
@@ -342,6 +342,22 @@ def test_a_state_that_no_checkpoint_holds(tmp_path):
     assert not list(tmp_path.glob("*/step_*"))
     Wrong.first_with = 2  # Keras may look at the first batch before.
     refused(f"^{holds}", train, quick, Wrong, tmp_path / "refused at the first checkpoint")
+
+
+def test_states_are_asked_for_only_where_a_checkpoint_is(tmp_path):
+    class Asked(Own):
+        asked = 0
+
+        def state_dict(self):
+            Asked.asked += 1
+            return super().state_dict()
+
+    data = as_dataset(Asked(Rows()))
+    counts = []
+    for callbacks in ([Checkpoint(tmp_path)], []):
+        run(made(quick), "fit", data, verbose=0, callbacks=callbacks)
+        counts.append(Asked.asked)
+    assert counts[0] > STEPS and counts[1] == counts[0]
 
 
 @pytest.mark.once

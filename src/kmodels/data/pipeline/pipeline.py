@@ -173,6 +173,11 @@ class Pipeline(keras_internals.DataAdapter):
         if ahead is not None:
             ahead.close()
 
+    def end(self) -> None:
+        """Ends the thread, and notes positions no more, as the call that took the batches ends."""
+        self.close()
+        self._position = None
+
     def set_epoch(self, epoch: int) -> None:
         """Tells the data which epoch comes next."""
         self.source.set_epoch(epoch)
