@@ -250,7 +250,7 @@ class Checkpoint(FitCallback):
             self._warn_done(epochs)
 
     def _follow(self, leader: "Checkpoint") -> None:
-        """Begins at the step of the first Checkpoint of this `fit`, and saves beside it."""
+        """Starts at the step of the first Checkpoint of this `fit`, which alone resumes."""
         self._reserve(self.model)
         self._leader, self._numbers, self.step = leader, leader._numbers, leader.step
         newest = manager.newest_step(self.directory)
@@ -508,7 +508,7 @@ class Checkpoint(FitCallback):
     # Parts
 
     def not_finite(self, loss: float, step: int, rate: float, last: float | None) -> InputError:
-        """Returns the error for a loss that is not finite, after what is being written.
+        """Waits for the checkpoint being written, and returns the error for a non-finite loss.
 
         Args:
             loss: the loss.

@@ -545,7 +545,7 @@ def before_fit(callbacks: Iterable[Any]) -> Callbacks:
     """
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
     for callback in callbacks:
-        # The progress bar shows what is on the screen; its counts belong to one process.
+        # The counts of a progress bar belong to one process.
         is_bar = isinstance(callback, keras.callbacks.ProgbarLogger)
         if not is_bar and not getattr(callback, "saves_itself", False):
             kind = type(callback).__name__

@@ -60,7 +60,7 @@ def leave_unimported() -> None:
 
 
 def set_random_seed(seed: int) -> None:
-    """Calls `keras.utils.set_random_seed`, which seeds what is imported and imports nothing."""
+    """Calls `keras.utils.set_random_seed` without its import of TensorFlow."""
     lazy = rng_utils.tf
     rng_utils.tf = OnceImported(lazy)
     try:
@@ -341,7 +341,7 @@ def give_value(variable: keras.Variable, value: Tensor) -> None:
 
 
 def begin_with(variable: keras.Variable, initializer: Any) -> None:
-    """Gives a variable a first value of its own: now, or when it is drawn."""
+    """Sets the initializer of a variable, and applies it at once if the variable has a value."""
     if has_value(variable):
         variable.assign(initializer(tuple(variable.shape), variable.dtype))
     else:
@@ -367,7 +367,7 @@ def draw_values(variables: Iterable[Any]) -> None:
 
 
 def _place() -> Any:
-    """Returns what the distribution does with arrays of the host, or None for nothing."""
+    """Returns the function by which the distribution places arrays of the host, or None."""
     return getattr(keras.distribution.distribution(), "place", None)
 
 
@@ -391,7 +391,7 @@ _reading = _Reading()
 
 
 def value_of(variable: keras.Variable, cast: bool = True) -> Any:
-    """Returns a variable's value, at once where Keras would give what is stored.
+    """Returns a variable's value, directly if no scope would change it.
 
     Keras looks for scopes, devices and symbolic tensors first, which takes as long as a small
     product.
@@ -412,7 +412,7 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
 
 
 def _gives_stored(dtype: str | None) -> bool:
-    """Returns whether the scopes that are open let a variable's value be what it holds.
+    """Returns whether no open scope changes the value of a variable.
 
     `dtype` is the variable's, or any name that is no dtype for all of them; None where no autocast
     is asked for.

@@ -4,20 +4,20 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import keras
 
 from kmodels.core import keras_internals, remote, traced
+from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
-from kmodels.core.types import Data
+from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import Preprocess, as_tuple
 from kmodels.data.pipeline.pipeline import check_batch
 from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.distribution import current
-from kmodels.distribution.engines.predictions import predictions
 from kmodels.distribution.rank_callbacks import followers
 from kmodels.distribution.rank_zero import without_distribution
 from kmodels.training import loop
@@ -56,6 +56,29 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
         return bound
 
     return decorate
+
+
+class PredictionsBackend(Protocol):
+    """Predictions of several processes, on a backend where each has its own rows."""
+
+    def begin(self, model: keras.Model) -> None:
+        """Prepares the model's `predict` for `of_all`."""
+        ...
+
+    def of_all(self, outputs: Tree, rows: int, shards: int) -> Any:
+        """Returns the outputs of all processes, in the order of the data.
+
+        Args:
+            outputs: nested arrays whose rows are those of this process.
+            rows: rows of a batch that each process feeds.
+            shards: how many processes feed other rows.
+        """
+        ...
+
+
+_predictions = backend_module(
+    "kmodels.distribution.engines.predictions", PredictionsBackend, optional=True
+)
 
 
 def run_request(
@@ -103,8 +126,8 @@ def run_request(
             callbacks=followers(request.callbacks, plan, method),
         )
     shard = None if plan is None or method is not Method.PREDICT else data.shard
-    if shard is not None and predictions is not None:
-        predictions.begin(model)
+    if shard is not None and _predictions is not None:
+        _predictions.begin(model)
     pipelines = [one for one in (data, request.validation_data) if one is not None]
     try:
         for one in pipelines:
@@ -115,8 +138,8 @@ def run_request(
             one.end()
     if shard is None or plan is None:
         return result
-    if predictions is not None:
-        result = predictions.of_all(result, shard.rows, plan.engine.shards)
+    if _predictions is not None:
+        result = _predictions.of_all(result, shard.rows, plan.engine.shards)
     return keras.tree.map_structure(lambda leaf: leaf[: shard.samples], result)
 
 

@@ -84,6 +84,12 @@ def test_class_weight_reaches_a_stream(model):
     assert history.history["loss"] == [0.0]
 
 
+def test_class_weight_holds_for_one_call(model):
+    data, weights = as_dataset(Batches()), dict.fromkeys(range(11), 0.0)
+    run(model, "fit", data, verbose=0, shuffle=False, class_weight=weights)
+    assert run(model, "evaluate", data, verbose=0, return_dict=True)["loss"] > 0
+
+
 def test_validation_split_takes_the_last_part(model):
     settings = {"validation_split": 0.3, "verbose": 0, "shuffle": True, "batch_size": 4}
     history = run(model, "fit", X, Y, **settings).history

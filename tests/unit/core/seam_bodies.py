@@ -36,7 +36,6 @@ from kmodels.distribution.engines import engine_torch as distribution_engines_en
 from kmodels.distribution.engines import predictions_jax as distribution_engines_predictions_jax
 from kmodels.distribution.engines import predictions_torch as distribution_engines_predictions_torch
 from kmodels.distribution.engines.engine import EngineBackend
-from kmodels.distribution.engines.predictions import PredictionsBackend
 from kmodels.distribution.processes import ProcessesBackend
 from kmodels.distribution.ray import workers_jax as distribution_ray_workers_jax
 from kmodels.distribution.ray import workers_tensorflow as distribution_ray_workers_tensorflow
@@ -84,6 +83,7 @@ from kmodels.tools.plan.step import SupposedBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
+from kmodels.training.keras_methods import PredictionsBackend
 from kmodels.training.loop import ReplicasBackend, StepBackend
 from kmodels.training.matching import assignment_torch as training_matching_assignment_torch
 from kmodels.training.matching.assignment import AssignmentBackend

@@ -210,7 +210,7 @@ def prepare(
         class_weight: dict[int, float] | None = None,
     ) -> Pipeline:
         x, y, weight = (*given, None, None)[:3]
-        data = _dataset((x, y, weight), size, shuffle, preprocess, class_weight, split, steps)
+        data = _dataset((x, y, weight), size, shuffle, preprocess, split=split, steps=steps)
         seed = keras_internals.random_seed() or 0
         return pipeline(data, rule, use, steps, class_weight, seed if shuffle else None)
 
@@ -247,7 +247,8 @@ def pipeline(
     """
     if not isinstance(data, Pipeline):
         data = Pipeline(Numbered(data, seed))
-    data.class_weight = class_weight or data.class_weight
+    if class_weight is not None:  # of this call alone: the data may be the user's
+        data = Pipeline(data.source, data.preprocess, class_weight, data.shard)
     if rule is None or data.shard is not None:
         return data
     given = data.source.data

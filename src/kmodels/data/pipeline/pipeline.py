@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
@@ -18,82 +18,12 @@ from kmodels.core.errors import InputError
 from kmodels.data.pipeline.batch import Preprocess, prepared, with_class_weights
 from kmodels.data.pipeline.device_put import device_put
 from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
-from kmodels.data.pipeline.position import Position
+from kmodels.data.pipeline.position import Position, Source
 from kmodels.data.pipeline.prefetch import Ahead
+from kmodels.data.pipeline.shard import Shard
 from kmodels.data.pipeline.wait import DataWaitTimer
 
 ENVIRONMENT = "KMODELS_PREFETCH"
-
-
-class Source(Protocol):
-    """Batches on the host, one pass after another.
-
-    Attributes:
-        data: the loader that has them.
-        stateful: the same, if a state of it would be that of the batch which it gave last.
-        faster: what to do where steps wait for it, if workers are not the way.
-    """
-
-    data: Any
-    stateful: Any
-    faster: str | None
-
-    @property
-    def num_batches(self) -> int | None:
-        """Is how many a pass has, or None if that is not known."""
-        ...
-
-    @property
-    def seekable(self) -> bool:
-        """Is whether a pass may begin at any batch."""
-        ...
-
-    @property
-    def draws(self) -> bool:
-        """Is whether a batch of a number may draw from the generators of Python and NumPy."""
-        ...
-
-    @property
-    def as_batch(self) -> Callable[[Any], tuple]:
-        """Is the function that makes (x,), (x, y) or (x, y, sample_weight) of what a pass gives."""
-        ...
-
-    def begin(self, first: int = 0) -> Iterator[Any]:
-        """Begins a pass; only one of a source that is seekable at another batch than the first."""
-        ...
-
-    def start(self) -> None:
-        """Is told that training starts."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Is told which epoch comes next."""
-        ...
-
-    def on_epoch_begin(self) -> None:
-        """Is told that an epoch begins."""
-        ...
-
-    def on_epoch_end(self, taken: int, wanted: int | None) -> None:
-        """Is told that an epoch has ended after so many of its batches."""
-        ...
-
-
-class Rows(Protocol):
-    """The rows of one process, see `kmodels.data.pipeline.shard.Shard`."""
-
-    samples: int
-    rows: int
-    fills: bool
-
-    @property
-    def num_batches(self) -> int | None:
-        """Is how many a pass has, or None if that is not known."""
-        ...
-
-    def of(self, batches: Iterator[tuple], prepare: Callable[[tuple], tuple]) -> Iterator[tuple]:
-        """Yields this process's rows of each batch, prepared."""
-        ...
 
 
 class Pipeline(keras_internals.DataAdapter):
@@ -116,7 +46,7 @@ class Pipeline(keras_internals.DataAdapter):
         source: Source,
         preprocess: Preprocess | None = None,
         class_weight: dict[int, float] | None = None,
-        shard: Rows | None = None,
+        shard: Shard | None = None,
     ):
         self.source, self.preprocess = source, preprocess
         self.class_weight, self.shard = class_weight, shard

@@ -9,20 +9,71 @@ import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.data.stateful import StatefulLoader
-
-if TYPE_CHECKING:
-    from kmodels.data.pipeline.pipeline import Source
 
 Read = Callable[[], Any]
 Load = Callable[[Any], object]
 # The state of a loader that has a random generator of its own, as torch's `generator=`: what the
 # loader says of itself, or None; the generator after the batch; the generator before the pass.
 WITH_GENERATOR = ("loader", "generator", "generator_before_pass")
+
+
+class Source(Protocol):
+    """Batches on the host, one pass after another.
+
+    Attributes:
+        data: the loader that has them.
+        stateful: the same, if a state of it would be that of the batch which it gave last.
+        faster: what to do where steps wait for it, if workers are not the way.
+    """
+
+    data: Any
+    stateful: Any
+    faster: str | None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Is how many a pass has, or None if that is not known."""
+        ...
+
+    @property
+    def seekable(self) -> bool:
+        """Is whether a pass may begin at any batch."""
+        ...
+
+    @property
+    def draws(self) -> bool:
+        """Is whether a batch of a number may draw from the generators of Python and NumPy."""
+        ...
+
+    @property
+    def as_batch(self) -> Callable[[Any], tuple]:
+        """Is the function that makes (x,), (x, y) or (x, y, sample_weight) of what a pass gives."""
+        ...
+
+    def begin(self, first: int = 0) -> Iterator[Any]:
+        """Begins a pass; only one of a source that is seekable at another batch than the first."""
+        ...
+
+    def start(self) -> None:
+        """Is told that training starts."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Is told which epoch comes next."""
+        ...
+
+    def on_epoch_begin(self) -> None:
+        """Is told that an epoch begins."""
+        ...
+
+    def on_epoch_end(self, taken: int, wanted: int | None) -> None:
+        """Is told that an epoch has ended after so many of its batches."""
+        ...
 
 
 class Continued(NamedTuple):
@@ -55,7 +106,7 @@ class Position:
         skipped: batches that the pass which was sought has left out.
     """
 
-    def __init__(self, source: "Source"):
+    def __init__(self, source: Source):
         self._source, self._loader = source, source.stateful
         self.skipped = 0
         self._trained: Callable[[], int] | None = None

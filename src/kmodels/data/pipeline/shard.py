@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -21,12 +21,10 @@ from kmodels.core.types import Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.data.pipeline.indexed import Numbered
+from kmodels.data.pipeline.position import Source
 from kmodels.data.pipeline.request import Method
 from kmodels.data.pipeline.stream import OneShot
 from kmodels.data.rows import rows_within
-
-if TYPE_CHECKING:
-    from kmodels.data.pipeline.pipeline import Source
 
 _made: Counter[str] = Counter()
 
@@ -124,7 +122,7 @@ class Shard:
             train on, processes have other data, or a generator would have to be gone through twice.
     """
 
-    def __init__(self, source: "Source", rule: BatchSharding, use: Method, steps: int | None):
+    def __init__(self, source: Source, rule: BatchSharding, use: Method, steps: int | None):
         self._rule, self._use, self._steps = rule, use, steps
         _made[use] += 1
         self._name = f"the data to {use}, {_made[use]}"
@@ -341,7 +339,7 @@ def _first(data: Any) -> str:
     return digest((source.labels, data.maker.order(0)[: data.batch_size]))
 
 
-def _size(source: "Source") -> _Size | None:
+def _size(source: Source) -> _Size | None:
     """Returns the size of an epoch, if it can be known without going through the data."""
     data, count = source.data, source.num_batches
     if hasattr(data, "part"):
@@ -371,7 +369,7 @@ def _size(source: "Source") -> _Size | None:
     return _Size(count, (count - 1) * first + last, first)
 
 
-def _counted(source: "Source", steps: int | None) -> _Size:
+def _counted(source: Source, steps: int | None) -> _Size:
     """Returns the size of an epoch after going through one."""
     if isinstance(source.data, OneShot):
         raise InputError(
