@@ -4,15 +4,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import keras
 import numpy as np
 
 from kmodels.core import malloc
 from kmodels.core.errors import InputError, check_names
-from kmodels.core.keras_internals import average_by_update
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, Tree
+from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
+from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.layers import block_compile as compiling
 from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora import changes
@@ -234,33 +234,52 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         return model
 
 
-class CompiledByDefault(keras.Model if TYPE_CHECKING else object):
-    """First base of a task that calls its own `compile` where nobody did before it is trained.
+class Compiled(NamedTuple):
+    """What a task is trained with: four arguments of `compile`.
 
     Attributes:
-        compiles_itself: whether it does; False has Keras say that the call is missing.
+        optimizer: name, config or object, as in Keras.
+        loss: see there.
+        metrics: see there.
+        weighted_metrics: see there.
     """
 
-    compiles_itself = True
+    optimizer: OptimizerLike
+    loss: LossLike
+    metrics: MetricsLike
+    weighted_metrics: MetricsLike
 
-    def before_use(self) -> None:
-        """Compiles with the defaults; Keras asks for it before it trains or evaluates."""
-        if not self.compiled and self.compiles_itself:
-            # On an accelerator torch.compile takes the blocks only if the user asks for it.
-            self.compile(jit_compile="auto" if compiling.declines() else False)
+    def filled(
+        self,
+        optimizer: Callable[[], Any] | None = None,
+        loss: Callable[[], Any] | None = None,
+        metrics: Callable[[], Any] | None = None,
+        weighted_metrics: Callable[[], Any] | None = None,
+    ) -> Self:
+        """Returns the same with what these functions make for arguments that are "auto"."""
+        makers = optimizer, loss, metrics, weighted_metrics
+        both = zip(self, makers, strict=True)
+        return type(self)(*(make() if make and is_auto(given) else given for given, make in both))
 
 
-class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
+def is_auto(value: Any) -> bool:
+    """Returns True for the text "auto"."""
+    return isinstance(value, str) and value == "auto"
+
+
+class Task(ClonedAs, CalledDirectly, Presets, Adapters, KerasMethods, Model):
     """A backbone with a head, trained by `fit`.
 
     Attributes:
         backbone: the model without its head.
         preprocessor: applied by `fit`, `evaluate` and `predict` to what the user gives; None where
             the data comes preprocessed. Calling the task skips it.
+        compiles_itself: whether `fit` and `evaluate` compile a task that is not, with its defaults.
     """
 
     backbone_class: ClassVar[type[Backbone]]
     preprocessor_class: ClassVar[type]
+    compiles_itself = False
     settings: dict[str, Any]
 
     def __init__(self, *, backbone: Backbone, preprocessor: Callable[..., Any], **kwargs: Any):
@@ -280,20 +299,20 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
 
     def compile(
         self,
-        optimizer: keras.Optimizer = "rmsprop",
-        loss: LossLike = None,
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
         loss_weights: MetricsLike = None,
-        metrics: MetricsLike = None,
-        weighted_metrics: MetricsLike = None,
+        metrics: MetricsLike = "auto",
+        weighted_metrics: MetricsLike = "auto",
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """Keras' `compile`; on torch `jit_compile` is about the blocks, not about the whole step.
+        """Keras' `compile`, with the defaults of the task for arguments that are "auto".
 
         Args:
-            optimizer: as in Keras, like all that follow but `jit_compile`.
+            optimizer: as in Keras; "auto", here and below, as `with_defaults` of the class says.
             loss: what is made small.
             loss_weights: for models with several outputs.
             metrics: metrics of outputs and labels.
@@ -307,21 +326,21 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
             auto_scale_loss: wraps the optimizer under "mixed_float16", as in Keras.
 
         Raises:
-            InputError: on torch, where compiled blocks cannot work.
+            InputError: on torch, if compiled blocks cannot work; for a loss or a metric that the
+                task cannot have.
         """
+        chosen = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
         if self.gives_logits:
-            warn_of_logits(self, loss)
+            warn_of_logits(self, chosen.loss)
         # The value that Keras makes of "auto" holds for one backend alone, and a file may go to
         # another.
         given = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
         # Around Keras' __setattr__, which would watch it for layers.
         object.__setattr__(self, "_as_given", given)
+        forget_metrics(self)
         super().compile(
-            optimizer=optimizer,
-            loss=loss,
+            **chosen._asdict(),
             loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
             jit_compile=compiling.choose(self, jit_compile, run_eagerly),
@@ -329,6 +348,24 @@ class Task(CalledDirectly, Presets, Adapters, KerasMethods, Model):
         )
         if self.optimizer is not None:
             average_by_update(self.optimizer)
+
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled: Keras' defaults, RMSprop and no loss, if the class has no own.
+
+        Args:
+            given: arguments of `compile`.
+
+        Raises:
+            InputError: for arguments that the task cannot be trained with.
+        """
+        given = given.filled(optimizer=lambda: "rmsprop", loss=lambda: None)
+        return given.filled(metrics=lambda: None, weighted_metrics=lambda: None)
+
+    def before_use(self) -> None:
+        """Compiles with the defaults before `fit` or `evaluate`, see `compiles_itself`."""
+        if not self.compiled and self.compiles_itself:
+            # On an accelerator torch.compile takes the blocks only if the user asks for it.
+            self.compile(jit_compile="auto" if compiling.declines() else False)
 
     @property
     def gives_logits(self) -> bool:

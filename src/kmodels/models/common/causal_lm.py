@@ -8,7 +8,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.traced import tracing
-from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.core.types import Tensor, Tree
 from kmodels.generation.inputs import as_numpy
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
@@ -19,13 +19,11 @@ from kmodels.models.common.head import Head, accuracy, by_token
 from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.ops.linear_cross_entropy import IGNORED
-from kmodels.task import CompiledByDefault, Task
+from kmodels.task import Compiled, Task
 from kmodels.training.sparse_labels import SparseLabels, check_classes
 
 
-class CausalLM(
-    SparseLabels, CompiledByDefault, OptionalInputs, keras_internals.ClonedAs, Generates, Task
-):
+class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
     """A decoder that predicts the next token; the base of each family's own.
 
     Args:
@@ -89,64 +87,42 @@ class CausalLM(
         super().use_sampler(sampler, jit_compile)
 
     def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = None,
-        weighted_metrics: MetricsLike = "auto",
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-        *,
-        sampler: str | Mapping[str, Any] | Sampler = "greedy",
+        self, *args: Any, sampler: str | Mapping[str, Any] | Sampler = "greedy", **kwargs: Any
     ) -> None:
-        """Keras' `compile`, with a loss that never holds logits where it can.
-
-        This is so for `SparseCategoricalCrossentropy(from_logits=True)`, the default, and for
-        `SparseCategoricalAccuracy` as weighted metric; `fit` and `evaluate` then stop at the hidden
-        states, and calling the model and `predict` still give logits. Other losses and metrics work
-        on the logits.
+        """As `Task.compile`, with a loss that never holds logits where it can.
 
         Args:
-            optimizer: Adam with rate 2e-5 by default.
-            loss: cross-entropy of the next token by default. Labels of -100 count neither in its
-                sum nor in its mean, as in transformers; so does every
-                `SparseCategoricalCrossentropy` without an `ignore_class`.
-            loss_weights: as in Keras.
-            metrics: as in Keras.
-            weighted_metrics: `[SparseCategoricalAccuracy()]` by default.
-            run_eagerly: as in Keras.
-            steps_per_execution: as in Keras.
-            jit_compile: as in Keras; the token step of `generate` on torch follows it too, where
-                "auto" means compiled on accelerators and eager on CPUs.
-            auto_scale_loss: as in Keras.
+            *args: as in Keras.
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
                 `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
                 of that name asks for.
+            **kwargs: as in Keras; the token step of `generate` on torch follows `jit_compile` too:
+                "auto" means compiled on accelerators and eager on CPUs.
         """
-        if optimizer == "auto":
-            optimizer = keras.optimizers.Adam(2e-5)
-        if loss == "auto":
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        if weighted_metrics == "auto":
-            weighted_metrics = ["sparse_categorical_accuracy"]
-        if isinstance(weighted_metrics, list | tuple):
-            weighted_metrics = [accuracy(metric) for metric in weighted_metrics]
-        self.use_sampler(sampler, jit_compile)
-        self.head.choose(loss, metrics, weighted_metrics)
-        super().compile(
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
+        super().compile(*args, **kwargs)
+        self.use_sampler(sampler, self._as_given["jit_compile"])
+
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default for the next token.
+
+        The optimizer is Adam with a learning rate of 2e-5, the loss cross-entropy, and the weighted
+        metric `SparseCategoricalAccuracy`. With that loss, from logits, and that metric `fit` and
+        `evaluate` stop at the hidden states; calling the model and `predict` still give logits, and
+        so do other losses and metrics need them. Labels of -100 count neither in the sum nor in the
+        mean of a `SparseCategoricalCrossentropy` without an `ignore_class`, as in transformers.
+        """
+        given = super().with_defaults(
+            given.filled(
+                optimizer=lambda: keras.optimizers.Adam(2e-5),
+                loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                weighted_metrics=lambda: ["sparse_categorical_accuracy"],
+            )
         )
+        if isinstance(given.weighted_metrics, list | tuple):
+            weighted = [accuracy(metric) for metric in given.weighted_metrics]
+            given = given._replace(weighted_metrics=weighted)
+        self.head.choose(given.loss, given.metrics, given.weighted_metrics)
+        return given
 
     def train_step(self, *args: object) -> Any:
         """Runs one step of `fit`."""

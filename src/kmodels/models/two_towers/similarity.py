@@ -4,18 +4,18 @@ from typing import Any
 
 import keras
 
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike
+from kmodels.core.types import DTypeLike
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.image_text.zero_shot import ZeroShot
 from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.two_towers.model import TwoTowersBackbone
 from kmodels.models.two_towers.preprocessor import ImageTextPreprocessor
-from kmodels.task import CompiledByDefault, Task
+from kmodels.task import Compiled, Task
 from kmodels.training.similarity_losses import CLIPLoss, SigLIPLoss
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ImageTextSimilarity(CompiledByDefault, OptionalInputs, ZeroShot, Task):
+class ImageTextSimilarity(OptionalInputs, ZeroShot, Task):
     """Two towers that say how well images and texts go together.
 
     Args:
@@ -69,44 +69,15 @@ class ImageTextSimilarity(CompiledByDefault, OptionalInputs, ZeroShot, Task):
         self.absent = backbone.absent
         self.settings: dict[str, Any] = {}
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = None,
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Keras' `compile`, by default with the loss that the towers were trained with.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default with the loss that the towers were trained with.
 
-        Args:
-            optimizer: Adam with rate 1e-5 by default.
-            loss: by default `kmodels.training.CLIPLoss()` of a CLIP, and
-                `kmodels.training.SigLIPLoss()` of a SigLIP.
-            loss_weights: as in Keras, like all that follow.
-            metrics: see there.
-            weighted_metrics: see there.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: as of `Task.compile`.
-            auto_scale_loss: as in Keras.
+        That is `kmodels.training.CLIPLoss()` of a CLIP and `kmodels.training.SigLIPLoss()` of a
+        SigLIP; the optimizer is Adam with a learning rate of 1e-5.
         """
-        if isinstance(loss, str) and loss == "auto":
-            loss = CLIPLoss() if self.backbone.config.projects else SigLIPLoss()
-        super().compile(
-            optimizer=keras.optimizers.Adam(1e-5) if optimizer == "auto" else optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
+        loss = CLIPLoss if self.backbone.config.projects else SigLIPLoss
+        return super().with_defaults(
+            given.filled(optimizer=lambda: keras.optimizers.Adam(1e-5), loss=loss)
         )
 
     @property

@@ -8,11 +8,11 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.types import Data, LossLike, MetricsLike, OptimizerLike, Tree
+from kmodels.core.types import Data, Tree
 from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
 from kmodels.models.common.class_names import NamedClasses, best, check_class_names
-from kmodels.task import Task
+from kmodels.task import Compiled, Task, is_auto
 from kmodels.training.keras_methods import like
 from kmodels.training.metrics import SparseAccuracy
 from kmodels.training.sparse_labels import SparseLabels
@@ -21,7 +21,7 @@ from kmodels.weights.checkpoint import PROBLEM_TYPES
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
 
-class ImageClassifier(SparseLabels, NamedClasses, keras_internals.ClonedAs, Task):
+class ImageClassifier(SparseLabels, NamedClasses, Task):
     """The base of classifiers of images; an `__init__` sets what follows.
 
     Attributes:
@@ -126,65 +126,34 @@ class ImageClassifier(SparseLabels, NamedClasses, keras_internals.ClonedAs, Task
             scores = keras.ops.convert_to_numpy(turned(keras.ops.cast(scores, "float32")))
         return best(scores, [self.class_name(i) for i in range(self.num_classes)], top)
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = "auto",
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Keras' `compile`, with keras-hub's defaults for whole-number labels.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default with keras-hub's values for whole-number labels.
+
+        The optimizer is Adam with a learning rate of 5e-5. The loss is cross-entropy of
+        whole-number labels, from logits or, with a "softmax", from probabilities, in which labels
+        of -100 do not count. With a "sigmoid" or `problem_type="multi_label_classification"` it is
+        binary cross-entropy of 0 and 1, (B, num_classes); with "regression" it is the mean squared
+        error. The metric is the accuracy that belongs to this loss; beside a loss of your own there
+        is none.
 
         Args:
-            optimizer: "auto" is Adam with a learning rate of 5e-5.
-            loss: "auto" is cross-entropy of whole-number labels, from logits or, with a "softmax",
-                from probabilities, in which labels of -100 do not count. With a "sigmoid" or
-                `problem_type="multi_label_classification"` it is binary cross-entropy of 0 and 1,
-                (B, num_classes); with "regression" it is the mean squared error.
-            loss_weights: as in Keras.
-            metrics: "auto" is the accuracy that belongs to the loss, if that is "auto" too; beside
-                a loss of your own it is none.
-            weighted_metrics: as in `Task.compile`, like all that follow.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: see there.
-            auto_scale_loss: see there.
+            given: arguments of `compile`.
 
         Raises:
-            InputError: for "auto" with another activation, and for cross-entropy over one class,
-                which is always 0.
+            InputError: for the default loss with another activation, and for cross-entropy over one
+                class, which is always 0.
         """
-        if isinstance(metrics, str) and metrics == "auto":
-            automatic = isinstance(loss, str) and loss == "auto"
-            metrics = [self._default_metric()] if automatic else None
-        if isinstance(optimizer, str) and optimizer == "auto":
-            optimizer = keras.optimizers.Adam(5e-5)
-        if isinstance(loss, str) and loss == "auto":
+        if is_auto(given.loss):
             if problem := self._problem():
                 raise InputError(problem)
-            loss = self._default_loss()
+            given = given.filled(loss=self._default_loss, metrics=lambda: [self._default_metric()])
+        loss = given.loss
         if self.num_classes == 1 and _compares_classes(loss):
             raise InputError(
                 f"the loss {loss if isinstance(loss, str) else type(loss).__name__} over one class "
                 f"is always 0; {_ONE_CLASS}"
             )
-        keras_internals.forget_metrics(self)
-        super().compile(
-            optimizer,
-            loss,
-            loss_weights,
-            metrics,
-            weighted_metrics,
-            run_eagerly,
-            steps_per_execution,
-            jit_compile,
-            auto_scale_loss,
-        )
+        return super().with_defaults(given.filled(optimizer=lambda: keras.optimizers.Adam(5e-5)))
 
     def _problem(self) -> str:
         """Returns why there is no default loss, or an empty text."""

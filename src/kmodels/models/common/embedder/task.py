@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import keras
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
+from kmodels.core.types import DTypeLike, Tree
 from kmodels.layers import Dense
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.decoder import DecoderBackbone
@@ -23,7 +23,7 @@ from kmodels.models.common.embedder.pooling import (
 from kmodels.models.common.embedder.preprocessor import EmbedderPreprocessor
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
-from kmodels.task import CompiledByDefault, Task
+from kmodels.task import Compiled, Task
 from kmodels.training.contrastive_loss import ContrastiveLoss
 from kmodels.weights import Rule
 
@@ -32,7 +32,7 @@ PARTS = {"dense": ("dense_",)}
 ACTIVATIONS = ("linear", "tanh")
 
 
-class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
+class DecoderEmbedder(OptionalInputs, Encodes, Task):
     """A decoder that gives one vector for each text; the base of each family's own.
 
     Args:
@@ -174,41 +174,14 @@ class DecoderEmbedder(CompiledByDefault, OptionalInputs, Encodes, Task):
         """The layers behind the pooling."""
         return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = None,
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Keras' `compile`, by default with the loss by which embedders learn from pairs.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default with the loss by which embedders learn from pairs.
 
-        Args:
-            optimizer: Adam with rate 2e-5 by default.
-            loss: `kmodels.training.ContrastiveLoss()` by default.
-            loss_weights: as in Keras, like all that follow.
-            metrics: see there.
-            weighted_metrics: see there.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: as of `Task.compile`.
-            auto_scale_loss: as in Keras.
+        The optimizer is Adam with a learning rate of 2e-5, and the loss
+        `kmodels.training.ContrastiveLoss()`.
         """
-        super().compile(
-            optimizer=keras.optimizers.Adam(2e-5) if optimizer == "auto" else optimizer,
-            loss=ContrastiveLoss() if isinstance(loss, str) and loss == "auto" else loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-            auto_scale_loss=auto_scale_loss,
+        return super().with_defaults(
+            given.filled(optimizer=lambda: keras.optimizers.Adam(2e-5), loss=ContrastiveLoss)
         )
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Rule]]:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.class_names import NamedClasses, check_class_names
 from kmodels.models.vit import resize_positions
@@ -24,7 +24,7 @@ from kmodels.models.vit.eomt.segments import Segments
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
-from kmodels.task import CompiledByDefault, Task
+from kmodels.task import Compiled, Task
 from kmodels.training.inside_step import InsideStep
 from kmodels.training.matching.criterion import SetCriterion
 from kmodels.training.matching.targets import labels_of
@@ -32,7 +32,7 @@ from kmodels.training.metrics import MeanIoU
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(Segments, NamedClasses, CompiledByDefault, keras_internals.ClonedAs, Task):
+class EoMTImageSegmenter(Segments, NamedClasses, Task):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
@@ -78,6 +78,7 @@ class EoMTImageSegmenter(Segments, NamedClasses, CompiledByDefault, keras_intern
 
     backbone_class = ViTBackbone
     preprocessor_class = ViTImageSegmenterPreprocessor
+    compiles_itself = True
 
     @of_family
     def __init__(
@@ -263,53 +264,24 @@ class EoMTImageSegmenter(Segments, NamedClasses, CompiledByDefault, keras_intern
 
     # Training
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = "auto",
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Keras' `compile`, with the loss of matched masks.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default with the loss of matched masks.
 
-        Args:
-            optimizer: "auto" is AdamW with a learning rate of 1e-4 and a decay of 0.05.
-            loss: "auto" or None is the `criterion`, on masks of labels (B, H, W) or on
-                "mask_labels" (B, T, H, W) with "class_labels" (B, T); a loss of your own gets the
-                class scores (B, height, width, num_classes).
-            loss_weights: as in Keras.
-            metrics: "auto" is `kmodels.training.MeanIoU`, if the loss is "auto" too; metrics get
-                the class scores.
-            weighted_metrics: as in `Task.compile`, like all that follow.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: see there.
-            auto_scale_loss: see there.
+        The optimizer is AdamW with a learning rate of 1e-4 and a decay of 0.05. The loss, also for
+        None, is the `criterion`, on masks of labels (B, H, W) or on "mask_labels" (B, T, H, W) with
+        "class_labels" (B, T); one of your own gets the class scores (B, height, width,
+        num_classes), as metrics do. The metric beside the `criterion` is
+        `kmodels.training.MeanIoU`.
         """
-        own = loss is None or (isinstance(loss, str) and loss == "auto")
-        if isinstance(metrics, str) and metrics == "auto":
-            mean = MeanIoU(self.num_classes, ignore_class=self.ignore_class)
-            metrics = [mean] if own else None
-        if isinstance(optimizer, str) and optimizer == "auto":
-            optimizer = keras.optimizers.AdamW(1e-4, weight_decay=0.05)
-        self._step.chosen = own
-        keras_internals.forget_metrics(self)
-        super().compile(
-            optimizer,
-            None if own else loss,
-            loss_weights,
-            metrics,
-            weighted_metrics,
-            run_eagerly,
-            steps_per_execution,
-            jit_compile,
-            auto_scale_loss,
+        given = given.filled(
+            optimizer=lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.05), loss=lambda: None
         )
+        self._step.chosen = given.loss is None
+        if given.loss is None:
+            given = given.filled(
+                metrics=lambda: [MeanIoU(self.num_classes, ignore_class=self.ignore_class)]
+            )
+        return super().with_defaults(given)
 
     @property
     def gives_logits(self) -> bool:

@@ -6,7 +6,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.mae.checks import check_backbone
@@ -16,7 +16,7 @@ from kmodels.models.vit.mae.pixels import PatchPixels
 from kmodels.models.vit.mae.positions import Sines
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
-from kmodels.task import Task
+from kmodels.task import Compiled, Task
 from kmodels.training.inside_step import InsideStep
 
 
@@ -227,52 +227,26 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         with self._step.inside_step():
             return super().test_step(*args)
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "rmsprop",
-        loss: LossLike = None,
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = None,
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Keras' `compile`: without a loss, of the hidden patches of images without labels.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled: without a loss, that of hidden patches of unlabelled images.
+
+        That is `pretraining_loss`; a loss of your own is between the pixels, of the same hidden
+        patches in every image, and labels.
 
         Args:
-            optimizer: as of `Task`, like all that follow but `loss`.
-            loss: None for `pretraining_loss`; else one between the pixels, of the same hidden
-                patches in every image, and labels.
-            loss_weights: see there.
-            metrics: see there.
-            weighted_metrics: see there.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: see there.
-            auto_scale_loss: see there.
+            given: arguments of `compile`.
 
         Raises:
             InputError: for metrics without a loss, since there are no labels to compare with.
         """
-        if loss is None and (metrics or weighted_metrics):
+        given = super().with_defaults(given)
+        if given.loss is None and (given.metrics or given.weighted_metrics):
             raise InputError(
                 f"{self.name} learns from images alone, and metrics compare with labels; leave "
                 "them out, or give a loss of labels too"
             )
-        self._step.chosen = loss is None
-        super().compile(
-            optimizer,
-            loss,
-            loss_weights,
-            metrics,
-            weighted_metrics,
-            run_eagerly,
-            steps_per_execution,
-            jit_compile,
-            auto_scale_loss,
-        )
+        self._step.chosen = given.loss is None
+        return given
 
     @property
     def gives_logits(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import ActivationLike, DTypeLike, LossLike, MetricsLike, OptimizerLike
+from kmodels.core.types import ActivationLike, DTypeLike
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit.classification import ImageClassifier, labels_settings
@@ -16,6 +16,7 @@ from kmodels.models.vit.naflex.layers import POOLINGS, NaFlexPooling
 from kmodels.models.vit.naflex.model import NaFlexViTBackbone
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.naflex.rows import ImageSegments
+from kmodels.task import Compiled, is_auto
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -144,44 +145,14 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
         if compile:
             self.compile_by_default()
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = "auto",
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """As `ViTImageClassifier.compile`; the defaults do not count places without an image.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, see `ViTImageClassifier`; the accuracy is a weighted metric.
 
-        Args:
-            optimizer: see there.
-            loss: see there.
-            loss_weights: see there.
-            metrics: see there; those that are given count every place of a row, and belong into
-                `weighted_metrics` where rows hold several images.
-            weighted_metrics: as in Keras; the accuracy where `loss` and `metrics` are "auto".
-            run_eagerly: see there, like all that follow.
-            steps_per_execution: see there.
-            jit_compile: see there.
-            auto_scale_loss: see there.
+        It does not count places without an image, as a metric of `metrics` does, which belongs into
+        `weighted_metrics` if rows hold several images.
         """
-        if isinstance(metrics, str) and metrics == "auto":
-            automatic = isinstance(loss, str) and loss == "auto" and weighted_metrics is None
-            weighted_metrics = [self._default_metric()] if automatic else weighted_metrics
-            metrics = None
-        super().compile(
-            optimizer,
-            loss,
-            loss_weights,
-            metrics,
-            weighted_metrics,
-            run_eagerly,
-            steps_per_execution,
-            jit_compile,
-            auto_scale_loss,
-        )
+        if is_auto(given.loss) and is_auto(given.metrics) and not self._problem():
+            given = given.filled(
+                metrics=lambda: None, weighted_metrics=lambda: [self._default_metric()]
+            )
+        return super().with_defaults(given)

@@ -7,9 +7,8 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import Data, DTypeLike, LossLike, MetricsLike, OptimizerLike
+from kmodels.core.types import Data, DTypeLike
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.class_names import NamedClasses, check_class_names
@@ -18,13 +17,13 @@ from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import aspect_ratio, masks
 from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
-from kmodels.task import CompiledByDefault, Task
+from kmodels.task import Compiled, Task, is_auto
 from kmodels.training.metrics import MeanIoU
 from kmodels.training.pixel_loss import PixelCrossentropy
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageSegmenter(NamedClasses, CompiledByDefault, keras_internals.ClonedAs, Task):
+class ViTImageSegmenter(NamedClasses, Task):
     """A ViT with a linear head that gives each pixel of an image a class.
 
     The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
@@ -59,6 +58,7 @@ class ViTImageSegmenter(NamedClasses, CompiledByDefault, keras_internals.ClonedA
 
     backbone_class = ViTBackbone
     preprocessor_class = ViTImageSegmenterPreprocessor
+    compiles_itself = True
 
     @of_family
     def __init__(
@@ -156,52 +156,19 @@ class ViTImageSegmenter(NamedClasses, CompiledByDefault, keras_internals.ClonedA
         """The layer that gives the logits of the patches."""
         return self.get_layer("pixel_logits")
 
-    def compile(
-        self,
-        optimizer: OptimizerLike = "auto",
-        loss: LossLike = "auto",
-        loss_weights: MetricsLike = None,
-        metrics: MetricsLike = "auto",
-        weighted_metrics: MetricsLike = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str = "auto",
-        auto_scale_loss: bool = True,
-    ) -> None:
-        """Keras' `compile`, with defaults for masks of whole numbers.
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default for masks of whole numbers.
 
-        Args:
-            optimizer: "auto" is Adam with a learning rate of 5e-5, as keras-hub's.
-            loss: "auto" is `kmodels.training.PixelCrossentropy` with the `ignore_class`.
-            loss_weights: as in Keras.
-            metrics: "auto" is `kmodels.training.MeanIoU`, if the loss is "auto" too; beside a loss
-                of your own it is none.
-            weighted_metrics: as in `Task.compile`, like all that follow.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: see there.
-            auto_scale_loss: see there.
+        The optimizer is Adam with a learning rate of 5e-5, as keras-hub's, the loss
+        `kmodels.training.PixelCrossentropy` with the `ignore_class`, and the metric
+        `kmodels.training.MeanIoU`; beside a loss of your own there is none.
         """
-        if isinstance(metrics, str) and metrics == "auto":
-            automatic = isinstance(loss, str) and loss == "auto"
-            mean = MeanIoU(self.num_classes, ignore_class=self.ignore_class)
-            metrics = [mean] if automatic else None
-        if isinstance(optimizer, str) and optimizer == "auto":
-            optimizer = keras.optimizers.Adam(5e-5)
-        if isinstance(loss, str) and loss == "auto":
-            loss = PixelCrossentropy(self.ignore_class)
-        keras_internals.forget_metrics(self)
-        super().compile(
-            optimizer,
-            loss,
-            loss_weights,
-            metrics,
-            weighted_metrics,
-            run_eagerly,
-            steps_per_execution,
-            jit_compile,
-            auto_scale_loss,
-        )
+        if is_auto(given.loss):
+            given = given.filled(
+                loss=lambda: PixelCrossentropy(self.ignore_class),
+                metrics=lambda: [MeanIoU(self.num_classes, ignore_class=self.ignore_class)],
+            )
+        return super().with_defaults(given.filled(optimizer=lambda: keras.optimizers.Adam(5e-5)))
 
     def segment(self, images: Data, batch_size: int = 32) -> Any:
         """Returns the class of each pixel of images, in the size that they have.
