@@ -257,9 +257,14 @@ class Compiled(NamedTuple):
         weighted_metrics: Callable[[], Any] | None = None,
     ) -> Self:
         """Returns the same with what these functions make for arguments that are "auto"."""
-        makers = optimizer, loss, metrics, weighted_metrics
-        both = zip(self, makers, strict=True)
-        return type(self)(*(make() if make and is_auto(given) else given for given, make in both))
+        makers = {
+            "optimizer": optimizer,
+            "loss": loss,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+        }
+        filled = {k: make() for k, make in makers.items() if make and is_auto(getattr(self, k))}
+        return self._replace(**filled)
 
 
 def is_auto(value: Any) -> bool:

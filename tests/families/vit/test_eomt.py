@@ -13,9 +13,9 @@ from arrays import read_npz, to_numpy
 from family_table import row_of
 from kmodels import models, training
 from kmodels.core.errors import InputError
-from kmodels.models.vit.eomt import postprocess
-from kmodels.models.vit.eomt.layers import MaskProbabilities, QueryMasking
-from kmodels.models.vit.segmentation.aspect_ratio import fitted, window_starts
+from kmodels.models.vit.segmentation import segments
+from kmodels.models.vit.segmentation.mask_transformer import MaskProbabilities, QueryMasking
+from kmodels.models.vit.segmentation.preprocessor import fitted, window_starts
 from points_drawn import points
 from refusals import refused
 from tolerances import tolerance
@@ -110,13 +110,13 @@ def test_segments_are_those_of_transformers(references, case):
     wanted = read_npz(row.path.parent / "segments.npz")
     for i, (size, content) in enumerate(zip(SIZES, info["content"], strict=True)):
         given = (expected["masks"][i], expected["classes"][i], (side, side), size)
-        np.testing.assert_array_equal(postprocess.semantic(*given), wanted[f"semantic_{i}"])
+        np.testing.assert_array_equal(segments.semantic(*given), wanted[f"semantic_{i}"])
         for kind, more in (("instances", {}), ("panoptic", OVERLAP)):
-            found = getattr(postprocess, kind)(*given, **THRESHOLDS, **more, content=content)
+            found = getattr(segments, kind)(*given, **THRESHOLDS, **more, content=content)
             np.testing.assert_array_equal(found["segmentation"], wanted[f"{kind}_{i}"])
             for ours, theirs in zip(found["segments_info"], info[kind][i], strict=True):
                 assert ours == {**theirs, "score": pytest.approx(theirs["score"], abs=2e-6)}
-        nothing = postprocess.panoptic(*given, threshold=1.0)
+        nothing = segments.panoptic(*given, threshold=1.0)
         assert (nothing["segmentation"] == -1).all() and not nothing["segments_info"]
 
 
@@ -138,11 +138,11 @@ def test_scenes_are_learned_and_masks_given_up(trained):
     given = {"batch_size": 8, "verbose": 0, "return_dict": True}
     found = [model.evaluate(IMAGES, LABELS, **given) for _ in range(2)]
     assert found[0] == found[1]
-    for segments in (
+    for one in (
         model.segment_instances(IMAGES[0], threshold=0.1),
         model.segment_panoptic(IMAGES[:1], threshold=0.1)[0],
     ):
-        assert segments["segmentation"].shape == (16, 24) and segments["segments_info"]
+        assert one["segmentation"].shape == (16, 24) and one["segments_info"]
 
 
 def test_what_queries_see():

@@ -10,9 +10,9 @@ import pytest
 from arrays import to_numpy
 from kmodels import InputError, transforms
 from kmodels.models import ViTBackbone, ViTImageClassifier
+from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.fewer_tokens import token_merging
-from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
+from kmodels.models.vit.fewer_tokens import PatchDropout
 from tolerances import tolerance
 
 TINY = {
@@ -157,8 +157,8 @@ def test_places_merge_with_their_tokens():
     origin = np.tile([0, 1, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 7, 7], (2, 1))  # patches behind a prefix
     tensors = [keras.ops.convert_to_tensor(y, "float32") for y in (x, keys, places)]
     counts = [keras.ops.convert_to_tensor(y, "int32") for y in (size, origin)]
-    given = token_merging.Merged(tensors[0], *counts, tensors[2])
-    found = token_merging.merge(given, tensors[1], 3, 1)
+    given = fewer_tokens.Merged(tensors[0], *counts, tensors[2])
+    found = fewer_tokens.merge(given, tensors[1], 3, 1)
     assert found.x.shape == (2, 6, 6) and found.coordinates.shape == (2, 6, 2)
     for image in range(2):
         wide, held = np.concatenate([x[image], places], axis=-1), []

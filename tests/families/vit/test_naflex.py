@@ -21,7 +21,7 @@ from kmodels.models import (
     SigLIPVisionEncoder,
     ViTBackbone,
 )
-from kmodels.models.vit.naflex.positions import resize_weights
+from kmodels.models.vit.naflex.layers import resize_weights
 from kmodels.weights import read_safetensors
 from kmodels.weights.positions import METHODS, resize_matrix
 from public_models import random

@@ -11,9 +11,9 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.exports.pictures import picture_form
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.models.vit.weights import timm as weights_timm
+from kmodels.models.vit.weights.huggingface_export import picture_form
 from refusals import refused
 from torchvision_cpu import define_torchvision_operators
 

@@ -8,7 +8,7 @@ from arrays import to_numpy
 from family_table import row_of, run
 from kmodels.layers.remat import rematerialize
 from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
-from kmodels.models.vit.coordinates import PatchCoordinates
+from kmodels.models.vit.layers import PatchCoordinates
 from tolerances import tolerance
 
 SHIFTED = {

@@ -21,8 +21,8 @@ from kmodels.models import (
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
 )
-from kmodels.models.vit import channels
 from kmodels.models.vit.presets import PRESETS
+from kmodels.models.vit.weights import resizing
 from kmodels.weights.positions import resize_matrix
 from refusals import refused
 from tolerances import tolerance
@@ -318,7 +318,7 @@ def test_channels_are_those_of_timm(number):
     kernel = pictures(4, 4, 3, 8)
     conv = torch.from_numpy(kernel.transpose(3, 2, 0, 1).copy())
     wanted = manipulate.adapt_input_conv(number, conv).numpy().transpose(2, 3, 1, 0)
-    close(channels.adapt(kernel, number), wanted)
+    close(resizing.adapt(kernel, number), wanted)
 
 
 @pytest.mark.needs("timm")
@@ -331,7 +331,7 @@ def test_kernels_of_other_patches_are_those_of_timm(side, method, smooth):
     wanted = layers.resample_patch_embed(
         conv, (side, side), interpolation=method.split("_")[0], antialias=smooth
     )
-    close(channels.resample(kernel, side, method), wanted.numpy().transpose(2, 3, 1, 0))
+    close(resizing.resample(kernel, side, method), wanted.numpy().transpose(2, 3, 1, 0))
 
 
 # === Sizes ===

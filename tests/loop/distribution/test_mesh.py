@@ -20,7 +20,7 @@ from kmodels.distribution import (
 from kmodels.distribution.mesh import fill
 from kmodels.layers.shard_granularity import granularity_of
 from kmodels.models.common.sharding import DECODER
-from kmodels.models.vit import sharding as vit
+from kmodels.models.vit.model import LAYOUT
 
 # No test here needs devices; what TensorFlow refuses is in test_replicas_tensorflow.py.
 pytestmark = pytest.mark.once
@@ -99,7 +99,7 @@ def debug_models():
 
 
 def test_the_families_agree_and_name_every_matrix(debug_models):
-    tables = (vit.LAYOUT, DECODER)
+    tables = (LAYOUT, DECODER)
     for variable in (v for model in debug_models for v in model.variables):
         rank = len(variable.shape)
         words = {w for t in tables for p, w in t.items() if re.fullmatch(p, variable.path)}

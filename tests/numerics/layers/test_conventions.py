@@ -24,12 +24,12 @@ from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3.model import Qwen3Block
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
-from kmodels.models.vit.dino.head import DINOHead
-from kmodels.models.vit.eomt.layers import MaskHead, Queries, Upscale
-from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
+from kmodels.models.vit.dino_head import DINOHead
+from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 from kmodels.models.vit.naflex.layers import NaFlexPatchEmbedding
+from kmodels.models.vit.segmentation.mask_transformer import MaskHead, Queries, Upscale
 
 VIT = ViTConfig(
     image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=12,

@@ -12,7 +12,7 @@ from kmodels.data import open_dataset
 from kmodels.data.images import pictures
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.pictures import PictureError, decode
-from kmodels.models.vit.image_converter import ViTImageConverter
+from kmodels.models.vit.preprocessor import ViTImageConverter
 from refusals import refused
 
 RED = Image.new("RGB", (6, 4), (200, 30, 60))

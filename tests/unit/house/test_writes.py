@@ -15,7 +15,7 @@ EXCEPTIONS = {
     "tools/convert/graphs_jax.py stablehlo": "writes into the temporary directory of its callers",
     "runs/history.py _rewrite": "is passed to atomic_write",
     "checkpoint/manager.py end": "writes into the directory that atomic_directory gave",
-    "models/vit/exports/npz.py write": "is passed to write_file",
+    "models/vit/weights/augreg.py write": "is passed to write_file",
     "tools/children/parent.py __init__": "writes a log in a folder for temporary files",
     "runs/recipe.py _shown": "writes to os.devnull",
     "runs/output.py checked_output": "writes to os.devnull",

@@ -17,7 +17,7 @@ from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.two_towers.sharding import LAYOUT
 from kmodels.models.two_towers.towers import NaFlexVisionTower, TextTower, VisionTower
 from kmodels.models.two_towers.weights import peft
-from kmodels.models.vit.naflex.inputs import MASK, NAMES, graph_inputs
+from kmodels.models.vit.naflex.model import MASK, NAMES, graph_inputs
 from kmodels.task import Backbone
 
 # Scale and bias at the start: Radford et al. 2021, section 2.5; Zhai et al. 2023, section 3.2.

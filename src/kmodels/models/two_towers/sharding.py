@@ -1,7 +1,7 @@
 """The layout table of two towers: that of each, below whatever it is called."""
 
 from kmodels.models.common.sharding import KERNEL, TEXT_ENCODER
-from kmodels.models.vit.sharding import LAYOUT as VISION
+from kmodels.models.vit.model import LAYOUT as VISION
 
 LAYOUT: dict[str, tuple[str | None, ...]] = {
     **VISION,

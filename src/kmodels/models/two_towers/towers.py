@@ -15,7 +15,7 @@ from kmodels.models.vit import (
     SigLIPNaFlexVisionEncoder,
     SigLIPVisionEncoder,
 )
-from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES
+from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

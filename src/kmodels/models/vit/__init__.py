@@ -2,15 +2,14 @@
 
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.dino.head import DINOHead
-from kmodels.models.vit.eomt.segmenter import EoMTImageSegmenter
+from kmodels.models.vit.dino_head import DINOHead
 from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.gemma4.blocks import ClippedDense, Gemma4VisionBlock
 from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
 from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
-from kmodels.models.vit.image_converter import ViTImageConverter
-from kmodels.models.vit.kinds import (
+from kmodels.models.vit.hub_classes import (
     CLIPImageConverter,
+    CLIPVisionEncoder,
     DeiTBackbone,
     DeiTImageClassifier,
     DeiTImageClassifierPreprocessor,
@@ -20,8 +19,9 @@ from kmodels.models.vit.kinds import (
     DINOV3Backbone,
     DINOV3ImageConverter,
     SigLIPImageConverter,
+    SigLIPVisionEncoder,
 )
-from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
+from kmodels.models.vit.mae import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.naflex import (
     NaFlexViTBackbone,
@@ -29,10 +29,10 @@ from kmodels.models.vit.naflex import (
     NaFlexViTImageClassifierPreprocessor,
     SigLIPNaFlexVisionEncoder,
 )
-from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor, ViTImageConverter
+from kmodels.models.vit.segmentation.eomt import EoMTImageSegmenter
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
-from kmodels.models.vit.tower_kinds import CLIPVisionEncoder, SigLIPVisionEncoder
 
 __all__ = [
     "CLIPImageConverter",

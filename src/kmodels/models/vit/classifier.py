@@ -11,13 +11,13 @@ from kmodels.core.types import ActivationLike, DTypeLike, Tensor, Tree
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.direct_calls import calls
 from kmodels.layers.layout_family import of_family
-from kmodels.models.vit import features, resize_positions
 from kmodels.models.vit.classification import ImageClassifier, labels_settings
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.exports import npz, timm
 from kmodels.models.vit.layers import KEPT, Pooling
-from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.model import ViTBackbone, feature_model
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
+from kmodels.models.vit.weights import augreg, timm_export
+from kmodels.models.vit.weights.resizing import resized
 
 POOLINGS = ("token", "gap", "max", "avgmax", "token_gap", "distilled", "map")
 # timm's name for the mean over the patches.
@@ -195,7 +195,7 @@ class ViTImageClassifier(ImageClassifier):
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resize_positions.resized(self, image_size, patch_size)
+        return resized(self, image_size, patch_size)
 
     def head(self, tokens: Tensor, pre_logits: bool = False) -> Any:
         """Returns what the model makes of the backbone's tokens, without dropout.
@@ -225,7 +225,7 @@ class ViTImageClassifier(ImageClassifier):
             InputError: for a name that is not there.
         """
         more = {"pooled_output": self.pooled}
-        return features.feature_model(self.backbone, outputs, more)
+        return feature_model(self.backbone, outputs, more)
 
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
@@ -236,7 +236,7 @@ class ViTImageClassifier(ImageClassifier):
         Raises:
             InputError: lists what timm's ViT cannot express, or files that would be lost.
         """
-        return timm.export_to_timm(self, directory)
+        return timm_export.export_to_timm(self, directory)
 
     def export_to_npz(self, path: str | Path) -> Path:
         """Writes an .npz file as vision_transformer does, without class token as big_vision.
@@ -246,7 +246,7 @@ class ViTImageClassifier(ImageClassifier):
         Raises:
             InputError: lists what such a file cannot express.
         """
-        return npz.export_to_npz(self, path)
+        return augreg.export_to_npz(self, path)
 
 
 def _check_tokens(pooling: str, config: ViTConfig) -> None:

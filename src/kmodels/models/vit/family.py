@@ -6,16 +6,13 @@ from typing import Any
 from kmodels.memory.sizes import Sizes
 from kmodels.models.common.sizes import encoder
 from kmodels.models.registry import Family
-from kmodels.models.vit.channels import adapt_rules, adapt_statistics
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.eomt.segmenter import EoMTImageSegmenter
-from kmodels.models.vit.exports.huggingface import transformers_form
-from kmodels.models.vit.mae.pretraining import ViTMAEForPreTraining
+from kmodels.models.vit.mae import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import fit_crop
 from kmodels.models.vit.presets import PRESETS
-from kmodels.models.vit.resize_positions import fitting
+from kmodels.models.vit.segmentation.eomt import EoMTImageSegmenter
 from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
 from kmodels.models.vit.weights import (
     augreg,
@@ -28,7 +25,9 @@ from kmodels.models.vit.weights import (
     timm,
     timm_naflex,
 )
-from kmodels.models.vit.weights.keras_hub_config import PEERS
+from kmodels.models.vit.weights.huggingface_export import transformers_form
+from kmodels.models.vit.weights.keras_hub import PEERS
+from kmodels.models.vit.weights.resizing import adapt_rules, adapt_statistics, fitting
 from kmodels.weights.tensors import LazyArray
 
 HEADS = ("logits/", "distillation_logits/")

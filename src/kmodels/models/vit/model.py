@@ -8,7 +8,7 @@ What differs from the plain transformer encoder:
 - queries and keys of the patches may turn by their places in the image.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -23,17 +23,22 @@ from kmodels.layers.layout_family import of_family
 from kmodels.models.common.encoder.block import EncoderBlock
 from kmodels.models.common.encoder.config import config_field
 from kmodels.models.common.hub_order import in_order
-from kmodels.models.vit import features, resize_positions
+from kmodels.models.common.sharding import BLOCKS, KERNEL
+from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.coordinates import PatchCoordinates
-from kmodels.models.vit.exports import npz, timm
-from kmodels.models.vit.fewer_tokens import token_merging
-from kmodels.models.vit.fewer_tokens.patch_dropout import PatchDropout
-from kmodels.models.vit.fewer_tokens.token_merging import Merged
-from kmodels.models.vit.layers import PatchEmbedding, Tokens
-from kmodels.models.vit.sharding import LAYOUT
-from kmodels.models.vit.weights import peft
+from kmodels.models.vit.fewer_tokens import Merged, PatchDropout
+from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Tokens
+from kmodels.models.vit.weights import augreg, peft, timm_export
+from kmodels.models.vit.weights.resizing import resized
 from kmodels.task import Backbone
+
+# What each dimension of a variable is, see `kmodels.distribution.layout`.
+LAYOUT: dict[str, tuple[str | None, ...]] = {
+    r"(?:.*/)?patch_embedding/kernel": (None, "embed"),
+    r"(?:.*/)?tokens/.*": (None, None, "embed"),
+    **BLOCKS,
+    rf"(?:.*/)?(?:pre_logits|logits|distillation_logits|pixel_logits)/{KERNEL}": ("embed", None),
+}
 
 
 @keras.saving.register_keras_serializable(package="kmodels", name="ViTBlock")
@@ -42,7 +47,7 @@ class Block(EncoderBlock):
 
     Call:
         as of `EncoderBlock`; with `merge`, a number of tokens, a dictionary of the tokens "x" and
-        what is known of them, as in `token_merging.Merged`, which the next block takes by name.
+        what is known of them, as in `fewer_tokens.Merged`, which the next block takes by name.
     """
 
     config_class = ViTConfig
@@ -67,13 +72,13 @@ class Block(EncoderBlock):
                 x, training, keep, padding_mask, coordinates, segment_ids, attention_mask
             )
         y = self.attention_norm(x)
-        y, keys = token_merging.attend(self.attention, y, size, keep, coordinates, training)
+        y, keys = fewer_tokens.attend(self.attention, y, size, keep, coordinates, training)
         x = x if keep is None else x[:, :keep]
         found = Merged(
             x + self._branch(y, self.attention_scale, training), size, origin, coordinates
         )
         if merge:
-            found = token_merging.merge(found, keys, merge, self.config.num_prefix_tokens)
+            found = fewer_tokens.merge(found, keys, merge, self.config.num_prefix_tokens)
         y = self.mlp(self.mlp_norm(found.x), training=training)
         return found._replace(x=found.x + self._branch(y, self.mlp_scale, training)).told()
 
@@ -236,15 +241,15 @@ class ViTBackbone(Backbone):
         alone = keep is not None and keep <= prefix
         told = {name: value for name, value in given.items() if name != "coordinates"}
         found = Merged(
-            x, None, None if alone else token_merging.origins(x, prefix), given.get("coordinates")
+            x, None, None if alone else fewer_tokens.origins(x, prefix), given.get("coordinates")
         ).told()
         for block in self.blocks:
             x = found.pop("x")
             if alone and block is self.blocks[-1]:
                 return block(x, merge=0, keep=keep, **found, **told)["x"]
-            number = token_merging.number_of(wanted, x, prefix)
+            number = fewer_tokens.number_of(wanted, x, prefix)
             found = block(x, merge=number, **found, **told)
-        x = token_merging.spread(found["x"], found["origin"], prefix)
+        x = fewer_tokens.spread(found["x"], found["origin"], prefix)
         return x if keep is None else x[:, :keep]
 
     def compute_output_spec(
@@ -277,7 +282,7 @@ class ViTBackbone(Backbone):
         """Returns a copy for images, or patches, of another size.
 
         The position embedding is resized by its rule, the kernel of the patches by timm's, see
-        `kmodels.models.vit.channels.resample`.
+        `kmodels.models.vit.weights.resizing.resample`.
 
         Args:
             image_size: (height, width) in pixels.
@@ -286,7 +291,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: for sides that the patch does not divide.
         """
-        return resize_positions.resized(self, image_size, patch_size)
+        return resized(self, image_size, patch_size)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
         """Returns a model of what this one computes on its way; it shares its weights.
@@ -303,7 +308,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: for a name that is not there.
         """
-        return features.feature_model(self, outputs)
+        return feature_model(self, outputs)
 
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
@@ -314,7 +319,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: lists what timm's ViT cannot express, or files that would be lost.
         """
-        return timm.export_to_timm(self, directory)
+        return timm_export.export_to_timm(self, directory)
 
     def export_to_npz(self, path: str | Path) -> Path:
         """Writes an .npz file as vision_transformer does, without class token as big_vision.
@@ -324,7 +329,7 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: lists what such a file cannot express.
         """
-        return npz.export_to_npz(self, path)
+        return augreg.export_to_npz(self, path)
 
     def attention_maps(self, images: Tree) -> list[Any]:
         """Returns what each block attends to.
@@ -340,6 +345,39 @@ class ViTBackbone(Backbone):
             block.attention.probabilities(block.attention_norm(x), positions=places)
             for block, x in zip(self.blocks, inputs, strict=True)
         ]
+
+
+def feature_model(
+    backbone: keras.Model,
+    outputs: str | Sequence[str],
+    more: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> keras.Model:
+    """See `ViTBackbone.feature_model`.
+
+    Args:
+        backbone: whose graph it is.
+        outputs: a name or several.
+        more: further names, each with what makes that output of the sequence.
+
+    Raises:
+        InputError: for a name that is not there.
+    """
+    further = dict(more or {})
+    known = [*further, "sequence_output", *backbone.stages]
+    names = [outputs] if isinstance(outputs, str) else list(outputs)
+    if not names or (unknown := [name for name in names if name not in known]):
+        shown = ", ".join(map(repr, unknown)) if names else "nothing"
+        raise InputError(f"feature_model got {shown}; choose from {', '.join(known)}")
+    sequence = backbone.output
+
+    def output(name: str) -> Any:
+        if name in further:
+            return further[name](sequence)
+        return sequence if name == "sequence_output" else backbone.stages[name]
+
+    found = {name: output(name) for name in names}
+    only = found[outputs] if isinstance(outputs, str) else found
+    return keras.Model(backbone.input, only, name="features")
 
 
 def _merge(model: ViTBackbone, number: int) -> None:

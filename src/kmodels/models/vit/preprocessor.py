@@ -1,4 +1,4 @@
-"""Images to what a ViT takes."""
+"""Images to what a ViT takes: the preprocessor of tasks, and keras-hub's image converter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +9,65 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.resizing import Resizing, ResizingOfBytes
-from kmodels.models.common.image_text.image_converter import output_shape, pictures
+from kmodels.models.common.image_text.image_converter import (
+    DIGITS,
+    INTERPOLATION,
+    ImageConverter,
+    check_supported,
+    each_channel,
+    output_shape,
+    pictures,
+)
 from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.image_converter import (
-    ViTImageConverter,
-    converter_settings,
-    settings_of,
-)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ViTImageConverter(ImageConverter):
+    """`ImageConverter` of a ViT, by keras-hub's name; arguments and calls are as there."""
+
+    family = "vit"
+
+
+def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int) -> dict[str, Any]:
+    """Returns the settings of an image converter as arguments of a preprocessor.
+
+    Args:
+        converter: a `ViTImageConverter` or a `keras_hub.layers.ImageConverter`.
+        image_size: (height, width) where the converter has none.
+        channels: channels of the images, where scale and offset are one number for all.
+
+    Raises:
+        InputError: for padding, or an interpolation that is not here.
+    """
+    given: Mapping[str, Any] = converter.get_config()
+    name = given["interpolation"]
+    check_supported(given["pad_to_aspect_ratio"], name)
+    scale = each_channel(1.0 if given["scale"] is None else given["scale"], channels)
+    offset = each_channel(0.0 if given["offset"] is None else given["offset"], channels)
+    std = [round(1 / (255 * x), DIGITS) for x in scale]
+    return {
+        "image_size": tuple(given["image_size"] or image_size),
+        "mean": tuple(round(-x * s, DIGITS) for x, s in zip(offset, std, strict=True)),
+        "std": tuple(std),
+        "interpolation": INTERPOLATION[name],
+        "antialias": given["antialias"],
+        "crop_to_aspect_ratio": given["crop_to_aspect_ratio"],
+    }
+
+
+def converter_settings(preprocessor: keras.Layer) -> dict[str, Any]:
+    """Returns a preprocessor's settings as arguments of an image converter."""
+    theirs = {ours: name for name, ours in INTERPOLATION.items()}
+    return {
+        "image_size": preprocessor.image_size,
+        "scale": [1 / (255 * s) for s in preprocessor.std],
+        "offset": [-m / s for m, s in zip(preprocessor.mean, preprocessor.std, strict=True)],
+        "interpolation": theirs[preprocessor.interpolation],
+        "antialias": preprocessor.antialias,
+        "crop_to_aspect_ratio": preprocessor.crop_to_aspect_ratio,
+    }
+
 
 # Arguments of the preprocessor of NaFlex models, in files that models of one size read too.
 OF_PATCHES = ("patch_size", "max_num_patches", "enlarge")

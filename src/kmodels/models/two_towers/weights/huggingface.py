@@ -15,12 +15,10 @@ from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
-from kmodels.models.vit.exports import huggingface as vision_export
-from kmodels.models.vit.exports.patches import patch_form
-from kmodels.models.vit.exports.pictures import picture_form
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.models.vit.weights import clip_siglip
+from kmodels.models.vit.weights import clip_siglip, huggingface_export
 from kmodels.models.vit.weights.huggingface_config import takes_patches
+from kmodels.models.vit.weights.huggingface_export import patch_form, picture_form
 from kmodels.weights import Rule, SourceCheckpoint, read_safetensors, reshape
 
 KINDS = ("clip", "siglip", "siglip2")
@@ -138,7 +136,7 @@ def transformers_form(model: keras.Model) -> huggingface.TransformersForm:
 def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns what transformers says of the tower of the images, and of their preprocessing."""
     tower: ViTBackbone = getattr(model, "backbone", model).vision_encoder
-    described, _, _, zeros = vision_export.transformers_form(tower)
+    described, _, _, zeros = huggingface_export.transformers_form(tower)
     wanted = "clip" if config.projects else "siglip"
     if zeros or not described["model_type"].startswith(wanted):
         raise InputError(

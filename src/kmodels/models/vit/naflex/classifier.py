@@ -11,11 +11,9 @@ from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit.classification import ImageClassifier, labels_settings
 from kmodels.models.vit.classifier import ALSO
-from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES, PatchInputs
-from kmodels.models.vit.naflex.layers import POOLINGS, NaFlexPooling
-from kmodels.models.vit.naflex.model import NaFlexViTBackbone
+from kmodels.models.vit.naflex.layers import POOLINGS, ImageSegments, NaFlexPooling
+from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES, NaFlexViTBackbone, PatchInputs
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.models.vit.naflex.rows import ImageSegments
 from kmodels.task import Compiled, is_auto
 
 

@@ -1,4 +1,4 @@
-"""The layers of a ViT that differ where images of several grids share a row of patches."""
+"""The layers of a ViT that differ if images of several grids share a row of patches."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,161 @@ from kmodels.layers import Dense, Layer
 from kmodels.layers.base import Shape
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
-from kmodels.models.vit.naflex.positions import resized_positions
-from kmodels.models.vit.naflex.rows import places_of, seen_by_image
 from kmodels.ops._wide import wide
+from kmodels.weights.positions import Method
+
+
+def _bounds(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any, Any]:
+    """Returns the end of each image (B, S), the patches (B, S), and images done (B, N), int32."""
+    ops = keras.ops
+    shapes = ops.cast(spatial_shapes, "int32")
+    counts = shapes[..., 0] * shapes[..., 1]
+    ends = ops.cast(ops.cumsum(counts, axis=1), "int32")
+    at = ops.reshape(ops.arange(length, dtype="int32"), (1, -1, 1))
+    done = ops.sum(ops.cast(at >= ops.expand_dims(ends, 1), "int32"), axis=-1)
+    return ends, counts, ops.cast(done, "int32")
+
+
+def places_of(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any]:
+    """Returns where each patch stands, and how large its image is.
+
+    Args:
+        spatial_shapes: (B, S, 2) int, rows and columns of each image of a row; 0 for none.
+        length: patches of a row.
+
+    Returns:
+        Row and column of each patch (B, N, 2), and rows and columns of its image (B, N, 2), int32.
+        Padding has numbers that mean nothing, of a place inside the last image or an empty one.
+    """
+    ops = keras.ops
+    ends, counts, done = _bounds(spatial_shapes, length)
+    image = ops.minimum(done, ops.shape(spatial_shapes)[1] - 1)
+    shapes = ops.cast(spatial_shapes, "int32")
+    rows, columns, start = (
+        ops.take_along_axis(x, image, axis=1)
+        for x in (shapes[..., 0], shapes[..., 1], ends - counts)
+    )
+    rows, columns = ops.maximum(rows, 1), ops.maximum(columns, 1)
+    index = ops.expand_dims(ops.arange(length, dtype="int32"), 0) - start
+    # Places outside the image would have no position, of which 0 / 0 is made.
+    index = ops.clip(index, 0, rows * columns - 1)
+    places = ops.stack([index // columns, index % columns], axis=-1)
+    return places, ops.stack([rows, columns], axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ImageSegments(keras.Operation):
+    """Numbers of the images that share a row, patch by patch.
+
+    Call:
+        pixel_values (B, N, ...), of which the length counts; spatial_shapes (B, S, 2) int, rows
+        and columns of each image, 0 for none; pixel_attention_mask (B, N) int, 0 for patches that
+        nothing is to see, or None -> (B, N) int32: 1, 2, ... by image, 0 for padding.
+    """
+
+    def call(
+        self,
+        pixel_values: Tensor,
+        spatial_shapes: Tensor,
+        pixel_attention_mask: Tensor | None = None,
+    ) -> Any:
+        """(B, N, ...), (B, S, 2) -> (B, N)."""
+        ops = keras.ops
+        length = ops.shape(pixel_values)[1]
+        ends, _, done = _bounds(spatial_shapes, length)
+        at = ops.expand_dims(ops.arange(length, dtype="int32"), 0)
+        found = ops.where(at < ends[:, -1:], done + 1, 0)
+        if pixel_attention_mask is not None:
+            found = found * ops.cast(ops.cast(pixel_attention_mask, "bool"), found.dtype)
+        return ops.cast(found, "int32")
+
+    def compute_output_spec(
+        self,
+        pixel_values: keras.KerasTensor,
+        spatial_shapes: keras.KerasTensor,
+        pixel_attention_mask: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns shape and dtype of what `call` gives."""
+        return keras.KerasTensor(tuple(pixel_values.shape[:2]), "int32")
+
+
+def seen_by_image(segment_ids: Tensor, images: int | Tensor) -> Any:
+    """Returns which patches belong to each image of a row: (B, N) -> (B, S, N) bool."""
+    numbers = keras.ops.reshape(keras.ops.arange(1, images + 1, dtype="int32"), (1, -1, 1))
+    return keras.ops.equal(keras.ops.expand_dims(segment_ids, 1), numbers)
+
+
+def _cubic(distance: Tensor, a: float) -> Any:
+    """Returns Keys' kernel (Keys 1981, eq. 15) with parameter `a`."""
+    x = keras.ops.abs(distance)
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    return keras.ops.where(x < 1.0, near, keras.ops.where(x < 2.0, far, 0.0))
+
+
+def _triangle(distance: Tensor) -> Any:
+    return keras.ops.maximum(1.0 - keras.ops.abs(distance), 0.0)
+
+
+def resize_weights(place: Tensor, new: Tensor, old: int, method: Method) -> Any:
+    """Returns what a sample of a resized axis is made of; see `weights.positions.resize_matrix`.
+
+    Args:
+        place: (...) float, numbers of the samples, from 0.
+        new: (...) float, samples of the resized axis.
+        old: samples of the axis itself.
+        method: as there.
+
+    Returns:
+        (..., old), whose last axis sums to 1.
+    """
+    ops = keras.ops
+    place, new = ops.expand_dims(place, -1), ops.expand_dims(new, -1)
+    scale = old / new
+    centre = (place + 0.5) * scale
+    columns = ops.arange(old, dtype=place.dtype)
+    if method.endswith("_antialias"):
+        distance = (columns + 0.5 - centre) / ops.maximum(scale, 1.0)
+        bilinear = method == "bilinear_antialias"
+        found = _triangle(distance) if bilinear else _cubic(distance, -0.5)
+        return found / ops.sum(found, axis=-1, keepdims=True)
+    position = centre - 0.5
+    if method == "bilinear":
+        return _triangle(columns - ops.clip(position, 0.0, old - 1.0))
+    start = ops.floor(position)
+    # Samples beyond the ends are those at the ends.
+    taps = [
+        _cubic(position - (start + tap), -0.75)
+        * ops.cast(ops.equal(columns, ops.clip(start + tap, 0.0, old - 1.0)), place.dtype)
+        for tap in range(-1, 3)
+    ]
+    return taps[0] + taps[1] + taps[2] + taps[3]
+
+
+def resized_positions(
+    table: Tensor, grid: tuple[int, int], places: Tensor, sizes: Tensor, method: Method
+) -> Any:
+    """Returns the position of each patch.
+
+    Args:
+        table: (rows * columns, D).
+        grid: rows and columns of the table.
+        places: (B, N, 2) float, row and column of each patch in its image.
+        sizes: (B, N, 2) float, rows and columns of that image.
+        method: how the table is resized.
+
+    Returns:
+        (B, N, D), in the dtype of the table.
+    """
+    ops = keras.ops
+    down, across = (
+        resize_weights(places[..., axis], sizes[..., axis], grid[axis], method) for axis in (0, 1)
+    )
+    both = ops.expand_dims(down, -1) * ops.expand_dims(across, -2)  # (B, N, rows, columns)
+    shape = ops.shape(both)
+    weights = ops.reshape(both, (shape[0], shape[1], grid[0] * grid[1]))
+    return ops.matmul(ops.cast(weights, table.dtype), table)
+
 
 POOLINGS = ("gap", "map")
 

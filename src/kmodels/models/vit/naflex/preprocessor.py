@@ -14,7 +14,7 @@ from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.common.image_text.image_converter import picture
 from kmodels.models.common.preprocessing import Preprocessor
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.naflex.inputs import MASK, SHAPES, VALUES
+from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
 
 ARGUMENTS = ("patch_size", "max_num_patches", "mean", "std", "interpolation", "enlarge")
 

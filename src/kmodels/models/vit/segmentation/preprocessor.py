@@ -1,7 +1,9 @@
-"""Images with masks to what a segmenter takes."""
+"""Images with masks to what a segmenter takes, also padded or cut into windows."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import keras
@@ -12,10 +14,136 @@ from kmodels.core.types import Data
 from kmodels.data.images.resizing import resize
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.image_converter import ViTImageConverter, settings_of
-from kmodels.models.vit.preprocessor import OF_CROPS, OF_MASKS, ViTImageClassifierPreprocessor
-from kmodels.models.vit.segmentation.aspect_ratio import WAYS, fitted, windows
-from kmodels.models.vit.segmentation.mask_lists import padded
+from kmodels.models.vit.preprocessor import (
+    OF_CROPS,
+    OF_MASKS,
+    ViTImageClassifierPreprocessor,
+    ViTImageConverter,
+    settings_of,
+)
+from kmodels.models.vit.segmentation.masks import classes
+from kmodels.training.matching.targets import KEYS, parts_of
+
+# What is done with an image; the first is the default.
+WAYS = ("stretch", "pad", "split")
+
+
+def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
+    """Returns the size that an image gets before it is padded or cut.
+
+    Args:
+        size: (height, width) of the image.
+        side: of the model's square images.
+        way: "pad", where the longer side becomes `side`, or "split", where the shorter one does.
+    """
+    height, width = size
+    short = float(side)
+    if way == "pad" and height != width:
+        short = side * float(min(height, width)) / float(max(height, width))
+    shorter = round(short)
+    # Whole numbers as transformers cuts them, which may be one pixel short of `side`.
+    if (height <= width and height == shorter) or (width <= height and width == shorter):
+        return height, width
+    if width < height:
+        return int(short * height / width), shorter
+    return shorter, int(short * width / height)
+
+
+def window_starts(length: int, side: int) -> list[int]:
+    """Returns where windows of a side begin that cover a length and overlap evenly."""
+    number = math.ceil(length / side)
+    overlap = (number * side - length) / (number - 1) if number > 1 else 0
+    return [int(i * (side - overlap)) for i in range(number)]
+
+
+def windows(image: np.ndarray, side: int) -> list[np.ndarray]:
+    """Returns the square windows of an image whose shorter side is that of a window.
+
+    Args:
+        image: (height, width, C).
+        side: of the windows.
+    """
+    height, width = image.shape[:2]
+    starts = window_starts(max(height, width), side)
+    if height > width:
+        return [image[start : start + side] for start in starts]
+    return [image[:, start : start + side] for start in starts]
+
+
+def of_images(
+    scores: Iterable[np.ndarray], sizes: Iterable[Sequence[int]], side: int, way: str
+) -> list[np.ndarray]:
+    """Returns the class of each pixel of images that were padded or cut.
+
+    Args:
+        scores: (side, side, K) of each of the model's images, asked for one after the other.
+        sizes: (height, width) of each image.
+        side: of the model's images.
+        way: "pad" or "split".
+
+    Returns:
+        int32 (height, width) of each image.
+    """
+    scores, found = iter(scores), []
+    for size in sizes:
+        height, width = fitted(size, side, way)
+        if way == "pad":
+            found.append(classes(next(scores)[:height, :width], size))
+        else:
+            parts = islice(scores, len(window_starts(max(height, width), side)))
+            found.append(_merged(parts, side, size))
+    return found
+
+
+def _merged(scores: Iterable[np.ndarray], side: int, size: Sequence[int]) -> np.ndarray:
+    """Returns the class of each pixel by the mean scores of the windows of an image."""
+    tall = size[0] > size[1]
+    whole = fitted(size, side, "split")
+    count = np.zeros((*whole, 1), "float32")
+    total: np.ndarray = count
+    for start, one in zip(window_starts(max(whole), side), scores, strict=True):
+        if total is count:
+            total = np.zeros((*whole, one.shape[-1]), "float32")
+        part = np.s_[start : start + side] if tall else np.s_[:, start : start + side]
+        total[part] += one
+        count[part] += 1
+    return classes(total / count, size)
+
+
+def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+    """Returns masks and classes of all images, as many for each.
+
+    Args:
+        y: "mask_labels", for each image (T, H, W), and "class_labels", for each image (T,).
+        resize: makes a mask (H, W) the model's size.
+
+    Returns:
+        "mask_labels", uint8 (B, S, height, width), and "class_labels", int32 (B, S), -1 where there
+        is no segment. S is a power of two, so that a compiled step is made for few of them.
+
+    Raises:
+        InputError: for other keys, or numbers that differ.
+    """
+    masks, classes = ([to_numpy(one) for one in part] for part in parts_of(y))
+    numbers = [len(one) for one in masks]
+    if numbers != [len(one) for one in classes]:
+        raise InputError(
+            f"images have {numbers} masks and {[len(one) for one in classes]} classes; give a "
+            "class for each mask"
+        )
+    room = 1 << (max([1, *numbers]) - 1).bit_length()
+    kinds = np.full((len(masks), room), -1, "int32")
+    found: list[np.ndarray] = []
+    for row, held, own in zip(kinds, masks, classes, strict=True):
+        row[: len(own)] = own
+        found.append(np.array([resize(mask) for mask in held], "uint8"))
+    shape = next((one.shape[1:] for one in found if len(one)), resize(np.zeros((1, 1), int)).shape)
+    whole = np.zeros((len(masks), room, *shape), "uint8")
+    for into, one in zip(whole, found, strict=True):
+        if len(one):
+            into[: len(one)] = one
+    return dict(zip(KEYS, (whole, kinds), strict=True))
+
 
 # Of pixels that belong to no class, which loss and metric leave out.
 OUTSIDE = 255

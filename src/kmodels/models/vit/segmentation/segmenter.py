@@ -1,6 +1,6 @@
 """Semantic segmentation with a linear head on the patches of a ViT."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,14 +12,36 @@ from kmodels.core.types import Data, DTypeLike
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.class_names import NamedClasses, check_class_names
-from kmodels.models.vit import resize_positions
 from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.segmentation import aspect_ratio, masks
-from kmodels.models.vit.segmentation.head import check_head
+from kmodels.models.vit.segmentation import masks, preprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
+from kmodels.models.vit.weights import resizing
 from kmodels.task import Compiled, Task, is_auto
 from kmodels.training.metrics import MeanIoU
 from kmodels.training.pixel_loss import PixelCrossentropy
+
+
+def check_head(
+    cls: Any, preset: str | Path, overrides: Mapping[str, Any], setting: str, what: str
+) -> None:
+    """Raises `InputError` where neither a file nor the user says how many classes there are.
+
+    Args:
+        cls: a task.
+        preset: as in `Task.from_preset`.
+        overrides: see there.
+        setting: a setting that files of this task alone have.
+        what: what they have, for the message.
+    """
+    if "num_classes" in overrides:
+        return
+    from kmodels.models import registry
+    from kmodels.presets.find import open_checkpoint
+
+    family = registry.family(cls.backbone_class.family)
+    task = open_checkpoint(preset, family, {}, False).task
+    if setting not in task or task.get("num_classes") is None:
+        raise InputError(f"{preset} has no {what}; give num_classes")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -187,15 +209,15 @@ class ViTImageSegmenter(NamedClasses, Task):
         def found(given: Any, sizes: list[Any]) -> list[np.ndarray]:
             pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
             grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
-            way = getattr(self.preprocessor, "aspect_ratio", aspect_ratio.WAYS[0])
-            if way != aspect_ratio.WAYS[0]:
+            way = getattr(self.preprocessor, "aspect_ratio", preprocessor.WAYS[0])
+            if way != preprocessor.WAYS[0]:
                 whole = self.backbone.config.image_shape[:2]
                 logits = (masks.resized(grid, whole) for grid in grids)
-                return aspect_ratio.of_images(logits, sizes, whole[0], way)
+                return preprocessor.of_images(logits, sizes, whole[0], way)
             return [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
 
         return masks.of_each(images, found, stack=True)
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resize_positions.resized(self, image_size, patch_size)
+        return resizing.resized(self, image_size, patch_size)

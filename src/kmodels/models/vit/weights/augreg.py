@@ -1,4 +1,4 @@
-"""`.npz` files of google-research: vision_transformer (AugReg) and big_vision.
+"""`.npz` files of google-research, read and written: vision_transformer (AugReg) and big_vision.
 
 They are read as timm reads them, with which their published accuracy is mostly compared: exact
 GELU (the JAX code used the tanh form: give `approximate_gelu=True` for it), and bilinear resizing
@@ -11,14 +11,39 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.remote import write_file
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.heads import attention
-from kmodels.models.vit.resize_positions import fitting
-from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_npz, reshape
+from kmodels.models.vit.weights.resizing import fitting
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, export, read_npz, reshape
 from kmodels.weights.positions import table_grid
+
+
+def attention(config: ViTConfig, source: str, target: str, output: str = "out") -> list[Rule]:
+    """Kernels (D, N, H) and biases (N, H) of query, key and value, and (N, H, D) of the output.
+
+    Args:
+        config: for the number of heads.
+        source: path of the attention in the file.
+        target: path of the attention here.
+        output: what the output projection is called in the file.
+    """
+    width, heads = config.hidden_dim, config.num_heads
+    kernel = reshape((width, heads, width // heads), (width, width))
+    bias = reshape((heads, width // heads), (width,))
+    joined = reshape((heads, width // heads, width), (width, width))
+    table = [
+        Rule(f"{source}/{output}/kernel", f"{target}/output/kernel", joined),
+        Rule(f"{source}/{output}/bias", f"{target}/output/bias"),
+    ]
+    for part in ("query", "key", "value"):
+        table.append(Rule(f"{source}/{part}/kernel", f"{target}/{part}/kernel", kernel))
+        table.append(Rule(f"{source}/{part}/bias", f"{target}/{part}/bias", bias))
+    return table
+
 
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 
@@ -178,3 +203,73 @@ def _backbone(
         "position_over_prefix": rows > grid[0] * grid[1] or not has_class,
         "position_interpolation": "bilinear",
     }
+
+
+# The class token tells the names apart: with one they are the older names, which timm reads too.
+OLDER = ("", "Transformer/posembed_input/pos_embedding", False)
+NEWER = ("params/", "pos_embedding", True)
+# These have no effect on what a model gives: rates of training, and how positions would be resized.
+FREE = (
+    *("dropout_rate", "attention_dropout", "drop_path_rate", "patch_drop_rate"),
+    "position_interpolation",
+)
+
+
+def export_to_npz(model: keras.Model, path: str | Path) -> Path:
+    """See `ViTBackbone.export_to_npz`.
+
+    Args:
+        model: a backbone or classifier.
+        path: path of the file to make or replace, local or an address.
+
+    Raises:
+        InputError: for another suffix, or with all that such a file cannot express.
+    """
+    if Path(path).suffix != ".npz":
+        raise InputError(f"{path} must be an .npz file; give a name that ends in .npz")
+    backbone = getattr(model, "backbone", model)
+    config, settings = backbone.config, getattr(model, "settings", {})
+    if not config.use_mha_bias or not config.use_mlp_bias or not config.use_patch_bias:
+        raise InputError("the format cannot hold linear layers without biases; write hf or timm")
+    if config.grid[0] != config.grid[1]:
+        raise InputError(
+            f"the format holds only square images, not {config.grid[0]} x {config.grid[1]} "
+            "patches; write hf or timm"
+        )
+    prefix, positions, big_vision = OLDER if config.use_class_token else NEWER
+    tensors = export(model, rules(config, prefix, positions, big_vision))
+
+    def write(temporary: Path) -> None:
+        held: dict[str, Any] = {name: _floats(x.read()) for name, x in tensors.items()}
+        with temporary.open("wb") as file:
+            np.savez(file, **held)
+        _check(temporary, config, settings)
+
+    return write_file(path, write)
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    """Widens bfloat16, which NumPy's files do not know."""
+    return array if array.dtype == np.float16 else array.astype("float32")
+
+
+def _check(path: Path, config: ViTConfig, settings: dict[str, Any]) -> None:
+    """Raises where the file, read again, says less than the model."""
+    found = open_checkpoint(path, {}, {}, weights=False)
+    read = ViTConfig(**found.backbone).to_dict()
+    wanted = config.to_dict()
+    lost = [
+        f"{name}={wanted[name]!r}"
+        for name in wanted
+        if name not in FREE and wanted[name] != read[name]
+    ]
+    if settings:
+        usual = {"pooled_norm": False, "head_bias": True, "activation": "linear", **found.task}
+        usual["num_classes"] = found.task["num_classes"] or 0
+        lost += [
+            f"{name}={settings[name]!r}"
+            for name, value in usual.items()
+            if settings.get(name) != value
+        ]
+    if lost:
+        raise InputError(f"an .npz file has no place for {', '.join(lost)}; write hf or timm")

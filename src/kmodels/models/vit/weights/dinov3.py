@@ -7,8 +7,8 @@ from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import huggingface_config
+from kmodels.models.vit.weights.huggingface_config import preprocessing
 from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
 
 KIND = "dinov3_vit"

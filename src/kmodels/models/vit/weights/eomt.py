@@ -10,9 +10,9 @@ import numpy as np
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.resize_positions import fitting
-from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
+from kmodels.models.vit.weights.huggingface_config import preprocessing
+from kmodels.models.vit.weights.resizing import fitting
 from kmodels.weights import (
     LazyArray,
     Rule,

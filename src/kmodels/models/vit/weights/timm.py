@@ -9,8 +9,8 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.resize_positions import fitting
-from kmodels.models.vit.statistics import preprocessing
+from kmodels.models.vit.weights.huggingface_config import preprocessing
+from kmodels.models.vit.weights.resizing import fitting
 from kmodels.models.vit.weights.timm_names import LACKING, Architecture, architecture
 from kmodels.weights import (
     LazyArray,

@@ -9,9 +9,9 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.resize_positions import fitting
-from kmodels.models.vit.statistics import preprocessing
 from kmodels.models.vit.weights import timm
+from kmodels.models.vit.weights.huggingface_config import preprocessing
+from kmodels.models.vit.weights.resizing import fitting
 from kmodels.models.vit.weights.timm_names import architecture, form_of
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 

@@ -1,13 +1,15 @@
-"""Token merging: in each block the tokens that are most alike become one.
+"""Computing with fewer tokens: patches that are dropped in training, and tokens that are merged.
 
-Between attention and MLP the patches are dealt out to two sets in turn. Each of the first set finds
-the one of the second whose key is most like its own, and the pairs that are most alike merge to
-their mean, weighted by how many patches each stands for. Attention counts a token by that number.
-Prefix tokens are never merged. All shapes are known beforehand, so everything compiles.
+Token merging makes one token of those that are most alike, in each block. Between attention and MLP
+the patches are dealt out to two sets in turn. Each of the first set finds the one of the second
+whose key is most like its own, and the pairs that are most alike merge to their mean, weighted by
+how many patches each stands for. Attention counts a token by that number. Prefix tokens are never
+merged. All shapes are known beforehand, so everything compiles.
 
 Source: Bolya et al. 2023, arXiv:2210.09461, sections 3.1 to 3.3 and appendix D.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -15,9 +17,80 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core.types import Tensor
-from kmodels.layers import Attention
+from kmodels.layers import Attention, Layer
 from kmodels.layers.base import reshape, shape_of
-from kmodels.models.vit.fewer_tokens.rows import rows
+from kmodels.models.vit.config import ViTConfig
+
+
+def rows(x: Tensor, index: Tensor) -> Any:
+    """Returns (B, n, D) of x (B, T, D) by int (B, n): one `take`, whose gradient is one scatter."""
+    batch, length, width = shape_of(x)
+    first = keras.ops.expand_dims(keras.ops.arange(batch, dtype=index.dtype) * length, 1)
+    taken = keras.ops.take(reshape(x, (-1, width)), reshape(index + first, (-1,)), axis=0)
+    return reshape(taken, (batch, index.shape[1], width))
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class PatchDropout(Layer):
+    """Leaves patches of each image out at random, in training; what stays keeps its order.
+
+    Class token, distillation token and registers always stay. So many patches stay as in timm:
+    `max(1, int(P * (1 - patch_drop_rate)))`, for each image others.
+
+    Args:
+        config: config of the backbone.
+
+    Call:
+        tokens (B, prefix + P, D) -> the same, or in training (B, prefix + kept, D); with the
+        `coordinates` (T, 2) of a rotary embedding a pair of that and (B, prefix + kept, 2).
+
+    Source:
+        Liu et al. 2022, arXiv:2208.07220; Li et al. 2022, arXiv:2212.00794; timm's `PatchDropout`.
+    """
+
+    def __init__(self, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.config = ViTConfig.of(config)
+        self.seed_generator = None
+        if self.config.rope_theta is not None:
+            self.keep_keywords()
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the random stream."""
+        self.seed_generator = self.add_seed(self.config.patch_drop_rate)
+
+    def call(
+        self, tokens: Tensor, training: bool = False, coordinates: Tensor | None = None
+    ) -> Any:
+        """Returns the tokens that stay, and where they stand if that was told."""
+        if not training or self.seed_generator is None:
+            return tokens if coordinates is None else (tokens, coordinates)
+        ops, prefix = keras.ops, self.config.num_prefix_tokens
+        batch, patches = ops.shape(tokens)[0], tokens.shape[1] - prefix
+        kept = max(1, int(patches * (1.0 - self.config.patch_drop_rate)))
+        drawn = keras.random.uniform((batch, patches), dtype="float32", seed=self.seed_generator)
+        index = ops.sort(ops.argsort(drawn, axis=-1)[:, :kept], axis=-1) + prefix
+        stays = ops.broadcast_to(ops.arange(prefix, dtype=index.dtype), (batch, prefix))
+        index = ops.concatenate([stays, index], axis=1)
+        found = rows(tokens, index)
+        return found if coordinates is None else (found, ops.take(coordinates, index, axis=0))
+
+    def compute_output_spec(
+        self,
+        tokens: keras.KerasTensor,
+        training: bool = False,
+        coordinates: keras.KerasTensor | None = None,
+    ) -> Any:
+        """Returns shapes and dtypes outside of training."""
+        found = keras.KerasTensor(tokens.shape, self.compute_dtype)
+        if coordinates is None:
+            return found
+        return found, keras.KerasTensor(coordinates.shape, coordinates.dtype)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Returns the input's shape, which is that outside of training."""
+        return input_shape
+
 
 # Channels by which heads grow, as the fast kernels of accelerators want multiples of it.
 GROWTH = 8

@@ -1,6 +1,8 @@
 """A ViT as transformers writes it: which of its models that is, config.json, and the table."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -8,9 +10,10 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder.rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.exports.form import Form
-from kmodels.models.vit.exports.pictures import picture_form
-from kmodels.models.vit.exports.traits import (
+from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
+from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
+from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
+from kmodels.models.vit.weights.traits import (
     BIAS,
     LOGITS,
     NONE,
@@ -19,9 +22,149 @@ from kmodels.models.vit.exports.traits import (
     UNBIASED,
     Settings,
     head,
+    lacking,
+    unusual,
 )
-from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
+
+
+def patch_form(preprocessor: NaFlexViTImageClassifierPreprocessor) -> dict[str, Any]:
+    """Returns preprocessor_config.json for what makes patches of images of any aspect ratio.
+
+    Args:
+        preprocessor: a `NaFlexViTImageClassifierPreprocessor`.
+
+    Raises:
+        InputError: for one that keeps small images as they are, which transformers enlarges.
+    """
+    if not preprocessor.enlarge:
+        raise InputError(
+            "transformers' Siglip2ImageProcessor enlarges small images; the preprocessor has "
+            "enlarge=False: give one with enlarge=True"
+        )
+    numbers = {name: number for number, name in INTERPOLATION.items()}
+    return {
+        "image_processor_type": "Siglip2ImageProcessor",
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "patch_size": preprocessor.patch_size,
+        "max_num_patches": preprocessor.max_num_patches,
+        "resample": numbers[preprocessor.interpolation],
+        "image_mean": list(preprocessor.mean),
+        "image_std": list(preprocessor.std),
+    }
+
+
+log = logging.getLogger("kmodels")
+
+
+def picture_form(preprocessor: Any) -> dict[str, Any]:
+    """Returns preprocessor_config.json for a preprocessor of images; {} without one.
+
+    Args:
+        preprocessor: a `ViTImageClassifierPreprocessor`, or None.
+
+    Raises:
+        InputError: for one that transformers cannot express.
+    """
+    if preprocessor is None:
+        return {}
+    if hasattr(preprocessor, "max_num_patches"):
+        return patch_form(preprocessor)
+    preprocessor.check_plain("transformers' ViTImageProcessor")
+    mode = preprocessor.resize_mode
+    if mode in ("cover", "fit"):
+        raise InputError(
+            f"transformers' ViTImageProcessor has no counterpart for resize_mode={mode!r}; give "
+            "'stretch', or the shorter side as resize_size"
+        )
+    if getattr(preprocessor, "rounds_center", False):
+        log.warning(
+            "transformers cuts the middle of an image out one pixel further left or up than timm "
+            "where half a pixel is left; give rounds_center=False for what it gives"
+        )
+    numbers = {name: number for number, name in INTERPOLATION.items()}
+    height, width = preprocessor.image_size
+    way = getattr(preprocessor, "aspect_ratio", "stretch")
+    whole = preprocessor.resize_size if way == "stretch" else None
+    kind: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": height, "width": width},
+        "do_center_crop": False,
+    }
+    if whole is not None or mode == "crop":
+        # Of the processors that stretch and of those that keep the shape, one that crops.
+        stretches = isinstance(whole, tuple)
+        kind = {
+            "image_processor_type": f"{'DeiT' if stretches else 'CLIP'}ImageProcessor",
+            "size": (
+                {"height": whole[0], "width": whole[1]}
+                if stretches
+                else {"shortest_edge": whole or min(height, width)}
+            ),
+            "do_center_crop": True,
+            "crop_size": {"height": height, "width": width},
+        }
+    if way != "stretch":
+        kind = {
+            "image_processor_type": "EomtImageProcessor",
+            "size": {"shortest_edge": height, "longest_edge": height if way == "pad" else None},
+            "do_pad": way == "pad",
+            "do_split_image": way == "split",
+        }
+    return {
+        **kind,
+        "do_resize": mode not in ("crop", "none"),
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "resample": numbers[preprocessor.interpolation],
+        "image_mean": list(preprocessor.mean),
+        "image_std": list(preprocessor.std),
+    }
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model of transformers.
+
+    Args:
+        name: for messages.
+        needs: what is unusual in the original ViT, and always there in this one.
+        can: what may be there.
+        heads: the pairs of pooling and head that it has.
+        describe: (config, settings) to the fields of config.json that no other form has.
+        table: (config, settings) to the rules.
+        unbiased: parts that may have no bias; others get one of zeros.
+        only: what else a config must be, where two models of transformers are alike.
+        setting: a setting of the task that alone this one has; None for none.
+    """
+
+    name: str
+    needs: frozenset[str]
+    can: frozenset[str]
+    heads: frozenset[tuple[str | None, str]]
+    describe: Callable[[ViTConfig, Settings], dict[str, Any]]
+    table: Callable[[ViTConfig, Settings], list[Rule]]
+    unbiased: frozenset[str] = frozenset()
+    only: Callable[[ViTConfig], bool] = lambda config: True
+    setting: str | None = None
+
+    def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
+        """Returns what a model has that this one cannot express."""
+        return lacking(config, settings, self.needs | self.can, self.heads)
+
+    def suits(self, config: ViTConfig, settings: Settings) -> bool:
+        """Returns whether this is the model."""
+        return (
+            (self.setting is None or self.setting in settings)
+            and self.only(config)
+            and self.needs.issubset(unusual(config, settings))
+            and not self.unsupported_out(config, settings)
+        )
+
 
 # Multiples of the width among which DINOv2's MLPs are found.
 RATIOS = range(1, 17)

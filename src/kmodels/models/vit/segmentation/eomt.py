@@ -13,17 +13,17 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common.class_names import NamedClasses, check_class_names
-from kmodels.models.vit import resize_positions
-from kmodels.models.vit.eomt.mask_transformer import (
+from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.segmentation.mask_transformer import (
     MaskTransformer,
     Prediction,
     check_backbone,
     class_scores,
 )
-from kmodels.models.vit.eomt.segments import Segments
-from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.segmentation.head import check_head
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
+from kmodels.models.vit.segmentation.segmenter import check_head
+from kmodels.models.vit.segmentation.segments import Segments
+from kmodels.models.vit.weights import resizing
 from kmodels.task import Compiled, Task
 from kmodels.training.inside_step import InsideStep
 from kmodels.training.matching.criterion import SetCriterion
@@ -346,4 +346,4 @@ class EoMTImageSegmenter(Segments, NamedClasses, Task):
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resize_positions.resized(self, image_size, patch_size)
+        return resizing.resized(self, image_size, patch_size)

@@ -1,1 +1,0 @@
-"""Vision Transformers' weights as other programs' files."""

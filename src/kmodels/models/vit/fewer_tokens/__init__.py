@@ -1,1 +1,0 @@
-"""Computing with fewer tokens: patches that are dropped in training, and tokens that are merged."""
