@@ -78,7 +78,10 @@ FAMILY = Family(
     backbone=ViTBackbone,
     tasks=(ViTImageClassifier, ViTImageSegmenter, EoMTImageSegmenter, ViTMAEForPreTraining),
     presets=PRESETS,
-    formats=(huggingface, dinov2, dinov3, eomt, clip_siglip, eva, timm_naflex, timm, augreg),
+    formats=(
+        *(one.FORMAT for one in (huggingface, dinov2, dinov3, eomt, clip_siglip)),
+        *(eva, timm_naflex, timm, augreg),
+    ),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
         "num_classes": (*HEADS, "pixel_logits/", "class_logits/"),

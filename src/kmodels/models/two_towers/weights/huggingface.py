@@ -68,7 +68,7 @@ def open_checkpoint(
         InputError: for settings that the model has no counterpart for, or one tower alone.
     """
     projects = description["model_type"] == "clip"
-    vision = clip_siglip.open_checkpoint(path, description, {}, weights=False)
+    vision = clip_siglip.FORMAT.open_checkpoint(path, description, {}, weights=False)
     classes = any("Classification" in x for x in description.get("architectures") or ())
     if classes or (not projects and vision.task["pooling"] != "map"):
         raise InputError(

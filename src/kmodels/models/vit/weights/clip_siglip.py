@@ -9,17 +9,17 @@ from typing import Any
 
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.huggingface import prefix_of
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import preprocessing
-from kmodels.models.vit.weights.resizing import fitting
+from kmodels.models.vit.weights.huggingface_config import (
+    Directory,
+    Reading,
+    ViTFormat,
+)
 from kmodels.weights import (
     Rule,
-    SourceCheckpoint,
     leading_axes,
     patch_kernel,
-    read_safetensors,
     transpose,
 )
 
@@ -80,35 +80,15 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
     ]
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") in (*CLIP, *SIGLIP, *SIGLIP2)
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a directory.
-
-    Args:
-        path: path of the directory.
-        description: the object in its config.json.
-        given: unused; the file says it all.
-        weights: False where only the architecture is wanted and no tensors need be there.
-
-    Raises:
-        InputError: for settings that the model has no counterpart for.
-    """
+def _read(directory: Directory) -> Reading:
+    path, description, _, tensors, weights = directory
     kind = description["model_type"]
     vision = description.get("vision_config", description)
-    tensors = read_safetensors(path) if weights else {}
-    if weights:
-        warn_of_encoder(path, description)
     prefix = prefix_of(tensors, PREFIX)
     classes = huggingface_config.labels(description, weights, "ForImageClassification")
     head = tensors.get("classifier.weight")
     classes = classes if head is None else head.shape[0]
-    ignored = [f"{prefix}{OLD}"]
+    left, projection, native = [*OTHERS, f"{prefix}{OLD}"], None, kind in SIGLIP2
     if kind in CLIP:
         backbone, task = _clip(path, vision, classes)
         projection = tensors.get("visual_projection.weight")
@@ -116,24 +96,19 @@ def open_checkpoint(
             task |= {"num_classes": projection.shape[0], "head_bias": False}
         if classes is not None:
             # The classifier reads tokens that no norm has seen.
-            ignored.append(f"{prefix}post_layernorm.")
+            left.append(f"{prefix}post_layernorm.")
     else:
-        projection = None
-        backbone, task = _siglip(path, vision, classes, kind in SIGLIP2)
+        backbone, task = _siglip(path, vision, classes, native)
         if classes is not None:
             # It takes the mean over the tokens; the attention pooling is there all the same.
-            ignored.append(f"{prefix}head.")
-    config = ViTConfig(**backbone)
-    left = (*OTHERS, *ignored)
-    return SourceCheckpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
-        task=task,
-        **preprocessing(path, huggingface_config.preprocessor(path, config)),
-        tensors={name: x for name, x in tensors.items() if not name.startswith(left)},
-        rules=rules(config, prefix, projection is not None, kind in SIGLIP2),
-        fit=fitting(config, prefix + POSITIONS, flat=True),
+            left.append(f"{prefix}head.")
+    return Reading(
+        backbone,
+        task,
+        rules=lambda config: rules(config, prefix, projection is not None, native),
+        tensors={name: x for name, x in tensors.items() if not name.startswith(tuple(left))},
+        positions=prefix + POSITIONS,
+        flat=True,
     )
 
 
@@ -164,3 +139,6 @@ def _siglip(
         backbone["position_interpolation"] = "bilinear_antialias"
     maps = vision.get("vision_use_head", True) and classes is None
     return backbone, {"num_classes": classes, "pooling": "map" if maps else "gap"}
+
+
+FORMAT = ViTFormat((*CLIP, *SIGLIP, *SIGLIP2), _read)

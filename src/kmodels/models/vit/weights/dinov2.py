@@ -1,21 +1,14 @@
 """Hugging Face directories of DINOv2, with and without registers."""
 
-from pathlib import Path
-from typing import Any
-
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.huggingface import prefix_of
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import preprocessing
-from kmodels.models.vit.weights.resizing import fitting
+from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
 from kmodels.weights import (
     Rule,
-    SourceCheckpoint,
     leading_axes,
     patch_kernel,
-    read_safetensors,
     transpose,
 )
 
@@ -88,30 +81,10 @@ def gated_dim(width: int, ratio: int) -> int:
     return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") in KINDS
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a directory.
-
-    Args:
-        path: path of the directory.
-        description: the object in its config.json.
-        given: fields of the config that the user gives; `use_mask_token=False` leaves it out.
-        weights: False where only the architecture is wanted and no tensors need be there.
-
-    Raises:
-        InputError: for settings that the model has no counterpart for.
-    """
+def _read(directory: Directory) -> Reading:
+    path, description, given, tensors, weights = directory
     kind, get = description["model_type"], description.get
     registers = kind == "dinov2_with_registers"
-    tensors = read_safetensors(path) if weights else {}
-    if weights:
-        warn_of_encoder(path, description)
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_ATTENTION)
     prefix = prefix_of(tensors, f"{kind}.")
     mask = f"{prefix}{MASK}" in tensors if weights else registers or get("use_mask_token", True)
@@ -134,24 +107,25 @@ def open_checkpoint(
     if registers:
         # Unlike its sibling, this one smooths before it shrinks.
         backbone["position_interpolation"] = "bicubic_antialias"
-    config = ViTConfig(**backbone)
     if given.get("use_mask_token") is False:
         tensors.pop(f"{prefix}{MASK}", None)
     block = f"{prefix}{BLOCK}.attention.attention."
     layers = [
-        block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")
+        block.format(i=i) + x
+        for i in range(backbone["num_layers"])
+        for x in ("query", "key", "value")
     ]
-    tensors = huggingface_config.with_zero_biases(tensors, layers, config.hidden_dim)
+    tensors = huggingface_config.with_zero_biases(tensors, layers, width)
     head = tensors.get("classifier.weight")
     labels = huggingface_config.labels(description, weights, "ForImageClassification")
     classes = labels if head is None else head.shape[0]
-    return SourceCheckpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
+    return Reading(
+        backbone,
         task={"pooling": "token" if classes is None else "token_gap", "num_classes": classes},
-        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        rules=lambda config: [*rules(config, prefix), *newer_rules(prefix)],
         tensors=tensors,
-        rules=[*rules(config, prefix), *newer_rules(prefix)],
-        fit=fitting(config, prefix + POSITIONS),
+        positions=prefix + POSITIONS,
     )
+
+
+FORMAT = ViTFormat(KINDS, _read)

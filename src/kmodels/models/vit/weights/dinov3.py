@@ -5,11 +5,14 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import preprocessing
-from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
+from kmodels.models.vit.weights.huggingface_config import (
+    Directory,
+    Reading,
+    ViTFormat,
+)
+from kmodels.weights import Rule, patch_kernel
 
 KIND = "dinov3_vit"
 MASK = "embeddings.mask_token"
@@ -64,58 +67,6 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
     ]
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") == KIND
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a directory.
-
-    Args:
-        path: path of the directory.
-        description: the object in its config.json.
-        given: fields of the config that the user gives; `use_mask_token=False` leaves it out.
-        weights: False where only the architecture is wanted and no tensors need be there.
-
-    Raises:
-        InputError: for settings that the model has no counterpart for.
-    """
-    get = description.get
-    shown = ungated(path, description)
-    tensors = read_safetensors(path) if weights else {}
-    if weights:
-        warn_of_encoder(path, description)
-    defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-    backbone = huggingface_config.backbone_fields(path, defaults | shown) | {
-        "layer_norm_epsilon": get("layer_norm_eps", 1e-5),
-        "drop_path_rate": get("drop_path_rate", 0.0),
-        "layer_scale": get("layerscale_value", 1.0),
-        "num_register_tokens": get("num_register_tokens", 0),
-        "use_mask_token": MASK in tensors if weights else True,
-        "use_swiglu_ffn": get("use_gated_mlp", False),
-        "use_position_embedding": False,
-        **turning(description),
-    }
-    config = ViTConfig(**backbone)
-    if given.get("use_mask_token") is False:
-        tensors.pop(MASK, None)
-    if REGISTERS in tensors and not config.num_register_tokens:
-        del tensors[REGISTERS]
-    deeper = any(name.startswith(DEEPER) for name in tensors)
-    return SourceCheckpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
-        task={"pooling": "token", "num_classes": None},
-        **preprocessing(path, huggingface_config.preprocessor(path, config)),
-        tensors=tensors,
-        rules=rules(config, DEEPER if deeper else ""),
-    )
-
-
 def ungated(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Returns a config.json that says GELU where SiLU belongs to gated MLPs.
 
@@ -144,3 +95,32 @@ def turning(description: dict[str, Any]) -> dict[str, Any]:
         **{ours: get(theirs, theirs != "key_bias") for ours, theirs in BIASES.items()},
         **{name: get(name, 2.0 if name == "pos_embed_rescale" else None) for name in MOVES},
     }
+
+
+def _read(directory: Directory) -> Reading:
+    path, description, given, tensors, weights = directory
+    get = description.get
+    defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    backbone = huggingface_config.backbone_fields(path, defaults | ungated(path, description)) | {
+        "layer_norm_epsilon": get("layer_norm_eps", 1e-5),
+        "drop_path_rate": get("drop_path_rate", 0.0),
+        "layer_scale": get("layerscale_value", 1.0),
+        "num_register_tokens": get("num_register_tokens", 0),
+        "use_mask_token": MASK in tensors if weights else True,
+        "use_swiglu_ffn": get("use_gated_mlp", False),
+        "use_position_embedding": False,
+        **turning(description),
+    }
+    left = {MASK} if given.get("use_mask_token") is False else set()
+    if not backbone["num_register_tokens"]:
+        left.add(REGISTERS)
+    deeper = any(name.startswith(DEEPER) for name in tensors)
+    return Reading(
+        backbone,
+        task={"pooling": "token", "num_classes": None},
+        rules=lambda config: rules(config, DEEPER if deeper else ""),
+        tensors={name: x for name, x in tensors.items() if name not in left},
+    )
+
+
+FORMAT = ViTFormat((KIND,), _read)

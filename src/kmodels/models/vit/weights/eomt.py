@@ -2,24 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
-from kmodels.models.vit.weights.huggingface_config import preprocessing
-from kmodels.models.vit.weights.resizing import fitting
+from kmodels.models.vit.weights.huggingface_config import (
+    Directory,
+    Reading,
+    ViTFormat,
+)
 from kmodels.weights import (
     LazyArray,
     Rule,
-    SourceCheckpoint,
     leading_axes,
     patch_kernel,
-    read_safetensors,
     transpose,
 )
 from kmodels.weights.transforms import Transform, identity
@@ -147,30 +146,11 @@ def _renamed(rule: Rule, names: Mapping[str, str]) -> Rule:
     return rule
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") in KINDS
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a directory.
-
-    Args:
-        path: path of the directory.
-        description: the object in its config.json.
-        given: unused; the file says it all.
-        weights: False where only the architecture is wanted and no tensors need be there.
-
-    Raises:
-        InputError: for settings that the model has no counterpart for.
-    """
+def _read(directory: Directory) -> Reading:
+    path, description, _, tensors, weights = directory
     get, turns = description.get, description["model_type"] == KINDS[1]
     shown = dinov3.ungated(path, description) if turns else description
-    tensors = dict(read_safetensors(path)) if weights else {}
-    if weights:
-        warn_of_encoder(path, description)
+    tensors = dict(tensors)
     backbone = huggingface_config.backbone_fields(path, SIZES | shown) | {
         "layer_norm_epsilon": get("layer_norm_eps", 1e-6),
         "drop_path_rate": get("drop_path_rate", 0.0),
@@ -193,24 +173,21 @@ def open_checkpoint(
         }
         if gated:
             backbone["approximate_gelu"] = False
-    config = ViTConfig(**backbone)
     settings = {name: get(name, usual) for name, usual in SETTINGS.items()}
     if (held := tensors.pop(CLASS_WEIGHTS, None)) is not None:
         settings["no_object_weight"] = round(float(held.read()[-1]), 6)
-    if REGISTERS in tensors and not config.num_register_tokens:
-        del tensors[REGISTERS]
+    if not backbone["num_register_tokens"]:
+        tensors.pop(REGISTERS, None)
     head = tensors.get("class_predictor.bias")
     labels = huggingface_config.labels(description, weights, "ForUniversalSegmentation")
     classes = labels if head is None else head.shape[0] - 1
-    return SourceCheckpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
+    return Reading(
+        backbone,
         task={"num_classes": classes, **settings},
-        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        rules=rules,
         tensors=tensors,
-        rules=rules(config),
-        fit=fitting(config, POSITIONS, flat=True),
+        positions=POSITIONS,
+        flat=True,
     )
 
 
@@ -248,3 +225,6 @@ def more_tensors(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, La
         none = np.zeros((1, 0, config.hidden_dim), "float32")
         found[REGISTERS] = LazyArray(none.shape, none.dtype, lambda: none)
     return found
+
+
+FORMAT = ViTFormat(KINDS, _read)

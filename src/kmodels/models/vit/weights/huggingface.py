@@ -1,17 +1,12 @@
 """Hugging Face directories of ViT, DeiT, I-JEPA and MAE: with their heads or decoder, or bare."""
 
-from pathlib import Path
-from typing import Any
-
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.huggingface import prefix_of
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config, mae
-from kmodels.models.vit.weights.huggingface_config import preprocessing
-from kmodels.models.vit.weights.resizing import fitting
-from kmodels.weights import Rule, SourceCheckpoint, patch_kernel, read_safetensors
+from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
+from kmodels.weights import Rule, patch_kernel
 
 # What each calls its encoder inside a larger model.
 PREFIXES = {"vit": "vit.", "deit": "deit.", "ijepa": "ijepa.", "vit_mae": "vit."}
@@ -46,11 +41,6 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
     return [*encoder_rules.prefixed(prefix, table), *heads]
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory with this config.json is of this format."""
-    return path.is_dir() and description.get("model_type") in PREFIXES
-
-
 def is_ijepa(config: ViTConfig) -> bool:
     """Returns whether a config is one of I-JEPA.
 
@@ -64,20 +54,8 @@ def is_ijepa(config: ViTConfig) -> bool:
     )
 
 
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a directory.
-
-    Args:
-        path: path of the directory.
-        description: the object in its config.json.
-        given: unused; the file says it all.
-        weights: False where only the architecture is wanted and no tensors need be there.
-
-    Raises:
-        InputError: for settings that the model has no counterpart for.
-    """
+def _read(directory: Directory) -> Reading:
+    path, description, _, tensors, weights = directory
     kind = description["model_type"]
     backbone = huggingface_config.backbone_fields(path, description) | {
         # The default is that of transformers' configurations.
@@ -85,18 +63,16 @@ def open_checkpoint(
         "use_distillation_token": kind == "deit",
         "use_class_token": kind != "ijepa",
     }
-    config = ViTConfig(**backbone)
-    tensors = read_safetensors(path) if weights else {}
-    if weights:
-        warn_of_encoder(path, description)
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_BLOCKS)
     decoder, notice = mae.settings(description, tensors), mae.notice(tensors)
     prefix = prefix_of(tensors, PREFIXES[kind])
     block = f"{prefix}{BLOCK}.attention.attention."
     layers = [
-        block.format(i=i) + x for i in range(config.num_layers) for x in ("query", "key", "value")
+        block.format(i=i) + x
+        for i in range(backbone["num_layers"])
+        for x in ("query", "key", "value")
     ]
-    tensors = huggingface_config.with_zero_biases(tensors, layers, config.hidden_dim)
+    tensors = huggingface_config.with_zero_biases(tensors, layers, backbone["hidden_dim"])
     for name, width in mae.unbiased_layers(tensors, decoder).items():
         tensors = huggingface_config.with_zero_biases(tensors, [name], width)
     pooler = tensors.get(f"{prefix}pooler.dense.weight")
@@ -110,20 +86,23 @@ def open_checkpoint(
     ending = "ForImageClassificationWithTeacher" if distilled else "ForImageClassification"
     labels = huggingface_config.labels(description, weights, ending)
     pooling = "gap" if kind == "ijepa" else "token"
-    return SourceCheckpoint(
-        path=path,
-        kind="Hugging Face",
-        backbone=backbone,
+    return Reading(
+        backbone,
         task={
             "pooling": "distilled" if distilled else pooling,
             "intermediate_dim": pooler.shape[0] if pooler is not None else None,
             "num_classes": head.shape[0] if head is not None else labels,
             **decoder,
         },
-        **preprocessing(path, huggingface_config.preprocessor(path, config)),
+        rules=lambda config: [
+            *rules(config, prefix, distilled),
+            *(mae.rules() if decoder else ()),
+        ],
         tensors=tensors,
-        rules=[*rules(config, prefix, distilled), *(mae.rules() if decoder else ())],
-        fit=fitting(config, prefix + POSITIONS),
+        positions=prefix + POSITIONS,
         notice=notice,
         notice_part="decoder/",
     )
+
+
+FORMAT = ViTFormat(PREFIXES, _read)

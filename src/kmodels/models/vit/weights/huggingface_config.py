@@ -5,15 +5,18 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json
 from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.weights import LazyArray, Rule, constant
+from kmodels.models.vit.weights.resizing import fitting
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, constant, read_safetensors
 
 # The arguments of preprocessors that the warning names.
 DECISIVE = ("image_size", "patch_size", "max_num_patches", "mean", "std")
@@ -103,6 +106,89 @@ NEWER_BLOCKS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\.mlp\.fc1\.": ".intermediate.dense.",
     r"\.mlp\.fc2\.": ".output.dense.",
 }
+
+
+class Directory(NamedTuple):
+    """A directory that is read.
+
+    Args:
+        path: where it lies, for messages.
+        description: the object in its config.json.
+        given: fields of the config that the user gives.
+        tensors: those of its files; empty if the architecture alone is wanted.
+        weights: False if that is so, and no tensors need be there.
+    """
+
+    path: Path
+    description: dict[str, Any]
+    given: dict[str, Any]
+    tensors: Mapping[str, LazyArray]
+    weights: bool
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a directory holds.
+
+    Args:
+        config: of the backbone.
+        task: arguments of the task, see `SourceCheckpoint`, like all that follow but two.
+        rules: see there.
+        tensors: see there.
+        positions: name of the tensor of position embeddings; None for a model without.
+        flat: whether it is (rows, D) instead of (1, rows, D).
+        notice: see there.
+        notice_part: see there.
+    """
+
+    config: dict[str, Any]
+    task: dict[str, Any]
+    rules: Callable[[ViTConfig], Sequence[Rule]]
+    tensors: Mapping[str, LazyArray]
+    positions: str = ""
+    flat: bool = False
+    notice: str | None = None
+    notice_part: str | None = None
+
+
+@dataclass(frozen=True)
+class ViTFormat:
+    """Directories of transformers that hold a ViT, as `Family.formats` wants them.
+
+    Args:
+        kinds: what `model_type` of their config.json says.
+        read: understands one; raises `InputError` for settings that the model has no counterpart
+            for.
+    """
+
+    kinds: Collection[str]
+    read: Callable[[Directory], Reading]
+
+    def matches(self, path: Path, description: dict[str, Any]) -> bool:
+        """Returns whether a directory with this config.json is of this format."""
+        return path.is_dir() and description.get("model_type") in self.kinds
+
+    def open_checkpoint(
+        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    ) -> SourceCheckpoint:
+        """Understands a directory, see `kmodels.models.registry.Format`."""
+        tensors = read_safetensors(path) if weights else {}
+        if weights:
+            warn_of_encoder(path, description)
+        found = self.read(Directory(path, description, given, tensors, weights))
+        config = ViTConfig(**found.config)
+        return SourceCheckpoint(
+            path=path,
+            kind="Hugging Face",
+            backbone=found.config,
+            task=found.task,
+            **preprocessing(path, preprocessor(path, config)),
+            tensors=found.tensors,
+            rules=found.rules(config),
+            fit=fitting(config, found.positions, found.flat),
+            notice=found.notice,
+            notice_part=found.notice_part,
+        )
 
 
 def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
