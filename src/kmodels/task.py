@@ -19,8 +19,8 @@ from kmodels.lora import changes
 from kmodels.lora.methods import Adapters
 from kmodels.training.keras_methods import KerasMethods, Predicts
 from kmodels.training.loop import Model
+from kmodels.training.losses import warn_of_logits
 from kmodels.training.optim.other_variables import follow_variables, noted_slots
-from kmodels.training.probability_loss import warn_of_logits
 
 malloc.watch()
 

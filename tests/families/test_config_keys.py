@@ -9,7 +9,7 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of
-from kmodels.generation import settings as sampling
+from kmodels.generation import request
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
 from kmodels.models.common import huggingface, unknown_settings
 from kmodels.weights import read_safetensors
@@ -220,7 +220,7 @@ def test_every_setting_of_an_encoder_in_transformers_is_known(name, caplog, tmp_
 def test_every_setting_of_generation_in_transformers_is_known():
     import transformers
 
-    assert not set(transformers.GenerationConfig().to_dict()) - sampling.KNOWN
+    assert not set(transformers.GenerationConfig().to_dict()) - request.KNOWN
 
 
 @pytest.mark.parametrize(

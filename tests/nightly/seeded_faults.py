@@ -78,7 +78,7 @@ FAULTS = {
             "np.concatenate(parts, axis=rule.axis)",
             "np.concatenate(parts[::-1], axis=rule.axis)",
         ),
-        ("weights/manifest.py", "_hash(file) != entry", "False and _hash(file) != entry"),
+        ("weights/native.py", "_hash(file) != entry", "False and _hash(file) != entry"),
         ("weights/readers.py", "if dtype.hasobject:", "if False:"),
         (
             "models/vit/weights/dinov2.py",
@@ -95,7 +95,7 @@ FAULTS = {
             "self.skipped.assign_add(1)",
             "self.skipped.assign_add(2)",
         ),
-        ("training/similarity_losses.py", "(1.0 - 2.0 * own)", "(2.0 * own - 1.0)"),
+        ("training/losses.py", "(1.0 - 2.0 * own)", "(2.0 * own - 1.0)"),
         ("checkpoint/manager.py", "older[max(keep, 1) - 1 :]", "older[max(keep, 1) :]"),
         (
             "checkpoint/manager.py",
@@ -119,7 +119,7 @@ FAULTS = {
         ("data/rng.py", "(0, key, 0, 0)", "(key, 0, 0, 0)"),
         ("data/images/augment.py", "images[:, :, ::-1], images)", "images[:, ::-1], images)"),
         ("data/images/augment.py", "stays, 1 - box_h * box_w", "stays, box_h * box_w"),
-        ("data/images/masks/loader.py", "labels[mirrored] = labels[mirrored][:, :, ::-1]", "pass"),
+        ("data/images/masks.py", "labels[mirrored] = labels[mirrored][:, :, ::-1]", "pass"),
         ("data/images/augment.py", "(drawn[:, 2] < 0.5)", "(drawn[:, 2] > 2)"),
         (
             "text/templates.py",

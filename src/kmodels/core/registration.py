@@ -68,11 +68,10 @@ MODULES = {
     ),
     "kmodels.layers": LAYERS,
     "kmodels.models": (*CLIP, *GEMMA, *GEMMA_VISION, *QWEN3, *SIGLIP, *TWO_TOWERS, *VIT),
-    "kmodels.training.contrastive_loss": ("ContrastiveLoss",),
+    "kmodels.training.losses": (
+        *("CLIPLoss", "ContrastiveLoss", "DINOLoss", "PixelCrossentropy", "SigLIPLoss"),
+    ),
     "kmodels.training.metrics": ("MeanIoU", "SparseAccuracy"),
-    "kmodels.training.pixel_loss": ("PixelCrossentropy",),
-    "kmodels.training.dino_loss": ("DINOLoss",),
-    "kmodels.training.similarity_losses": ("CLIPLoss", "SigLIPLoss"),
     "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
     "kmodels.training.optim.schedules": ("WarmupSchedule",),
 }

@@ -1,9 +1,8 @@
 """Many devices: one line spreads a run over a mesh, on the engine that each backend has."""
 
-from kmodels.distribution.distribute import distribute
 from kmodels.distribution.layout import register
 from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh
-from kmodels.distribution.plan import ParallelPlan, Plan
+from kmodels.distribution.plan import ParallelPlan, Plan, distribute
 from kmodels.distribution.processes import current
 
 __all__ = [

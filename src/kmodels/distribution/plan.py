@@ -1,16 +1,17 @@
-"""The plan that `distribute` returns: all steps of a run that depend on the devices."""
+"""The plan of a run on many devices, and the one line that makes it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakSet
 
 import keras
 
+from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.distribution import processes
-from kmodels.distribution.engines.engine import Engine
-from kmodels.distribution.mesh import Mesh, check_batch
+from kmodels.distribution.engines.engine import Engine, EngineBackend
+from kmodels.distribution.mesh import Mesh, check_batch, fill, parse_mesh
 
 if TYPE_CHECKING:
     from kmodels.data.pipeline.shard import BatchSharding
@@ -170,3 +171,59 @@ class ParallelPlan:
 
 # The name that the class had at first.
 Plan = ParallelPlan
+
+
+@overload
+def distribute(spec: str, batch_size: int | None = None) -> ParallelPlan: ...
+@overload
+def distribute(spec: None, batch_size: int | None = None) -> None: ...
+@overload
+def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None: ...
+def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None:
+    """Spreads what is built from now on over the devices of a mesh.
+
+    Call it once, before the model is built: variables keep the place where they were made. The
+    order is distribute, build or load, `enable_lora`, `plan.prepare`, `compile`, `fit`.
+
+        plan = kmodels.distribution.plan("data=4,model=2")
+        model = plan.prepare(kmodels.models.ViTImageClassifier.from_preset("vit_debug"))
+
+    Args:
+        spec: axes and lengths, as `parse_mesh` reads them; -1 takes the devices that are left.
+            None takes a mesh back.
+        batch_size: rows of a global batch, checked here where it is given.
+
+    Returns:
+        The plan, which is `current()` from now on; None for None.
+
+    Raises:
+        InputError: for a wrong mesh, too few devices, a batch that does not divide, or what the
+            backend cannot do.
+    """
+    if spec is None:
+        if (former := processes.current()) is not None:
+            processes.set_current(None)
+            former.engine.leave()
+        return None
+    mesh = parse_mesh(spec)
+    if batch_size is not None:
+        check_batch(mesh, batch_size)
+    module = backend_module("kmodels.distribution.engines.engine", EngineBackend, optional=True)
+    if module is None:
+        raise InputError(
+            f"a mesh ({spec}) is not supported on {backend()} yet; set KERAS_BACKEND=jax or leave "
+            "the mesh out"
+        )
+    if mesh.sequence != 1 and module.NO_SEQUENCE is not None:
+        raise InputError(
+            f"the mesh {mesh} cuts rows by their tokens, which is not supported on {backend()}: "
+            f"{module.NO_SEQUENCE}; set KERAS_BACKEND=jax, or leave sequence out"
+        )
+    processes.join()
+    mesh = fill(mesh, module.devices(), module.MORE)
+    if batch_size is not None:
+        check_batch(mesh, batch_size)
+    distribute(None)
+    plan = ParallelPlan(mesh, module.use(mesh))
+    processes.set_current(plan)
+    return plan

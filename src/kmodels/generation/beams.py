@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kmodels.generation.generate import opened
-from kmodels.generation.inputs import repeated
+from kmodels.generation.request import repeated
 from kmodels.generation.samplers import BeamSampler
 from kmodels.generation.stop import ended
 

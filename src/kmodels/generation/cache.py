@@ -1,12 +1,4 @@
-"""Keys and values of earlier tokens, in rings.
-
-A ring has as many slots as the texts may take; in a layer with a window, no more than the window.
-Prompts of unequal length end at one place: of a row with n tokens in a batch padded to P, the token
-at position p stands at place P - n + p, in slot `place % slots`. All rows therefore write a new
-token to the same slot, which held the one that leaves the window, and the position of what a slot
-holds follows from the lengths alone. Where drafts come in, rows write to places of their own: see
-`kmodels.generation.draft_cache`.
-"""
+"""Keys and values of earlier tokens, in rings; also if several tokens come in at once."""
 
 from typing import Any, Protocol
 
@@ -165,3 +157,48 @@ def caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
     """Returns the cache of each block of a model; some blocks may have the same one."""
     made = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
     return [made[number] for number in backbone.cache_numbers]
+
+
+class DraftView:
+    """Some new tokens per row see what stands in front of them, and each other causally.
+
+    A ring of a window has `ahead` slots more than that. So a slot that holds a refused token is
+    taken for a place that is farther behind than any token sees.
+
+    Args:
+        starts: (B,) int32, position of the first new token.
+        count: number of new tokens of each row, at most ahead + 1.
+        slots: that the texts may take, `ahead` drafts included.
+        ahead: largest number of tokens that may be refused.
+    """
+
+    def __init__(self, starts: Tensor, count: int, slots: int, ahead: int):
+        self.slots = slots
+        self.ahead = ahead
+        self.positions = starts[:, None] + ops.arange(count, dtype="int32")  # (B, T)
+        self._rings: dict[tuple[int, int | None], tuple[Any, Any, Any]] = {}
+
+    def ring(self, window: int | None) -> tuple[Any, Any, Any]:
+        """Returns the slots to write to (B, T), what is seen then (B, T, size), and its mask."""
+        size = ring_size(self.slots, window, self.ahead)
+        # A window that no text is longer than hides nothing.
+        window = None if window is None or self.slots <= window else window
+        if (size, window) not in self._rings:
+            last = self.positions[:, -1:]
+            held = last - ops.mod(last - ops.arange(size, dtype="int32"), size)  # (B, size)
+            behind = self.positions[:, :, None] - held[:, None]
+            seen = ops.logical_and(behind >= 0, held[:, None] >= 0)
+            if window is not None:
+                seen = ops.logical_and(seen, behind < window)
+            # All layers get the same tensors, so that what is made of them serves them all.
+            self._rings[size, window] = ops.mod(self.positions, size), seen, seen[:, None]
+        return self._rings[size, window]
+
+    def extend(
+        self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
+    ) -> tuple[Any, Any, dict]:
+        """See `kmodels.generation.cache.LayerCache.extend`."""
+        slots, _, mask = self.ring(window)
+        key = store.scatter(2 * layer, slots, key)
+        value = store.scatter(2 * layer + 1, slots, value)
+        return key, value, {"mask": mask}  # (B, 1, T, size)

@@ -7,8 +7,7 @@ import keras
 from keras import ops
 
 from kmodels.core.types import Tensor
-from kmodels.generation.cache import PromptView, StepView, Store, caches
-from kmodels.generation.draft_cache import DraftView
+from kmodels.generation.cache import DraftView, PromptView, StepView, Store, caches
 from kmodels.generation.sampler import Sampler
 
 

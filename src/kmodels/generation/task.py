@@ -8,12 +8,18 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor
-from kmodels.generation.assisted import DraftCounts, continue_with_drafts
 from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.chat import Chats, chat_prompts, pad_rows
 from kmodels.generation.drafters import ASSISTANT_TOKENS, Drafter, drafter_of
-from kmodels.generation.generate import check_prompts, continue_prompts
-from kmodels.generation.inputs import (
+from kmodels.generation.generate import (
+    DraftCounts,
+    check_prompts,
+    continue_prompts,
+    continue_with_drafts,
+)
+from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
+from kmodels.generation.request import (
+    GenerateRequest,
     as_numpy,
     batches,
     images_of,
@@ -22,12 +28,10 @@ from kmodels.generation.inputs import (
     is_raw,
     joined,
     repeated,
+    stop_strings_of,
 )
-from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
-from kmodels.generation.request import GenerateRequest
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
-from kmodels.generation.settings import stop_strings_of
 from kmodels.generation.stop import Stop, Streamer, check_strings
 from kmodels.text.chat_template import is_chat
 from kmodels.weights import gather

@@ -4,23 +4,364 @@ Weights go by a table for each pair, strict in both directions; afterwards both 
 weight by weight. Nothing here needs TensorFlow; keras-hub says itself where it does.
 """
 
+import inspect
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
+import numpy as np
 
 from kmodels import lora, presets
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.file_shapes import Needed
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import read_json
-from kmodels.interop import hub_lora, hub_preprocessing, hub_weights
 from kmodels.interop.packages import need
+from kmodels.lora import LoraSettings
+from kmodels.lora.targets import linear_layers
 from kmodels.models import registry
+from kmodels.models.common.image_text.pan_and_scan import HUB
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping
-from kmodels.weights import engine
+from kmodels.text import Tokenizer
+from kmodels.weights import LazyArray, Rule, engine, gather
+from kmodels.weights.rules import Bound, bind_sources
+from kmodels.weights.transforms import source_shape
+
+LORA = ("/lora_kernel_a", "/lora_kernel_b")
+
+
+def make(peer: KerasHubMapping, config: Any, hub: Any, policy: keras.DTypePolicy) -> keras.Model:
+    """Returns a new backbone of keras-hub.
+
+    Args:
+        peer: the counterpart of the backbone.
+        config: config of the backbone here.
+        hub: keras-hub itself.
+        policy: of the backbone. As an object: by the name "bfloat16", a vision encoder of keras-hub
+            makes itself float32.
+    """
+    more = {}
+    if peer.make_part is not None:
+        name, arguments = peer.make_part(config)
+        own = arguments.pop("dtype", None)
+        held = policy if own is None else keras.DTypePolicy(own)
+        more[peer.part] = getattr(hub.models, name)(**arguments, dtype=held)
+    return getattr(hub.models, peer.backbone)(**peer.arguments(config), **more, dtype=policy)
+
+
+def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
+    """Returns the weights of a backbone or task of keras-hub by the names in the table.
+
+    Args:
+        peer: the counterpart of the backbone.
+        model: whose weights they are.
+
+    Raises:
+        InputError: for weights that are not plain numbers, or adapters beside them.
+    """
+    backbone = getattr(model, "backbone", model)
+    parts = [part for name in peer.ignored if (part := getattr(backbone, name, None)) is not None]
+    left = {id(variable) for part in parts for variable in part.weights}
+    found: dict[str, Any] = {}
+    for variable in model.weights:
+        if id(variable) in left:
+            continue
+        name = variable.path.removeprefix(f"{model.name}/").removeprefix(f"{backbone.name}/")
+        # Layers of some backbones bear the backbone's name in front of their own, if it has one.
+        name = name.removeprefix(f"{backbone.name}_")
+        for pattern, known in peer.renamed.items():
+            name = re.sub(f"^{pattern}$", known, name)
+        if name in found:
+            raise InputError(f"two weights of {model.name} are called {name}; rename the layers")
+        found[name] = variable
+    if adapted := [name for name in found if name.endswith(LORA)]:
+        raise InputError(
+            f"{model.name} has LoRA adapters ({len(adapted)} weights, {adapted[0]} first): take "
+            "them by save_lora_weights and read_lora, and give the model as it was without"
+        )
+    return {name: variable for name, variable in found.items() if name not in peer.copies}
+
+
+def check_file(file: Path, model: keras.Model) -> None:
+    """Raises `InputError` that names what Keras passed over as it filled a model from a file.
+
+    Args:
+        file: a .weights.h5.
+        model: that was filled from it.
+    """
+    held: list[str] = []
+
+    def note(name: str, entry: "h5py.Dataset") -> None:
+        if isinstance(entry, h5py.Dataset):
+            held.append(name)
+
+    with h5py.File(file) as opened:
+        opened.visititems(note)
+    known = keras_internals.saved_arrays(model)
+    if surplus := _listed("", [name for name in held if name not in known]):
+        raise InputError(
+            f"{file} holds weights that {type(model).__name__} does not have{surplus[0]}"
+        )
+
+
+def tensors(peer: KerasHubMapping, model: keras.Model) -> dict[str, LazyArray]:
+    """Returns the same as an open file would give them."""
+    return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
+
+
+def _lazy(variable: keras.Variable) -> LazyArray:
+    dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
+    return LazyArray(tuple(variable.shape), dtype, lambda: gather.values(variable))
+
+
+def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArray]) -> None:
+    """Puts values into a model of keras-hub, where every name and shape fits.
+
+    Args:
+        peer: the counterpart of the backbone.
+        model: new, of keras-hub.
+        values: by the names in the table.
+
+    Raises:
+        InputError: lists what does not fit.
+    """
+    held = variables(peer, model)
+    engine.load(held, values, [Rule(name, name) for name in values], origin="the converted model")
+    backbone = getattr(model, "backbone", model)
+    for variable in backbone.weights:
+        name = variable.path.removeprefix(f"{backbone.name}_")
+        if (source := peer.copies.get(name)) is not None:
+            gather.put(variable, values[source].read())
+
+
+def _compare(
+    peer: KerasHubMapping, model: keras.Model, theirs: keras.Model, rules: Sequence[Rule]
+) -> None:
+    """Raises `InputError` that names every weight that is not the same, bit for bit, on both sides.
+
+    Args:
+        peer: the counterpart of the backbone.
+        model: a model of kmodels.
+        theirs: a model of keras-hub.
+        rules: the table.
+    """
+    ours, found = engine.export(model, rules), tensors(peer, theirs)
+    problems = [
+        *_listed("not in kmodels", [name for name in found if name not in ours]),
+        *_listed("not in keras-hub", [name for name in ours if name not in found]),
+        *_listed(
+            "different", [name for name in ours if name in found and _differ(ours, found, name)]
+        ),
+    ]
+    if problems:
+        raise InputError(f"the two models do not hold the same weights: {'; '.join(problems)}")
+
+
+def _differ(ours: Mapping[str, LazyArray], theirs: Mapping[str, LazyArray], name: str) -> bool:
+    left, right = ours[name], theirs[name]
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return True
+    return left.read().tobytes() != right.read().tobytes()
+
+
+def _listed(title: str, names: Sequence[str]) -> list[str]:
+    more = f" and {len(names) - engine.SHOWN} more" if len(names) > engine.SHOWN else ""
+    return [f"{title}: {', '.join(names[: engine.SHOWN])}{more}"] if names else []
+
+
+TEXT = ("sequence_length", "add_start_token", "add_end_token")
+IMAGES = ("max_images_per_prompt", "num_vision_tokens_per_image")
+
+
+def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
+    """Returns a preprocessor of kmodels that does what keras-hub's does.
+
+    Args:
+        preprocessor: that of a task of keras-hub.
+        config: config of the backbone here.
+        kind: class of the preprocessor here.
+
+    Raises:
+        InputError: for settings without a counterpart.
+    """
+    if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
+        origin = f"the {type(tokenizer).__name__} of keras-hub"
+        mine = kind.tokenizer_class.from_sentencepiece(tokenizer.proto, origin)
+        settings = {name: getattr(preprocessor, name) for name in TEXT}
+        if getattr(kind, "takes_images", False):
+            settings |= {name: getattr(preprocessor, name) for name in IMAGES}
+            settings["image_converter"] = preprocessor.image_converter
+        return kind(mine, **settings)
+    converter = getattr(preprocessor, "image_converter", None)
+    if converter is None:
+        raise InputError(
+            f"{type(preprocessor).__name__} has neither tokenizer nor image converter; give "
+            "preprocessor=False"
+        )
+    *size, channels = config.image_shape
+    return kind(size, (0.0,) * channels, (1.0,) * channels, image_converter=converter)
+
+
+def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
+    """Returns a preprocessor of keras-hub that does what ours does.
+
+    Args:
+        preprocessor: that of a task of kmodels.
+        kind: class of keras-hub's.
+
+    Raises:
+        InputError: for a tokenizer that keras-hub cannot hold, or where keras-hub needs TensorFlow.
+    """
+    try:
+        if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
+            settings = {name: getattr(preprocessor, name) for name in TEXT}
+            images = getattr(preprocessor, "image_tokens", None)
+            if images:
+                settings |= {name: getattr(preprocessor, name) for name in IMAGES}
+                settings["image_converter"] = _converter(preprocessor, kind.image_converter_cls)
+            return kind(_tokenizer(tokenizer, kind.tokenizer_cls, images), **settings)
+        return kind(kind.image_converter_cls(**preprocessor.image_converter.to_dict()))
+    except (ImportError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"keras-hub cannot make its {kind.__name__}: {reason} Or give preprocessor=False"
+        ) from None
+
+
+def _converter(preprocessor: Any, kind: type) -> Any:
+    """Returns the image converter of a preprocessor of texts with images."""
+    converter = preprocessor.image_converter
+    if converter.do_pan_and_scan:
+        raise InputError(
+            f"keras-hub's {kind.__name__} has no counterpart for do_pan_and_scan; set it to False, "
+            "or give preprocessor=False"
+        )
+    return kind(**{name: x for name, x in converter.to_dict().items() if name in HUB})
+
+
+def _tokenizer(tokenizer: Tokenizer, kind: type, images: Mapping[str, str] | None) -> Any:
+    if images:
+        return kind(tokenizer.to_sentencepiece(tuple(images.values())))
+    # Tokens of images, sounds and videos, which its Gemma 3 and 4 ask the vocabulary for.
+    names = inspect.signature(kind.__init__).parameters
+    more = {name: False for name in names if name.startswith("has_") and name.endswith("_tokens")}
+    return kind(tokenizer.to_sentencepiece(), **more)
+
+
+Factors = tuple[np.ndarray, np.ndarray]
+PARTS = ("lora_kernel_a", "lora_kernel_b")
+
+
+def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model) -> None:
+    """See `keras_hub.read_lora`."""
+    backbone = getattr(model, "backbone", model)
+    if lora.describe(model):
+        raise InputError("the model has LoRA adapters already; read_lora needs one without")
+    rank, stored = _stored(file)
+    config = backbone.config
+    # A layer that computes from its weights while it is built needs their values.
+    with nullcontext() if peer.copies else keras_internals.without_values():
+        theirs = make(peer, config, hub, keras.config.dtype_policy())
+    names = {id(v): name for name, v in variables(peer, theirs).items()}
+    numbered = [
+        layer
+        for layer in keras_internals.sublayers(theirs)
+        if layer is not theirs and layer.weights
+    ]
+    rules = bind_sources(peer.table(config), names.values())
+    layers = linear_layers(backbone)
+    found: dict[str, Factors] = {}
+    for number, matrices in stored.items():
+        if number >= len(numbered):
+            raise InputError(
+                f"{file} has an adapter for layer {number}, the model has {len(numbered)}; it was "
+                "made for another model"
+            )
+        name = names.get(id(getattr(numbered[number], "kernel", None)))
+        rule = rules.get(name) if name else None
+        path = rule.targets[0].removesuffix("/kernel") if rule else ""
+        if rule is None or len(rule.targets) > 1 or path not in layers:
+            raise InputError(
+                f"{file} has an adapter for layer {number}, {numbered[number].path}, which has no "
+                "linear layer of its own here"
+            )
+        found[path] = _plain(f"{file}: {name}", matrices, rank, rule, layers[path])
+    _put(file, backbone, layers, found)
+
+
+def _stored(file: Path) -> tuple[int, dict[int, Factors]]:
+    try:
+        with h5py.File(file) as opened:
+            held: Any = opened["lora"]
+            rank = int(held["vars"]["rank"][()])
+            numbers = [name for name in held if name.isdigit()]
+            found = {
+                int(name): tuple(np.asarray(held[name]["vars"][part], "float32") for part in PARTS)
+                for name in numbers
+            }
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file} is not a .lora.h5 of keras-hub: {reason}") from None
+    if not found:
+        raise InputError(f"{file} holds no adapters")
+    return rank, {number: (a, b) for number, (a, b) in sorted(found.items())}
+
+
+def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: keras.Layer) -> Factors:
+    """Returns two matrices (in, R) and (R, out) with the same product."""
+    a, b = matrices
+    ours = (layer.input_dim, layer.units)
+    shape = source_shape([ours], rule.transform, rule.axis)
+    if a.shape != (*shape[:-1], rank) or b.shape != (rank, shape[-1]):
+        raise InputError(
+            f"{origin} has adapters of {a.shape} and {b.shape}, the model needs "
+            f"{(*shape[:-1], rank)} and {(rank, shape[-1])}"
+        )
+    product = np.ascontiguousarray(rule.transform.forward(a @ b))
+    if len(shape) == 2 or shape[0] * shape[1] == layer.input_dim:
+        return a.reshape(-1, rank), b
+    heads = layer.units // shape[-1]
+    if heads * rank > min(ours):  # more columns than any product of this shape needs
+        one = np.eye(min(ours), dtype="float32")
+        return (one, product) if ours[0] <= ours[1] else (product, one)
+    wide = np.kron(np.eye(heads, dtype="float32"), b)
+    for axis in (0, 1):
+        if shape[axis] == heads:
+            columns = np.moveaxis(a, axis, 1).reshape(layer.input_dim, heads * rank)
+            if np.allclose(columns @ wide, product, rtol=1e-4, atol=1e-6):
+                break
+    return columns, wide
+
+
+def _put(
+    file: Path, backbone: keras.Model, layers: dict[str, Any], found: dict[str, Factors]
+) -> None:
+    """Gives the layers their adapters, all of one rank, as PEFT's files want it."""
+    rank = max(a.shape[1] for a, _ in found.values())
+    for path in found:
+        if rank > (limit := min(layers[path].input_dim, layers[path].units)):
+            raise InputError(
+                f"{file} needs adapters of rank {rank} here, since keras-hub shares a matrix among "
+                f"heads, and {path} takes at most {limit}"
+            )
+    ends = tuple(sorted({path.rpartition("/")[2] for path in found}))
+    settings = asdict(LoraSettings(rank=rank, targets=ends))
+    lora.restore(backbone, dict.fromkeys(found, settings))
+    for path, (a, b) in found.items():
+        more = rank - a.shape[1]
+        adapter = layers[path].adapter
+        adapter.a.assign(np.pad(a, ((0, 0), (0, more))))
+        adapter.b.assign(np.pad(b, ((0, more), (0, 0))))
+
 
 log = logging.getLogger("kmodels")
 
@@ -69,14 +410,14 @@ def from_hub(
     mine = peer.ours(**fields, dtype=backbone.dtype_policy)
     settings = dict(peer.pooled or {}) if backbone is model else peer.settings(task)
     if backbone is not model and preprocessor and model.preprocessor is not None:
-        settings["preprocessor"] = hub_preprocessing.to_ours(
+        settings["preprocessor"] = to_ours(
             model.preprocessor, mine.config, peer.our_task.preprocessor_class
         )
     if backbone is not model or peer.pooled:
         mine = peer.our_task(backbone=mine, **settings)
     rules = peer.table(getattr(mine, "backbone", mine).config)
-    engine.load(mine, hub_weights.tensors(peer, model), rules, origin=f"{type(model).__name__}")
-    hub_weights.compare(peer, mine, model, rules)
+    engine.load(mine, tensors(peer, model), rules, origin=f"{type(model).__name__}")
+    _compare(peer, mine, model, rules)
     return mine
 
 
@@ -111,19 +452,17 @@ def to_hub(model: keras.Model, *, preprocessor: bool = True, text_only: bool = F
         )
     rules = peer.table(config)
     values = engine.export(model, rules)
-    theirs = hub_weights.make(peer, config, hub, backbone.dtype_policy)
+    theirs = make(peer, config, hub, backbone.dtype_policy)
     if backbone is not model and peer.task is not None:
         task = getattr(hub.models, peer.task)
         arguments: dict[str, Any] = {"preprocessor": None, **peer.head(settings)}
         if preprocessor and model.preprocessor is not None:
-            arguments["preprocessor"] = hub_preprocessing.to_theirs(
-                model.preprocessor, task.preprocessor_cls
-            )
+            arguments["preprocessor"] = to_theirs(model.preprocessor, task.preprocessor_cls)
         if "num_classes" in arguments:
             arguments["head_dtype"] = model.head_dtype
         theirs = task(backbone=theirs, **arguments)
-    hub_weights.fill(peer, theirs, values)
-    hub_weights.compare(peer, model, theirs, rules)
+    fill(peer, theirs, values)
+    _compare(peer, model, theirs, rules)
     return theirs
 
 
@@ -140,7 +479,7 @@ def compare(model: keras.Model, theirs: keras.Model) -> None:
     backbone = getattr(model, "backbone", model)
     parts = [peer.part for peer in registry.family(backbone.family).keras_hub]
     peer, theirs = _peer_of(theirs, not any(parts))
-    hub_weights.compare(peer, model, theirs, peer.table(backbone.config))
+    _compare(peer, model, theirs, peer.table(backbone.config))
 
 
 def read_lora(model: keras.Model, file: str | Path) -> None:
@@ -158,7 +497,7 @@ def read_lora(model: keras.Model, file: str | Path) -> None:
     """
     backbone = getattr(model, "backbone", model)
     peer = _mapping_of(backbone, getattr(model, "settings", {}))
-    hub_lora.read(model, local_copy(file), peer, _hub())
+    read(model, local_copy(file), peer, _hub())
 
 
 def _mapping_of(backbone: keras.Model, settings: Mapping[str, Any]) -> KerasHubMapping:
@@ -197,7 +536,7 @@ def _load(source: str | Path) -> Any:
     except (ImportError, OSError, TypeError, ValueError, KeyError) as error:
         raise InputError(f"keras-hub cannot load {path}: {' '.join(str(error).split())}") from error
     if (file := path / "model.weights.h5").is_file():
-        hub_weights.check_file(file, getattr(model, "backbone", model))
+        check_file(file, getattr(model, "backbone", model))
     return model
 
 

@@ -7,8 +7,8 @@ import keras
 from kmodels.core.dispatch import op
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.ops import _attention_blockwise as blockwise
-from kmodels.ops._attention_parts import Hidden, allowed_pairs, products
+from kmodels.ops import _attention_blockwise
+from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, products
 from kmodels.ops.dropout import dropout as dropout_op
 
 
@@ -67,9 +67,11 @@ def attention(
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     hidden = Hidden(mask, segment_ids, block_ids, causal, window)
-    if blockwise.pays(query, key, mask):
-        words = blockwise.words(seed) if dropout and seed is not None else None
-        return blockwise.attention(query, key, value, hidden, words, scale, soft_cap, dropout)
+    if _attention_blockwise.pays(query, key, mask):
+        words = _attention_blockwise.words(seed) if dropout and seed is not None else None
+        return _attention_blockwise.attention(
+            query, key, value, hidden, words, scale, soft_cap, dropout
+        )
     allowed = allowed_pairs(query, key, mask, causal, window, segment_ids, block_ids)
 
     def drop(weights: Tensor) -> Any:

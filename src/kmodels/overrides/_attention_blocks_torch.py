@@ -6,7 +6,7 @@ import keras
 import torch
 
 from kmodels.core.framework_internals import internals_torch
-from kmodels.ops._attention_parts import MASKED, allowed_pairs
+from kmodels.ops._attention_blockwise import MASKED, allowed_pairs
 from kmodels.overrides._attention_products_torch import (
     as_heads,
     as_rows,

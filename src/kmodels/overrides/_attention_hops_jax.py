@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_cuts import Block, cuts
+from kmodels.ops._attention_blockwise import Block, cuts
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_cuts import Block, loops
-from kmodels.ops._attention_parts import MASKED
+from kmodels.ops._attention_blockwise import MASKED, Block, loops
 from kmodels.overrides import dropout_jax
 from kmodels.overrides._attention_hops_jax import Held, Hidden, Plan, State
 from kmodels.overrides._attention_loops_jax import dot, wide

@@ -11,8 +11,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_cuts import Block, loops
-from kmodels.ops._attention_parts import MASKED, Hidden
+from kmodels.ops._attention_blockwise import MASKED, Block, Hidden, loops
 from kmodels.overrides import dropout_jax
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_parts import MASKED
+from kmodels.ops._attention_blockwise import MASKED
 from kmodels.overrides import _attention_loops_jax as loop
 from kmodels.overrides.blocks import near
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kmodels.ops._attention_parts import MASKED
+from kmodels.ops._attention_blockwise import MASKED
 from kmodels.overrides.blocks import near
 
 

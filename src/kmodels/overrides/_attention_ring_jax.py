@@ -12,7 +12,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_parts import MASKED
+from kmodels.ops._attention_blockwise import MASKED
 from kmodels.overrides._attention_hops_jax import (
     Held,
     Hidden,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_parts import MASKED, allowed_pairs
+from kmodels.ops._attention_blockwise import MASKED, allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides._tensors_tensorflow import later, product, static_shape, truncates, wide

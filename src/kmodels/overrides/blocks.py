@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kmodels.ops._attention_cuts import cuts
+from kmodels.ops._attention_blockwise import cuts
 
 Block = tuple[slice, slice]
 

@@ -13,10 +13,7 @@ from kmodels.core.remote import local_copy
 from kmodels.core.schema import read_json
 from kmodels.models import registry
 from kmodels.models.registry import Family
-from kmodels.weights import (
-    SourceCheckpoint,
-    native,
-)
+from kmodels.weights import SourceCheckpoint, native
 from kmodels.weights.checkpoint import PROBLEM_TYPES
 
 log = logging.getLogger("kmodels")

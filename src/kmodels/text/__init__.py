@@ -1,8 +1,7 @@
 """Text for language models: tokenizers, records, templates, examples and rows."""
 
-from kmodels.text.examples import Cut, Example, encode
 from kmodels.text.loader import RecordLoader, TextLoader
-from kmodels.text.packing import pack, pad
+from kmodels.text.packing import Cut, Example, encode, pack, pad
 from kmodels.text.preferences import encode_pairs, read_pairs
 from kmodels.text.record_files import read_records
 from kmodels.text.records import Records

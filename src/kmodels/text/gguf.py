@@ -1,14 +1,16 @@
-"""The vocabulary inside a GGUF file."""
+"""Tokenizers as GGUF files hold them, read and written."""
 
-from collections.abc import Callable
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from kmodels.core.errors import InputError
-from kmodels.text import byte_level
-from kmodels.text import pieces as build
+from kmodels.text import byte_level, pieces
 from kmodels.text.marks import MARKS
 from kmodels.text.settings import DEFAULT, ROLES
 from kmodels.weights.gguf import Settings, open_gguf
@@ -97,18 +99,18 @@ def build_pieces(
         special: see `load`.
     """
     scores = value("scores", [0.0] * len(texts))
-    kinds = value("token_type", [build.NORMAL] * len(texts))
-    pieces = [build.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
+    kinds = value("token_type", [pieces.NORMAL] * len(texts))
+    held = [pieces.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
     pairs = None
     if value("model") == MERGED:
         pairs = byte_level.pairs(value("merges", []))
         # Marks that a file has as text, so that they are seen, are control tokens elsewhere.
         special = (*special, *MARKS)
     prefix = bool(value("add_space_prefix", True))
-    return build.build(
-        pieces,
+    return pieces.build(
+        held,
         special=special,
-        normalize=build.normalizer(
+        normalize=pieces.normalizer(
             dummy_prefix=prefix,
             remove_extra_whitespaces=bool(value("remove_extra_whitespaces", False)),
         ),
@@ -127,14 +129,14 @@ def build_bytes(
         value: as there.
         special: unused; such files say of each token whether it is one.
     """
-    kinds = value("token_type", [build.NORMAL] * len(texts))
+    kinds = value("token_type", [pieces.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.
-    usual = {text: i for i, text in enumerate(texts) if kinds[i] != build.UNUSED}
+    usual = {text: i for i, text in enumerate(texts) if kinds[i] != pieces.UNUSED}
     return byte_level.build(
         usual,
         byte_level.pairs(value("merges", [])),
-        special=[text for text, i in usual.items() if kinds[i] == build.CONTROL],
-        added=[text for text, i in usual.items() if kinds[i] == build.USER_DEFINED],
+        special=[text for text, i in usual.items() if kinds[i] == pieces.CONTROL],
+        added=[text for text, i in usual.items() if kinds[i] == pieces.USER_DEFINED],
         pattern=byte_level.PATTERNS[value("pre")],
     )
 
@@ -156,3 +158,207 @@ def _roles(
     roles = {role: None if i is None else texts[i] for role, i in ids.items()}
     ends = (value("eot_token_id"), value("eom_token_id"))
     return roles, [i for i in ends if i is not None]
+
+
+# Pieces of a text that two tokenizers are compared on.
+ASKED = 1000
+INSTEAD = "write hf, or the model without a preprocessor"
+
+
+class GGUFVocabulary(NamedTuple):
+    """A tokenizer as GGUF files hold it.
+
+    Attributes:
+        model: kind of the vocabulary: `SCORED`, `MERGED` or `BYTES`.
+        pre: how text is cut before merges, or None where the kind alone says it.
+        texts: texts of the tokens, in the order of ids.
+        scores: scores of each; the higher, the earlier its parts are merged. Empty for `BYTES`.
+        kinds: kinds of each, as in `pieces.Piece`.
+        merges: pairs of tokens with a blank between them, the first to be merged first. Empty for
+            `SCORED`.
+        unknown: id of the token for what no other stands for, or None.
+        space_prefix: whether a blank is put before a text; None for `BYTES`.
+    """
+
+    model: str
+    pre: str | None
+    texts: list[str]
+    scores: list[float]
+    kinds: list[int]
+    merges: list[str]
+    unknown: int | None
+    space_prefix: bool | None
+
+
+def describe(
+    core: Tokenizer,
+    rows: int,
+    kind: str = SCORED,
+    file: str = "a GGUF file",
+    instead: str = INSTEAD,
+) -> GGUFVocabulary:
+    """Returns what `gguf.load` reads.
+
+    Args:
+        core: with merges, of pieces as SentencePiece makes them or of bytes.
+        rows: rows of the embedding table: tokens behind them are left out, and rows without a token
+            get one that no text gives.
+        kind: how the file holds it: `SCORED` for scores alone, `MERGED` for merges beside them,
+            `BYTES` for byte-level merges.
+        file: what it is for, in errors.
+        instead: what to do where it cannot be, in errors.
+
+    Raises:
+        InputError: for another kind of tokenizer, or one that would give other ids from a file.
+    """
+    make = _of_bytes if kind == BYTES else _of_pieces
+    found, asked = make(core, rows, kind, file, instead)
+    if not _is_equal(core, found, asked):
+        raise InputError(
+            f"this tokenizer cuts text by more than the {'scores' if kind == SCORED else 'merges'} "
+            f"of its pieces, which is all that {file} holds: {instead}"
+        )
+    return found
+
+
+def _of_pieces(
+    core: Tokenizer, rows: int, kind: str, file: str, instead: str
+) -> tuple[GGUFVocabulary, list[str]]:
+    """Returns the vocabulary of a tokenizer of pieces, and what its usual tokens stand for."""
+    described = json.loads(core.to_str())
+    model, steps = described["model"], list(_steps(described["normalizer"]))
+    known = {"Replace", "Prepend"}
+    if model["type"] != "BPE" or not model["byte_fallback"] or not known.issuperset(steps):
+        raise InputError(
+            f"{file} holds merges with bytes for what is unknown, over plain text; this tokenizer "
+            f"is {model['type']} over {', '.join(steps) or 'plain text'}: {instead}"
+        )
+    merged = kind == MERGED
+    pairs = _pairs(model["merges"])
+    if merged:
+        _check_merges(pairs, file, instead)
+    # A piece is merged when the first merge that makes it is due.
+    ranks: dict[str, int] = {}
+    for rank, parts in enumerate(pairs):
+        ranks.setdefault("".join(parts), rank)
+    texts, kinds = _tokens(core, rows)
+    scores = [float(-ranks.get(text, len(ranks))) for text in texts]
+    for i, text in enumerate(texts):
+        if kinds[i] == pieces.UNUSED:
+            scores[i] = float(-len(pairs))
+        elif re.fullmatch("<0x[0-9A-F]{2}>", text):
+            kinds[i] = pieces.BYTE
+        elif merged and text in MARKS and kinds[i] == pieces.CONTROL:
+            kinds[i] = pieces.USER_DEFINED
+        if text == model["unk_token"]:
+            kinds[i] = pieces.UNKNOWN
+    unknown = None if model["unk_token"] is None else core.token_to_id(model["unk_token"])
+    held = _held(core, pairs, rows) if merged else []
+    pre = None if merged else "default"
+    found = GGUFVocabulary(kind, pre, texts, scores, kinds, held, unknown, "Prepend" in steps)
+    usual = zip(texts, kinds, strict=True)
+    return found, [text.replace(pieces.SPACE, " ") for text, k in usual if k == pieces.NORMAL]
+
+
+def _of_bytes(
+    core: Tokenizer, rows: int, kind: str, file: str, instead: str
+) -> tuple[GGUFVocabulary, list[str]]:
+    """Returns what `_of_pieces` does, of a tokenizer that merges bytes."""
+    described = json.loads(core.to_str())
+    way = _way(described)
+    known = {
+        name: _way(json.loads(byte_level.build({}, [], pattern=pattern).to_str()))
+        for name, pattern in byte_level.PATTERNS.items()
+    }
+    if (pre := next((name for name in known if known[name] == way), None)) is None:
+        raise InputError(
+            f"{file} holds merges of bytes in text that is cut as by {' or '.join(known)}; this "
+            f"tokenizer is {described['model']['type']} and cuts it in another way: {instead}"
+        )
+    texts, kinds = _tokens(core, rows)
+    held = _held(core, _pairs(described["model"]["merges"]), rows)
+    found = GGUFVocabulary(kind, pre, texts, [], kinds, held, None, None)
+    decoder, usual = decoders.ByteLevel(), zip(texts, kinds, strict=True)
+    return found, [decoder.decode([text]) for text, k in usual if k == pieces.NORMAL]
+
+
+def _way(described: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns how a tokenizer makes ids of text, except for its vocabulary."""
+    vocabulary = ("vocab", "merges", "unk_token", "fuse_unk")
+    model = {k: v or None for k, v in described["model"].items() if k not in vocabulary}
+    before = described["pre_tokenizer"] or {}
+    # That one is about the places of tokens in a text, not about ids.
+    steps = [
+        {name: value for name, value in step.items() if name != "trim_offsets"}
+        for step in before.get("pretokenizers", [before])
+    ]
+    return model, described["normalizer"], steps
+
+
+def _pairs(merges: list[Any]) -> list[list[str]]:
+    """Returns merges as pairs; files of tokenizers have them as texts too."""
+    return [parts if isinstance(parts, list) else parts.split(" ") for parts in merges]
+
+
+def _tokens(core: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
+    """Returns text and kind of each row, as far as the vocabulary itself says it."""
+    added = core.get_added_tokens_decoder()
+    texts, kinds = [f"[PAD{i}]" for i in range(rows)], [pieces.UNUSED] * rows
+    for text, i in core.get_vocab(with_added_tokens=True).items():
+        if i < rows:
+            texts[i], kinds[i] = text, pieces.NORMAL
+            if i in added:
+                kinds[i] = pieces.CONTROL if added[i].special else pieces.USER_DEFINED
+    return texts, kinds
+
+
+def _held(core: Tokenizer, pairs: list[list[str]], rows: int) -> list[str]:
+    """Returns the merges of a file, without those of or into tokens that were left out."""
+    ids = core.get_vocab(with_added_tokens=True)
+    return [" ".join(pair) for pair in pairs if all(ids[x] < rows for x in (*pair, "".join(pair)))]
+
+
+def _check_merges(pairs: list[list[str]], file: str, instead: str) -> None:
+    """Raises `InputError` for merges that llama.cpp would not do: it cuts text at line ends first.
+
+    A blank would be taken for the one between the two pieces.
+    """
+    for parts in pairs:
+        text = "".join(parts)
+        if " " in text or ("\n" in text and text.strip("\n")):
+            raise InputError(
+                f"{file} holds merges within lines and of line ends, without blanks; this "
+                f"tokenizer merges {parts[0]!r} and {parts[1]!r}: {instead}"
+            )
+
+
+def _is_equal(core: Tokenizer, found: GGUFVocabulary, asked: Sequence[str]) -> bool:
+    """Returns whether a file would cut text alike; pieces in any order make text to ask about."""
+    settings: dict[str, Any] = {
+        "model": found.model,
+        "pre": found.pre,
+        "merges": found.merges,
+        "scores": found.scores,
+        "token_type": found.kinds,
+        "add_space_prefix": found.space_prefix,
+    }
+    make = build_bytes if found.model == BYTES else build_pieces
+    again = make(found.texts, lambda name, default=None: settings.get(name, default))
+    mixed = random.Random(0).sample(asked, len(asked))
+    for first in range(0, len(mixed), ASKED):
+        text = "".join(mixed[first : first + ASKED])
+        ids, wanted = (x.encode(text, add_special_tokens=False).ids for x in (again, core))
+        if ids != wanted:
+            return False
+    return True
+
+
+def _steps(normalizer: dict[str, Any] | None) -> Iterator[str]:
+    """Yields the kinds of a normalizer's steps, one after the other."""
+    if normalizer is None:
+        return
+    if normalizer["type"] == "Sequence":
+        for step in normalizer["normalizers"]:
+            yield from _steps(step)
+    else:
+        yield normalizer["type"]

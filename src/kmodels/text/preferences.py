@@ -8,9 +8,8 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
-from kmodels.text.examples import Example
-from kmodels.text.json_lines import json_records
-from kmodels.text.packing import Batch, pad
+from kmodels.text.packing import Batch, Example, pad
+from kmodels.text.record_files import json_records
 
 FIELDS = ("prompt", "chosen", "rejected")
 

@@ -1,16 +1,69 @@
-"""SentencePiece .model files, read without the sentencepiece package."""
+"""SentencePiece .model files, read and written without the sentencepiece package."""
 
 import base64
 import binascii
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.data.formats import protobuf
-from kmodels.text import pieces as build
-from kmodels.text.sentencepiece_proto import model_class
+from kmodels.data.formats.protobuf import Field, message_classes
+from kmodels.text import gguf
+from kmodels.text.pieces import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    Piece,
+    build,
+    normalizer,
+)
+
+# Field numbers and defaults of sentencepiece_model.proto. Its enumerations stand as whole numbers,
+# which are the same on the wire, and its texts as bytes, which may be told not to be UTF-8.
+_TABLE = {
+    "Piece": (
+        Field("piece", 1, "bytes"),
+        Field("score", 2, "float"),
+        Field("type", 3, "int32", default="1"),
+    ),
+    "TrainerSpec": (
+        Field("model_type", 3, "int32", default="1"),
+        Field("vocab_size", 4, "int32"),
+        Field("byte_fallback", 35, "bool"),
+        Field("unk_id", 40, "int32"),
+        Field("bos_id", 41, "int32"),
+        Field("eos_id", 42, "int32"),
+        Field("pad_id", 43, "int32"),
+        Field("unk_piece", 45, "bytes"),
+        Field("bos_piece", 46, "bytes"),
+        Field("eos_piece", 47, "bytes"),
+        Field("pad_piece", 48, "bytes"),
+    ),
+    "NormalizerSpec": (
+        Field("name", 1, "bytes"),
+        Field("precompiled_charsmap", 2, "bytes"),
+        Field("add_dummy_prefix", 3, "bool", default="true"),
+        Field("remove_extra_whitespaces", 4, "bool", default="true"),
+        Field("escape_whitespaces", 5, "bool", default="true"),
+    ),
+    "ModelProto": (
+        Field("pieces", 1, "Piece", repeated=True),
+        Field("trainer_spec", 2, "TrainerSpec"),
+        Field("normalizer_spec", 3, "NormalizerSpec"),
+    ),
+}
+
+
+@functools.cache
+def model_class() -> Any:
+    """Returns the class of the message that such a file is."""
+    return message_classes("kmodels.sentencepiece", _TABLE, "proto2")["ModelProto"]
+
 
 # keras-hub takes a text that is longer, and in base64, for the content of a file.
 LONGEST_PATH = 2048
@@ -46,7 +99,7 @@ def parse(
     """Returns the same from the content of a file; `origin` names it in errors."""
     try:
         model = protobuf.parse(model_class(), data)
-        pieces = [build.Piece(p.piece.decode(), p.score, p.type) for p in model.pieces]
+        pieces = [Piece(p.piece.decode(), p.score, p.type) for p in model.pieces]
     except ValueError as error:
         raise InputError(f"{origin} is not a SentencePiece model: {error}") from error
     if not pieces:
@@ -57,17 +110,17 @@ def parse(
             f"{origin} is a SentencePiece model of kind {trainer.model_type}; unigram, BPE and "
             "word are read"
         )
-    core = build.build(
+    core = build(
         pieces,
         kind=_KINDS[trainer.model_type],
         byte_fallback=trainer.byte_fallback,
         special=special,
-        normalize=build.normalizer(
+        normalize=normalizer(
             rules.precompiled_charsmap, rules.add_dummy_prefix, rules.remove_extra_whitespaces
         ),
         dummy_prefix=rules.add_dummy_prefix,
     )
-    control = {piece.text for piece in pieces if piece.kind == build.CONTROL}
+    control = {piece.text for piece in pieces if piece.kind == CONTROL}
     named = {
         role: (getattr(trainer, f"{name}_piece") or usual).decode(errors="replace")
         for role, (name, usual) in _ROLES.items()
@@ -100,3 +153,43 @@ def content_of(proto: str | Path | bytes) -> tuple[bytes, object]:
         return local_copy(proto).read_bytes(), proto
     except OSError as error:
         raise InputError(f"{str(proto)[:200]} cannot be read: {error.strerror}") from error
+
+
+BPE = 2
+
+
+def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] = ()) -> bytes:
+    """Returns the content of a .model file.
+
+    Args:
+        core: merges pieces, with blanks as SPACE and bytes for what is unknown.
+        roles: ids of "bos", "eos" and "pad", None for one that is not there.
+        marks: control tokens that the file shall find in texts, as kmodels does.
+
+    Returns:
+        Bytes that give the same ids; the scores are the ranks of the merges.
+
+    Raises:
+        InputError: for what such a file has no place for.
+    """
+    instead = "save it as tokenizer.json, or give preprocessor=False"
+    rows, file = core.get_vocab_size(), "a SentencePiece file"
+    found = gguf.describe(core, rows, file=file, instead=instead)
+    ids = {**roles, "unk": found.unknown}
+    model = model_class()()
+    for text, score, kind in zip(found.texts, found.scores, found.kinds, strict=True):
+        piece = model.pieces.add(piece=text.encode(), score=score)
+        if (kind := USER_DEFINED if text in marks else kind) != NORMAL:
+            piece.type = kind
+    trainer = model.trainer_spec
+    trainer.model_type, trainer.vocab_size, trainer.byte_fallback = BPE, len(found.texts), True
+    for name in ("unk", "bos", "eos", "pad"):
+        number = ids[name]
+        setattr(trainer, f"{name}_id", -1 if number is None else number)
+        if number is not None:
+            setattr(trainer, f"{name}_piece", found.texts[number].encode())
+    # Blanks at the ends and runs of them stay as they are; a character map there is none.
+    rules = model.normalizer_spec
+    rules.name, rules.add_dummy_prefix = b"identity", found.space_prefix
+    rules.remove_extra_whitespaces, rules.escape_whitespaces = False, True
+    return model.SerializeToString(deterministic=True)

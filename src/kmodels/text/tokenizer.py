@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.remote import local_copy
-from kmodels.text import gguf, sentencepiece, sentencepiece_writer
+from kmodels.text import gguf, sentencepiece
 from kmodels.text import settings as described
 from kmodels.text.chat import ChatTokenizer
 from kmodels.text.marks import MARKS, TURNS
@@ -201,7 +201,7 @@ class Tokenizer(ChatTokenizer):
         Raises:
             InputError: for a tokenizer that such a file cannot describe.
         """
-        return sentencepiece_writer.dump(
+        return sentencepiece.dump(
             self.core,
             {
                 "bos": self.start_token_id,

@@ -18,8 +18,7 @@ from kmodels.data.pipeline.batch import Preprocess, as_tuple
 from kmodels.data.pipeline.pipeline import check_batch
 from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.distribution import current
-from kmodels.distribution.rank_callbacks import followers
-from kmodels.distribution.rank_zero import without_distribution
+from kmodels.distribution.rank_zero import followers, without_distribution
 from kmodels.training import loop
 from kmodels.weights import deferred, gather
 

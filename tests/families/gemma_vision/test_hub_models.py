@@ -8,7 +8,7 @@ import pytest
 import hub_models
 from arrays import to_numpy
 from kmodels.core.errors import InputError
-from kmodels.interop import keras_hub as interop
+from kmodels.interop import keras_hub
 from kmodels.models import (
     Gemma3Backbone,
     Gemma3CausalLM,
@@ -43,7 +43,7 @@ def models():
 @pytest.fixture(scope="module")
 def pair(models):
     theirs = hub_models.make("gemma3_vision", models)
-    return theirs, interop.from_hub(theirs)
+    return theirs, keras_hub.from_hub(theirs)
 
 
 def output(model, x):
@@ -70,9 +70,9 @@ def test_logits_are_keras_hubs(pair, images):
 @once
 def test_the_text_alone_where_it_is_asked_for(pair):
     theirs, whole = pair
-    ours = interop.from_hub(theirs, text_only=True)
+    ours = keras_hub.from_hub(theirs, text_only=True)
     assert type(ours) is Gemma3CausalLM
-    interop.compare(ours, theirs)
+    keras_hub.compare(ours, theirs)
     x = hub_models.with_images(0)
     text = {name: x[name] for name in ("token_ids", "padding_mask")}
     np.testing.assert_allclose(output(ours, text), output(whole, x), rtol=0, atol=LIMIT)
@@ -82,10 +82,10 @@ def test_the_text_alone_where_it_is_asked_for(pair):
 def test_presets_go_both_ways(pair, tmp_path):
     theirs, ours = pair
     theirs.save_to_preset(str(tmp_path / "theirs"))
-    again = interop.from_hub(tmp_path / "theirs")
-    interop.compare(again, theirs)
+    again = keras_hub.from_hub(tmp_path / "theirs")
+    keras_hub.compare(again, theirs)
     assert again.backbone.config == ours.backbone.config
-    back = interop.to_hub(again)
+    back = keras_hub.to_hub(again)
     back.save_to_preset(str(tmp_path / "ours"))
     x = hub_models.with_images(2)
     held = type(back).from_preset(str(tmp_path / "ours"), preprocessor=None)
@@ -95,22 +95,22 @@ def test_presets_go_both_ways(pair, tmp_path):
 @everywhere
 def test_a_changed_number_of_the_encoder_is_named(models):
     theirs = hub_models.make("gemma3_vision", models)
-    ours = interop.from_hub(theirs)
+    ours = keras_hub.from_hub(theirs)
     name = "vision_output_encoder/vision_soft_embedding_norm/scale"
     variable = next(v for v in theirs.weights if v.path.endswith(name))
     variable.assign(to_numpy(variable) + 1e-3)
     with pytest.raises(InputError, match=f"different: {name}$"):
-        interop.compare(ours, theirs)
+        keras_hub.compare(ours, theirs)
 
 
 @everywhere
 def test_an_encoder_in_float32_stays_so_beside_bfloat16(models):
     theirs = hub_models.gemma_3_vision(models, "bfloat16")
     hub_models.randomize(theirs)
-    ours = interop.from_hub(theirs)
+    ours = keras_hub.from_hub(theirs)
     kinds = {w.path.startswith("vision_encoder/"): str(w.dtype) for w in ours.weights}
     assert kinds == {True: "float32", False: "bfloat16"}
-    interop.compare(ours, interop.to_hub(ours))
+    keras_hub.compare(ours, keras_hub.to_hub(ours))
     exact = hub_models.gemma_3_vision(models)
     for one, other in zip(exact.weights, theirs.weights, strict=True):
         one.assign(to_numpy(other))
@@ -120,9 +120,9 @@ def test_an_encoder_in_float32_stays_so_beside_bfloat16(models):
     assert mean[0] < 1.1 * mean[1]
     # One that is bfloat16 throughout keeps that there: the policy is given as an object.
     whole = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", num_layers=1, dtype="bfloat16")
-    back = interop.to_hub(whole)
+    back = keras_hub.to_hub(whole)
     assert {str(w.dtype) for w in back.weights} == {"bfloat16"}
-    again = interop.from_hub(back)
+    again = keras_hub.from_hub(back)
     assert "dtype" not in again.backbone.config.vision_encoder
 
 
@@ -137,7 +137,7 @@ def test_an_encoder_in_float32_stays_so_beside_bfloat16(models):
 )
 def test_what_keras_hub_ignores_or_does_otherwise_is_refused(models, changes, named):
     with pytest.raises(InputError, match=named) as raised:
-        interop.from_hub(hub_models.gemma_3_vision(models, **changes))
+        keras_hub.from_hub(hub_models.gemma_3_vision(models, **changes))
     assert "\n" not in str(raised.value)
 
 
@@ -166,7 +166,7 @@ def test_what_keras_hub_lacks_is_named(changes, named):
     held = {"sliding_window_pattern": 6, "num_layers": 6, **changes}
     ours = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", load_weights=False, **held)
     with pytest.raises(InputError, match=f"Gemma3Backbone has no counterpart for {named}$"):
-        interop.to_hub(ours)
+        keras_hub.to_hub(ours)
 
 
 @once
@@ -174,7 +174,7 @@ def test_windows_that_cut_an_image_are_why(models):
     """keras-hub's windows do cut it, so that the refusal is not for nothing."""
     theirs = hub_models.gemma_3_vision(models, sliding_window_size=4)
     hub_models.randomize(theirs)
-    ours = interop.from_hub(theirs)
+    ours = keras_hub.from_hub(theirs)
     narrow = hub_models.gemma_3_vision(models, sliding_window_size=3)
     for one, other in zip(narrow.weights, theirs.weights, strict=True):
         one.assign(to_numpy(other))
@@ -223,8 +223,8 @@ def test_keras_hubs_own_encoder_and_config(models):
     names = ("name", "trainable", "vision_encoder", "dtype")
     more = {name: x for name, x in held.items() if name not in names}
     ours = Gemma3ImageTextBackbone(**more, vision_encoder=encoder)
-    assert ours.config == interop.from_hub(theirs).config
-    interop.to_hub(ours)
+    assert ours.config == keras_hub.from_hub(theirs).config
+    keras_hub.to_hub(ours)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_keras_hubs_one_class_makes_the_one_that_sees():
 @once
 def test_adapters_of_keras_hub_reach_both_halves(models, tmp_path):
     theirs = hub_models.make("gemma3_vision", models)
-    ours = interop.from_hub(theirs)
+    ours = keras_hub.from_hub(theirs)
     theirs.backbone.enable_lora(2)
     draw = np.random.default_rng(3)
     for weight in theirs.backbone.weights:
@@ -259,7 +259,7 @@ def test_adapters_of_keras_hub_reach_both_halves(models, tmp_path):
     theirs.backbone.save_lora_weights(str(tmp_path / "x.lora.h5"))
     x = hub_models.with_images(2)
     before = output(ours, x)
-    interop.read_lora(ours, tmp_path / "x.lora.h5")
+    keras_hub.read_lora(ours, tmp_path / "x.lora.h5")
     np.testing.assert_allclose(output(ours, x), output(theirs, x), rtol=0, atol=LIMIT)
     assert np.abs(output(ours, x) - before).max() > 100 * LIMIT
     paths = {weight.path.partition("/")[0] for weight in ours.trainable_weights}

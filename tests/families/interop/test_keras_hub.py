@@ -10,7 +10,7 @@ import pytest
 import hub_models
 from kmodels import lora
 from kmodels.core.errors import InputError
-from kmodels.interop import keras_hub as interop
+from kmodels.interop import keras_hub
 from kmodels.models import (
     Gemma3Backbone,
     Gemma3CausalLM,
@@ -43,7 +43,7 @@ def models():
 @pytest.mark.parametrize("name", hub_models.MAKERS)
 def test_there_and_back_bit_for_bit_with_equal_outputs(name, models):
     theirs = hub_models.make(name, models)
-    ours = interop.from_hub(theirs)
+    ours = keras_hub.from_hub(theirs)
     x = hub_models.inputs(name)
     wanted, found = (hub_models.output(model, x) for model in (theirs, ours))
     assert found.shape == wanted.shape
@@ -51,7 +51,7 @@ def test_there_and_back_bit_for_bit_with_equal_outputs(name, models):
     assert np.abs(found - wanted).max() <= tolerance("logits")
     assert ours.count_params() == theirs.count_params() - TWICE.get(name, 0)
 
-    back = interop.to_hub(ours)
+    back = keras_hub.to_hub(ours)
     assert type(back) is type(theirs)
     held = {path.removeprefix("tower_"): value for path, value in hub_models.values(theirs).items()}
     if name == "dinov2":  # whose table is that of the size in use from here on
@@ -59,7 +59,7 @@ def test_there_and_back_bit_for_bit_with_equal_outputs(name, models):
     for path, value in hub_models.values(back).items():
         if path in held and "variable" not in path:
             assert np.array_equal(value, held[path]), path
-    again = interop.from_hub(back)
+    again = keras_hub.from_hub(back)
     assert type(again) is type(ours)
     assert hub_models.values(again).keys() == hub_models.values(ours).keys()
     for path, value in hub_models.values(again).items():
@@ -69,22 +69,22 @@ def test_there_and_back_bit_for_bit_with_equal_outputs(name, models):
 
 
 def test_the_classes_are_those_of_keras_hubs_names(models):
-    assert type(interop.from_hub(hub_models.make("gemma3", models))) is Gemma3CausalLM
-    tower = interop.from_hub(hub_models.make("siglip", models))
+    assert type(keras_hub.from_hub(hub_models.make("gemma3", models))) is Gemma3CausalLM
+    tower = keras_hub.from_hub(hub_models.make("siglip", models))
     assert isinstance(tower, ViTImageClassifier) and tower.pooling == "map"
 
 
 def test_bfloat16_stays_bfloat16(models):
     theirs = models.ViTBackbone(**hub_models.VIT, dtype="bfloat16")
-    ours = interop.from_hub(theirs)
+    ours = keras_hub.from_hub(theirs)
     assert {str(v.dtype) for v in ours.weights} == {"bfloat16"}
-    assert interop.to_hub(ours).dtype_policy.name == "bfloat16"
+    assert keras_hub.to_hub(ours).dtype_policy.name == "bfloat16"
 
 
 @pytest.fixture(scope="module")
 def pair(models):
     theirs = hub_models.make("vit", models)
-    return interop.from_hub(theirs), theirs
+    return keras_hub.from_hub(theirs), theirs
 
 
 BLOCK = "vit_encoder/transformer_block_1"
@@ -103,9 +103,9 @@ def test_one_changed_number_is_named(pair, path):
     changed = held.copy()
     changed.flat[3] += 1e-6
     change(theirs, path, changed)
-    refused(f"different: {path}$", interop.compare, ours, theirs)
+    refused(f"different: {path}$", keras_hub.compare, ours, theirs)
     change(theirs, path, held)
-    interop.compare(ours, theirs)
+    keras_hub.compare(ours, theirs)
 
 
 def test_swapped_and_transposed_weights_are_named(pair):
@@ -117,7 +117,7 @@ def test_swapped_and_transposed_weights_are_named(pair):
     change(theirs, names[1], held[names[0]])
     change(theirs, square, held[square].T)
     with pytest.raises(InputError, match="different: ") as error:
-        interop.compare(ours, theirs)
+        keras_hub.compare(ours, theirs)
     assert {*names, square} == set(str(error.value).partition("different: ")[2].split(", "))
     for name in (*names, square):
         change(theirs, name, held[name])
@@ -127,21 +127,21 @@ def test_dropped_added_and_misshapen_weights_are_named(models):
     # A model whose arguments say something else than what it holds.
     theirs = models.ViTBackbone(**hub_models.VIT)
     theirs.use_mlp_bias = False
-    refused(f"4 tensors without a variable: {BLOCK}/mlp/dense_1/bias", interop.from_hub, theirs)
+    refused(f"4 tensors without a variable: {BLOCK}/mlp/dense_1/bias", keras_hub.from_hub, theirs)
     theirs = models.ViTBackbone(**hub_models.VIT, use_mlp_bias=False)
     theirs.use_mlp_bias = True
-    refused("variables without a tensor: block_0/mlp/up/bias", interop.from_hub, theirs)
+    refused("variables without a tensor: block_0/mlp/up/bias", keras_hub.from_hub, theirs)
     theirs.use_mlp_bias, theirs.mlp_dim = False, 12
-    refused(f"{BLOCK}/mlp/dense_1/kernel is .16, 16., the model need", interop.from_hub, theirs)
+    refused(f"{BLOCK}/mlp/dense_1/kernel is .16, 16., the model need", keras_hub.from_hub, theirs)
 
 
 def test_adapters_are_not_dropped(models):
     theirs = models.ViTBackbone(**hub_models.VIT)
     theirs.enable_lora(2)
-    refused(r"has LoRA adapters .8 weights.*save_lora_weights", interop.from_hub, theirs)
+    refused(r"has LoRA adapters .8 weights.*save_lora_weights", keras_hub.from_hub, theirs)
     ours = ViTBackbone.from_preset("vit_debug")
     ours.enable_lora(2)
-    refused("no place for these LoRA adapters; call merge_lora", interop.to_hub, ours)
+    refused("no place for these LoRA adapters; call merge_lora", keras_hub.to_hub, ours)
 
 
 VIT = {"image_shape": (16, 16, 3), "patch_size": 8, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
@@ -204,7 +204,7 @@ NO, NO_4 = "keras-hub's GemmaBackbone .*", "Gemma4Backbone has no counterpart fo
     ],
 )
 def test_what_keras_hubs_models_lack_is_named(model, named):
-    refused(named, interop.to_hub, model())
+    refused(named, keras_hub.to_hub, model())
 
 
 def hub_gemma(**changes):
@@ -248,20 +248,20 @@ def channels_first(models):
     ],
 )
 def test_what_keras_hub_has_besides_or_ignores_is_refused(models, make, named):
-    refused(named, interop.from_hub, make(models))
+    refused(named, keras_hub.from_hub, make(models))
 
 
 def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     theirs = hub_models.make("vit_classifier", models)
     theirs.save_to_preset(str(tmp_path / "classifier"))
-    ours = interop.from_hub(tmp_path / "classifier")
-    interop.compare(ours, theirs)
+    ours = keras_hub.from_hub(tmp_path / "classifier")
+    keras_hub.compare(ours, theirs)
     hub_models.make("dinov2", models).save_to_preset(str(tmp_path / "backbone"))
-    assert isinstance(interop.from_hub(str(tmp_path / "backbone")), ViTBackbone)
-    refused("is not a directory", interop.from_hub, tmp_path / "absent")
+    assert isinstance(keras_hub.from_hub(str(tmp_path / "backbone")), ViTBackbone)
+    refused("is not a directory", keras_hub.from_hub, tmp_path / "absent")
     ours.backbone.export_to_transformers(tmp_path / "hugging_face")
     with pytest.raises(InputError, match=r"is not a preset of keras-hub.*from_preset reads"):
-        interop.from_hub(tmp_path / "hugging_face")
+        keras_hub.from_hub(tmp_path / "hugging_face")
 
 
 def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
@@ -269,42 +269,45 @@ def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
     theirs.save_to_preset(str(tmp_path))
     with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
         file["layers/extra/vars/0"] = np.ones(2)
-    refused(r"that ViTBackbone does not have: layers/extra/vars/0$", interop.from_hub, tmp_path)
+    refused(r"that ViTBackbone does not have: layers/extra/vars/0$", keras_hub.from_hub, tmp_path)
     with h5py.File(tmp_path / "model.weights.h5", "r+") as file:
         found: list[str] = []
         file.visit(found.append)
         del file[next(name for name in found if name.endswith("query_dense/vars/0"))]
-    refused("Layer 'query' expected 1 variables, but received 0", interop.from_hub, tmp_path)
+    refused("Layer 'query' expected 1 variables, but received 0", keras_hub.from_hub, tmp_path)
 
 
 def test_both_towers_give_the_vision_tower(models):
     tower = hub_models.make("siglip", models)
     text = models.SigLIPTextEncoder(32, 16, 16, 1, 2, 16, max_sequence_length=4)
-    ours = interop.from_hub(models.SigLIPBackbone(tower, text))
-    interop.compare(ours, tower)
+    ours = keras_hub.from_hub(models.SigLIPBackbone(tower, text))
+    keras_hub.compare(ours, tower)
 
 
 def test_a_family_without_a_table_of_keras_hub_is_named(tmp_path):
     ours = Qwen3Backbone.from_preset("qwen3_debug")
-    for call in (interop.to_hub, lambda model: interop.read_lora(model, tmp_path / "x.lora.h5")):
+    for call in (
+        keras_hub.to_hub,
+        lambda model: keras_hub.read_lora(model, tmp_path / "x.lora.h5"),
+    ):
         refused("Qwen3Backbone has no counterpart in kmodels' tables", call, ours)
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_keras_hub_trains_what_it_was_given(models):
     ours = ViTImageClassifier(ViTBackbone(**VIT, num_layers=1), 3)
-    theirs = interop.to_hub(ours)
+    theirs = keras_hub.to_hub(ours)
     theirs.compile(optimizer=keras.optimizers.SGD(0.1))
     x = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype("float32")
     theirs.fit(x, np.arange(2), epochs=1, verbose=0)
-    refused("different: ", interop.compare, ours, theirs)
+    refused("different: ", keras_hub.compare, ours, theirs)
 
 
 def test_the_text_part_alone_is_asked_for():
     """What was left out of a checkpoint is refused in tests/families/gemma/test_checkpoint.py."""
     ours = GemmaBackbone.from_preset("gemma_debug", num_layers=1)
     ours.left_out = ("vision_tower",)
-    interop.compare(ours, interop.to_hub(ours, text_only=True))
+    keras_hub.compare(ours, keras_hub.to_hub(ours, text_only=True))
 
 
 # === Adapters ===
@@ -330,17 +333,17 @@ def adapted(name, models, file):
 )
 def test_outputs_are_those_of_keras_hubs_adapters(name, models, tmp_path):
     plain, other = adapted(name, models, tmp_path / "made.lora.h5")
-    ours = interop.from_hub(plain)
+    ours = keras_hub.from_hub(plain)
     x = hub_models.inputs(name)
     base, wanted = hub_models.output(ours, x), hub_models.output(other, x)
-    interop.read_lora(ours, tmp_path / "made.lora.h5")
+    keras_hub.read_lora(ours, tmp_path / "made.lora.h5")
     found = hub_models.output(ours, x)
     assert np.abs(wanted - base).max() > 0.01
     assert np.abs(found - wanted).max() <= tolerance("logits")
     assert {settings["rank"] for settings in lora.describe(ours).values()} == {RANKS[name]}
 
     ours.save_adapter(tmp_path / "peft")
-    again = interop.from_hub(plain)
+    again = keras_hub.from_hub(plain)
     again.load_adapter(tmp_path / "peft")
     assert np.array_equal(hub_models.output(again, x), found)
 
@@ -350,15 +353,17 @@ def test_files_that_do_not_fit_change_nothing(models, tmp_path):
     adapted("vit", models, file)
     sizes = {**hub_models.VIT, "layer_norm_epsilon": 1e-5, "use_mha_bias": False}
     wider = ViTBackbone(**{**sizes, "hidden_dim": 32})
-    refused(r"kernel has adapters of \(16, 2, 2\)", interop.read_lora, wider, file)
+    refused(r"kernel has adapters of \(16, 2, 2\)", keras_hub.read_lora, wider, file)
     shorter = ViTBackbone(**{**sizes, "num_layers": 1})
     with pytest.raises(InputError, match=r"made for another model|has no linear layer of its own"):
-        interop.read_lora(shorter, file)
+        keras_hub.read_lora(shorter, file)
     assert not lora.describe(wider) and not lora.describe(shorter)
     (tmp_path / "other.lora.h5").write_bytes(b"no such file")
-    refused(r"is not a .lora.h5 of keras-hub", interop.read_lora, wider, tmp_path / "other.lora.h5")
+    refused(
+        r"is not a .lora.h5 of keras-hub", keras_hub.read_lora, wider, tmp_path / "other.lora.h5"
+    )
     wider.enable_lora(2)
-    refused("has LoRA adapters already", interop.read_lora, wider, file)
+    refused("has LoRA adapters already", keras_hub.read_lora, wider, file)
 
 
 def test_ranks_that_a_layer_has_no_room_for(models, tmp_path):
@@ -368,7 +373,7 @@ def test_ranks_that_a_layer_has_no_room_for(models, tmp_path):
     theirs.enable_lora(2)
     theirs.save_lora_weights(str(tmp_path / "made.lora.h5"))
     with pytest.raises(InputError, match=r"rank 8 here.*block_0/attention/value takes at most 4"):
-        interop.read_lora(GemmaBackbone(**narrow), tmp_path / "made.lora.h5")
+        keras_hub.read_lora(GemmaBackbone(**narrow), tmp_path / "made.lora.h5")
 
 
 # === Preprocessing ===
@@ -392,7 +397,7 @@ def classifier(**settings):
 )
 def test_pictures_come_out_alike(interpolation, antialias, crop):
     ours = classifier(interpolation=interpolation, antialias=antialias, crop_to_aspect_ratio=crop)
-    theirs = interop.to_hub(ours)
+    theirs = keras_hub.to_hub(ours)
     # Smooth, so that no cubic overshoots what an image can hold; each side treats that otherwise.
     rows, columns = np.meshgrid(np.arange(37), np.arange(61), indexing="ij")
     waves = [np.sin(rows / 5 + i) * np.cos(columns / (7 - i)) for i in range(3)]
@@ -402,11 +407,11 @@ def test_pictures_come_out_alike(interpolation, antialias, crop):
     data = import_module("tensorflow").data.Dataset.from_tensors(pictures)
     (wanted,) = data.map(theirs.preprocessor).as_numpy_iterator()
     assert np.abs(ours.preprocessor(pictures) - wanted).max() <= tolerance("pictures")
-    assert interop.from_hub(theirs).preprocessor.to_dict() == ours.preprocessor.to_dict()
+    assert keras_hub.from_hub(theirs).preprocessor.to_dict() == ours.preprocessor.to_dict()
 
 
 def test_converters_without_a_counterpart():
-    theirs = interop.to_hub(classifier())
+    theirs = keras_hub.to_hub(classifier())
     kind = import_module("keras_hub").layers.ViTImageConverter
     for settings, named in (
         ({"crop_to_aspect_ratio": False, "pad_to_aspect_ratio": True}, "pad_to_aspect_ratio"),
@@ -414,12 +419,12 @@ def test_converters_without_a_counterpart():
         ({"interpolation": "lanczos3"}, "interpolation='lanczos' with antialias=False"),
     ):
         theirs.preprocessor.image_converter = kind(image_size=(16, 24), **settings)
-        refused(named, interop.from_hub, theirs)
-    assert interop.from_hub(theirs, preprocessor=False).preprocessor is None
+        refused(named, keras_hub.from_hub, theirs)
+    assert keras_hub.from_hub(theirs, preprocessor=False).preprocessor is None
     # One that does nothing scales nothing.
     theirs.preprocessor.image_converter = kind()
     pictures = np.full((1, 16, 24, 3), 7, "uint8")
-    assert np.abs(interop.from_hub(theirs).preprocessor(pictures) - 7.0).max() <= 1e-5
+    assert np.abs(keras_hub.from_hub(theirs).preprocessor(pictures) - 7.0).max() <= 1e-5
 
 
 SIZES = {**hub_models.GEMMA, "vocabulary_size": 800, "num_layers": 1, "intermediate_dim": 16}
@@ -434,7 +439,7 @@ def causal():
 
 
 def test_tokens_come_out_alike(causal):
-    theirs = interop.to_hub(causal)
+    theirs = keras_hub.to_hub(causal)
     tokenizer = theirs.preprocessor.tokenizer
     for text in TEXTS:
         ids = causal.preprocessor.tokenizer(text)
@@ -446,7 +451,7 @@ def test_tokens_come_out_alike(causal):
         for name, value in part.items():
             assert np.array_equal(keras.ops.convert_to_numpy(value), wanted[name]), name
 
-    again = interop.from_hub(theirs).preprocessor
+    again = keras_hub.from_hub(theirs).preprocessor
     assert again.sequence_length == 24 and not again.add_end_token
     assert again.tokenizer(TEXTS) == causal.preprocessor.tokenizer(TEXTS)
     assert again.tokenizer.stop_token_ids == causal.preprocessor.tokenizer.stop_token_ids
@@ -456,8 +461,8 @@ def test_tokens_come_out_alike(causal):
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_presets_carry_the_tokenizer(causal, tmp_path):
-    interop.to_hub(causal).save_to_preset(str(tmp_path / "preset"))
-    again = interop.from_hub(tmp_path / "preset")
+    keras_hub.to_hub(causal).save_to_preset(str(tmp_path / "preset"))
+    again = keras_hub.from_hub(tmp_path / "preset")
     assert again.preprocessor.tokenizer(TEXTS) == causal.preprocessor.tokenizer(TEXTS)
 
 
@@ -465,6 +470,6 @@ def test_gemma_3_has_no_tokens_of_pictures(causal):
     preprocessor = Gemma3CausalLMPreprocessor(causal.preprocessor.tokenizer, sequence_length=16)
     sizes = {**SIZES, **hub_models.GEMMA_2, "sliding_window_pattern": 6}
     ours = Gemma3CausalLM(Gemma3Backbone(**sizes), preprocessor=preprocessor)
-    theirs = interop.to_hub(ours)
+    theirs = keras_hub.to_hub(ours)
     assert list(theirs.preprocessor.tokenizer("a b")) == preprocessor.tokenizer("a b")
-    assert type(interop.from_hub(theirs)) is Gemma3CausalLM
+    assert type(keras_hub.from_hub(theirs)) is Gemma3CausalLM

@@ -18,7 +18,7 @@ from kmodels.models import (
     Qwen3Tokenizer,
 )
 from kmodels.models.qwen3.weights import gguf as weights_gguf
-from kmodels.text import byte_level, gguf_writer
+from kmodels.text import byte_level, gguf
 from kmodels.text.gguf import BYTES
 from kmodels.text.training import train_tokenizer
 from kmodels.weights import engine
@@ -191,7 +191,7 @@ def test_tokenizers_that_a_file_cannot_hold_are_named(folder):
     core = Qwen3Tokenizer.from_preset(folder).core
     # Tokens behind the table are left out.
     rows = core.get_vocab_size() - 5
-    found = gguf_writer.describe(core, rows, BYTES)
+    found = gguf.describe(core, rows, BYTES)
     merged = {"".join(pair.split(" ")) for pair in found.merges}
     assert len(found.texts) == rows and merged <= set(found.texts)
     described = json.loads(core.to_str())
@@ -208,7 +208,7 @@ def test_tokenizers_that_a_file_cannot_hold_are_named(folder):
         (whole, merges),
         (pieces, merges),
     ):
-        refused(message, gguf_writer.describe, other, 400, BYTES)
+        refused(message, gguf.describe, other, 400, BYTES)
 
 
 @pytest.mark.across("torch")

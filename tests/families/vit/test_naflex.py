@@ -9,7 +9,7 @@ import pytest
 from arrays import read_npz, to_numpy
 from family_table import row_of
 from kmodels.core.errors import InputError
-from kmodels.data.images.naflex.patches import grid_of, patches_of
+from kmodels.data.images.naflex import grid_of, patches_of
 from kmodels.models import (
     ImageTextPreprocessor,
     ImageTextSimilarity,

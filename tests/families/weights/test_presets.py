@@ -12,7 +12,7 @@ from arrays import to_numpy
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor, registry
-from kmodels.weights import manifest, native
+from kmodels.weights import native
 from kmodels.weights.engine import variables
 from kmodels.weights.gather import values
 from refusals import refused
@@ -126,9 +126,9 @@ def test_any_flipped_bit_is_found(saved, tmp_path, name):
             continue
         file.write_bytes(damaged)
         with pytest.raises(InputError):
-            manifest.verify_manifest(folder, (native.CONFIG, native.WEIGHTS))
+            native.verify_manifest(folder, (native.CONFIG, native.WEIGHTS))
     file.write_bytes(content)
-    manifest.verify_manifest(folder, (native.CONFIG, native.WEIGHTS))
+    native.verify_manifest(folder, (native.CONFIG, native.WEIGHTS))
     file.unlink()
     refused(f"{name}", ViTBackbone.from_preset, folder)
 
@@ -163,7 +163,7 @@ def test_files_of_a_later_version_or_another_family(saved, tmp_path):
         (tmp_path / "model.safetensors").write_bytes((saved / "model.safetensors").read_bytes())
         description = json.loads((saved / "config.json").read_text()) | change
         (tmp_path / "config.json").write_text(json.dumps(description))
-        manifest.write_manifest(tmp_path)
+        native.write_manifest(tmp_path)
         refused(message, ViTBackbone.from_preset, tmp_path)
 
 

@@ -9,14 +9,7 @@ import small_models
 
 from kmodels import models
 from kmodels.core.errors import InputError
-from kmodels.distribution import (
-    Mesh,
-    check_batch,
-    distribute,
-    layout,
-    parse_mesh,
-    register,
-)
+from kmodels.distribution import Mesh, check_batch, distribute, layout, parse_mesh, register
 from kmodels.distribution.mesh import fill
 from kmodels.layers.shard_granularity import granularity_of
 from kmodels.models.common.sharding import DECODER

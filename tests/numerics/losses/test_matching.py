@@ -10,7 +10,7 @@ from arrays import to_numpy
 from kmodels import transforms
 from kmodels.core.errors import InputError
 from kmodels.training import SetCriterion
-from kmodels.training.matching import assignment, points
+from kmodels.training.matching import criterion, points
 from kmodels.training.matching.targets import LabelTargets, MaskTargets, labels_of
 from tolerances import tolerance
 
@@ -24,7 +24,7 @@ def cheapest(cost):
     return min(cost[np.arange(rows), list(chosen)].sum() for chosen in tried)
 
 
-@pytest.mark.parametrize("find", [assignment.by_paths, assignment.linear_sum_assignment])
+@pytest.mark.parametrize("find", [criterion.by_paths, criterion.linear_sum_assignment])
 def test_assignments_are_the_cheapest(find):
     cost = rng.normal(size=(6, 4, 6)).astype("float32")
     cost[1] = np.round(cost[1])  # with ties
@@ -43,7 +43,7 @@ def test_assignments_are_the_cheapest(find):
 def test_more_rows_than_columns():
     cost = rng.normal(size=(1, 5, 2)).astype("float32")
     valid = np.array([[False, True, True, True, False]])
-    found = to_numpy(assignment.linear_sum_assignment(cost, valid))
+    found = to_numpy(criterion.linear_sum_assignment(cost, valid))
     assert (found[0] >= 0).tolist() == [False, True, True, False, False]
 
 

@@ -14,8 +14,8 @@ import pytest
 from arrays_made import shapes_made, squares
 from gradients import assert_near, differences, second_derivative, to_numpy
 from kmodels import ops, transforms
-from kmodels.ops import _attention_blockwise as blockwise
-from kmodels.ops._attention_cuts import cuts
+from kmodels.ops import _attention_blockwise
+from kmodels.ops._attention_blockwise import cuts
 from numpy_attention import check
 from tolerances import tolerance
 
@@ -72,15 +72,15 @@ def way(request, monkeypatch) -> Callable[..., Any]:
         )
     if name != "blocks":
         return ops.attention
-    monkeypatch.setattr(blockwise, "PAIRS", 0)
-    monkeypatch.setattr(blockwise, "MOST", 32)
-    monkeypatch.setattr(blockwise, "LEAST", 32)
+    monkeypatch.setattr(_attention_blockwise, "PAIRS", 0)
+    monkeypatch.setattr(_attention_blockwise, "MOST", 32)
+    monkeypatch.setattr(_attention_blockwise, "LEAST", 32)
     return ops.attention.generic
 
 
 def one_block(function, *given):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "PAIRS", 2**40)
+        patch.setattr(_attention_blockwise, "PAIRS", 2**40)
         return function(*given)
 
 
@@ -259,11 +259,11 @@ def test_which_calls_go_by_blocks() -> None:
     def shapes(length: int, keys: int) -> list:
         return [keras.ops.zeros((1, x, 1, 1)) for x in (length, keys)]
 
-    assert not blockwise.pays(*shapes(512, 512), None)
-    assert not blockwise.pays(*shapes(1, 2**20), None)
-    assert blockwise.pays(*shapes(1024, 1024), None)
+    assert not _attention_blockwise.pays(*shapes(512, 512), None)
+    assert not _attention_blockwise.pays(*shapes(1, 2**20), None)
+    assert _attention_blockwise.pays(*shapes(1024, 1024), None)
     unknown = [keras.KerasTensor((None, None, 2, 4)) for _ in range(2)]
-    assert not blockwise.pays(*unknown, None)
+    assert not _attention_blockwise.pays(*unknown, None)
     symbols = [keras.KerasTensor((None, 2048, 2, 4)) for _ in range(3)]
     assert ops.attention(*symbols, causal=True).shape == (None, 2048, 2, 4)
 

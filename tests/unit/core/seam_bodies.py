@@ -85,8 +85,8 @@ from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
 from kmodels.training.keras_methods import PredictionsBackend
 from kmodels.training.loop import ReplicasBackend, StepBackend
-from kmodels.training.matching import assignment_torch as training_matching_assignment_torch
-from kmodels.training.matching.assignment import AssignmentBackend
+from kmodels.training.matching import criterion_torch as training_matching_criterion_torch
+from kmodels.training.matching.criterion import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
 from kmodels.training.optim import optimizers_torch as training_optim_optimizers_torch
 from kmodels.training.optim.optimizers import OptimizersBackend
@@ -164,7 +164,7 @@ _tools_doctor_jax: DoctorBackend = tools_doctor_jax
 _tools_doctor_torch: DoctorBackend = tools_doctor_torch
 _tools_doctor_tensorflow: DoctorBackend = tools_doctor_tensorflow
 _tools_plan_supposed_jax: SupposedBackend = tools_plan_supposed_jax
-_training_matching_assignment_torch: AssignmentBackend = training_matching_assignment_torch
+_training_matching_criterion_torch: AssignmentBackend = training_matching_criterion_torch
 _training_optim_optimizers_torch: OptimizersBackend = training_optim_optimizers_torch
 _training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimizers_tensorflow
 _training_step_jax: StepBackend = training_step_jax

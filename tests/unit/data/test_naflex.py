@@ -5,8 +5,7 @@ import pickle
 import numpy as np
 
 from kmodels.data import ArraySource, Augment, NaFlexLoader, Resizing
-from kmodels.data.images.naflex.mixing import mix, pairs_of
-from kmodels.data.images.naflex.patches import grid_of, patches_of
+from kmodels.data.images.naflex import grid_of, mix, pairs_of, patches_of
 from refusals import refused
 
 PLAIN = Resizing()

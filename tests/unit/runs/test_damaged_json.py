@@ -15,7 +15,7 @@ from kmodels.core.schema import check_shape, read_json
 from kmodels.models import ViTImageClassifier
 from kmodels.runs import report
 from kmodels.runs.page.run import NOTED, PREDICTED, RESULT
-from kmodels.weights import manifest, native
+from kmodels.weights import native
 from refusals import refused
 
 # What may stand in place of any value.
@@ -170,7 +170,7 @@ def test_a_damaged_description_of_our_own_model_is_refused(tmp_path, rng):
         ({**whole, key: new} for key in top for new in VALUES if new != top[key]), rng, 80
     ):
         file.write_text(json.dumps(tree))
-        manifest.write_manifest(tmp_path)
+        native.write_manifest(tmp_path)
         try:
             ViTImageClassifier.from_preset(tmp_path, load_weights=False)
         except InputError as error:

@@ -7,8 +7,7 @@ import hub_models
 from kmodels.models import GemmaTokenizer
 from kmodels.text import Tokenizer, demo
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from kmodels.text.sentencepiece import parse
-from kmodels.text.sentencepiece_proto import model_class
+from kmodels.text.sentencepiece import model_class, parse
 from kmodels.text.training import train_tokenizer
 from refusals import refused
 from sentencepiece_files import field, sentencepiece_model, words_model

@@ -24,7 +24,7 @@ from kmodels.lora.enable import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import load_keras_file
 from kmodels.weights import engine, native, read_safetensors, write_safetensors
-from kmodels.weights.manifest import write_manifest
+from kmodels.weights.native import write_manifest
 from kmodels.weights.readers import read_metadata
 from kmodels.weights.tensors import LazyArray
 

@@ -10,15 +10,41 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.core import Tracer
+from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.distribution import layout
 from kmodels.distribution.engines.engine import check_place
-from kmodels.distribution.engines.fsdp_variable_jax import Gathered
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
+from kmodels.layers.shard_granularity import in_use
+
+constrain: Any = jax.lax.with_sharding_constraint
+
+
+class Gathered(keras.Variable):
+    """A `keras.Variable` with a layout; `value` is whole while a traced layer reads it.
+
+    It has its compute dtype by then, so that bfloat16 goes over the wire.
+    """
+
+    @property
+    def value(self) -> Any:
+        """The value, gathered where a layer is traced."""
+        found = super().value
+        used = in_use() or keras_internals.current_call_context() is not None
+        if not used or not isinstance(found, Tracer):
+            return found
+        parts = keras_internals.layout_of(self).backend_layout
+        inner = (None if axis == "fsdp" else axis for axis in parts.spec)
+        whole = NamedSharding(parts.mesh, PartitionSpec(*inner))
+        return linear_call(
+            lambda _, x: constrain(x, whole), lambda _, g: constrain(g, parts), (), found
+        )
+
 
 MORE = "on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={}"
 NO_SEQUENCE = None

@@ -7,7 +7,7 @@ by FSDP2; `model` is Keras' own, from 3.16 on.
 from kmodels.core import rng_offset_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
-from kmodels.distribution.engines.ddp_engine_torch import DDPEngine
+from kmodels.distribution.engines.ddp_torch import DDPEngine
 from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh
 

@@ -9,9 +9,8 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.traced import tracing
 from kmodels.core.types import Tensor, Tree
-from kmodels.generation.inputs import as_numpy
+from kmodels.generation.request import as_numpy, sampler_of
 from kmodels.generation.sampler import Sampler
-from kmodels.generation.settings import sampler_of
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
 from kmodels.models.common.decoder import DecoderBackbone

@@ -13,7 +13,7 @@ from kmodels.models.common.config import BlockConfig, DecoderConfig
 
 if TYPE_CHECKING:
     from kmodels.generation.cache import LayerCache
-    from kmodels.generation.dense_cache import DenseCache
+    from kmodels.generation.protocol import DenseCache
 
 
 class _OfBlock(Layer):

@@ -18,7 +18,7 @@ from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text import settings as described
 from kmodels.text.pieces import SPACE
-from kmodels.text.sentencepiece_proto import model_class
+from kmodels.text.sentencepiece import model_class
 
 log = logging.getLogger("kmodels")
 PIECES = "spiece.model"

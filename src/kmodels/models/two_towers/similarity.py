@@ -11,7 +11,7 @@ from kmodels.models.common.inputs import OptionalInputs
 from kmodels.models.two_towers.model import TwoTowersBackbone
 from kmodels.models.two_towers.preprocessor import ImageTextPreprocessor
 from kmodels.task import Compiled, Task
-from kmodels.training.similarity_losses import CLIPLoss, SigLIPLoss
+from kmodels.training.losses import CLIPLoss, SigLIPLoss
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -12,8 +12,8 @@ from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.any_picture import open_picture
 from kmodels.generation.drafters import ASSISTANT_TOKENS, same_tokens
+from kmodels.generation.request import sampler_of
 from kmodels.generation.sampler import Sampler
-from kmodels.generation.settings import sampler_of
 from kmodels.models.common.causal_lm import CausalLM
 from kmodels.models.common.chat_prompts import ChatPrompts
 

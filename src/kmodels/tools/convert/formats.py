@@ -9,7 +9,7 @@ from typing import Any
 from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend
 from kmodels.core.errors import InputError
-from kmodels.generation.inputs import PIXELS
+from kmodels.generation.request import PIXELS
 from kmodels.models import registry
 from kmodels.presets.save import TRANSFORMERS_FILES
 from kmodels.tools.convert import hub

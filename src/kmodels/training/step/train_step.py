@@ -16,8 +16,14 @@ from kmodels.layers import block_compile as compiling
 from kmodels.training.keras_methods import like, run_request
 from kmodels.training.step.averages import WeightAverage
 from kmodels.training.step.metrics import Results, Running
-from kmodels.training.step.multi_optimizer import Optimizers
-from kmodels.training.step.objectives import ONLY, LossFunction, Objectives, Train, WatchedScope
+from kmodels.training.step.objectives import (
+    ONLY,
+    LossFunction,
+    Objectives,
+    Optimizers,
+    Train,
+    WatchedScope,
+)
 
 
 class TrainStepBackend(Protocol):

@@ -24,7 +24,7 @@ from kmodels.models.common.embedder.preprocessor import EmbedderPreprocessor
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Compiled, Task
-from kmodels.training.contrastive_loss import ContrastiveLoss
+from kmodels.training.losses import ContrastiveLoss
 from kmodels.weights import Rule
 
 # See `Family.parts`.

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from kmodels.models.common.huggingface import tokenizer_in
-from kmodels.text import gguf_writer
-from kmodels.text.gguf import BYTES
+from kmodels.text.gguf import BYTES, describe
 from kmodels.text.marks import ENDS_OF_TURNS
 from kmodels.text.settings import with_names
 
@@ -24,7 +23,7 @@ def add_vocabulary(
     Args:
         writer: writes the file.
         model: a causal model.
-        kind: how the file holds the vocabulary, see `gguf_writer.describe`.
+        kind: how the file holds the vocabulary, see `kmodels.text.gguf.describe`.
         template: see `GGUFForm`.
 
     Raises:
@@ -34,7 +33,7 @@ def add_vocabulary(
     if tokenizer is None:
         writer.add_tokenizer_model("none")
         return
-    found = gguf_writer.describe(tokenizer.core, model.backbone.config.vocabulary_size, kind)
+    found = describe(tokenizer.core, model.backbone.config.vocabulary_size, kind)
     writer.add_tokenizer_model(found.model)
     if found.pre is not None:
         writer.add_tokenizer_pre(found.pre)

@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.images.naflex.patches import grid_of, normalized, padded, patches_of
+from kmodels.data.images.naflex import grid_of, normalized, padded, patches_of
 from kmodels.data.images.pictures import is_picture
 from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.common.image_text.image_converter import picture

@@ -17,8 +17,8 @@ from kmodels.models.vit.segmentation import masks, preprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.models.vit.weights import resizing
 from kmodels.task import Compiled, Task, is_auto
+from kmodels.training.losses import PixelCrossentropy
 from kmodels.training.metrics import MeanIoU
-from kmodels.training.pixel_loss import PixelCrossentropy
 
 
 def check_head(

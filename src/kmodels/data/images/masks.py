@@ -1,0 +1,372 @@
+"""Images whose labels are masks, a class for each pixel: sources, made scenes, and the loader."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.remote import local_copy
+from kmodels.data.images.augment import Augment
+from kmodels.data.images.batches import BatchMaker
+from kmodels.data.images.loader import ImageLoader
+from kmodels.data.images.pictures import decode, suffixes, with_channels
+from kmodels.data.images.resizing import USUAL, Resizing, resize
+from kmodels.data.images.sources import DataBundle, ImageSource, split
+from kmodels.data.rng import philox, uniforms
+
+SPECS = "scenes[:N], folder:DIR"
+SCENES = 2400
+NO_LABEL = 255
+PARTS = ("train", "validation", "test")
+
+
+class MaskArrays:
+    """Images and masks held in memory, an `ImageSource` whose labels are masks.
+
+    Args:
+        images: uint8 or float32 (n, H, W, C), values from 0 to 255.
+        masks: whole numbers (n, H, W).
+        indices: which of them belong to this source, in order; all by default.
+
+    Raises:
+        InputError: where they do not fit together.
+    """
+
+    def __init__(self, images: np.ndarray, masks: np.ndarray, indices: np.ndarray | None = None):
+        if images.shape[:3] != masks.shape:
+            raise InputError(
+                f"images have shape {images.shape} and masks {masks.shape}; give (n, H, W, C) and "
+                "(n, H, W)"
+            )
+        self.images = images if indices is None else images[indices]
+        self.labels = masks if indices is None else masks[indices]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns images (B, H, W, C) and masks (B, H, W)."""
+        return self.images[indices], self.labels[indices]
+
+
+class MaskFiles:
+    """Images with masks of the same name, read when they are asked for.
+
+    `labels` are the numbers of the images: masks of different sizes do not make an array.
+
+    Args:
+        pairs: files of an image and its mask.
+    """
+
+    def __init__(self, pairs: list[tuple[Path, Path]]):
+        self.pairs = pairs
+        self.labels = np.arange(len(pairs), dtype="int32")
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Returns lists of images (H, W, 3) and masks (H, W)."""
+        found = [self._pair(*self.pairs[i]) for i in indices]
+        return [image for image, _ in found], [mask for _, mask in found]
+
+    @staticmethod
+    def _pair(image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
+        pixels, labels = decode(image.read_bytes(), str(image)), read_mask(mask)
+        if pixels.shape[:2] != labels.shape:
+            raise InputError(
+                f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
+                f"{pixels.shape[1]}x{pixels.shape[0]}; give masks of the size of their images"
+            )
+        return pixels, labels
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """Returns the numbers of a PNG of classes, those of a palette as they are.
+
+    Args:
+        path: a PNG with one channel.
+
+    Returns:
+        int32 (height, width).
+
+    Raises:
+        InputError: for what is not such a file.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(path.read_bytes()), formats=("PNG",)) as image:
+            numbers = np.asarray(image)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{path} is not a PNG of a mask ({error}); repair it") from error
+    if numbers.ndim != 2:
+        raise InputError(
+            f"{path} has {numbers.shape[-1]} channels; give a PNG whose values are the classes"
+        )
+    return numbers.astype("int32")
+
+
+def open_masks(
+    spec: str,
+    *,
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+    validation_split: float = 0.1,
+) -> DataBundle:
+    """Opens a data set of images with masks, as recipes name it.
+
+    A folder has `images/` and `masks/`, whose PNGs are called as the images are, or `train/`,
+    `validation/` and `test/` with these two each. A pixel's value is its class, and 255 stands for
+    none. `classes.txt` names the classes, one a line; without it their number is read from the
+    masks. Parts that are missing are drawn from the training part by the seed.
+
+    Args:
+        spec: "scenes[:N]" for N made scenes (2,400 by default), or "folder:DIR".
+        image_size: (height, width) of made scenes.
+        seed: seed of scenes and of what is drawn.
+        validation_split: share of each missing part.
+
+    Returns:
+        The parts, whose sources give masks as labels.
+
+    Raises:
+        InputError: for another word, or files that do not fit together.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "scenes":
+        count = int(rest) if rest.isdigit() else SCENES
+        if rest and (not rest.isdigit() or count < 10):
+            raise InputError(f"data is {spec}; give scenes:N with N at least 10")
+        images, masks = made_scenes(count, image_size or SIZE, seed)
+        chosen = split(count, (validation_split, validation_split), seed)
+        train, validation, test = (MaskArrays(images, masks, part) for part in chosen)
+        shape = (*images.shape[1:3], 3)
+        return DataBundle(train, validation, test, [*CLASSES], shape)
+    if kind == "folder":
+        return _folder(local_copy(rest), image_size, seed, validation_split)
+    raise InputError(f"data is {spec}; give one of {SPECS}")
+
+
+def _folder(
+    root: Path, image_size: tuple[int, int] | None, seed: int, validation_split: float
+) -> DataBundle:
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    if (root / "train").is_dir():
+        pairs = {part: _pairs(root / part) for part in PARTS if (root / part).is_dir()}
+    else:
+        pairs = {"train": _pairs(root)}
+    shares = [0.0 if part in pairs else validation_split for part in PARTS[1:]]
+    rest, *drawn = split(len(pairs["train"]), shares, seed)
+    for part, chosen in zip(PARTS[1:], drawn, strict=True):
+        if len(chosen):
+            pairs[part] = [pairs["train"][i] for i in chosen]
+    pairs["train"] = [pairs["train"][i] for i in rest]
+    sources = {part: MaskFiles(found) for part, found in pairs.items()}
+    names = _names(root, [mask for found in pairs.values() for _, mask in found])
+    first = pairs["train"][0][0]
+    height, width = image_size or decode(first.read_bytes(), str(first)).shape[:2]
+    shape = (height, width, 3)
+    return DataBundle(
+        sources["train"], sources.get("validation"), sources.get("test"), names, shape
+    )
+
+
+def _pairs(folder: Path) -> list[tuple[Path, Path]]:
+    images = [
+        path for path in sorted((folder / "images").glob("*")) if path.suffix.lower() in suffixes()
+    ]
+    found = [(path, folder / "masks" / f"{path.stem}.png") for path in images]
+    if lacking := [path.name for path, mask in found if not mask.is_file()]:
+        raise InputError(f"{folder / 'masks'} has no PNG for {', '.join(lacking[:8])}; add them")
+    if not found:
+        raise InputError(f"{folder / 'images'} has no images; give DIR/images and DIR/masks")
+    return found
+
+
+def _names(root: Path, masks: list[Path]) -> list[str]:
+    file = root / "classes.txt"
+    named = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
+    names = [line.strip() for line in named if line.strip()]
+    if names:
+        return names
+    held = [numbers[numbers != NO_LABEL] for numbers in map(read_mask, masks)]
+    return [str(i) for i in range(1 + max(int(x.max()) for x in held if x.size))]
+
+
+CLASSES = ("background", "disk", "square", "triangle", "ring")
+SIZE = (48, 48)
+MOST_SHAPES = 3
+
+
+def made_scenes(
+    count: int, size: tuple[int, int] = SIZE, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws shapes with textures on a shaded ground, one over the other, with noise.
+
+    Each kind of shape has a texture of its own (disks are striped, squares checked, triangles
+    dotted, rings plain); colors, places, sizes and angles are drawn for each shape.
+
+    Args:
+        count: number of scenes.
+        size: (height, width) in pixels.
+        seed: of everything that is drawn.
+
+    Returns:
+        uint8 (count, height, width, 3), and masks uint8 (count, height, width) with the numbers of
+        `CLASSES`.
+    """
+    rng = np.random.Generator(philox(seed, "scenes"))
+    height, width = size
+    y, x = np.mgrid[:height, :width].astype("float32")
+    images = np.empty((count, height, width, 3), "uint8")
+    masks = np.zeros((count, height, width), "uint8")
+    for image, mask in zip(images, masks, strict=True):
+        tilt = rng.uniform(-1, 1, 2)
+        shade = 0.5 + 0.2 * (tilt[0] * (y / height - 0.5) + tilt[1] * (x / width - 0.5))
+        canvas = shade[..., None] * rng.uniform(0.5, 1.5, 3)
+        for _ in range(rng.integers(1, MOST_SHAPES + 1)):
+            kind = int(rng.integers(1, len(CLASSES)))
+            radius = rng.uniform(0.18, 0.32) * min(size)
+            center = [rng.uniform(0.6 * radius, side - 0.6 * radius) for side in size]
+            angle = rng.uniform(0, 2 * np.pi)
+            down, along = y - center[0], x - center[1]
+            u = np.cos(angle) * along + np.sin(angle) * down
+            v = np.cos(angle) * down - np.sin(angle) * along
+            inside = _shape(kind, u, v, radius)
+            light, dark = rng.uniform(0.6, 1.0, 3), rng.uniform(0.0, 0.35, 3)
+            pattern = _texture(kind, u, v)[..., None]
+            canvas = np.where(inside[..., None], pattern * light + (1 - pattern) * dark, canvas)
+            mask[inside] = kind
+        noisy = 255 * canvas + rng.normal(0.0, 6.0, canvas.shape)
+        image[:] = np.clip(noisy, 0, 255).astype("uint8")
+    return images, masks
+
+
+def _shape(kind: int, u: np.ndarray, v: np.ndarray, radius: float) -> np.ndarray:
+    """Returns the pixels of a shape around (0, 0)."""
+    distance = np.hypot(u, v)
+    if kind == 1:
+        return distance < radius
+    if kind == 2:
+        return np.maximum(abs(u), abs(v)) < 0.85 * radius
+    if kind == 3:
+        # Three half planes, each two thirds of a height of the triangle apart from its corner.
+        sides = [
+            u * np.cos(turn) + v * np.sin(turn) for turn in (np.pi / 2, 7 * np.pi / 6, -np.pi / 6)
+        ]
+        return np.maximum.reduce(sides) < 0.6 * radius
+    return (distance < radius) & (distance > 0.45 * radius)
+
+
+def _texture(kind: int, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Returns how light each pixel of a shape is, from 0 to 1."""
+    if kind == 1:
+        return (np.sin(u * 2.2) > 0).astype("float32")
+    if kind == 2:
+        return ((np.floor(u / 3) + np.floor(v / 3)) % 2).astype("float32")
+    if kind == 3:
+        return (np.hypot(u % 4 - 2, v % 4 - 2) < 1.2).astype("float32")
+    return np.ones_like(u)
+
+
+@dataclass
+class MaskBatchMaker(BatchMaker):
+    """`BatchMaker` whose labels are masks, which are cut and mirrored as their images are."""
+
+    flip: bool = False
+
+    def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns images decoded, cropped, resized, mirrored and normalised, and their masks."""
+        pictures, masks = self.source.batch(samples)
+        size = self.image_size or pictures[0].shape[:2]
+        boxes: Sequence[tuple | None] = [None] * len(samples)
+        if self.augment is not None:
+            shapes = np.array([picture.shape[:2] for picture in pictures])
+            drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
+            boxes = [tuple(box) for box in drawn.tolist()]
+        images = np.stack(
+            [self.resizing(x, size, box) for x, box in zip(pictures, boxes, strict=True)]
+        )
+        # Whole numbers up to 2 ** 24 are themselves in float32.
+        numbers = [np.asarray(mask, "float32")[..., None] for mask in masks]
+        labels = np.stack(
+            [resize(x, size, box, "nearest") for x, box in zip(numbers, boxes, strict=True)]
+        )[..., 0].astype("int32")
+        images = with_channels(images, self.channels or images.shape[-1])
+        if self.flip:
+            mirrored = uniforms(self.seed, "mask-flip", epoch, samples, 1)[:, 0] < 0.5
+            images, labels = images.copy(), labels.copy()
+            images[mirrored] = images[mirrored][:, :, ::-1]
+            labels[mirrored] = labels[mirrored][:, :, ::-1]
+        return self._normalise(images), labels
+
+
+class MaskLoader(ImageLoader):
+    """`ImageLoader` of images with masks; order and augmentation follow (seed, epoch) as there.
+
+    Args:
+        source: images with masks, such as a part of `open_masks`.
+        batch_size: images per batch.
+        shuffle: a new order in each epoch.
+        seed: seed of order and augmentation.
+        flip: mirrors images and masks at random.
+        crop: takes at least this share of the area, at random; None takes all.
+        workers: processes that make batches, as in `ImageLoader`.
+        drop_last: leaves out a last batch that is not full.
+        image_size: (height, width) to resize to; that of the first image by default. Masks take
+            the nearest pixel.
+        resizing: how images are; it must not crop.
+        channels: 1 or 3; the images' own by default.
+        mean: mean of pixels / 255, one or one per channel.
+        std: std of pixels / 255, one or one per channel.
+
+    A batch is float32 images (B, H, W, C) and int32 masks (B, H, W).
+
+    Raises:
+        InputError: for settings that do not fit.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        flip: bool = False,
+        crop: float | None = None,
+        workers: int = 0,
+        drop_last: bool = False,
+        image_size: tuple[int, int] | None = None,
+        resizing: Resizing = USUAL,
+        channels: int | None = None,
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+    ):
+        if resizing.crops:
+            raise InputError(
+                'resizing has crop_to_aspect_ratio=True, resize_size or resize_mode="crop", which '
+                "leave pixels without a class; give one without them"
+            )
+        super().__init__(
+            source,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            augment=None if crop is None else Augment(random_resized_crop=(crop, 1.0)),
+            workers=workers,
+            drop_last=drop_last,
+            image_size=image_size,
+            resizing=resizing,
+            channels=channels,
+            mean=mean,
+            std=std,
+        )
+        held = {field.name: getattr(self.maker, field.name) for field in fields(BatchMaker)}
+        self.maker = MaskBatchMaker(**held, flip=flip)

@@ -1,0 +1,501 @@
+"""Images of any aspect ratio as rows of patches (NaFlex), in NumPy.
+
+One batch of rows is made from its number: a pure function of source, settings, epoch and number.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from kmodels.core.errors import InputError, check_whole
+from kmodels.data.images.augment import CROP_NUMBERS, Augment, crop_boxes
+from kmodels.data.images.loader import ImageLoader
+from kmodels.data.images.pictures import with_channels
+from kmodels.data.images.resizing import USUAL, Resizing
+from kmodels.data.images.sources import ImageSource, check_labels
+from kmodels.data.packing import assign
+from kmodels.data.rng import order, symmetric_beta, uniforms
+from kmodels.data.rows import rows_within
+from kmodels.data.workers.pool import WorkerPool
+
+# The search of transformers' processor: where it begins, and how near it comes to the best scale.
+CLOSE, LOWEST, HIGHEST = 1e-5, 1e-6, 100.0
+
+
+def grid_of(
+    height: int, width: int, patch_size: int, max_num_patches: int, enlarge: bool = True
+) -> tuple[int, int]:
+    """Returns rows and columns of patches that an image becomes.
+
+    Args:
+        height: height of the image in pixels.
+        width: its width.
+        patch_size: side of a patch in pixels.
+        max_num_patches: patches that it may have at most.
+        enlarge: makes small images larger, so that all come close to `max_num_patches`.
+
+    Raises:
+        InputError: for numbers below 1.
+    """
+    for name, value in (("height", height), ("width", width), ("patch_size", patch_size)):
+        check_whole(name, value)
+    check_whole("max_num_patches", max_num_patches)
+
+    def scaled(scale: float) -> tuple[int, int]:
+        # As transformers, whose patches are rounded up: the last ones are not cut, but squeezed.
+        rows, columns = (max(math.ceil(side * scale / patch_size), 1) for side in (height, width))
+        return rows, columns
+
+    if not enlarge and math.prod(scaled(1.0)) <= max_num_patches:
+        return scaled(1.0)
+    low, high = LOWEST, HIGHEST
+    while high - low >= CLOSE:
+        middle = (low + high) / 2
+        if math.prod(scaled(middle)) <= max_num_patches:
+            low = middle
+        else:
+            high = middle
+    rows, columns = scaled(low)
+    # An image of many times the other side has at least one patch across, so too many along.
+    return min(rows, max_num_patches), min(columns, max_num_patches)
+
+
+def normalized(image: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Returns pixels in [0, 255] as float32, divided by 255 and normalised as transformers does."""
+    pixels = (image.astype("float64") * (1 / 255)).astype("float32")
+    return (pixels - np.asarray(mean, "float32")) / np.asarray(std, "float32")
+
+
+def patches_of(image: np.ndarray, patch_size: int) -> np.ndarray:
+    """Returns the patches of an image, row by row: (H, W, C) -> (P, patch * patch * C).
+
+    The numbers of a patch are in the order (row, column, channel).
+    """
+    rows, columns = (side // patch_size for side in image.shape[:2])
+    x = image.reshape(rows, patch_size, columns, patch_size, image.shape[-1])
+    return x.transpose(0, 2, 1, 3, 4).reshape(rows * columns, -1)
+
+
+def padded(
+    images: Sequence[np.ndarray], grids: Sequence[tuple[int, int]], length: int
+) -> dict[str, np.ndarray]:
+    """Returns one row for each image, filled with zeros.
+
+    Args:
+        images: patches of each image, (P, patch * patch * C).
+        grids: rows and columns of each.
+        length: patches of a row.
+
+    Returns:
+        "pixel_values" (B, length, patch * patch * C) float32, "pixel_attention_mask" (B, length)
+        int32, 1 where there is a patch, and "spatial_shapes" (B, 2) int32.
+
+    Raises:
+        InputError: without images.
+    """
+    if not images:
+        raise InputError("there are no images; give at least one")
+    values = np.zeros((len(images), length, images[0].shape[-1]), "float32")
+    mask = np.zeros((len(images), length), "int32")
+    for row, patches in enumerate(images):
+        values[row, : len(patches)] = patches
+        mask[row, : len(patches)] = 1
+    return {
+        "pixel_values": values,
+        "pixel_attention_mask": mask,
+        "spatial_shapes": np.asarray(grids, "int32").reshape(-1, 2),
+    }
+
+
+def pairs_of(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns pairs of images whose aspect ratios are near each other; an odd one stays alone."""
+    ratios = [width / height for height, width in shapes]
+    order = np.argsort(ratios, kind="stable").tolist()
+    return list(zip(order[::2], order[1::2], strict=False))
+
+
+def mix(
+    images: list[np.ndarray],
+    labels: np.ndarray,
+    augment: Augment,
+    seed: int,
+    epoch: int,
+    samples: np.ndarray,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Mixes pairs of images; each keeps its own size.
+
+    Args:
+        images: float32 (H, W, C) each.
+        labels: float32 (B, classes).
+        augment: for `mixup` and `cutmix`.
+        seed: seed of the run.
+        epoch: from 0.
+        samples: (B,) sample numbers, of which the first of a pair decides what is drawn.
+
+    Returns:
+        New images and labels.
+
+    Source:
+        timm 1.0, `timm.data.naflex_mixup.mix_batch_variable_size`.
+    """
+    mixed, targets = list(images), labels.copy()
+    pairs = pairs_of([image.shape[:2] for image in images])
+    drawn = uniforms(seed, "naflex-mix", epoch, samples[[one for one, _ in pairs]], 4)
+    for (one, other), (kind, share, down, right) in zip(pairs, drawn, strict=True):
+        both = augment.mixup > 0 and augment.cutmix > 0
+        blends = kind < 0.5 if both else augment.mixup > 0
+        alpha = augment.mixup if blends else augment.cutmix
+        kept = float(symmetric_beta(np.array([share]), alpha)[0])
+        for here, there in ((one, other), (other, one)):
+            mixed[here], own = _mixed(images[here], images[there], kept, blends, down, right)
+            targets[here] = labels[here] * own + labels[there] * (1 - own)
+    return mixed, targets
+
+
+def _mixed(
+    image: np.ndarray, other: np.ndarray, kept: float, blends: bool, down: float, right: float
+) -> tuple[np.ndarray, float]:
+    """Returns an image with a part of another, and the share of its pixels that are its own."""
+    sizes = np.array([image.shape[:2], other.shape[:2]])
+    overlap = sizes.min(axis=0)
+    starts = (sizes - overlap) // 2
+    part = overlap if blends else (overlap * np.sqrt(1 - kept)).astype(int)
+    if not blends:
+        starts = starts + (np.array([down, right]) * (overlap - part + 1)).astype(int)
+    into, origin = (
+        np.s_[top : top + part[0], left : left + part[1]] for top, left in starts.tolist()
+    )
+    found, share = image.copy(), float(np.prod(part) / np.prod(sizes[0]))
+    if not blends:
+        found[into] = other[origin]
+        return found, 1 - share
+    found[into] = image[into] * np.float32(kept) + other[origin] * np.float32(1 - kept)
+    return found, 1 - share + kept * share
+
+
+Grid = tuple[int, int]
+# Images that stand for all where the number of rows is to be found.
+LOOKED_AT, TRIED = 256, 16
+# What is left of each image's patches, step by step, where a batch does not fit into its rows.
+LESS = 0.95
+
+
+@dataclass
+class RowMaker:
+    """Everything that decides what is in a batch. Picklable. See `loader.NaFlexLoader`."""
+
+    source: ImageSource
+    batch_size: int
+    shuffle: bool
+    seed: int
+    augment: Augment | None
+    drop_last: bool
+    patch_size: int
+    row_length: int
+    max_num_patches: int
+    min_num_patches: int
+    rows: int
+    images_per_row: int
+    enlarge: bool
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resizing: Resizing
+    one_hot: int | None
+    part: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.source):
+            raise InputError("the data is empty; give at least one image")
+        for name in ("batch_size", "patch_size", "row_length", "max_num_patches", "channels"):
+            check_whole(name, getattr(self, name))
+        if not 1 <= self.min_num_patches <= self.max_num_patches <= self.row_length:
+            raise InputError(
+                f"min_num_patches is {self.min_num_patches}, max_num_patches "
+                f"{self.max_num_patches} and row_length {self.row_length}; give 1 <= "
+                "min_num_patches <= max_num_patches <= row_length"
+            )
+        if self.drop_last and len(self.source) < self.batch_size:
+            raise InputError(
+                f"drop_last leaves nothing of {len(self.source)} images in batches of "
+                f"{self.batch_size}; give a smaller batch_size"
+            )
+        if self.one_hot:
+            check_labels(np.asarray(self.source.labels), self.one_hot, "data")
+        if not self.rows:
+            self.rows = self._rows_needed()
+        if not self.images_per_row:
+            self.images_per_row = min(self.batch_size, 4 * -(-self.batch_size // self.rows))
+        if self.rows * self.images_per_row < self.batch_size:
+            raise InputError(
+                f"{self.rows} rows of {self.images_per_row} images hold no batch of "
+                f"{self.batch_size}; give more rows, or a larger images_per_row"
+            )
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        count = len(self.source)
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+    def _rows_needed(self) -> int:
+        """Returns as many rows as hold most batches of usual images."""
+        chosen = np.unique(np.linspace(0, len(self.source) - 1, LOOKED_AT).astype(int))
+        budgets = self._budgets(0, chosen)
+        counts = []
+        for at in range(0, len(chosen), 32):
+            pictures = self.source.batch(chosen[at : at + 32])[0]
+            for picture, budget in zip(pictures, budgets[at : at + 32], strict=True):
+                rows, columns = self._grid(picture.shape[:2], int(budget))
+                counts.append(rows * columns)
+        # Packed as batches are: what is left of a row may be too small for any other image, so a
+        # sum of patches says too little. The largest batches get fewer patches instead.
+        drawn = uniforms(self.seed, "naflex-rows", 0, np.arange(TRIED), self.batch_size)
+        picked = (drawn * len(counts)).astype(int)
+        needed = [len(assign([counts[i] for i in row], self.row_length)) for row in picked]
+        return sorted(needed)[TRIED * 3 // 4]
+
+    def _budgets(self, epoch: int, samples: np.ndarray) -> np.ndarray:
+        """Returns the patches that each image may have, before it is known whether all fit."""
+        if self.min_num_patches == self.max_num_patches:
+            return np.full(len(samples), self.max_num_patches)
+        drawn = uniforms(self.seed, "naflex-length", epoch, samples, 1)[:, 0]
+        span = self.max_num_patches - self.min_num_patches + 1
+        return self.min_num_patches + (drawn * span).astype(int)
+
+    def _grid(self, shape: tuple[int, ...], budget: int) -> Grid:
+        return grid_of(shape[0], shape[1], self.patch_size, budget, self.enlarge)
+
+    def make(self, epoch: int, number: int) -> tuple[dict[str, np.ndarray], Any, np.ndarray]:
+        """Returns one batch: patches and grids, labels, and weights.
+
+        Args:
+            epoch: from 0.
+            number: from 0 within the epoch.
+        """
+        count = len(self.source)
+        samples = order(count, self.seed, epoch) if self.shuffle else np.arange(count)
+        samples = samples[number * self.batch_size : (number + 1) * self.batch_size]
+        pictures, labels = self.source.batch(samples)
+        boxes = self._boxes([x.shape[:2] for x in pictures], epoch, samples)
+        grids, members = self._fitted(boxes, epoch, samples)
+        images = [
+            self._image(picture, box, grid, epoch, sample)
+            for picture, box, grid, sample in zip(pictures, boxes, grids, samples, strict=True)
+        ]
+        if self.one_hot:
+            labels = (labels[:, None] == np.arange(self.one_hot)).astype("float32")
+        if self.augment is not None and self.augment.mixes:
+            images, labels = mix(images, labels, self.augment, self.seed, epoch, samples)
+        batch = self._packed(images, grids, labels, members)
+        if self.part is None:
+            return batch
+        within = rows_within(*self.part, self.rows)
+        x, y, weights = batch
+        return {name: value[within] for name, value in x.items()}, y[within], weights[within]
+
+    def _boxes(self, shapes: list[tuple[int, ...]], epoch: int, samples: np.ndarray) -> np.ndarray:
+        """Returns what is cropped: (B, 4), left, top, right, bottom.
+
+        The aspect ratio of a crop is near that of its image: nothing is squeezed into a square.
+        """
+        heights, widths = np.asarray(shapes, "float64").T
+        whole = np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
+        if self.augment is None or self.augment.random_resized_crop is None:
+            return whole
+        drawn = uniforms(self.seed, "naflex-crop", epoch, samples, CROP_NUMBERS)
+        sizes = np.array(shapes)
+        return crop_boxes(drawn, sizes, self.augment.random_resized_crop, widths / heights)
+
+    def _fitted(
+        self, boxes: np.ndarray, epoch: int, samples: np.ndarray
+    ) -> tuple[list[Grid], list[list[int]]]:
+        """Returns the grid of each image, and the images of each row.
+
+        Where a batch of large images does not fit, all of them get fewer patches.
+        """
+        sides = np.maximum(np.rint(boxes[:, 2:] - boxes[:, :2]), 1).astype(int)
+        most = self._budgets(epoch, samples)
+        while True:
+            grids = [
+                self._grid((height, width), int(budget))
+                for (width, height), budget in zip(sides.tolist(), most, strict=True)
+            ]
+            counts = [rows * columns for rows, columns in grids]
+            members = assign(counts, self.row_length, self.images_per_row)
+            if len(members) <= self.rows:
+                return grids, members
+            if max(counts) == 1:
+                raise InputError(
+                    f"{len(samples)} images do not fit into {self.rows} rows of {self.row_length} "
+                    f"patches and {self.images_per_row} images; give more rows"
+                )
+            most = np.maximum((np.minimum(most, counts) * LESS).astype(int), 1)
+
+    def _image(
+        self, picture: np.ndarray, box: np.ndarray, grid: Grid, epoch: int, sample: int
+    ) -> np.ndarray:
+        """Returns an image cropped, resized, augmented and normalised."""
+        size = (grid[0] * self.patch_size, grid[1] * self.patch_size)
+        is_whole = tuple(box) == (0, 0, picture.shape[1], picture.shape[0])
+        image = self.resizing(picture, size, None if is_whole else tuple(box.tolist()))
+        image = with_channels(image, self.channels)
+        key = np.array([sample])
+        if self.augment is not None:
+            image = self.augment.pixels(image[None], self.seed, epoch, key, self.mean)[0]
+        mean, std = np.array(self.mean, "float32"), np.array(self.std, "float32")
+        image = (image.astype("float32") * np.float32(1 / 255) - mean) / std
+        if self.augment is not None:
+            self.augment.erase(image[None], self.seed, epoch, key)
+        return image
+
+    def _packed(
+        self,
+        images: list[np.ndarray],
+        grids: list[Grid],
+        labels: np.ndarray,
+        members: list[list[int]],
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """Returns the arrays of a batch."""
+        width = self.patch_size**2 * self.channels
+        values = np.zeros((self.rows, self.row_length, width), "float32")
+        shapes = np.zeros((self.rows, self.images_per_row, 2), "int32")
+        targets = np.zeros((self.rows, self.images_per_row, *labels.shape[1:]), labels.dtype)
+        weights = np.zeros((self.rows, self.images_per_row), "float32")
+        for row, numbers in enumerate(members):
+            at = 0
+            for slot, number in enumerate(numbers):
+                patches = patches_of(images[number], self.patch_size)
+                values[row, at : at + len(patches)] = patches
+                shapes[row, slot], targets[row, slot] = grids[number], labels[number]
+                at += len(patches)
+                weights[row, slot] = 1.0
+        # Keras takes the mean over all places: with these weights it is that over the images.
+        weights *= np.float32(weights.size / len(images))
+        return {"pixel_values": values, "spatial_shapes": shapes}, targets, weights
+
+
+class NaFlexLoader(ImageLoader):
+    """Batches of images of any aspect ratio, several of them in each row of patches.
+
+    Each batch has the same number of images, rows and patches, so that one compiled step serves
+    all; what is left of a row is padding. Where the images of a batch are too large for its rows,
+    all of them get fewer patches. Order, crops and sizes follow (seed, epoch), and states, epochs
+    and workers are those of `ImageLoader`.
+
+    Args:
+        source: images of any sizes, such as a split of `open_dataset`.
+        batch_size: images per batch.
+        patch_size: side of the square patches, in pixels.
+        row_length: patches of a row.
+        max_num_patches: patches of an image at most; those of a row by default.
+        min_num_patches: in training, the patches that an image may have are drawn from this many
+            to `max_num_patches`, as sizes are in NaViT; by default none are drawn.
+        rows: rows of a batch; by default as many as hold usual images of the source, of which some
+            are read for it.
+        images_per_row: images in a row at most; by default four times the mean.
+        enlarge: makes small images larger, so that all come close to `max_num_patches`; False keeps
+            their size, which is what saves work.
+        shuffle: a new order in each epoch.
+        seed: seed of order and augmentation.
+        augment: for training images. The aspect ratio of a `random_resized_crop` is near that of
+            its image, and the crop is not squeezed. `mixup` and `cutmix` mix the part that two
+            images have in their middle.
+        workers: as of `ImageLoader`, like all that follow.
+        drop_last: see there.
+        resizing: see there.
+        channels: see there; 3 by default.
+        mean: see there; of SigLIP by default.
+        std: see there; of SigLIP by default.
+        one_hot: see there.
+
+    A batch is {"pixel_values": float32 (rows, row_length, patch * patch * C), "spatial_shapes":
+    int32 (rows, images_per_row, 2)}, int32 labels (rows, images_per_row) and float32 weights of the
+    same shape, 0 where there is no image; the mean over all places is that over the images.
+
+    Raises:
+        InputError: for settings that do not fit.
+
+    Source:
+        Dehghani et al. 2023, arXiv:2307.06304; timm's `naflex_loader`.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        *,
+        patch_size: int = 16,
+        row_length: int = 256,
+        max_num_patches: int | None = None,
+        min_num_patches: int | None = None,
+        rows: int | None = None,
+        images_per_row: int | None = None,
+        enlarge: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        augment: Augment | None = None,
+        workers: int = 0,
+        drop_last: bool = False,
+        resizing: Resizing = USUAL,
+        channels: int = 3,
+        mean: float | Sequence[float] = 0.5,
+        std: float | Sequence[float] = 0.5,
+        one_hot: int | None = None,
+    ):
+        # What `ImageLoader` makes is of images of one size.
+        keras.utils.PyDataset.__init__(self, workers=1, use_multiprocessing=False)
+        check_whole("workers", workers, 0)
+        for name, value in (("rows", rows), ("images_per_row", images_per_row)):
+            if value is not None:
+                check_whole(name, value)
+        if augment is not None and augment.mixes:
+            one_hot = augment.num_classes
+        most = row_length if max_num_patches is None else max_num_patches
+        self.maker: Any = RowMaker(
+            source,
+            batch_size,
+            shuffle,
+            seed,
+            augment,
+            drop_last,
+            patch_size,
+            row_length,
+            most,
+            most if min_num_patches is None else min_num_patches,
+            rows or 0,
+            images_per_row or 0,
+            enlarge,
+            channels,
+            tuple(np.atleast_1d(np.asarray(mean, "float64")).tolist()),
+            tuple(np.atleast_1d(np.asarray(std, "float64")).tolist()),
+            resizing,
+            one_hot,
+        )
+        self.epoch = self.skip = self.handed_out = 0
+        self.worker_count = workers
+        self._pool: WorkerPool | None = None
+        self._ahead: dict[tuple[int, int], Future] = {}
+
+    @property
+    def samples(self) -> int:
+        """Images in an epoch."""
+        maker = self.maker
+        return maker.batches * maker.batch_size if maker.drop_last else len(maker.source)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per batch."""
+        return self.maker.rows
+
+    def part(self, start: int, stop: int) -> "NaFlexLoader":
+        """Returns the same batches with these rows alone, see `rows_within`."""
+        part = copy.copy(self)
+        part.maker, part._pool, part._ahead = replace(self.maker, part=(start, stop)), None, {}
+        return part

@@ -1,1 +1,0 @@
-"""Images of any aspect ratio as rows of patches (NaFlex), in NumPy."""
