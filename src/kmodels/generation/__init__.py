@@ -1,6 +1,7 @@
 """Continuing texts token by token, for any model with `extend` and an embedding table."""
 
-from kmodels.generation.generate import DraftCounts, continue_prompts
+from kmodels.generation.drafts import DraftCounts
+from kmodels.generation.generate import continue_prompts
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import (
     BeamSampler,

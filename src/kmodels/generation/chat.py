@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.generation.drafters import ASSISTANT_TOKENS
+from kmodels.generation.drafts import ASSISTANT_TOKENS
 from kmodels.generation.request import GenerateRequest
 from kmodels.text.chat_template import Tool, as_chats, is_chat
 from kmodels.weights import gather

@@ -10,13 +10,14 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor
 from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.chat import Chats, chat_prompts, pad_rows
-from kmodels.generation.drafters import ASSISTANT_TOKENS, Drafter, drafter_of
-from kmodels.generation.generate import (
+from kmodels.generation.drafts import (
+    ASSISTANT_TOKENS,
     DraftCounts,
-    check_prompts,
-    continue_prompts,
+    Drafter,
     continue_with_drafts,
+    drafter_of,
 )
+from kmodels.generation.generate import check_prompts, continue_prompts
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.request import (
     GenerateRequest,

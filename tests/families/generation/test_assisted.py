@@ -6,7 +6,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels.generation import BeamSampler, ContrastiveSampler, DraftCounts, Sampler
-from kmodels.generation.drafters import AssistantDrafter, LookupDrafter, drafter_of
+from kmodels.generation.drafts import AssistantDrafter, LookupDrafter, drafter_of
 from kmodels.models import (
     GemmaBackbone,
     GemmaCausalLM,

@@ -11,7 +11,7 @@ from typing import Any
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.any_picture import open_picture
-from kmodels.generation.drafters import ASSISTANT_TOKENS, same_tokens
+from kmodels.generation.drafts import ASSISTANT_TOKENS, same_tokens
 from kmodels.generation.request import sampler_of
 from kmodels.generation.sampler import Sampler
 from kmodels.models.common.causal_lm import CausalLM
