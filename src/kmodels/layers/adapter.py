@@ -149,7 +149,7 @@ def name_in(layer: Adaptable, name: str) -> str:
     return f"{owner_of(layer).path}/{layer.prefix}{name}"
 
 
-def warn_of_rank(layers: Sequence[Adaptable], rank: int) -> None:
+def warn_of_rank(layers: Sequence[Adaptable], rank: int, stacklevel: int) -> None:
     """Warns of a rank above that of the kernel, which adds parameters and no capacity."""
     limits = {layer.path: min(layer.input_dim, layer.units) for layer in layers}
     if not (narrow := [path for path, limit in limits.items() if rank > limit]):
@@ -158,7 +158,7 @@ def warn_of_rank(layers: Sequence[Adaptable], rank: int) -> None:
     warnings.warn(
         f"LoRA rank {rank} is above {limits[narrow[0]]}, the smaller side of {narrow[0]}{more}; a "
         "rank up to there can learn as much",
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 

@@ -227,7 +227,7 @@ class Dense(Adaptable, WithKernel):
         if self.kernel_constraint is not None:
             raise InputError(f"{self.path} has a kernel_constraint, which LoRA would pass by")
         settings = LoraSettings(rank, lora_alpha, targets=(self.name,))
-        warn_of_rank([self], rank)
+        warn_of_rank([self], rank, stacklevel=3)
         self.adapter = Adapter(self, settings)
         if self.kernel is not None:
             self.kernel.trainable = False

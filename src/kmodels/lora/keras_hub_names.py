@@ -45,6 +45,8 @@ NAMES = {
 }
 DEFAULT = ("query", "value")
 ENDING = ".lora.h5"
+# Of a file: settings and matrices by path of the layer, or ids and rows by path of the table.
+Held = dict[str, tuple[Any, Any]]
 
 
 def targets(given: Sequence[str] | None) -> tuple[str, ...]:
@@ -110,11 +112,9 @@ def load(model: keras.Model, path: str | Path) -> None:
         elif name in own and _described(own[name].settings) != _described(wanted):
             problems.append(f"{name} was enabled there with {_described(wanted)}")
         elif name in layers:
-            layer, arrays = layers[name], held[name][1]
-            shapes = [shape for shape, _ in matrices(layer, wanted.rank).values()] + [
-                (layer.units,)
-            ]
-            if [a.shape for a in arrays] != shapes[: 2 + wanted.dora]:
+            shapes = [shape for shape, _ in matrices(layers[name], wanted.rank).values()]
+            shapes += [(layers[name].units,)] if wanted.dora else []
+            if [array.shape for array in held[name][1]] != shapes:
                 problems.append(f"{name} has other sizes there")
     problems += _other_rows(model, held_rows, bool(own))
     if problems:
@@ -127,9 +127,6 @@ def load(model: keras.Model, path: str | Path) -> None:
     for name, (_, arrays) in held.items():
         for variable, array in zip(layers[name].adapter.variables, arrays, strict=True):
             variable.assign(array)
-
-
-Held = dict[str, tuple[Any, Any]]
 
 
 def _other_rows(model: keras.Model, held: Held, enabled: bool) -> list[str]:
@@ -153,7 +150,7 @@ def _plain(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[Held, Held]:
-    """Returns settings and matrices by layer path, and ids and rows by table path."""
+    """Returns the adapters and the trained rows of a file."""
     found: Held = {}
     found_rows: Held = {}
     if not path.is_file() or not h5py.is_hdf5(path):

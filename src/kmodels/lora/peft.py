@@ -48,41 +48,18 @@ PARTS = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 LOOKUP_PARTS = ("lora_embedding_A", "lora_embedding_B", PARTS[2])
 # Keys that are read.
 READ = (
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "target_modules",
-    "target_parameters",
-    "rank_pattern",
-    "alpha_pattern",
-    "use_rslora",
-    "use_dora",
-    "modules_to_save",
-    "trainable_token_indices",
-    "ensure_weight_tying",
-    "init_lora_weights",
-    "bias",
+    *("peft_type", "r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "bias"),
+    *("target_modules", "target_parameters", "modules_to_save", "trainable_token_indices"),
+    *("use_rslora", "use_dora", "ensure_weight_tying", "init_lora_weights"),
 )
 BIASES = ("none", "all", "lora_only")
 # Keys that choose modules, which the tensors' names show too, and keys about the file's origin.
 HARMLESS = (
-    "layers_to_transform",
-    "layers_pattern",
-    "exclude_modules",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "revision",
-    "task_type",
-    "inference_mode",
-    "peft_version",
-    "megatron_core",
-    "runtime_config",
+    *("layers_to_transform", "layers_pattern", "exclude_modules", "auto_mapping", "revision"),
+    *("base_model_name_or_path", "task_type", "inference_mode", "peft_version"),
+    *("megatron_core", "runtime_config"),
     # Each of these has an effect only with another key, which is refused or changes nothing.
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "qalora_group_size",
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
 )
 # Initializations that leave the base unchanged, and those that change it, so that the adapter does
 # not fit the original base; PEFT accepts some in upper case.
@@ -212,9 +189,9 @@ def settings(described: Mapping[str, Any], origin: Path) -> Described:
         InputError: for other kinds of adapters, or features of LoRA that are not supported.
     """
     wrong = [] if described.get("peft_type") == "LORA" else ["peft_type"]
-    known = {*READ, *HARMLESS, "peft_type"}
     off = (None, False, "none", [], {})
-    wrong += [key for key, value in described.items() if key not in known and value not in off]
+    unknown = [key for key in described if key not in READ and key not in HARMLESS]
+    wrong += [key for key in unknown if described[key] not in off]
     if described.get("bias") not in (None, *BIASES):
         wrong.append("bias")
     problems = [f"{key}={described.get(key)!r}" for key in wrong]
