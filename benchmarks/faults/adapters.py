@@ -15,7 +15,8 @@ import tally
 
 from kmodels.checkpoint.state import weights_digest
 from kmodels.core.errors import InputError
-from kmodels.lora.enable import adapters, describe
+from kmodels.lora import describe
+from kmodels.lora.enable import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 
 

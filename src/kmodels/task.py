@@ -14,8 +14,8 @@ from kmodels.core.errors import InputError, check_names
 from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.layers import block_compile as compiling
+from kmodels.layers import changes
 from kmodels.layers.direct_calls import CalledDirectly
-from kmodels.lora import changes
 from kmodels.lora.methods import Adapters
 from kmodels.training.keras_methods import KerasMethods, Predicts
 from kmodels.training.loop import Model
@@ -166,7 +166,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         config: the family's dataclass.
         family: the name of the family's folder.
         peft_names: gives the names that a model's layers have in transformers, see
-            `kmodels.lora.peft`.
+            `kmodels.lora.modules`.
         left_out: parts of the checkpoint that the model was read from and does not have.
         own_parts: prefixes of variables that in this family a task has, and in this class it.
     """

@@ -1,7 +1,6 @@
 """The base of every layer: weights that are keyed by their path."""
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Self
@@ -11,8 +10,8 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.precision import check_policy
 from kmodels.core.types import InitializerLike, Tensor
+from kmodels.layers import changes, initializers, layout_family, remat
 from kmodels.layers import copies as trained_copies
-from kmodels.layers import initializers, layout_family, remat
 from kmodels.layers.copies import Copies
 from kmodels.layers.direct_calls import calls, changed, declines, run
 from kmodels.layers.shard_granularity import Granularity, add_weight
@@ -52,11 +51,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         value = list(value)
     return keras.saving.serialize_keras_object(value)
-
-
-def _changes() -> Any:
-    # Adapters are made above the layers; this is a look-up by name.
-    return importlib.import_module("kmodels.lora.changes")
 
 
 class Layer(keras.layers.Layer):
@@ -150,25 +144,25 @@ class Layer(keras.layers.Layer):
                 "argument in an attribute of its name, or write get_config"
             )
         own = {name: plain(getattr(self, name)) for name in names if name not in lacking}
-        changed = _changes().describe_layer(self) if self.built else self._waiting
-        return {**own, **super().get_config(), **({"changes": changed} if changed else {})}
+        later = changes.describe_layer(self) if self.built else self._waiting
+        return {**own, **super().get_config(), **({"changes": later} if later else {})}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Makes the layer of `get_config`; adapters and quantized kernels follow in `build`."""
         config = dict(config)
-        changed = config.pop("changes", None)
+        later = config.pop("changes", None)
         layer = super().from_config(config)
-        if changed:
+        if later:
             build = layer.build
 
             @functools.wraps(build)
             def build_changed(*args: object, **kwargs: object) -> None:
                 build(*args, **kwargs)
-                _changes().restore_layer(layer, changed)
+                changes.restore_layer(layer, later)
 
             layer.build = build_changed
-            object.__setattr__(layer, "_waiting", changed)  # Keras would make its own dict of it
+            object.__setattr__(layer, "_waiting", later)  # Keras would make its own dict of it
         return layer
 
     def add_parameter(

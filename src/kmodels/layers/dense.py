@@ -1,7 +1,6 @@
 """The linear layer."""
 
-import importlib
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +17,7 @@ from kmodels.core.types import (
 )
 from kmodels.layers import copies, initializers, kernels
 from kmodels.layers import quantized as quantizing
+from kmodels.layers.adapter import Adaptable, Adapter, LoraSettings, warn_of_rank
 from kmodels.layers.base import Layer, Shape, arguments
 from kmodels.layers.shard_granularity import Granularity
 
@@ -83,7 +83,7 @@ class WithKernel(Layer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Dense(WithKernel):
+class Dense(Adaptable, WithKernel):
     """activation(x @ kernel + bias), with the arguments of `keras.layers.Dense`.
 
     Args:
@@ -109,9 +109,8 @@ class Dense(WithKernel):
         kernel_scale and kernel_zero in place of the kernel, one with an adapter lora_a and lora_b.
 
     Attributes:
-        merged: the adapter that `merge_lora` added to the kernel, or None.
-        in_all_linear: whether LoRA's "all-linear" means it; False where transformers has a bare
-            parameter, which PEFT takes for no linear layer.
+        in_all_linear: whether LoRA's "all-linear" includes the layer; False if transformers has a
+            bare parameter there, which PEFT does not adapt as a linear layer.
 
     Raises:
         InputError: for `units` that are no whole number above 0.
@@ -151,19 +150,7 @@ class Dense(WithKernel):
         self.use_bias = use_bias
         self.shard_granularity = tuple(shard_granularity)
         self.bias = None
-        self.merged: Any = None
-        self._adapter: Any = None
         self._quantized: quantizing.QuantizedKernel | None = None
-
-    @property
-    def adapter(self) -> Any:
-        """The adapter that `enable_lora` put beside the kernel, or None."""
-        return self._adapter
-
-    @adapter.setter
-    def adapter(self, adapter: Callable[..., Any]) -> None:
-        self._adapter = adapter
-        traced.changed()
 
     @property
     def quantized(self) -> quantizing.QuantizedKernel | None:
@@ -225,13 +212,13 @@ class Dense(WithKernel):
 
         Args:
             rank: rank of the matrices, (in, rank) and (rank, units).
-            lora_alpha: they count lora_alpha / rank times; None for once.
+            lora_alpha: scales their product by lora_alpha / rank; None for a scale of 1.
             a_initializer: initializer of the first matrix, as Keras takes it.
             b_initializer: initializer of the second.
 
         Raises:
-            InputError: for a layer that is not built, has an adapter, or holds its kernel to a
-                constraint, or a rank out of range.
+            InputError: for a layer that is not built, or that has an adapter or a kernel
+                constraint, or for a rank out of range.
         """
         if not self.built:
             raise InputError(f"{self.name} is not built; call it, or build, before enable_lora")
@@ -239,9 +226,14 @@ class Dense(WithKernel):
             raise InputError(f"{self.path} has an adapter already; lora is enabled once per layer")
         if self.kernel_constraint is not None:
             raise InputError(f"{self.path} has a kernel_constraint, which LoRA would pass by")
-        # An adapter is made above the layers; this is a look-up by name.
-        made = importlib.import_module("kmodels.lora.enable").adapt(self, rank, lora_alpha)
-        for variable, initializer in zip(made, (a_initializer, b_initializer), strict=True):
+        settings = LoraSettings(rank, lora_alpha, targets=(self.name,))
+        warn_of_rank([self], rank, stacklevel=3)
+        self.adapter = Adapter(self, settings)
+        if self.kernel is not None:
+            self.kernel.trainable = False
+        for variable, initializer in zip(
+            self.adapter.variables, (a_initializer, b_initializer), strict=True
+        ):
             keyed = initializers.keyed(initializer, variable.path)
             variable.assign(keyed(tuple(variable.shape), "float32"))
 

@@ -12,6 +12,7 @@ from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import ConstraintLike, InitializerLike, RegularizerLike, Tensor
 from kmodels.layers import rows as trained
+from kmodels.layers.adapter import Adaptable
 from kmodels.layers.base import Layer, Shape
 from kmodels.layers.copies import Copies
 from kmodels.layers.shard_granularity import using
@@ -22,8 +23,8 @@ from kmodels.ops.grouped_dense import rows_of
 UNSCALED = 0.02
 
 
-class Table:
-    """One of the two tables of an `Embedding` without `tie_weights`, as an adapter sees a `Dense`.
+class Table(Adaptable):
+    """One of the two tables of an `Embedding` without `tie_weights`, as a linear map.
 
     Its kernel is the table: from ids (V) to rows (D), or, transposed, from hidden states (D) to
     logits (V).
@@ -31,11 +32,6 @@ class Table:
     Args:
         owner: the layer with the table.
         name: "embeddings" or "reverse_embeddings".
-
-    Attributes:
-        is_output: whether logits come from it.
-        prefix: prefix of the names of the adapter's variables, which belong to the layer.
-        merged: the adapter that `merge_lora` added to the table, or None.
     """
 
     in_all_linear = False
@@ -44,12 +40,12 @@ class Table:
     shard_granularity = (None, None)
 
     def __init__(self, owner: "Embedding", name: str):
+        super().__init__()
         self.owner = owner
         self.name = name
         self.is_output = name != "embeddings"
+        self.is_lookup = not self.is_output
         self.prefix = "reverse_" if self.is_output else ""
-        self.merged: Any = None
-        self._adapter: Any = None
 
     @property
     def path(self) -> str:
@@ -75,16 +71,6 @@ class Table:
     def kernel(self) -> Any:
         """The table (V, D)."""
         return getattr(self.owner, self.name)
-
-    @property
-    def adapter(self) -> Any:
-        """The adapter that `enable_lora` put beside the table, or None."""
-        return self._adapter
-
-    @adapter.setter
-    def adapter(self, adapter: Any) -> None:
-        self._adapter = adapter
-        traced.changed()
 
     def linear(self, x: Tensor, _: object = None) -> Any:
         """Returns logits (..., V) of hidden states (..., D), in the dtype of these."""

@@ -35,9 +35,8 @@ def add(layer: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np
     """Adds an adapter to the kernel of a layer, see `merged`; returns the kernel as it was."""
     before = np.array(keras.ops.convert_to_numpy(layer.kernel.value))
     # The kernel of an output layer is its table (out, in).
-    transposed = getattr(layer, "is_output", False)
-    total = merged(before.T if transposed else before, a, b, scaling, magnitude)
-    layer.kernel.assign(total.T if transposed else total)
+    total = merged(before.T if layer.is_output else before, a, b, scaling, magnitude)
+    layer.kernel.assign(total.T if layer.is_output else total)
     return before
 
 
@@ -58,11 +57,10 @@ def adapter(layer: Any) -> dict[str, Any]:
 
 def save_adapter(layer: Any, store: MutableMapping[str, Any]) -> None:
     """Writes the adapter of a layer by name, and how often it counts."""
-    prefix = getattr(layer, "prefix", "")
     for name, variable in adapter(layer).items():
-        store[prefix + name] = variable
+        store[layer.prefix + name] = variable
     if layer.adapter is not None:
-        store[prefix + SCALING] = np.float32(layer.adapter.settings.scaling)
+        store[layer.prefix + SCALING] = np.float32(layer.adapter.settings.scaling)
 
 
 def within(store: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Rows of an embedding table that are trained while the table itself is frozen."""
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.layers import copies, kernels
 from kmodels.layers.shard_granularity import add_weight
@@ -22,7 +23,7 @@ class TrainedRows:
 
     Args:
         layer: a built `layers.Embedding` without such rows.
-        ids: which rows of the table, each once.
+        ids: ids of the rows.
 
     Weights:
         lora_rows (N, D).
@@ -30,9 +31,13 @@ class TrainedRows:
     Attributes:
         ids: in ascending order.
         base: the rows of the table before merging, None while they are not merged.
+
+    Raises:
+        InputError: for ids without a row in the table, or ids named twice.
     """
 
-    def __init__(self, layer: keras.Layer, ids: Iterable[int]):
+    def __init__(self, layer: keras.Layer, ids: Sequence[int]):
+        check_ids(ids, layer.input_dim)
         self.layer = layer
         self.ids = tuple(sorted(ids))
         self.base: np.ndarray | None = None
@@ -79,27 +84,35 @@ class TrainedRows:
         )
         return keras.ops.moveaxis(classes_first, 0, -1)
 
+    def on(self) -> None:
+        """Makes the layer use the rows."""
+        self.layer.rows = self
+
+    def off(self) -> None:
+        """Makes the layer use its table alone."""
+        self.layer.rows = None
+
     def merge(self) -> None:
         """Writes the rows into the table, rounded once, and leaves the layer."""
         layer = self.layer
         table = layer.embeddings.value
         self.base = keras.ops.convert_to_numpy(keras.ops.take(table, self.places(), axis=0))
         write(layer, self.ids, self.values.value)
-        keras_internals.detach(layer, [self.values])
-        layer.rows, layer.merged_rows = None, self
+        self.remove()
+        layer.merged_rows = self
 
     def unmerge(self) -> None:
         """Puts back the rows of the table, bit for bit, and joins the layer again."""
-        layer = self.layer
-        write(layer, self.ids, self.base)
+        write(self.layer, self.ids, self.base)
         self.base = None
-        keras_internals.attach(layer, [self.values])
-        layer.rows, layer.merged_rows = self, None
+        keras_internals.attach(self.layer, [self.values])
+        self.layer.merged_rows = None
+        self.on()
 
     def remove(self) -> None:
-        """Takes the rows away; the table is what it was."""
+        """Removes the rows from the layer; the table is unchanged."""
+        self.off()
         keras_internals.detach(self.layer, [self.values])
-        self.layer.rows = None
 
 
 def write(layer: keras.Layer, ids: Iterable[int], rows: Tensor | None) -> None:
@@ -158,6 +171,16 @@ def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
     if ids and layer.rows is not None and ids != layer.rows.ids:
         return f"its trained rows are {shown(layer.rows.ids)}, the file's {shown(ids)}"
     return None
+
+
+def check_ids(ids: Sequence[int], size: int) -> None:
+    """Raises InputError for no ids, ids without a row in a table of this size, or repeated ones."""
+    wrong = [i for i in ids if not 0 <= i < size]
+    if not ids or wrong or len(set(ids)) < len(ids):
+        what = f"names {shown(wrong)}" if wrong else "names a token twice" if ids else "is empty"
+        raise InputError(
+            f"trainable_token_indices {what}; give ids from 0 to {size - 1}, each once"
+        )
 
 
 def shown(ids: Iterable[int]) -> str:

@@ -1,17 +1,11 @@
 """Low-rank adaptation (Hu et al. 2021) of any model whose linear layers are `layers.Dense`."""
 
-from kmodels.lora.adapter import Adapter, LoraSettings
-from kmodels.lora.enable import (
-    describe,
-    disabled,
-    enable,
-    is_merged,
-    merge,
-    restore,
-    unmerge,
-)
-from kmodels.lora.files import load_adapter, save_adapter
-from kmodels.lora.vocabulary import Ids
+from kmodels.layers.adapter import Adapter, LoraSettings
+from kmodels.layers.changes import describe_adapters as describe
+from kmodels.layers.changes import restore_adapters as restore
+from kmodels.lora.enable import disabled, enable, is_merged, merge, unmerge
+from kmodels.lora.modules import Ids
+from kmodels.lora.peft import load_adapter, save_adapter
 
 __all__ = [
     "Adapter",

@@ -14,9 +14,9 @@ import keras
 
 from kmodels.core.dispatch import backend_module
 from kmodels.layers import quantized
+from kmodels.layers.adapter import matrices, name_in
 from kmodels.layers.layout_family import family_of
 from kmodels.layers.shard_granularity import granularity_of
-from kmodels.lora.adapter import matrices, name_in
 from kmodels.lora.enable import chosen
 from kmodels.lora.targets import linear_layers
 from kmodels.memory import activations

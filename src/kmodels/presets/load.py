@@ -14,7 +14,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.precision import check_policy
 from kmodels.core.shown import shown
 from kmodels.core.types import DTypeLike
-from kmodels.lora import changes
+from kmodels.layers import changes
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.presets.find import open_checkpoint

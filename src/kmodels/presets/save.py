@@ -14,7 +14,7 @@ from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.distribution import processes
 from kmodels.distribution.rank_zero import write_on_rank_zero
-from kmodels.lora import changes
+from kmodels.layers import changes
 from kmodels.models import registry
 from kmodels.weights import engine, native, read_safetensors, write_safetensors
 from kmodels.weights.tensors import LazyArray

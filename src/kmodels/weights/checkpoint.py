@@ -29,7 +29,7 @@ class SourceCheckpoint:
         verify_preprocessor: called with the class of the preprocessor that is made; raises
             `InputError` where its files are damaged, and warns where there is nothing to make it
             of.
-        changes: what was done to the model before it was saved, see `kmodels.lora.changes`.
+        changes: what was done to the model before it was saved, see `kmodels.layers.changes`.
         left_out: parts of the model in the file that have no counterpart here.
         whole: name of the class that has them; empty where there is none.
         takes: what the model reads, for the warning of parts that are left out.

@@ -257,14 +257,14 @@ def test_matrices_of_a_table_that_is_the_head_are_refused(target, references, tm
 def test_a_copy_of_a_quantized_module_holds_floats(case, mode, tmp_path):
     import torch
 
-    from kmodels.lora import peft as names
+    from kmodels.lora.modules import names
     from kmodels.lora.targets import linear_layers
 
     model, theirs, x, _ = case
     model.quantize(mode)
     base, layers = outputs(model, x), linear_layers(model.backbone)
     # PEFT's base gets the numbers that quantization leaves; its copies stay what they are.
-    for path, name in names.names(model, layers).items():
+    for path, name in names(model, layers).items():
         module = theirs.base.get_submodule(name)
         module = getattr(module, "original_module", getattr(module, "base_layer", module))
         with torch.no_grad():

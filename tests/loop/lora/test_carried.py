@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arrays import assert_equal, to_numpy
-from kmodels.lora import changes
+from kmodels.layers import changes
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from refusals import refused

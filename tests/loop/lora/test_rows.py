@@ -10,8 +10,7 @@ import pytest
 from arrays import assert_equal, to_numpy
 from kmodels import lora
 from kmodels.core import keras_internals
-from kmodels.lora.enable import adapters
-from kmodels.lora.vocabulary import rows
+from kmodels.lora.enable import adapters, rows
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from refusals import refused

@@ -46,8 +46,6 @@ UPWARD = {
     ("core/registration.py", "kmodels.training.losses"),
     ("distribution/plan.py", "kmodels.callbacks"),
     ("distribution/ray/start.py", "kmodels.runs.shipped"),
-    ("layers/base.py", "kmodels.lora.changes"),
-    ("layers/dense.py", "kmodels.lora.enable"),
     ("presets/find.py", "kmodels.models.registry"),
     ("presets/load.py", "kmodels.models.registry"),
     ("presets/save.py", "kmodels.models.registry"),

@@ -10,11 +10,12 @@ from kmodels.core import traced
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import kernels
+from kmodels.layers.adapter import Adaptable
 from kmodels.layers.base import Layer, Shape
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GroupedDense(Layer):
+class GroupedDense(Adaptable, Layer):
     """`x[i] @ kernel[g]` for the rows i of each group g, without biases.
 
     Args:
@@ -29,9 +30,6 @@ class GroupedDense(Layer):
 
     Weights:
         kernel (G, in, units); one with an adapter lora_a and lora_b too.
-
-    Attributes:
-        merged: the adapter that `merge_lora` added to the kernel, or None.
 
     Raises:
         InputError: for `groups` or `units` that are no whole number above 0.
@@ -57,18 +55,6 @@ class GroupedDense(Layer):
         given = kernel_initializer is not None
         self.kernel_initializer = keras.initializers.get(kernel_initializer) if given else None
         self.shard_granularity = (None, None, None)
-        self.merged: Any = None
-        self._adapter: Any = None
-
-    @property
-    def adapter(self) -> Any:
-        """The adapter that `enable_lora` put beside the kernel, or None."""
-        return self._adapter
-
-    @adapter.setter
-    def adapter(self, adapter: Any) -> None:
-        self._adapter = adapter
-        traced.changed()
 
     @property
     def variant(self) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
-"""The two small matrices beside the frozen kernel of a linear layer."""
+"""LoRA adapters: two small trained matrices beside the frozen kernel of a linear layer."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,11 +10,10 @@ import keras
 import numpy as np
 
 from kmodels import ops
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.layers import Dense, GroupedDense, initializers, kernels
-from kmodels.layers.embedding import Table
+from kmodels.layers import initializers, kernels
 from kmodels.layers.shard_granularity import add_weight
 from kmodels.ops.grouped_dense import rows_of
 
@@ -24,11 +24,11 @@ class LoraSettings:
 
     Args:
         rank: rank of the two matrices.
-        alpha: the adapter counts alpha / rank times; None for `rank`, that is once.
-        dropout: rate in front of the adapter, in training.
+        alpha: scales the adapter by alpha / rank; None for a scale of 1.
+        dropout: dropout rate of the adapter's input.
         targets: names or patterns of the layers, see `enable_lora`.
-        rslora: alpha / sqrt(rank) instead (Kalajdzievski 2023).
-        dora: learns each output's length of weights apart from direction (Liu et al. 2024).
+        rslora: scales by alpha / sqrt(rank) instead (Kalajdzievski 2023).
+        dora: trains magnitude and direction of the weights separately (Liu et al. 2024).
         target_parameters: names or patterns of kernels of experts, see `enable_lora`.
 
     Raises:
@@ -59,33 +59,84 @@ class LoraSettings:
             raise InputError(f"LoRA has {what}, which adapters of experts lack; leave it out")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON has them."""
-        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
-        found = {**asdict(self), "targets": targets}
-        if not (parameters := found.pop("target_parameters")):
-            return found
-        names = parameters if isinstance(parameters, str) else list(parameters)
-        return {**found, "target_parameters": names}
+        """Returns the fields as JSON values, without `target_parameters` if there are none."""
+        fields = asdict(self)
+        for name in ("targets", "target_parameters"):
+            if not isinstance(fields[name], str):
+                fields[name] = list(fields[name])
+        if not fields["target_parameters"]:
+            del fields["target_parameters"]
+        return fields
 
     @property
     def scaling(self) -> float:
         """The factor of the product of the two matrices."""
-        alpha = self.rank if self.alpha is None else self.alpha
-        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.given_alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    @property
+    def given_alpha(self) -> float:
+        """Alpha as a number: the rank if it is None."""
+        return self.rank if self.alpha is None else self.alpha
 
 
 def kaiming_uniform(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Draws uniformly in ±1 / sqrt(fan_in): PEFT's choice for the first matrix."""
+    """Draws uniformly in ±1 / sqrt(fan_in), as PEFT does for the first matrix."""
     limit = 1.0 / math.sqrt(shape[-2])
     return (rng.random(tuple(shape), "float32") * 2 - 1) * np.float32(limit)
 
 
-Adaptable = Dense | GroupedDense | Table
+class Adaptable:
+    """A linear map with a kernel (in, out) that an adapter may stand beside.
+
+    Attributes:
+        adapter: the active adapter, or None.
+        merged: the adapter that `merge_lora` added to the kernel, or None.
+        groups: the number of kernels of a layer of experts, which are (groups, in, out); else None.
+        is_lookup: True for an embedding table: its inputs are token ids.
+        is_output: True for the table of an output layer, which is stored transposed.
+        prefix: prefix of the names of the adapter's variables.
+    """
+
+    input_dim: int
+    units: int
+    path: str
+    layout_family: Any
+    kernel: Any
+    quantized: Any
+    shard_granularity: tuple[Any, ...]
+    groups: Any = None
+    is_lookup = False
+    is_output = False
+    prefix = ""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.merged: Adapter | None = None
+        self._adapter: Adapter | None = None
+
+    @property
+    def adapter(self) -> Any:
+        """The active adapter, or None."""
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, adapter: Any) -> None:
+        self._adapter = adapter
+        traced.changed()
+
+
+def owner_of(layer: Adaptable) -> Any:
+    """Returns the layer that the variables of an adapter belong to."""
+    # No property of the layer: Keras' saving walks attributes and would never end.
+    return getattr(layer, "owner", layer)
 
 
 def matrices(layer: Adaptable, rank: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Returns shape and granularity of lora_a and lora_b; those of experts are (E, in, out) too."""
-    lead = (layer.groups,) if isinstance(layer, GroupedDense) else ()
+    """Returns shape and shard granularity of lora_a (in, rank) and lora_b (rank, out).
+
+    Those of experts have an axis of experts in front.
+    """
+    lead = () if layer.groups is None else (layer.groups,)
     *outer, inward, outward = layer.shard_granularity
     return {
         "lora_a": ((*lead, layer.input_dim, rank), (*outer, inward, None)),
@@ -95,21 +146,33 @@ def matrices(layer: Adaptable, rank: int) -> dict[str, tuple[tuple[int, ...], An
 
 def name_in(layer: Adaptable, name: str) -> str:
     """Returns the path of a variable of an adapter, by its name."""
-    owner = layer.owner if isinstance(layer, Table) else layer
-    return f"{owner.path}/{getattr(layer, 'prefix', '')}{name}"
+    return f"{owner_of(layer).path}/{layer.prefix}{name}"
+
+
+def warn_of_rank(layers: Sequence[Adaptable], rank: int, stacklevel: int) -> None:
+    """Warns of a rank above that of the kernel, which adds parameters and no capacity."""
+    limits = {layer.path: min(layer.input_dim, layer.units) for layer in layers}
+    if not (narrow := [path for path, limit in limits.items() if rank > limit]):
+        return
+    more = f" and {len(narrow) - 1} more" if narrow[1:] else ""
+    warnings.warn(
+        f"LoRA rank {rank} is above {limits[narrow[0]]}, the smaller side of {narrow[0]}{more}; a "
+        "rank up to there can learn as much",
+        stacklevel=stacklevel,
+    )
 
 
 class Adapter:
-    """x @ lora_a @ lora_b, scaled, beside the frozen layer; nothing of the kernel's size is made.
+    """x @ lora_a @ lora_b, scaled, added to the frozen layer without a tensor of the kernel's size.
 
-    The variables belong to the layer (block_0/attention/query/lora_a) and are float32 whatever the
-    model's dtype: in bfloat16 small steps of the optimizer would be rounded away. `lora_b` starts
-    at zero, so that an adapted layer starts as it was; of an embedding table, as in PEFT, `lora_a`
-    does, and nothing is dropped out.
+    The variables belong to the layer (block_0/attention/query/lora_a) and are float32 in every
+    model: in bfloat16 small steps of the optimizer would be rounded away. `lora_b` starts at zero,
+    so that the outputs are unchanged at first; for an embedding table, as in PEFT, `lora_a` starts
+    at zero, and there is no dropout.
 
     Args:
         layer: a built `layers.Dense`, `layers.GroupedDense` or table without an adapter.
-        settings: rank and so on.
+        settings: rank, alpha and so on.
 
     Weights:
         lora_a (in, rank), lora_b (rank, out), with DoRA lora_magnitude (out,). Those of experts
@@ -124,15 +187,14 @@ class Adapter:
         self.settings = settings
         self.base_kernel: np.ndarray | None = None
         self.seed: keras.random.SeedGenerator | None = None
-        self.owner = layer.owner if isinstance(layer, Table) else layer
-        self.is_lookup = isinstance(layer, Table) and not layer.is_output
-        prefix, sizes = getattr(layer, "prefix", ""), matrices(layer, settings.rank)
+        self.owner = owner_of(layer)
+        prefix, sizes = layer.prefix, matrices(layer, settings.rank)
         draws = {"lora_a": kaiming_uniform, "lora_b": initializers.zeros}
-        if self.is_lookup:
+        if layer.is_lookup:
             draws = {"lora_a": initializers.zeros, "lora_b": initializers.normal(1.0)}
         with keras_internals.changing(self.owner):
-            made = {
-                name: add_weight(
+            self.a, self.b = (
+                add_weight(
                     self.owner,
                     sizes[name][1],
                     shape=sizes[name][0],
@@ -141,7 +203,7 @@ class Adapter:
                     name=prefix + name,
                 )
                 for name, draw in draws.items()
-            }
+            )
             self.magnitude = None
             if settings.dora:
                 self.magnitude = add_weight(
@@ -152,19 +214,18 @@ class Adapter:
                     dtype="float32",
                     name=f"{prefix}lora_magnitude",
                 )
-            if settings.dropout and not self.is_lookup:
+            if settings.dropout and not layer.is_lookup:
                 stream = initializers.next_generator(name_in(layer, "lora_seed"))
                 self.seed = keras.random.SeedGenerator(
                     int(stream.integers(2**31)), name=f"{prefix}lora_seed"
                 )
                 setattr(self.owner, f"{prefix}lora_seed", self.seed)
-        self.a, self.b = made["lora_a"], made["lora_b"]
         if self.magnitude is not None:
             self.magnitude.assign(self.lengths())
 
     def start(self) -> None:
-        """Makes the adapted layer give what it gives without the adapter."""
-        first = self.a if self.is_lookup else self.b
+        """Resets the adapter, so that the layer's outputs are those of its base."""
+        first = self.a if self.layer.is_lookup else self.b
         first.assign(keras.ops.zeros(first.shape))
         if self.magnitude is not None:
             self.magnitude.assign(self.lengths())
@@ -175,7 +236,7 @@ class Adapter:
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
     def __call__(self, x: Tensor, training: bool) -> Any:
-        """Returns what the layer gives for x, (..., in) -> (..., out)."""
+        """Returns the adapted layer's output without its activation, (..., in) -> (..., out)."""
         side = ops.dense(self._inner(x, training), keras.ops.cast(self.b, x.dtype))
         bias = self.layer.bias
         if self.magnitude is None:
@@ -190,13 +251,13 @@ class Adapter:
         return ops.dense(x, keras.ops.cast(self.a, x.dtype)) * self.settings.scaling
 
     def _ratio(self, dtype: str) -> Any:
-        """Returns what DoRA multiplies each output by, (out,)."""
+        """Returns DoRA's factor of each output, (out,)."""
         # The lengths count as constants (Liu et al. 2024, section 4.3).
         lengths = keras.ops.stop_gradient(self.lengths())
         return keras.ops.cast(keras.ops.cast(self.magnitude, "float32") / lengths, dtype)
 
     def over(self, token_ids: Tensor, rows: Tensor) -> Any:
-        """Returns rows that were looked up in an embedding table, (..., D), with the adapter's."""
+        """Adds the adapter to rows that were looked up in an embedding table, (..., D)."""
         inner = keras.ops.cast(rows_of(self.a, token_ids), rows.dtype) * self.settings.scaling
         rows = rows + ops.dense(inner, keras.ops.cast(self.b, rows.dtype))
         return rows if self.magnitude is None else rows * self._ratio(rows.dtype)
@@ -204,7 +265,7 @@ class Adapter:
     def widened(self, x: Tensor, training: bool) -> tuple[Any, Any]:
         """Returns x (..., in + rank) and a table (out, in + rank) whose product is the output.
 
-        For an output layer whose logits are never made as a whole.
+        It serves losses that never compute all logits at once.
         """
         b = keras.ops.transpose(keras.ops.cast(self.b, x.dtype))
         table = keras.ops.concatenate([keras.ops.cast(self.layer.kernel, x.dtype), b], axis=-1)
@@ -213,34 +274,42 @@ class Adapter:
         return keras.ops.concatenate([x, self._inner(x, training)], axis=-1), table
 
     def grouped(self, x: Tensor, sizes: Tensor) -> Any:
-        """Returns what a `GroupedDense` gives for x (N, in) and the rows of each group."""
+        """Returns a `GroupedDense`'s output for x (N, in) and the rows of each group."""
         side = ops.grouped_dense(x, keras.ops.cast(self.a, x.dtype), sizes) * self.settings.scaling
         side = ops.grouped_dense(side, keras.ops.cast(self.b, x.dtype), sizes)
         return self.layer.linear(x, sizes) + side
 
     def lengths(self) -> Any:
-        """Returns the length of each output's weights with the adapter, (out,) float32."""
+        """Returns the norm of each output's weights with the adapter, (out,) float32."""
         a, b = (keras.ops.cast(v, "float32") for v in (self.a, self.b))
         kernel = self.layer.wide_kernel() + keras.ops.matmul(a, b) * self.settings.scaling
         return keras.ops.sqrt(keras.ops.sum(keras.ops.square(kernel), axis=0))
+
+    def on(self) -> None:
+        """Makes the layer use the adapter."""
+        self.layer.adapter = self
+
+    def off(self) -> None:
+        """Makes the layer compute its base alone."""
+        self.layer.adapter = None
 
     def merge(self) -> None:
         """Adds the product to the kernel, rounded once, and leaves the layer."""
         layer = self.layer
         a, b, *magnitude = (keras.ops.convert_to_numpy(v.value) for v in self.variables)
         self.base_kernel = kernels.add(layer, a, b, self.settings.scaling, *magnitude)
-        keras_internals.detach(self.owner, self.variables)
-        layer.adapter, layer.merged = None, self
+        self.remove()
+        layer.merged = self
 
     def unmerge(self) -> None:
         """Puts back the kernel as it was, bit for bit, and joins the layer again."""
-        layer = self.layer
-        layer.kernel.assign(self.base_kernel)
+        self.layer.kernel.assign(self.base_kernel)
         self.base_kernel = None
         keras_internals.attach(self.owner, self.variables)
-        layer.adapter, layer.merged = self, None
+        self.layer.merged = None
+        self.on()
 
     def remove(self) -> None:
-        """Takes the adapter away."""
+        """Removes the adapter from the layer."""
+        self.off()
         keras_internals.detach(self.owner, self.variables)
-        self.layer.adapter = None
