@@ -219,7 +219,8 @@ def bench(
     from rich.console import Console
 
     from kmodels.core.units import parse_bytes
-    from kmodels.tools import bench as benches
+    from kmodels.tools.compare_backends import bench as benches
+    from kmodels.tools.compare_backends import report as reports
 
     options = benches.BenchOptions(
         preset=preset,
@@ -256,8 +257,8 @@ def bench(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    benches.show(found, Console(markup=False, emoji=False))
-    for path in benches.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
+    reports.show(found, Console(markup=False, emoji=False))
+    for path in reports.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
         print(path)
     if any(row["failed"] is not None for row in found["rows"]):
         raise typer.Exit(2)
@@ -290,7 +291,8 @@ def parity(
     from rich.console import Console
 
     from kmodels.core.files import atomic_write
-    from kmodels.tools import parity as parities
+    from kmodels.tools.compare_backends import parity as parities
+    from kmodels.tools.compare_backends import report as reports
 
     names, precisions, paths = (
         _pair(what, text)
@@ -315,7 +317,7 @@ def parity(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    parities.show(found, Console(markup=False, emoji=False))
+    reports.show(found, Console(markup=False, emoji=False))
     if out is not None:
         text = json.dumps(found, indent=1) + "\n"
         print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))

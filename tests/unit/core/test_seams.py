@@ -20,7 +20,7 @@ from seams import BACKENDS, BODIES, SOURCE, calls, name_of, protocol_of, seams, 
 BACKEND = keras.backend.backend()
 SEAMS = seams()
 # Packages of no environment of the tests, without which a file cannot be imported.
-NEEDS = {"kmodels.tools.bench.openxla_torch": "torchax"}
+NEEDS = {"kmodels.tools.compare_backends.openxla_torch": "torchax"}
 # Files without a seam: what they hold is asked for by the framework's name, whatever runs.
 WITHOUT_SEAM = {
     "kmodels.core.dispatch_torch": "dispatch.py, where a framework may be named, imports it",

@@ -1,11 +1,13 @@
-"""Memory on TensorFlow: what its graph keeps, and what there is."""
+"""Memory on TensorFlow: facts about its graphs, and the free memory."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import tensorflow as tf
 
 from kmodels.core.types import Tensor
-from kmodels.memory.sizes import Facts
+from kmodels.distribution.mesh import Mesh
+from kmodels.tools.plan.arrays import Facts
 
 # A step on a CPU that computes again takes as much as one that keeps (docs/measured.md).
 FACTS = Facts(
@@ -21,10 +23,15 @@ ACCELERATOR = replace(FACTS, remat=True, attention="plain")
 
 
 def device_bytes() -> int | None:
-    """Returns None with an accelerator, whose memory TensorFlow does not tell; 0 without one."""
+    """Returns None with an accelerator, whose free memory is not reported; 0 without one."""
     return None if tf.config.list_physical_devices("GPU") else 0
 
 
 def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
-    """Returns whether attention keeps its weights, though by blocks: the override does."""
+    """Returns True: the override computes attention by blocks and keeps their weights."""
     return True
+
+
+def supposed(mesh: Mesh) -> AbstractContextManager[None]:
+    """Does nothing: no op of this backend depends on the mesh."""
+    return nullcontext()

@@ -1,4 +1,8 @@
-"""The parent's side: starting children, asking them in turn, and ending all of them."""
+"""Child processes with one backend each, which compute only while a request is open.
+
+Keras has one backend per process, so a comparison of two needs two processes. Nothing here imports
+Keras: the parent has no backend.
+"""
 
 import importlib.util
 import json
@@ -19,29 +23,57 @@ from typing import Any, Self
 
 from kmodels.core.errors import InputError
 from kmodels.core.python_children import SAFE_PATH
-from kmodels.tools.children.failures import KINDS, REFUSED, ChildError, OutOfMemory
 
-# Seconds between two looks at the memory of a child that may not take all.
+# No accelerator memory is allocated ahead of need, and no compilation cache is read.
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+}
+# Seconds between two checks of the memory of a child with a limit.
 _LOOK = 0.05
 _SHOWN = 300
 
 
-class Child:
-    """A process that does what a module's `work(job, link)` says, stopped while it is not asked.
+class ChildError(RuntimeError):
+    """A child crashed or did not answer in time; the message is one line."""
 
-    Its first answer comes without a request, see `started`. It and all processes that it starts
+    kind = "crashed"
+
+
+class OutOfMemory(ChildError):
+    """A child needed more memory than is available or allowed."""
+
+    kind = "out_of_memory"
+
+
+class LeftOut(ChildError):
+    """Raised if a child's job is not possible on its backend or device."""
+
+    kind = "left_out"
+
+
+KINDS = {kind.kind: kind for kind in (ChildError, OutOfMemory, LeftOut)}
+REFUSED = "refused"
+
+
+class Child:
+    """A process that runs `work(job, link)` of a module and is stopped between requests.
+
+    Its first answer comes without a request, see `started`. The process and all that it starts
     end with the block `with Child(...) as child:`, and with this process.
 
     Args:
         name: for messages.
         module: imported in the child.
         job: plain values for `work`.
-        python: the interpreter; this kmodels is what it imports, wherever it is installed.
+        python: the interpreter, which imports this copy of kmodels.
         environment: variables to set.
-        hidden: packages that the child shall not find.
-        cpus: that it may use; all of this process' where that is empty.
-        limit: seconds that an answer may take.
-        memory: bytes that the process may hold, or None.
+        hidden: packages that the child must not find.
+        cpus: CPUs that it may use; if empty, all of this process.
+        limit: longest time for an answer, in seconds.
+        memory: largest resident memory in bytes, or None.
     """
 
     def __init__(
@@ -61,7 +93,7 @@ class Child:
         self._buffer = b""
         self._folder = Path(tempfile.mkdtemp(prefix="kmodels-"))
         try:
-            # A link, so that nothing that stands beside kmodels comes along to another interpreter.
+            # A link, so that another interpreter sees kmodels alone and not its neighbours.
             (self._folder / "kmodels").symlink_to(Path(__file__).resolve().parents[2])
             self._log = (self._folder / "log").open("wb")
             settings = {"module": module, "job": dict(job), "hidden": list(hidden)}
@@ -69,10 +101,10 @@ class Child:
             paths = [str(self._folder), os.environ.get("PYTHONPATH", "")]
             with _stopped_later():
                 self._process = subprocess.Popen(
-                    [python, "-m", "kmodels.tools.children.child", json.dumps(settings)],
+                    [python, "-m", "kmodels.tools.compare_backends.child", json.dumps(settings)],
                     env={
                         **os.environ,
-                        # A notebook's own, which another interpreter need not know, draws nothing.
+                        # Another interpreter may lack the backend of a notebook.
                         "MPLBACKEND": "agg",
                         **(environment or {}),
                         **SAFE_PATH,
@@ -81,8 +113,8 @@ class Child:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._log,
-                    # A group of its own: it is stopped and killed with what it started, and Ctrl-C
-                    # comes to the parent alone.
+                    # Its own group: stopped and killed with what it started, while Ctrl-C reaches
+                    # the parent alone.
                     start_new_session=True,
                 )
         except BaseException:
@@ -101,8 +133,8 @@ class Child:
         """Returns the first answer.
 
         Raises:
-            InputError: what the child raised as such.
-            ChildError: where it failed, or gave no answer in time.
+            InputError: if the child raised one.
+            ChildError: if it failed or did not answer in time.
         """
         return self._answer()
 
@@ -165,7 +197,7 @@ class Child:
         return line
 
     def _held(self) -> int:
-        """Returns bytes of memory that the process holds, 0 where the system does not tell."""
+        """Returns the resident memory in bytes, 0 if the system does not report it."""
         try:
             text = Path(f"/proc/{self._process.pid}/status").read_text()
             return int(text.split("VmRSS:")[1].split()[0]) * 1024
@@ -183,10 +215,10 @@ class Child:
 
 
 def installed(python: str, packages: Sequence[str]) -> set[str]:
-    """Returns which packages an interpreter finds; none is imported.
+    """Returns the packages that an interpreter finds; none is imported.
 
     Raises:
-        InputError: where that is no interpreter.
+        InputError: if `python` does not run.
     """
     if python == sys.executable:
         return {name for name in packages if importlib.util.find_spec(name)}
@@ -208,9 +240,9 @@ def installed(python: str, packages: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _stopped_later() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block, or a child that nobody knows would stay.
+    """Delays Ctrl-C and SIGTERM to the end of the block, so that no unregistered child is left.
 
-    A child starts with them blocked, and lets them through itself.
+    A child starts with both blocked and unblocks them itself.
     """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -221,7 +253,7 @@ def _stopped_later() -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Lets SIGTERM leave the block as an exception, so that no child is left behind."""
+    """Turns SIGTERM into an exception, so that no child is left behind."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -234,3 +266,25 @@ def stopped_by_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+def environment(backend: str, generic: str, threads: int) -> dict[str, str]:
+    """Returns the environment variables that make processes of different backends comparable.
+
+    Args:
+        backend: backend of Keras.
+        generic: ops without overrides, as in KMODELS_GENERIC_OPS.
+        threads: threads of operations.
+    """
+    flags = [os.environ.get("XLA_FLAGS", "")]
+    if threads == 1:
+        flags.append("--xla_cpu_multi_thread_eigen=false")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    names = (*names, "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    return {
+        **QUIET,
+        **dict.fromkeys(names, str(threads)),
+        "XLA_FLAGS": " ".join(filter(None, flags)),
+        "KERAS_BACKEND": backend,
+        "KMODELS_GENERIC_OPS": generic,
+    }

@@ -1,4 +1,4 @@
-"""The report of a benchmark: a table, a JSON file and an image."""
+"""The reports of `kmodels bench` and `kmodels parity`: tables, a JSON file and a figure."""
 
 import json
 from functools import partial
@@ -19,18 +19,25 @@ _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
 _INK = "#333333"
 
 
+__all__ = ["draw", "show", "write"]
+
+
 def show(result: dict[str, Any], console: Console) -> None:
-    """Prints a run as a table, and below it what was left out or failed.
+    """Prints a benchmark or a comparison as a table, followed by failures or the first difference.
 
     Args:
-        result: result of `run`.
-        console: to print to.
+        result: result of `bench.run` or `parity.run`.
+        console: the console to print to.
     """
+    (_show_bench if result["kind"] == "kmodels bench" else _show_parity)(result, console)
+
+
+def _show_bench(result: dict[str, Any], console: Console) -> None:
     rows = [row for row in result["rows"] if row["failed"] is None]
     if rows:
         console.print(_table(result, rows))
-        console.print(agreement(rows), highlight=False, soft_wrap=True)
-    for line in [*paths(rows), *result["left_out"]]:
+        console.print(_agreement(rows), highlight=False, soft_wrap=True)
+    for line in [*_paths(rows), *result["left_out"]]:
         console.print(line, highlight=False, soft_wrap=True)
     for row in result["rows"]:
         if row["failed"] is not None:
@@ -71,8 +78,7 @@ def _table(result: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def agreement(rows: list[dict[str, Any]]) -> str:
-    """Returns how far the losses of the rows are apart, by precision."""
+def _agreement(rows: list[dict[str, Any]]) -> str:
     largest: dict[str, float] = {}
     for row in rows:
         name = row["precision"]
@@ -82,12 +88,12 @@ def agreement(rows: list[dict[str, Any]]) -> str:
 
 
 def _short(number: float) -> str:
-    """Gives at least three digits, and no exponent."""
+    """Formats a number with at least three digits and without an exponent."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.{1 if number >= 10 else 2}f}"
 
 
-def paths(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns where attention took the generic path though its override was wanted, and why."""
+def _paths(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the rows whose attention declined its override, by reason."""
     found: dict[str, list[str]] = {}
     for row in rows:
         took = row["took"].get("attention", "override")
@@ -98,14 +104,14 @@ def paths(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def write(result: dict[str, Any], out: str | Path) -> list[Path]:
-    """Writes the JSON and, beside it, the image; what was there before is replaced whole.
+    """Writes the JSON file of a benchmark and its figure; existing files are replaced atomically.
 
     Args:
-        result: result of `run`.
+        result: result of `bench.run`.
         out: a directory, for bench.json and bench.png, or the path of the JSON file.
 
     Returns:
-        What was written: the image only where a row was measured.
+        The written paths; a figure is only drawn if a row was measured.
     """
     path = local_path(out)
     path = path if path.suffix == ".json" else path / "bench.json"
@@ -121,13 +127,13 @@ def write(result: dict[str, Any], out: str | Path) -> list[Path]:
 
 
 def draw(result: dict[str, Any]) -> Any:
-    """Draws speed and memory of each row as bars; matplotlib is imported here.
+    """Draws speed and memory of each row as bars.
 
     Args:
-        result: result of `run`, or read from its JSON.
+        result: result of `bench.run`, or read from its JSON.
 
     Returns:
-        A figure, or None where no row was measured, or Matplotlib is not installed.
+        A figure, or None if no row was measured or Matplotlib is not installed.
     """
     rows = [row for row in result["rows"] if row["failed"] is None]
     if not rows or not plots.installed():
@@ -182,3 +188,30 @@ def draw(result: dict[str, Any]) -> Any:
 def _tick(row: dict[str, Any]) -> str:
     loader = [] if row["workers"] is None else [pluralize(row["workers"], "worker")]
     return " · ".join([row["backend"], row["compile"], row["ops"], *loader])
+
+
+def _show_parity(result: dict[str, Any], console: Console) -> None:
+    left, right = result["sides"]
+    table = Table(title=f"kmodels parity: {left} and {right}", title_justify="left")
+    for heading in ("step", "stage", "tensors", "most apart"):
+        table.add_column(heading, justify="right" if heading in ("step", "tensors") else "left")
+    table.add_column("of what is allowed", justify="right")
+    former = 1
+    for stage in result["stages"]:
+        if stage["step"] != former:
+            table.add_section()
+            former = stage["step"]
+        cells = [str(stage["step"]), stage["stage"], str(stage["count"]), stage["worst"]]
+        table.add_row(*cells, f"{stage['apart']:.3g}")
+    console.print(table)
+    plain: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
+    if result["dropout"]:
+        console.print("with dropout the forward pass without it is all that is compared", **plain)
+    if (first := result["first"]) is None:
+        console.print(f"equal in {result['steps']} steps, to {result['tolerance']:g}", **plain)
+        return
+    console.print(
+        f"they part in step {first['step']}, {first['stage']}, at {first['text']}", **plain
+    )
+    for line in first["weights"]:
+        console.print(f"before that step already: {line}", **plain)

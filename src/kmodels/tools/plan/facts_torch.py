@@ -1,14 +1,16 @@
-"""Memory on torch: what it keeps, and what there is."""
+"""Memory on torch: facts about autograd, and the free memory."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 
-from kmodels.memory.sizes import Facts
+from kmodels.distribution.mesh import Mesh
 from kmodels.overrides.attention_torch import by_products
+from kmodels.tools.plan.arrays import Facts
 
-# glibc gives blocks below 32 MiB back late; with MALLOC_MMAP_THRESHOLD_=1048576 there is no slack.
+# glibc returns blocks below 32 MiB late; with MALLOC_MMAP_THRESHOLD_=1048576 there is no slack.
 FACTS = Facts(
     norm=0,
     gelu=0,
@@ -23,10 +25,15 @@ ACCELERATOR = replace(FACTS, slack=0.1, attention="kernel")
 
 
 def device_bytes() -> int | None:
-    """Returns bytes that the accelerator has left; 0 without one."""
+    """Returns the free bytes of the accelerator; 0 without one."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
 def by_blocks(x: torch.Tensor, causal: bool, dropout: float) -> bool:
-    """Returns whether attention on (B, T, N, H) keeps its weights, though by blocks."""
+    """Returns True if attention on x (B, T, N, H) is computed by blocks and keeps their weights."""
     return by_products(x, x, causal, dropout)
+
+
+def supposed(mesh: Mesh) -> AbstractContextManager[None]:
+    """Does nothing: no op of this backend depends on the mesh."""
+    return nullcontext()

@@ -1,4 +1,4 @@
-"""The child's side: `python -m kmodels.tools.children.child SETTINGS`, started by `Child`."""
+"""The child's side: `Child` runs `python -m kmodels.tools.compare_backends.child SETTINGS`."""
 
 import ctypes
 import importlib
@@ -13,19 +13,39 @@ from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
-from kmodels.tools.children.failures import REFUSED, ChildError
-from kmodels.tools.children.link import Link
+from kmodels.tools.compare_backends.children import REFUSED, ChildError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Characters of an error that its parent is told; the whole of it is in the log.
+
+class Link:
+    """The child's end of the pipes to its parent; each message is a line of JSON.
+
+    Args:
+        answers: a file descriptor that nothing else writes to.
+    """
+
+    def __init__(self, answers: int):
+        self._answers = os.fdopen(answers, "wb", buffering=0)
+
+    def send(self, **answer: object) -> None:
+        """Sends one answer of plain values."""
+        self._answers.write(json.dumps(answer).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """Waits for the next request; None means that there are no more."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+
+# Characters of an error that are sent to the parent; the log has all of it.
 _SHOWN = 240
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 
 class _Hiding(PathFinder):
-    """Finds everything but some packages, as where they are not installed.
+    """Finds everything except the hidden packages.
 
     Keras imports each framework that it finds, which takes hundreds of MiB.
     """
@@ -41,13 +61,13 @@ class _Hiding(PathFinder):
 
 
 def hide(packages: Iterable[str]) -> None:
-    """Makes packages look as if they were not installed; for a process that has not used them."""
+    """Makes packages look as if they were not installed; call it before they are imported."""
     _Hiding.hidden = frozenset(packages)
     sys.meta_path = [_Hiding if finder is PathFinder else finder for finder in sys.meta_path]
 
 
 def die_with(parent: int) -> None:
-    """Has Linux kill this process when its parent ends, however it does."""
+    """Has Linux kill this process when its parent ends in any way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
@@ -55,12 +75,12 @@ def die_with(parent: int) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Runs `work(job, link)` of a module and tells the parent how that failed, if it did."""
-    # Libraries print; what they print must not end up between the answers.
+    """Runs `work(job, link)` of a module and sends a failure to the parent."""
+    # What libraries print must not end up between the answers.
     link = Link(os.dup(1))
     os.dup2(2, 1)
     die_with(settings["parent"])
-    # Those that the parent held back while it started this process.
+    # The parent blocked signals while it started this process.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if settings["cpus"]:
         os.sched_setaffinity(0, settings["cpus"])
