@@ -26,8 +26,7 @@ MODULES = (
     "kmodels.models.interpret",
     *("kmodels.interop", "kmodels.interop.keras_hub", "kmodels.interop.keras_cv"),
     *("kmodels.runs.recipe", "kmodels.runs.classification", "kmodels.runs.plots"),
-    *("kmodels.runs.pretrained", "kmodels.runs.probe", "kmodels.runs.results"),
-    "kmodels.runs.segmentation",
+    *("kmodels.runs.probe", "kmodels.runs.results", "kmodels.runs.segmentation"),
     *(
         "kmodels.tools.compare_backends.bench",
         "kmodels.tools.compare_backends.parity",

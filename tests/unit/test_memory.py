@@ -13,7 +13,7 @@ import pytest
 from command_line import run
 from kmodels.lora import LoraSettings
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
-from kmodels.runs import flags
+from kmodels.runs import settings as flags
 from kmodels.tools import plan
 from kmodels.tools.plan import estimate
 from kmodels.tools.plan.arrays import (

@@ -29,9 +29,6 @@ WITHOUT_SEAM = {
     "kmodels.interop.host_tensorflow": "keras-cv's layers run on TensorFlow under each backend",
     "kmodels.models.common.preprocessing_tensorflow": "for tensors of tf.data under each backend",
     "kmodels.text.tokens_tensorflow": "for tensors of tf.data under each backend",
-    "kmodels.tools.convert.runtimes_jax": "a table of formats names it with its package",
-    "kmodels.tools.convert.runtimes_tensorflow": "a table of formats names it with its package",
-    "kmodels.tools.convert.runtimes_torch": "a table of formats names it with its package",
     "kmodels.weights.pickled_torch": "reads torch's files under each backend",
 }
 # (name, kind, default as it is written or None)

@@ -45,7 +45,7 @@ UPWARD = {
     ("core/registration.py", "kmodels.training.pixel_loss"),
     ("core/registration.py", "kmodels.training.similarity_losses"),
     ("distribution/plan.py", "kmodels.callbacks"),
-    ("distribution/ray/start.py", "kmodels.runs.shipped"),
+    ("distribution/ray/start.py", "kmodels.runs.recipe"),
     ("layers/base.py", "kmodels.lora.changes"),
     ("layers/dense.py", "kmodels.lora.enable"),
     ("presets/find.py", "kmodels.models.registry"),

@@ -1,12 +1,16 @@
-"""A model, what was said so far, and the next reply."""
+"""A chat with a model: its messages, replies, and the terminal or pipe that shows them."""
 
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from rich.console import Console
+from rich.status import Status
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
@@ -16,6 +20,15 @@ from kmodels.generation.sampler import Sampler
 from kmodels.generation.settings import sampler_of
 from kmodels.models.common.causal_lm import CausalLM
 from kmodels.models.common.chat_prompts import ChatPrompts
+
+COMMANDS = {
+    "/exit": "ends the chat, as Ctrl-D does",
+    "/clear": "forgets what was said",
+    "/image": "adds an image to the next question: /image FILE",
+    "/help": "shows these lines",
+}
+PROMPT = "> "
+STOPPED = 130
 
 
 @dataclass
@@ -28,11 +41,11 @@ class Conversation:
         max_new_tokens: largest number of tokens of a reply.
         values: variables of the chat template.
         stop: texts that end a reply; None for those of the checkpoint.
-        drafts: what drafts tokens, by the arguments of `generate`.
-        images: paths of images that the next message of the user has before its text.
+        drafts: arguments of `generate` for speculative decoding.
+        images: paths of images that precede the text of the next user message.
 
     Attributes:
-        messages: what was said so far.
+        messages: messages so far.
     """
 
     model: CausalLM
@@ -48,7 +61,7 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything but the system message."""
+        """Removes all messages except the system message."""
         self.messages = opening(self.system)
 
     def attach(self, image: str) -> None:
@@ -66,18 +79,18 @@ class Conversation:
         self.images.append(image)
 
     def ask(self, text: str, show: Callable[[str], None]) -> str:
-        """Returns the reply to a message, which both become part of the chat.
+        """Returns the reply to a message and adds both to the chat.
 
-        A reply that Ctrl-C stops is kept as far as it came. Where there is nothing to keep, the
-        chat is as before.
+        If Ctrl-C stops the reply, the part so far is kept; if there is none, the chat does not
+        change.
 
         Args:
             text: message of the user.
             show: called with each new piece of the reply.
 
         Raises:
-            InputError: for a chat that the template refuses.
-            KeyboardInterrupt: after the part that came is kept.
+            InputError: if the chat template rejects the chat.
+            KeyboardInterrupt: after a partial reply is added.
         """
         pieces: list[str] = []
 
@@ -102,7 +115,7 @@ class Conversation:
         self.images = []
 
     def is_cut(self, reply: str) -> bool:
-        """Returns whether a reply has all tokens that it may have, and perhaps lacks its end."""
+        """Returns True if a reply has reached the largest number of tokens."""
         return len(self.model.preprocessor.tokenizer.tokenize(reply)) >= self.max_new_tokens
 
 
@@ -115,12 +128,12 @@ def question(text: str, images: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def check_images(text: ChatPrompts, images: Sequence[str], name: str, model: str) -> None:
-    """Raises `InputError` for images that cannot be read, or that a model does not take.
+    """Raises `InputError` for unreadable images, or a model without image inputs.
 
     Args:
         text: preprocessor of the model.
         images: paths of the files.
-        name: flag or command by which they were given.
+        name: flag or command that gave them.
         model: name of the model's class.
     """
     if images and not text.takes_images:
@@ -130,7 +143,7 @@ def check_images(text: ChatPrompts, images: Sequence[str], name: str, model: str
 
 
 def opening(system: str | None) -> list[dict[str, Any]]:
-    """Returns the messages that a chat begins with."""
+    """Returns the first messages of a chat."""
     return [] if system is None else [{"role": "system", "content": system}]
 
 
@@ -150,27 +163,27 @@ def open_conversation(
     precision: str = "float32",
     values: Mapping[str, Any] | None = None,
 ) -> Conversation:
-    """Reads a model for a chat; what is wrong is found before its weights are read.
+    """Reads a model for a chat; wrong settings raise before its weights are read.
 
     Args:
         path: directory, file or address of the model.
-        say: called with a line before what takes time.
+        say: called with a line before each slow step.
         system: text of a system message, or None.
         images: paths of images of the first question.
         max_new_tokens: largest number of tokens of a reply.
-        sampling: arguments of `Sampler` to change; those that are None are the checkpoint's.
+        sampling: arguments of `Sampler`; None means the checkpoint's value.
         stop: texts that end a reply; None for those of the checkpoint.
         adapter: directory with a LoRA adapter of kmodels or PEFT, or None.
         assistant: directory, file or address of a smaller model that drafts tokens, or None.
-        num_assistant_tokens: number of tokens of each of its drafts.
+        num_assistant_tokens: number of tokens of a draft.
         prompt_lookup_num_tokens: number of tokens of drafts that repeat earlier text, or None.
-        precision: policy of the model.
+        precision: dtype policy of the model.
         values: variables of the chat template.
 
     Raises:
         InputError: for a path without a language model, tokenizer or chat template, a system
-            message that the template refuses, images that cannot be read or for a model of text
-            alone, an assistant with other tokens, or wrong settings.
+            message that the template rejects, unreadable images or a model without image inputs,
+            an assistant with another vocabulary, or wrong settings.
     """
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--num-assistant-tokens", num_assistant_tokens)
@@ -179,7 +192,7 @@ def open_conversation(
         if assistant is not None:
             raise InputError("--assistant and --prompt-lookup-num-tokens: give one of them")
     given = {name: value for name, value in (sampling or {}).items() if value is not None}
-    Sampler(**given)  # which names a wrong value
+    Sampler(**given)  # checks the values
     cls: Any = presets.causal_lm_of(path, whole=True)
     text = cls.preprocessor_class.from_preset(path)
     check_images(text, images, "--image", cls.__name__)
@@ -210,21 +223,21 @@ def open_conversation(
 
 
 def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampler:
-    """Returns how tokens are drawn: as the checkpoint's generation_config.json says, or is told.
+    """Returns the sampler of a checkpoint's generation_config.json with some arguments changed.
 
     Args:
-        config: content of generation_config.json, or nothing, for the most likely token.
-        given: arguments of `Sampler` that count before it.
+        config: content of generation_config.json; empty for greedy sampling.
+        given: arguments of `Sampler` that override it.
     """
     held = sampler_of(config)
     if held.greedy and not given.keys().isdisjoint(("top_k", "top_p", "min_p")):
-        held = replace(held, temperature=1.0)  # Choosing among tokens means drawing.
+        held = replace(held, temperature=1.0)  # These arguments imply sampling.
     return replace(held, **given)
 
 
 @contextmanager
 def _quietly(say: Callable[[str], None]) -> Iterator[None]:
-    """Shows warnings as lines, and leaves out that a sampler has to be chosen, which it is."""
+    """Shows warnings as lines, and hides the log message about the missing sampler."""
     log = logging.getLogger("kmodels")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -236,3 +249,116 @@ def _quietly(say: Callable[[str], None]) -> Iterator[None]:
         log.setLevel(level)
     for warning in found:
         say(str(warning.message).splitlines()[0])
+
+
+def say(line: str) -> None:
+    """Prints a line about the current step to stderr."""
+    print(f"kmodels: {line}", file=sys.stderr, flush=True)
+
+
+def run(conversation: Conversation) -> int:
+    """Runs a chat and returns the exit code of the command.
+
+    On a terminal Ctrl-C stops a reply and Ctrl-D ends the chat. Through a pipe each line is a user
+    message, and only replies are written to stdout.
+    """
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return _on_terminal(conversation, Console(highlight=False, markup=False, emoji=False))
+    try:
+        return _through_pipe(conversation)
+    except KeyboardInterrupt:
+        say("stopped")
+        return STOPPED
+
+
+def _through_pipe(conversation: Conversation) -> int:
+    for line in sys.stdin:
+        text = line.strip()
+        if text == "/exit":
+            break
+        if text == "/clear":
+            conversation.clear()
+        elif (file := _image(text)) is not None:
+            conversation.attach(file)
+        elif text:
+            conversation.ask(text, lambda piece: print(piece, end="", flush=True))
+            print(flush=True)
+    return 0
+
+
+def _on_terminal(conversation: Conversation, console: Console) -> int:
+    try:
+        # Its import adds editing and history to the prompt; some systems do not have it.
+        import readline  # noqa: F401
+    except ImportError:
+        pass
+    console.print("Ctrl-C stops a reply; /clear, /image, /help, /exit", style="dim")
+    for text in _typed(console):
+        if text == "/exit":
+            break
+        if text == "/clear":
+            conversation.clear()
+            console.print("a new chat", style="dim")
+        elif (file := _image(text)) is not None:
+            _attach(conversation, file, console)
+        elif text == "/help":
+            for name, does in COMMANDS.items():
+                console.print(f"{name:7} {does}", style="dim")
+        elif text.startswith("/") and text[1:].isalpha():
+            console.print(f"{text} is not a command; /help lists them", style="dim")
+        else:
+            _answer(conversation, text, console)
+    return 0
+
+
+def _image(text: str) -> str | None:
+    """Returns the file of a line that adds an image, None for any other line."""
+    command, _, file = text.partition(" ")
+    return file.strip() if command == "/image" else None
+
+
+def _attach(conversation: Conversation, file: str, console: Console) -> None:
+    try:
+        conversation.attach(file)
+    except InputError as error:
+        console.print(str(error), style="red", markup=False)
+    else:
+        console.print(f"{file} goes with the next question", style="dim", markup=False)
+
+
+def _typed(console: Console) -> Iterator[str]:
+    """Yields the lines that the user types until Ctrl-D."""
+    while True:
+        try:
+            # readline would erase a prompt of rich when it redraws the line.
+            if text := input(PROMPT).strip():
+                yield text
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print("\nCtrl-D or /exit ends the chat", style="dim")
+
+
+def _answer(conversation: Conversation, text: str, console: Console) -> None:
+    waiting = Status("", console=console)
+
+    def show(piece: str) -> None:
+        waiting.stop()
+        # Markup and control sequences in the text of a model have no effect.
+        plain = "".join(c for c in piece if c.isprintable() or c in "\n\t")
+        console.print(plain, end="", markup=False, soft_wrap=True)
+
+    try:
+        with waiting:
+            reply = conversation.ask(text, show)
+    except KeyboardInterrupt:
+        console.print("\n(stopped)", style="dim")
+    except InputError as error:
+        console.print(str(error), style="red", markup=False)
+    else:
+        console.print()
+        if conversation.is_cut(reply):
+            limit = conversation.max_new_tokens
+            console.print(f"(the reply has {limit} tokens: --max-new-tokens)", style="dim")
+    console.print()

@@ -1,4 +1,4 @@
-"""A recipe's command line: one flag for each field of a dataclass, parsed by Typer."""
+"""A recipe's settings: a dataclass, its flags as Typer parses them, and checks of their values."""
 
 import dataclasses
 import inspect
@@ -18,7 +18,7 @@ from kmodels.core.shown import HIDDEN
 from kmodels.runs.command_line import invoke
 from kmodels.runs.trackers import MODULES
 
-# The groups of --help, and the flags of each; a flag that is in none stands among the options.
+# The groups of --help and their flags; other flags are in the group "Options".
 GROUPS = {
     "Data": (
         "data skip_bad held_out images image_size ignore sequence_length template pack batch_size "
@@ -56,7 +56,7 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.sp
 class _Grouped(TyperCommand):
     """A command whose --help has a section for each group, as plain text.
 
-    Typer draws its panels with rich, which would read what stands in a description as markup.
+    Typer draws panels with rich, which would interpret descriptions as markup.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -72,13 +72,13 @@ class _Grouped(TyperCommand):
 
 
 def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
-    """Makes a field of a recipe's settings.
+    """Returns a field of a recipe's settings; its annotation decides the type of the flag.
 
     Args:
-        default: its value where the flag is not given; its annotation decides the type.
-        text: for --help.
-        choices: values that are allowed.
-        small: the default under KMODELS_SMALL=1.
+        default: value without the flag.
+        text: text of --help.
+        choices: allowed values.
+        small: default under KMODELS_SMALL=1.
     """
     return dataclasses.field(
         default=default, metadata={"help": text, "choices": tuple(choices), "small": small}
@@ -87,7 +87,7 @@ def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: obje
 
 @dataclasses.dataclass(frozen=True)
 class Common:
-    """The flags that every recipe has."""
+    """The flags of every recipe."""
 
     batch_size: int = flag(64, "examples per step, over all devices")
     steps: int | None = flag(None, "batches in all, instead of epochs")
@@ -122,19 +122,18 @@ def parse(
 ) -> Any:
     """Returns settings from the command line.
 
-    Flags that are not given are those of the run in --out after --resume or --evaluate. --resume
-    alone continues with the newest run of the recipe.
+    With --resume or --evaluate, missing flags have the values of the run in --out. --resume without
+    --out continues the newest run of the recipe.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
-        argv: arguments; the process's by default.
-        description: for --help.
-        recipe: its name.
-        program: what --help calls it; the recipe's file by default.
+        argv: arguments; those of the process by default.
+        description: text of --help.
+        recipe: name of the recipe.
+        program: name of the program in --help; the recipe's file by default.
 
     Raises:
-        InputError: for an unknown flag or a value that does not fit, or where there is no run to
-            continue with.
+        InputError: for an unknown flag, a wrong value, or if there is no run to continue.
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
@@ -165,7 +164,7 @@ def _given(
     description: str,
     program: str,
 ) -> dict[str, Any]:
-    """Returns the flags that stand on the command line, and nothing of the others."""
+    """Returns the values of the flags on the command line."""
 
     def collect(context: typer.Context, **values: object) -> dict[str, Any]:
         def stands(name: str) -> bool:
@@ -174,7 +173,7 @@ def _given(
 
         return {name: value for name, value in values.items() if stands(name)}
 
-    # Typer reads a function's signature: this one is made of the fields.
+    # Typer reads the signature of a function; the fields make this one.
     function: Any = collect
     function.__signature__ = inspect.Signature(
         [
@@ -189,7 +188,7 @@ def _given(
     text = _examples_as_they_are(description)
     app.command(cls=_Grouped, help=text, context_settings=names)(function)
     given = invoke(app, argv, program)
-    if not isinstance(given, dict):  # --help ends it by an exit code
+    if not isinstance(given, dict):  # --help returns an exit code
         raise SystemExit(given)
     return given
 
@@ -202,7 +201,7 @@ def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter
         kind, default = hints[field.name], defaults[field.name]
         if choices := field.metadata["choices"]:
             kind = typing.Literal[choices]
-        # A switch that is off needs no twin that turns it off.
+        # A switch that is off by default needs no flag to turn it off.
         name = [f"--{field.name.replace('_', '-')}"] if kind is bool and not default else []
         shown = "" if default in (None, "", False) else f" (default: {default})"
         found.append(
@@ -225,13 +224,13 @@ def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter
 
 
 def _examples_as_they_are(description: str) -> str:
-    r"""Returns the text with \b before what is indented, whose lines would be filled up without."""
+    r"""Returns the text with \b before indented paragraphs, so that their lines are not wrapped."""
     paragraphs = description.strip().split("\n\n")
     return "\n\n".join("\b\n" + part if "\n " in f"\n{part}" else part for part in paragraphs)
 
 
 def _newest_run(recipe: str) -> str:
-    """Returns the directory in runs/ where the recipe has saved a checkpoint last."""
+    """Returns the directory in runs/ with the newest checkpoint of the recipe."""
     found = [
         (max(step.stat().st_mtime for step in steps), str(file.parent))
         for file in Path("runs").glob("*/config.json")
@@ -249,16 +248,53 @@ def _newest_run(recipe: str) -> str:
 
 
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings of the run that is continued, less what belongs to one call."""
+    """Returns the settings of the continued run, except those of a single call."""
     found = read_json(file) if file.exists() else {}
     return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
 
 
 def _check_whole_addresses(former: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raises InputError for an address that was kept without its password and not given again."""
+    """Raises InputError for an address whose password was not saved and is not given again."""
     for name in former.keys() - given.keys():
         if HIDDEN in (value := str(former[name])) and ":/" in value:
             flag = name.replace("_", "-")
             raise InputError(
                 f"--{flag} was {value}, and the run keeps no passwords; give --{flag} again"
             )
+
+
+def given(**values: object) -> dict[str, Any]:
+    """Returns the values that are not None: without a flag the preset's value applies."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def at_least(settings: Any, **limits: float) -> None:
+    """Checks lower bounds: `at_least(settings, epochs=1)`."""
+    for name, limit in limits.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= limit:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least {limit}")
+
+
+def check_fractions(settings: Any, *names: str) -> None:
+    """Checks that settings are in [0, 1)."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least 0, below 1")
+
+
+def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
+    """Returns a setting such as "2,9" as numbers; whole ones are int. None stays None."""
+    text = getattr(settings, name)
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != count:
+        raise InputError(
+            f"--{name.replace('_', '-')} is {text!r}; give {count} numbers, a comma between them"
+        )
+    return tuple(int(value) if value == int(value) else value for value in values)
