@@ -1,5 +1,6 @@
 """`kmodels bench`: trains one model on each backend, in processes that take turns."""
 
+import functools
 import os
 import platform
 import statistics
@@ -131,11 +132,11 @@ def _python(pythons: dict[str, str], backend: str, mode: str = "") -> str:
 def _backends(options: BenchOptions, pythons: dict[str, str], notes: list[str]) -> list[str]:
     found = []
     for backend in options.named or BACKENDS:
-        if installed(_python(pythons, backend), [backend, "keras"]) >= {backend, "keras"}:
-            found.append(backend)
-            continue
-        # Its own mode may still have an interpreter with it.
-        if _names_own(options, pythons, backend):
+        # The interpreters of its modes may have a backend that this one does not.
+        modes = [mode for mode in MODES[backend] if mode in options.compile]
+        elsewhere = bool(modes) and all(mode in pythons for mode in modes)
+        wanted = {backend, "keras"}
+        if elsewhere or installed(_python(pythons, backend), [*wanted]) >= wanted:
             found.append(backend)
             continue
         text = f"{backend} is not installed: pip install 'kmodels[{backend}]'"
@@ -143,11 +144,6 @@ def _backends(options: BenchOptions, pythons: dict[str, str], notes: list[str]) 
             raise InputError(text)
         notes.append(f"left out: {text}")
     return found
-
-
-def _names_own(options: BenchOptions, pythons: dict[str, str], backend: str) -> bool:
-    asked = [mode for mode in MODES[backend] if mode in options.compile]
-    return bool(asked) and all(mode in pythons for mode in asked)
 
 
 def _modes(
@@ -160,19 +156,16 @@ def _modes(
         raise InputError(f"compile is {', '.join(nowhere)}, which no backend here has: {has}")
     found: dict[str, list[str]] = {}
     for backend in backends:
-        there: Callable[[str], bool] = (AUTO, *MODES[backend]).__contains__
-        found[backend] = [mode for mode in options.compile if there(mode)]
-        absent = [mode for mode in wanted if not there(mode)]
+        found[backend] = [mode for mode in options.compile if mode in (AUTO, *MODES[backend])]
+        absent = [mode for mode in wanted if mode not in MODES[backend]]
         if not found[backend]:
             found[backend] = [AUTO]
             notes.append(f"{backend} has no {' or '.join(absent)}: its own way is measured")
         elif absent:
             notes.append(f"left out: {backend} has no {' or '.join(absent)}")
         if OPENXLA in found[backend]:
-            python = _python(pythons, backend, OPENXLA)
-            if missing := {"torch", *NEEDS[OPENXLA]} - installed(
-                python, ["torch", *NEEDS[OPENXLA]]
-            ):
+            needed = ["torch", *NEEDS[OPENXLA]]
+            if missing := {*needed} - installed(_python(pythons, backend, OPENXLA), needed):
                 found[backend].remove(OPENXLA)
                 notes.append(f"left out: openxla needs {', '.join(sorted(missing))}; {HOW}")
     return found
@@ -252,11 +245,8 @@ class _Bench:
         """Searches for the largest batch of each row, each in a new process."""
         for row in self._good():
             self._say(f"{row.values['label']}: largest batch")
-
-            def fits(size: int, case: Case = row.case) -> bool:
-                return self._fits(case, size)
-
             try:
+                fits = functools.partial(self._fits, row.case)
                 row.values["largest_batch"] = largest(fits, self.options.batch_size)
             except ChildError as error:
                 self.notes.append(f"largest batch: {error}")
