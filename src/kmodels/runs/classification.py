@@ -61,6 +61,17 @@ def report(
     if test is not None or validation is not None:
         console.working("looking at single predictions")
         _look(folder, model, data, test, validation)
+    model.preprocessor = preprocessor
+    return finish(folder, model, metrics, runner, "accuracy")
+
+
+def finish(
+    folder: Any, model: keras.Model, metrics: dict[str, float], runner: Runner | None, curve: str
+) -> dict[str, Any]:
+    """Writes result.json, the curves of the loss and the metric `curve`, and the trained model.
+
+    A run that only evaluates writes evaluation.json, and result.json if there is none.
+    """
     content = result(
         model, recipe=folder.recipe, settings=folder.settings, metrics=metrics, runner=runner
     )
@@ -68,8 +79,7 @@ def report(
         folder.write_json("evaluation.json", content)
     else:
         console.working("saving the model")
-        plots.curves(folder.path / "curves.png", runner.history.rows)
-        model.preprocessor = preprocessor
+        plots.curves(folder.path / "curves.png", runner.history.rows, curve)
         model.save_to_preset(folder.path / "model")
     if runner is not None or not (folder.path / "result.json").exists():
         folder.write_json("result.json", content)
