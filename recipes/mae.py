@@ -91,7 +91,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         ViTMAEForPreTraining,
     )
     from kmodels.runs import classification, plots
-    from kmodels.runs.pretrained import Probe
+    from kmodels.runs.probe import Probe
     from kmodels.runs.results import result
 
     recipe.prepare(settings)

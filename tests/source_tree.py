@@ -18,7 +18,7 @@ ROWS = (
     ("ops", "overrides"),
     ("layers", "transforms"),
     (
-        *("checkpoint", "data", "distribution", "generation", "lora", "memory", "text"),
+        *("checkpoint", "data", "distribution", "generation", "lora", "text"),
         *("training", "weights"),
     ),
     ("callbacks", "task", "presets"),

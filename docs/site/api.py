@@ -26,10 +26,13 @@ MODULES = (
     "kmodels.models.interpret",
     *("kmodels.interop", "kmodels.interop.keras_hub", "kmodels.interop.keras_cv"),
     *("kmodels.runs.recipe", "kmodels.runs.classification", "kmodels.runs.plots"),
-    *("kmodels.runs.pretrained", "kmodels.runs.probe", "kmodels.runs.results"),
-    "kmodels.runs.segmentation",
-    *("kmodels.tools.bench", "kmodels.tools.convert", "kmodels.tools.parity"),
-    "kmodels.tools.plan",
+    *("kmodels.runs.probe", "kmodels.runs.results", "kmodels.runs.segmentation"),
+    *(
+        "kmodels.tools.compare_backends.bench",
+        "kmodels.tools.compare_backends.parity",
+        "kmodels.tools.compare_backends.report",
+    ),
+    *("kmodels.tools.convert", "kmodels.tools.plan"),
 )
 HEAD = """# The public names
 

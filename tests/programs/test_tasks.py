@@ -104,8 +104,8 @@ def test_the_commands_run(page, number, backend, ending, programs, tmp_path):
 def test_it_is_the_wheel_that_runs(programs, tmp_path):
     """The checkout is not on the path, and nothing that is imported comes from it."""
     told = """
-import json, os, sys, kmodels, kmodels.runs.shipped
-shipped = kmodels.runs.shipped.load("vit").__file__
+import json, os, sys, kmodels, kmodels.runs.recipe
+shipped = kmodels.runs.recipe.load("vit").__file__
 home = os.listdir(os.environ["HOME"])
 print(json.dumps([sys.path, kmodels.__file__, shipped, os.listdir(), home]))
 """

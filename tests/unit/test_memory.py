@@ -12,8 +12,11 @@ import pytest
 
 from command_line import run
 from kmodels.lora import LoraSettings
-from kmodels.memory import estimate
-from kmodels.memory.sizes import (
+from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
+from kmodels.runs import settings as flags
+from kmodels.tools import plan
+from kmodels.tools.plan import estimate
+from kmodels.tools.plan.arrays import (
     ACTIVATIONS,
     FROZEN,
     GRADIENTS,
@@ -23,9 +26,6 @@ from kmodels.memory.sizes import (
     Setup,
     width_of,
 )
-from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
-from kmodels.runs import flags
-from kmodels.tools import plan
 from kmodels.training import AdamW
 from python_process import run_python
 from recipe_modules import load
@@ -115,8 +115,8 @@ def test_parts_follow_the_setup(monkeypatch):
     # No adapter below the second block: the first keeps nothing.
     late = changed(lora=LoraSettings(4, targets="block_1/attention/query"))
     assert "block_0" not in late.blocks and late.blocks["block_1"] <= base.blocks["block_1"]
-    lean = replace(estimate.activations.facts(), remat=True)
-    monkeypatch.setattr(estimate.activations, "facts", lambda accelerator: lean)
+    lean = replace(estimate.facts(), remat=True)
+    monkeypatch.setattr(estimate, "facts", lambda accelerator: lean)
     block, *parts = (changed(remat=mode) for mode in ("block", "attention", "mlp"))
     for part in parts:
         assert block.part(ACTIVATIONS) < part.part(ACTIVATIONS) < base.part(ACTIVATIONS)

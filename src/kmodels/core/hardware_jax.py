@@ -25,3 +25,20 @@ def keep_compiled() -> None:
     if getattr(jax.config, CACHE) is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update(CACHE, str(home / "kmodels" / "jax"))
+
+
+def has_tf32() -> bool:
+    """Returns True if float32 products can be computed in TF32."""
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
+    return bool(capability) and float(capability) >= 8
+
+
+def is_cpu() -> bool:
+    """Returns True if there is no accelerator."""
+    return jax.default_backend() == "cpu"
+
+
+def threads() -> int:
+    """Returns 0: XLA uses one thread per CPU of the process."""
+    return 0

@@ -1,9 +1,14 @@
-"""Typer's command lines as kmodels has them: whatever is wrong with one is a line of its own."""
+"""A command line: errors are one line each, and standard output may be closed or full."""
 
+import contextlib
 import difflib
+import errno
 import itertools
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.backend_choice import hide_log_lines
@@ -13,20 +18,24 @@ if TYPE_CHECKING:
     import typer
 
 
+# Exit codes: of a process that SIGPIPE ended, and EX_IOERR of sysexits.
+CLOSED, FAILED = 128 + signal.SIGPIPE, 74
+
+
 def invoke(app: "typer.Typer", arguments: Sequence[str] | None, name: str) -> Any:
     """Runs a command line and returns what its function returns.
 
     Args:
         app: a `typer.Typer`.
-        arguments: of the command line; the process's by default.
-        name: what the help calls the program.
+        arguments: arguments of the command line; those of the process by default.
+        name: name of the program in its help.
 
     Returns:
-        The function's value; an exit code where a `typer.Exit` or --help ended it.
+        The function's value; an exit code if `typer.Exit` or --help ended it.
 
     Raises:
-        InputError: for an unknown command or flag, with the nearest one that there is, and for a
-            value that does not fit its flag, with the value.
+        InputError: for an unknown command or flag, with the closest known one, and for a wrong
+            value, with the value.
     """
     import typer
 
@@ -51,7 +60,7 @@ def _message(error: Any, words: list[str]) -> str | None:
         near = difflib.get_close_matches(flag, error.possibilities or (), 1)
         instead = f"did you mean {near[0]}?" if near else "--help lists the flags"
         return f"unknown flag {flag}; {instead}"
-    # The prefix is that of the package by which newer versions of Typer convert values.
+    # Newer versions of Typer convert values with a package that adds this prefix.
     message = " ".join(error.format_message().split()).replace("Value error, ", "")
     value = _value(error, words)
     if value is not None and repr(value) not in message:
@@ -60,10 +69,90 @@ def _message(error: Any, words: list[str]) -> str | None:
 
 
 def _value(error: Any, words: list[str]) -> str | None:
-    """Returns the value that an error is about, which its message may leave out."""
+    """Returns the wrong value, which the message of an error may leave out."""
     names = getattr(getattr(error, "param", None), "opts", ())
     for word, following in itertools.pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name in names:
             return value if equals else following
     return None
+
+
+class Output:
+    """Standard output; after an error all further output is dropped.
+
+    Attributes:
+        code: exit code after an error, else 0.
+        trains: True for a run that continues if nothing can be printed. A closed pipe stops it
+            like SIGTERM, after saving; any other command ends at the first error.
+    """
+
+    def __init__(self, stream: Any):
+        self._stream, self.code, self.trains = stream, 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text, see `flush`."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._fail(error)
+        self._stop()
+        return len(text)
+
+    def flush(self) -> None:
+        """Raises SystemExit if an error ends the command."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._fail(error)
+        self._stop()
+
+    def _fail(self, error: OSError) -> None:
+        if self.code:
+            return
+        self.code = CLOSED if error.errno == errno.EPIPE else FAILED
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        if self.code == FAILED:
+            then = "the run goes on without it" if self.trains else "the command ends"
+            _warn(f"cannot write to standard output: {error.strerror}; {then}")
+        elif self.trains:
+            _warn("standard output was closed; the run stops")
+
+    def _stop(self) -> None:
+        if not self.code or (self.trains and self.code == FAILED):
+            return
+        # Loaded with Keras; before that there is nothing to save.
+        preemption = sys.modules.get("kmodels.checkpoint.preemption")
+        if self.trains and preemption is not None:
+            preemption.tell(signal.SIGPIPE)
+        elif threading.current_thread() is threading.main_thread():
+            raise SystemExit(self.code)
+
+
+@contextlib.contextmanager
+def checked_output() -> Iterator[Output]:
+    """Checks standard output inside the block, which may set `trains`."""
+    if isinstance(sys.stdout, Output):
+        output = sys.stdout
+    else:
+        # A shell can close it by ">&-".
+        output = Output(sys.stdout or open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        with contextlib.redirect_stdout(output):
+            yield output
+            output.flush()
+    finally:
+        output.trains = False
+        if preemption := sys.modules.get("kmodels.checkpoint.preemption"):
+            preemption.tell(None)
+
+
+def _warn(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"kmodels: {line}", file=sys.stderr, flush=True)

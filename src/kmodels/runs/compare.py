@@ -1,4 +1,4 @@
-"""Runs beside each other: results, settings that differ, curves and answers, on one page."""
+"""compare.html: results, different settings, curves and answers of several runs on one page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,14 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.units import pluralize
 from kmodels.runs import console
-from kmodels.runs.page import charts, render
-from kmodels.runs.page.run import OF_A_CALL, Run, more_is_better, read
+from kmodels.runs.report import NOT_METRICS, charts_of_runs, date, metric, number, write_page
+from kmodels.runs.run_folder import OF_A_CALL, Run, more_is_better, read
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 NAME = "compare.html"
-# Numbers of result.json of which the best is not marked, since they do not tell which run is good.
+# Numbers of result.json whose best is not marked, since they do not measure quality.
 SPEED = {
     "samples_per_s": "samples per second",
     "step_ms_median": "ms per step",
@@ -24,20 +24,20 @@ SPEED = {
     "trainable_parameters": "trained parameters",
     "steps": "steps",
 }
-# Columns of runs that a table in a terminal of 80 columns has room for.
+# Runs that fit side by side into a terminal of 80 columns.
 _TOGETHER = 4
 
 Rows = list[tuple[str, list[dict[str, Any]]]]
 
 
 class Comparison:
-    """Runs that are laid beside each other.
+    """A comparison of runs.
 
     Args:
-        folders: of runs of recipes, finished or not.
+        folders: directories of runs of recipes, finished or not.
 
     Raises:
-        InputError: for fewer than two folders, the same one twice, or one that holds no run.
+        InputError: for fewer than two folders, a repeated folder, or a folder without a run.
     """
 
     def __init__(self, folders: Sequence[str | Path]):
@@ -53,14 +53,14 @@ class Comparison:
 
     @property
     def results(self) -> Rows:
-        """Losses and metrics by row, a cell for each run, the best of them marked."""
+        """A row for each loss and metric, with a cell for each run; the best is marked."""
         names = dict.fromkeys(name for run in self.runs for name in _metrics(run))
         held_out = sorted(names, key=lambda name: (_part(name), name.endswith("loss"), name))
         rows = [(name, self._scores(name)) for name in held_out]
         for name, label in SPEED.items():
             values = [run.result.get(name) for run in self.runs]
             if any(value is not None for value in values):
-                rows.append((label, [_cell(render.number(value)) for value in values]))
+                rows.append((label, [_cell(number(value)) for value in values]))
         times = [run.seconds for run in self.runs]
         if any(times):
             rows.append(("time", [_cell(console.seconds(x) if x else "–") for x in times]))
@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def settings(self) -> Rows:
-        """Settings in which the runs differ, and where they do the recipe and the backend."""
+        """Settings, recipe, backend and device in which the runs differ."""
         held = [
             {"recipe": run.recipe, "backend": run.backend, "device": run.device, **run.settings}
             for run in self.runs
@@ -76,25 +76,25 @@ class Comparison:
         names = dict.fromkeys(name for settings in held for name in settings)
         rows = []
         for name in names:
-            texts = [render.number(settings.get(name)) for settings in held]
+            texts = [number(settings.get(name)) for settings in held]
             if name not in OF_A_CALL and len(set(texts)) > 1:
                 rows.append((name, [_cell(text) for text in texts]))
         return rows
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Prompts that runs answered: what the first run said before, and what each said after."""
+        """Prompts with the first run's answer before training and every run's answer after it."""
         found: dict[str, dict[str, Any]] = {}
-        for number, (run, label) in enumerate(zip(self.runs, self.labels, strict=True)):
+        for place, (run, label) in enumerate(zip(self.runs, self.labels, strict=True)):
             for sample in run.result.get("samples", ()):
                 prompt = found.setdefault(sample["prompt"], {"answers": []})
                 if not prompt["answers"] and "before" in sample:
                     prompt["answers"].append(("before", sample["before"], None))
-                prompt["answers"].append((label, sample["after"], number))
+                prompt["answers"].append((label, sample["after"], place))
         return [{"prompt": prompt, **rest} for prompt, rest in found.items()]
 
     def write(self, path: str | Path = NAME) -> Path:
-        """Writes the page, which needs no other file and no network, and returns its path."""
+        """Writes the page and returns its path."""
         content = {
             "runs": [
                 {
@@ -108,13 +108,13 @@ class Comparison:
             "results": self.results,
             "best": any(cell["best"] for _, cells in self.results for cell in cells),
             "settings": self.settings,
-            "charts": charts.of_runs(self.runs, self.labels),
+            "charts": charts_of_runs(self.runs, self.labels),
             "samples": self.samples,
         }
-        return render.write("compare.html", local_path(path), content)
+        return write_page("compare.html", local_path(path), content)
 
     def show(self, terminal: "Console") -> None:
-        """Prints results and settings that differ; runs that do not fit are below the others."""
+        """Prints results and different settings; runs that do not fit are printed below."""
         from rich.table import Table
         from rich.text import Text
 
@@ -141,16 +141,16 @@ class Comparison:
     def _scores(self, name: str) -> list[dict[str, Any]]:
         values = [_metrics(run).get(name) for run in self.runs]
         known = [value for value in values if value is not None]
-        # Of training losses none is the best: the smallest may be that of a run that overfits.
+        # No best training loss is marked: the smallest may belong to a run that overfits.
         told = len(known) > 1 and len(set(known)) > 1 and _part(name) < 2
         best = (max if more_is_better(name) else min)(known) if told else None
-        return [_cell(render.metric(value), told and value == best) for value in values]
+        return [_cell(metric(value), told and value == best) for value in values]
 
 
 def _metrics(run: Run) -> dict[str, Any]:
-    """Returns the metrics of the end, and the best epoch's by which epochs are compared."""
+    """Returns the final metrics and the best value of the metric that compares epochs."""
     last = run.epochs[-1] if run.epochs else {}
-    names = [n for n in last if n not in charts.NOT_METRICS and isinstance(last[n], float)]
+    names = [n for n in last if n not in NOT_METRICS and isinstance(last[n], float)]
     found = {name: last[name] for name in names} | {
         name: value for name, value in run.metrics.items() if isinstance(value, int | float)
     }
@@ -169,13 +169,13 @@ def _cell(text: str, best: bool = False) -> dict[str, Any]:
 
 
 def _summary(run: Run) -> str:
-    began = "" if run.started is None else render.date(run.started)
+    began = "" if run.started is None else date(run.started)
     state = "" if run.finished else "not finished"
     return ", ".join(filter(None, (began, f"{run.backend} on {run.device}", state)))
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """Returns the last parts of paths, as many as tell them apart."""
+    """Returns the shortest ends of paths that differ."""
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         labels = ["/".join(path.parts[-parts:]) for path in paths]
         if len(set(labels)) == len(labels):

@@ -1,29 +1,44 @@
-"""Prints what a run says, wrapped at words, and what it is busy with while it is silent."""
+"""The output of a run: lines wrapped at words, the current work, and the progress of training."""
 
+import math
 import shutil
+import statistics
 import sys
 import textwrap
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kmodels.core.shown import shown
+from kmodels.core.units import pluralize
+
+if TYPE_CHECKING:
+    import keras
+
+    from kmodels.runs.run_folder import Folder
 
 # Longer lines are hard to read, whatever the width of the terminal.
 MOST_COLUMNS = 100
-# Parts of the data, in the order in which they are shown, and how Keras' logs of them begin.
+# Parts of the data in the order of tables, and the prefix of their logs in Keras.
 PREFIXES = {"training": "", "validation": "val_", "test": "test_"}
-# What takes less time is not worth a line.
+# Work that takes less time gets no line.
 SILENT_SECONDS = 1.0
+
+# Without a bar a line is printed after this many seconds without one.
+QUIET_SECONDS = 30.0
+# Columns of a number, or more for a longer name.
+_NUMBER = 7
+_NONE = "", "", ""
 
 # The work under way; there is one terminal, so there is one of these.
 _working: "_Working | None" = None
 
 
 def width() -> int:
-    """Returns the columns that a line may take: those of the terminal, or of COLUMNS, else 80."""
+    """Returns the columns of a line: those of the terminal, or of COLUMNS, else 80."""
     return min(shutil.get_terminal_size((80, 24)).columns, MOST_COLUMNS)
 
 
@@ -32,9 +47,9 @@ def wrapped(text: str, indent: int = 0, *, fold: bool = False) -> str:
 
     Args:
         text: of any number of lines.
-        indent: spaces in front of what is left over of a line.
-        fold: cuts words that are longer than a line, and counts wide letters as two columns, as
-            texts of a model need it. Else words stay whole, as paths have to.
+        indent: spaces before each continuation of a line.
+        fold: breaks words that are longer than a line and counts wide letters as two columns, for
+            texts of a model. Otherwise words such as paths stay whole.
     """
     # One column stays free: some terminals break a line that fills the last one.
     columns = max(width() - 1 - indent, 10)
@@ -61,7 +76,7 @@ def _folded(text: str, columns: int) -> list[str]:
 
 
 def say(text: str, indent: int = 2) -> None:
-    """Prints a line, wrapped at words, above what is shown as under way.
+    """Prints a line, wrapped at words, above the current work.
 
     Args:
         text: the line.
@@ -71,7 +86,7 @@ def say(text: str, indent: int = 2) -> None:
 
 
 def say_facts(title: str, facts: Mapping[str, str], *, fold: bool = False) -> None:
-    """Prints a title and under it names with values, the values below each other.
+    """Prints a title and below it a table of names and values.
 
     Args:
         title: the first line.
@@ -92,7 +107,7 @@ def say_metrics(metrics: Mapping[str, float]) -> None:
     """Prints losses and metrics, one row for each part of the data.
 
     Args:
-        metrics: Keras' log names, "val_" or "test_" in front of those of held-out data.
+        metrics: values by Keras' log names, with the prefix "val_" or "test_" for held-out data.
     """
     rows: dict[str, list[str]] = {part: [] for part in PREFIXES}
     for log, value in metrics.items():
@@ -102,7 +117,7 @@ def say_metrics(metrics: Mapping[str, float]) -> None:
 
 
 def part_and_name(log: str) -> tuple[str, str]:
-    """Returns the part of the data that a log of Keras is about, and the log's name without it."""
+    """Returns the part of the data of a log of Keras, and the log's name without its prefix."""
     part = next(
         (part for part, prefix in PREFIXES.items() if prefix and log.startswith(prefix)), ""
     )
@@ -110,10 +125,10 @@ def part_and_name(log: str) -> tuple[str, str]:
 
 
 def working(text: str | None) -> None:
-    """Tells what the run does from here on, until the next call; None says that it is done.
+    """Shows the current work until the next call; None ends it.
 
-    A terminal shows the text with a clock beside it while the work lasts. Work of more than a
-    second leaves a line behind; elsewhere than on a terminal that line is printed meanwhile.
+    A terminal shows the text with a clock. Work of more than a second leaves a line behind; without
+    a terminal that line is printed after a second.
 
     Args:
         text: such as "reading the weights".
@@ -125,7 +140,7 @@ def working(text: str | None) -> None:
 
 
 def short(path: str | Path) -> str:
-    """Returns a path as it is seen from the working directory, where that is shorter."""
+    """Returns a path relative to the working directory if it is inside it."""
     path = Path(path)
     try:
         return str(path.resolve().relative_to(Path.cwd().resolve()))
@@ -134,7 +149,7 @@ def short(path: str | Path) -> str:
 
 
 def seconds(value: float) -> str:
-    """Returns a time as people say it: "27 ms", "8.1 s", "3 min 20 s", "2 h 5 min"."""
+    """Formats a time: "27 ms", "8.1 s", "3 min 20 s", "2 h 5 min"."""
     whole = round(value)
     if value < 1:
         return f"{1000 * value:.1f} ms" if value < 0.01 else f"{1000 * value:.0f} ms"
@@ -175,3 +190,280 @@ class _Working:
         room = max(width() - 12, 20)
         self._bar.add_task(textwrap.shorten(self.text, room, placeholder=" …"), total=None)
         self._bar.start()
+
+
+def introduce(
+    folder: "Folder",
+    model: "keras.Model",
+    data: Mapping[str, Any],
+    *,
+    steps: int = 0,
+    steps_per_epoch: int = 0,
+    best: str | None = None,
+) -> None:
+    """Prints model, data, training and device of a run, and writes them to run.json.
+
+    Args:
+        folder: directory of the run.
+        model: the model that will be trained.
+        data: `source`, `unit` ("images"), the counts `train`, `validation` and `test`, and if they
+            apply `classes` (names) and `details` (a sentence).
+        steps: steps of the whole run; 0 if nothing is trained.
+        steps_per_epoch: steps of an epoch.
+        best: metric that chooses the best epoch.
+    """
+    import keras
+
+    from kmodels.core.hardware import device_name
+
+    settings = folder.settings
+    weights = getattr(settings, "weights", None)
+    name = settings.preset if weights is None else short(weights)
+    facts = {
+        "model": name,
+        "parameters": model.count_params(),
+        "trainable_parameters": sum(math.prod(x.shape) for x in model.trainable_weights),
+        "data": dict(data),
+        "backend": keras.backend.backend(),
+        "device": device_name(),
+        "precision": getattr(model, "backbone", model).dtype_policy.name,
+        "steps": steps,
+        "best": best,
+    }
+    folder.note(**facts)
+    working(None)
+    say_facts(
+        f"{folder.recipe}: {name}, {_parameters(facts)}",
+        {
+            "data": _data(data),
+            "training": _training(steps, steps_per_epoch, settings, data["unit"]),
+            "device": f"{facts['backend']} on {facts['device']}, {facts['precision']}",
+            "results": short(folder.path),
+        },
+    )
+
+
+def _parameters(facts: Mapping[str, Any]) -> str:
+    whole, trained = facts["parameters"], facts["trainable_parameters"]
+    share = "" if trained == whole else f", {trained:,} trained ({trained / whole:.1%})"
+    return f"{whole:,} parameters{share}"
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    classes = f", {len(data['classes'])} classes" if data.get("classes") else ""
+    held_out = [f", {part} {data[part]:,}" for part in ("validation", "test") if data.get(part)]
+    text = f"{data['source']}{classes}: {data['train']:,} {data['unit']}{''.join(held_out)}"
+    return text + (f"; {data['details']}" if data.get("details") else "")
+
+
+def _training(steps: int, steps_per_epoch: int, settings: Any, unit: str) -> str:
+    if not steps:
+        return ""
+    epochs = math.ceil(steps / steps_per_epoch)
+    whole = f"{pluralize(epochs, 'epoch')} of {pluralize(steps_per_epoch, 'step')}"
+    if steps % steps_per_epoch:
+        whole = f"{pluralize(steps, 'step')}, an epoch has {steps_per_epoch:,}"
+    return f"{whole}, {settings.batch_size} {unit} a step"
+
+
+class Progress:
+    """Shows losses, metrics, speed and the time left: a row per epoch, and a bar on a terminal.
+
+    Args:
+        total: steps of the whole run.
+        done: steps before a resume.
+        epochs: epochs of the whole run.
+    """
+
+    def __init__(self, total: int, done: int = 0, epochs: int = 1):
+        self.total, self.done, self.epochs = total, done, epochs
+        self._bar: Any = None
+        self._task: Any = None
+        self._head = ("", "")
+        self._said = perf_counter()
+
+    def start(self) -> None:
+        """Shows the bar if there is a terminal."""
+        self._said = perf_counter()
+        if not sys.stdout.isatty():
+            working("compiling the first step")
+            return
+        working(None)
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+        from rich.table import Column
+
+        whole = Column(no_wrap=True)
+        self._bar = Bar(
+            TextColumn("{task.description}", table_column=whole),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("{task.completed}/{task.total}", table_column=whole),
+            TextColumn("{task.fields[loss]}", table_column=whole),
+            TimeRemainingColumn(table_column=whole),
+            expand=True,
+            transient=True,
+        )
+        self._task = self._bar.add_task(
+            "compiling the first step", total=self.total, completed=self.done, loss=""
+        )
+        self._bar.start()
+
+    def doing(self, text: str) -> None:
+        """Sets the text of the bar, such as "validation"."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+
+    def update(self, step: int, loss: float, seconds_left: float) -> None:
+        """Moves the bar, or prints a line if there was none for a while.
+
+        Args:
+            step: finished steps of the run.
+            loss: loss of the last step.
+            seconds_left: seconds left, for the line.
+        """
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, loss=f"loss {loss:.4f}")
+            return
+        working(None)
+        if perf_counter() - self._said > QUIET_SECONDS:
+            left = timedelta(seconds=round(seconds_left))
+            self.say(f"step {step:,} of {self.total:,}  loss {loss:.4f}  {left} left")
+
+    def say(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._said = perf_counter()
+        say(text)
+
+    def epoch(
+        self, epoch: int, logs: Mapping[str, float], speed: float | None, seconds_left: float
+    ) -> None:
+        """Prints the row of an epoch, and a header if the columns are new.
+
+        Args:
+            epoch: number of the epoch, from 1.
+            logs: values by Keras' names.
+            speed: samples per second, or None if unknown.
+            seconds_left: seconds left.
+        """
+        self._said = perf_counter()
+        number = f"{epoch}/{self.epochs}"
+        trained = [name for name in logs if not name.startswith("val_")]
+        trained.sort(key="loss".__ne__)
+        held_out = [f"val_{name}" for name in trained if f"val_{name}" in logs]
+        held_out += [name for name in logs if name.startswith("val_") and name not in held_out]
+        left = str(timedelta(seconds=round(seconds_left)))
+        parts = [
+            ("", [("epoch", number, max(5, 2 * len(str(self.epochs)) + 1))]),
+            ("training", [_column(name, logs[name]) for name in trained]),
+            ("validation", [_column(name.removeprefix("val_"), logs[name]) for name in held_out]),
+            ("", [("samples/s", "" if speed is None else f"{speed:,.0f}", 9)]),
+            ("", [("left", left, 7)]),
+        ]
+        # On a narrow terminal the speed is left out.
+        groups, names, row = next(
+            filter(_fits, map(_table_lines, (parts, parts[:3] + parts[4:]))), _NONE
+        )
+        if not row:
+            numbers = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            say(f"epoch {number}  {numbers}  {left} left")
+            return
+        if self._head != (groups, names):
+            self._head = groups, names
+            print(f"\n{groups}\n{names}")
+        print(row, flush=True)
+
+    def estimate(self, steps: int, left: float, speed: "Speed") -> None:
+        """Prints the expected duration of a run of more than a second.
+
+        Args:
+            steps: steps left.
+            left: seconds left.
+            speed: measured times.
+        """
+        if steps and left > SILENT_SECONDS:
+            first = seconds(speed.first)
+            each = seconds(speed.step_ms / 1000)
+            self.say(
+                f"about {seconds(left)} for the {pluralize(steps, 'step')} left, "
+                f"validation aside ({each} a step; the first took {first})"
+            )
+
+    def stop(self) -> None:
+        """Removes the bar."""
+        working(None)
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Speed:
+    """Times of the steps of this process, measured between two fetches of the losses.
+
+    Args:
+        batch_size: samples per step.
+
+    Attributes:
+        windows: number of steps and seconds between two fetches; the first one compiles.
+        first: seconds of the first window.
+        validation: seconds of the last validation.
+    """
+
+    def __init__(self, batch_size: int):
+        self._batch_size = batch_size
+        self.windows: list[tuple[int, float]] = []
+        self.first = self.validation = 0.0
+
+    def start(self) -> None:
+        """Starts a window."""
+        self._begun = perf_counter()
+
+    def add(self, steps: int) -> None:
+        """Ends a window of this number of steps and starts the next one."""
+        begun = self._begun
+        self.start()
+        self.first = self.first or self._begun - begun
+        self.windows.append((steps, self._begun - begun))
+
+    @property
+    def samples_per_s(self) -> float:
+        """Returns samples per second of training, without the first window and validation."""
+        steps, seconds = map(sum, zip(*self._steady, strict=True))
+        return steps * self._batch_size / max(seconds, 1e-9)
+
+    @property
+    def step_ms(self) -> float:
+        """Returns milliseconds per step, the median over the windows."""
+        return 1000 * statistics.median(seconds / steps for steps, seconds in self._steady)
+
+    @property
+    def compile_s(self) -> float:
+        """Returns the seconds that the first step took more than a later one."""
+        return max(self.first - self.step_ms / 1000, 0.0)
+
+    def left(self, steps: int, epochs: int) -> float:
+        """Returns the expected seconds of so many steps and validations, 0 if unknown."""
+        return self.step_ms / 1000 * steps + self.validation * epochs if self.windows else 0.0
+
+    @property
+    def _steady(self) -> list[tuple[int, float]]:
+        return self.windows[1:] or self.windows
+
+
+def _column(name: str, value: float) -> tuple[str, str, int]:
+    text = f"{value:.4f}"
+    return name, text, max(_NUMBER, len(name), len(text))
+
+
+def _table_lines(parts: list[tuple[str, list[tuple[str, str, int]]]]) -> tuple[str, str, str]:
+    """Returns the header of groups, the header of columns, and the row."""
+    parts = [(group, columns) for group, columns in parts if columns]
+    widths = [sum(wide for *_, wide in columns) + 2 * len(columns) - 2 for _, columns in parts]
+    groups = [f"{group:>{wide}}" for (group, _), wide in zip(parts, widths, strict=True)]
+    cells = [cell for _, columns in parts for cell in columns]
+    names = [f"{name:>{wide}}" for name, _, wide in cells]
+    row = [f"{text:>{wide}}" for _, text, wide in cells]
+    return "  ".join(groups).rstrip(), "  ".join(names), "  ".join(row)
+
+
+def _fits(lines: tuple[str, str, str]) -> bool:
+    return len(lines[-1]) < width()

@@ -1,7 +1,7 @@
-"""Figures of a run, where Matplotlib is installed: curves, predictions, probes, rows of images.
+"""Figures of a run by Matplotlib: curves, predictions, probes, rows of images.
 
-It comes with `kmodels[plots]` and is imported when a figure is drawn. Without it a line says that
-figures are left out.
+Matplotlib is a part of `kmodels[plots]` and is imported when a figure is drawn. If it is missing, a
+line says that figures are left out.
 """
 
 import warnings
@@ -16,7 +16,6 @@ import numpy as np
 
 from kmodels.core.files import atomic_write
 from kmodels.distribution import processes
-from kmodels.runs.probe import principal_components
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,12 +29,12 @@ _TRAIN, _HELD_OUT, _WRONG = "#4477aa", "#cc6677", "#bb3333"
 
 
 def installed() -> bool:
-    """Returns whether figures can be drawn."""
+    """Returns True if figures can be drawn."""
     return find_spec("matplotlib") is not None
 
 
 def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
-    """Leaves a figure out where there is nothing to draw it with."""
+    """Leaves a figure out if Matplotlib is not installed."""
 
     @wraps(draw)
     def run(path: Path, *given: Any) -> None:
@@ -55,10 +54,10 @@ def _say_left_out() -> None:
 
 @contextmanager
 def as_written(shown: object) -> Iterator[None]:
-    """Draws the texts of users as they are: in any script, and without reading "$" as mathematics.
+    """Draws texts in any script, and "$" as a plain character.
 
     Args:
-        shown: what is drawn: strings in lists, tuples and dictionaries; anything else is skipped.
+        shown: values of the figure; strings in lists, tuples and dictionaries count.
     """
     from matplotlib import rc_context
 
@@ -83,7 +82,7 @@ def _texts(shown: object) -> Iterator[str]:
 
 @cache
 def _fonts(characters: str) -> tuple[tuple[str, ...], str]:
-    """Returns families of installed fonts that have the characters, and those that none has."""
+    """Returns families of installed fonts with the characters, and characters of no font."""
     from matplotlib.font_manager import fontManager, get_font
 
     def has(font: Any) -> set[str]:
@@ -116,12 +115,12 @@ def _say_missing(characters: str) -> None:
 
 @_drawn
 def curves(path: Path, rows: Sequence[dict[str, Any]], metric: str = "accuracy") -> None:
-    """Loss by step and, below each other by epoch, loss and a metric.
+    """Draws the loss by step, and loss and a metric by epoch.
 
     Args:
         path: the file to write.
         rows: as `History.rows`.
-        metric: the name that it has in the rows.
+        metric: name of the metric in the rows.
     """
     figure, (left, right) = _figure(1, 2, (10, 4))
     steps = [row for row in rows if row["row"] == "step"]
@@ -150,7 +149,7 @@ def predictions(
     probabilities: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Draws held-out images with what the model says; wrong answers in red, with the right one.
+    """Draws held-out images with predictions; wrong ones in red, with the label.
 
     Args:
         path: the file to write.
@@ -173,7 +172,7 @@ def predictions(
 def captions(
     path: Path, images: Sequence[np.ndarray], said: Sequence[str], wanted: Sequence[str]
 ) -> None:
-    """Draws held-out images with what the model says of them; wrong answers as `predictions` does.
+    """Draws held-out images with generated texts; wrong ones as in `predictions`.
 
     Args:
         path: the file to write.
@@ -191,7 +190,7 @@ def _pictures(
     texts: Sequence[str],
     right: Sequence[str | None],
 ) -> None:
-    """Draws images below their texts; a text that is wrong in red, with the right one."""
+    """Draws images below their texts; a wrong text is red, with the right one."""
     columns = min(8, len(images))
     rows = -(-len(images) // columns)
     figure, axes = _figure(rows, columns, (1.7 * columns, 2.0 * rows))
@@ -213,12 +212,12 @@ def masks(
     said: Sequence[np.ndarray],
     names: Sequence[str],
 ) -> None:
-    """Draws images beside their masks and what the model says, with a color for each class.
+    """Draws images with their masks and predicted masks, with a color for each class.
 
     Args:
         path: the file to write.
         images: n of (H, W, C), values from 0 to 1.
-        truth: n masks (H, W); pixels that are no class are white.
+        truth: n masks (H, W); pixels without a class are white.
         said: n masks (H, W).
         names: of the classes.
     """
@@ -254,7 +253,7 @@ def masks(
 
 @_drawn
 def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[str]) -> None:
-    """Draws the confusion matrix: how often each class is taken for each other.
+    """Draws the confusion matrix.
 
     Args:
         path: the file to write.
@@ -304,8 +303,8 @@ def probe(
     Args:
         path: the file to write.
         scores: accuracy by way.
-        features: (n, D) of held-out images; the first two principal components of their
-            directions are drawn, which is what neighbours go by.
+        features: (n, D) of held-out images; the first two principal components of the normalized
+            features are drawn.
         labels: int (n,).
         names: of the classes.
     """
@@ -327,7 +326,7 @@ def probe(
 
 @_drawn
 def rows(path: Path, images: dict[str, np.ndarray]) -> None:
-    """Draws images in rows, each column about the same image.
+    """Draws images in rows, with a column for each image.
 
     Args:
         path: the file to write.
@@ -346,7 +345,7 @@ def rows(path: Path, images: dict[str, np.ndarray]) -> None:
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
-    # It does without pyplot: no global state, no display, safe in a notebook and in a test.
+    # Without pyplot there is no global state and no display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -362,3 +361,12 @@ def _line(axes: "Axes", epochs: Sequence[dict[str, Any]], key: str, label: str, 
 def _save(figure: "Figure", path: Path) -> None:
     if processes.is_rank_zero():
         atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))
+
+
+def principal_components(features: np.ndarray) -> np.ndarray:
+    """Returns float64 (n, 2), the first two principal components of normalized features (n, D)."""
+    x = features.astype("float64")
+    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    centred = unit - unit.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    return centred @ axes[:2].T

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.data import ImageLoader
+from kmodels.runs.plots import principal_components
+from kmodels.training.evaluation import WholeBatches
 
 if TYPE_CHECKING:
     import keras
 
 __all__ = [
+    "Probe",
     "check_installed",
     "compare",
     "component_map",
@@ -21,7 +25,7 @@ __all__ = [
     "principal_components",
 ]
 
-# Strengths of regularisation among which the held-out images choose.
+# Inverse regularization strengths, of which held-out images choose one.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 # Queries whose similarities are in memory at once.
 CHUNK = 1024
@@ -30,10 +34,10 @@ MAPPED, MAP_WIDTH, MAP_HEIGHT = 500, 600, 340
 
 
 def features(model: "keras.Model", batches: Any) -> np.ndarray:
-    """Returns what a model without a head gives for images.
+    """Returns the features of images.
 
     Args:
-        model: gives (B, D).
+        model: a model without a head, whose outputs are (B, D).
         batches: a `training.WholeBatches`.
 
     Returns:
@@ -54,14 +58,14 @@ def compare(
     Args:
         held: features (n, D) of the parts "train", "val" and "test".
         labels: int (n,), their classes.
-        classes: of which there are so many.
-        number: of neighbours that vote.
+        classes: number of classes.
+        number: number of neighbours that vote.
 
     Returns:
         Accuracy by part for "knn" and "linear", and the strength that `linear` chose.
 
     Raises:
-        InputError: for more neighbours than there are images.
+        InputError: for more neighbours than images.
     """
     known, names = held["train"], labels["train"]
 
@@ -81,21 +85,23 @@ def neighbours(
     number: int = 20,
     temperature: float = 0.07,
 ) -> np.ndarray:
-    """Votes of the nearest by cosine, the nearer the more (Wu et al. 2018; Caron et al. 2021, 4.1).
+    """Returns weighted votes of the nearest neighbours by cosine similarity.
+
+    See Wu et al. 2018, and Caron et al. 2021, section 4.1.
 
     Args:
-        known: (n, D) features of images whose class is known.
+        known: (n, D) features of labelled images.
         labels: int (n,), their classes.
         asked: (m, D) features.
-        classes: of which there are so many.
-        number: of neighbours that vote.
-        temperature: a vote is exp(cosine / temperature).
+        classes: number of classes.
+        number: number of neighbours that vote.
+        temperature: the weight of a vote is exp(cosine / temperature).
 
     Returns:
         float64 (m, classes), shares that sum to 1.
 
     Raises:
-        InputError: for a number that is not from 1 to n.
+        InputError: if `number` is not from 1 to n.
     """
     check_whole("neighbours", number)
     if number > len(known):
@@ -106,7 +112,7 @@ def neighbours(
         cosines = asked[start : start + CHUNK] @ known.T
         nearest = np.argpartition(-cosines, number - 1, axis=1)[:, :number]
         near = np.take_along_axis(cosines, nearest, axis=1)
-        # Only differences go in, so that no exponential is too large.
+        # Differences to the largest, so that no exponential overflows.
         weights = np.exp((near - near.max(1, keepdims=True)) / temperature)
         rows = np.arange(start, start + len(cosines))[:, None]
         np.add.at(votes, (rows, labels[nearest]), weights)
@@ -116,21 +122,6 @@ def neighbours(
 def _unit(x: np.ndarray) -> np.ndarray:
     x = x.astype("float64")
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-
-
-def principal_components(features: np.ndarray) -> np.ndarray:
-    """Returns where features lie on their first two principal components.
-
-    Args:
-        features: (n, D), of which the directions count, as for neighbours.
-
-    Returns:
-        (n, 2).
-    """
-    unit = _unit(features)
-    centred = unit - unit.mean(0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    return centred @ axes[:2].T
 
 
 def component_map(features: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
@@ -160,7 +151,7 @@ def check_installed() -> None:
     """Checks that the linear probe can be fitted.
 
     Raises:
-        InputError: where scikit-learn is not installed.
+        InputError: if scikit-learn is not installed.
     """
     if not find_spec("sklearn"):
         raise InputError("a linear probe needs scikit-learn: pip install 'kmodels[probe]'")
@@ -172,10 +163,10 @@ def linear(
     held_out: np.ndarray,
     held_labels: np.ndarray,
 ) -> tuple[Any, float]:
-    """Fits logistic regression to standardised features, as strong as suits held-out images.
+    """Fits logistic regression to standardized features; held-out images choose its strength.
 
     Args:
-        known: (n, D) features to learn from.
+        known: (n, D) training features.
         labels: int (n,), their classes.
         held_out: (m, D) features that choose the strength.
         held_labels: int (m,), their classes.
@@ -196,3 +187,77 @@ def linear(
             best = (score, model, strength)
     assert best is not None
     return best[1], best[2]
+
+
+class Probe:
+    """Evaluates an encoder that was pretrained without labels, by its frozen features.
+
+    Args:
+        data: a `kmodels.data.DataBundle` with held-out parts.
+        images: number of labelled training images, evenly spaced; 0 for all.
+        batch_size: images per batch.
+        neighbours: number of neighbours that vote.
+        settings: settings of `kmodels.data.ImageLoader`.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        images: int,
+        batch_size: int,
+        neighbours: int,
+        settings: dict[str, Any],
+    ):
+        check_installed()
+        parts = {"train": data.train, "val": data.validation, "test": data.test}
+        self.classes, self.neighbours = data.num_classes, neighbours
+        count = len(data.train)
+        chosen = np.unique(np.linspace(0, count - 1, min(images or count, count)).astype(int))
+        parts["train"] = _Some(data.train, chosen)
+        self.labels = {name: part.labels for name, part in parts.items()}
+        self.batches = {
+            name: WholeBatches(ImageLoader(part, batch_size, **settings))
+            for name, part in parts.items()
+        }
+
+    def ask(self, encoder: "keras.Model", before: str = "") -> dict[str, float]:
+        """Returns the accuracies on the held-out parts.
+
+        Args:
+            encoder: a model whose outputs are features (B, D).
+            before: prefix of the names.
+
+        Returns:
+            "knn_val_accuracy", "knn_test_accuracy", "linear_val_accuracy" and
+            "linear_test_accuracy".
+
+        Raises:
+            InputError: for more neighbours than images.
+        """
+        held = {name: features(encoder, batches) for name, batches in self.batches.items()}
+        table, _ = compare(held, self.labels, self.classes, self.neighbours)
+        return {
+            f"{before}{way}_{part}_accuracy": score
+            for way, row in table.items()
+            for part, score in row.items()
+        }
+
+
+class _Some:
+    """A subset of the images of a source.
+
+    Args:
+        source: a `kmodels.data.ImageSource`.
+        chosen: indices of the images.
+    """
+
+    def __init__(self, source: Any, chosen: np.ndarray):
+        self.source, self.chosen = source, chosen
+        self.labels = np.asarray(source.labels)[chosen]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Returns images and labels, see `kmodels.data.ImageSource`."""
+        return self.source.batch(self.chosen[indices])

@@ -1,11 +1,12 @@
-"""Shared parts of recipes: flags from one dataclass, the run's folder, exit codes.
+"""Shared parts of recipes: flags from one dataclass, the run's directory, exit codes.
 
-Nothing here imports Keras at import time: a wrong setting is told before a backend is loaded.
+Nothing here imports Keras at import time, so wrong settings are reported before a backend loads.
 """
 
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import shlex
 import signal
@@ -13,19 +14,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
-from kmodels.runs import on_ray, trackers
-from kmodels.runs.console import say, say_facts, say_metrics, working, wrapped
+from kmodels.runs import on_ray, report, trackers
+from kmodels.runs.command_line import checked_output
+from kmodels.runs.console import introduce, say, say_facts, say_metrics, working, wrapped
 from kmodels.runs.console import short as _short
-from kmodels.runs.flags import Common, flag, parse
-from kmodels.runs.introduction import introduce
-from kmodels.runs.output import checked_output
 from kmodels.runs.run_folder import Folder, joined_processes
-from kmodels.runs.settings_checks import at_least, check_fractions, given, numbers
+from kmodels.runs.settings import Common, at_least, check_fractions, flag, given, numbers, parse
 
 if TYPE_CHECKING:
     import keras
@@ -64,6 +64,38 @@ _NOT_TRAINING = "stopped; no training was in progress, so nothing was saved"
 _ARRIVES_SECONDS = 1.0
 
 
+# The recipes that `kmodels` runs by name have one source, recipes/*.py of the repository. A wheel
+# holds copies in kmodels/recipes, an editable installation reads them in place.
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
+# Commands and the files of their recipes.
+RECIPES = {
+    "vit": "vit",
+    "gemma": "gemma_lora",
+    "probe": "vit_probe",
+    "distill": "distill",
+    "caption": "caption",
+    "zero-shot": "zero_shot",
+    "dpo": "dpo",
+    "segment": "segment",
+    "mae": "mae",
+    "dino": "dino",
+}
+# The help of each command.
+SUMMARIES = {
+    "vit": "Train a Vision Transformer to classify images.",
+    "gemma": "Fine-tune a language model with LoRA on instructions or texts.",
+    "probe": "Compare ways to use a pretrained backbone with few labels.",
+    "distill": "Train a small classifier to imitate a large one.",
+    "caption": "Train a Gemma 3 with its vision encoder on images with texts.",
+    "zero-shot": "Train two towers on images with captions, to classify by names.",
+    "dpo": "Train a language model on pairs of answers, by direct preference optimization.",
+    "segment": "Train a Vision Transformer to tell the class of each pixel.",
+    "mae": "Pretrain a Vision Transformer on images without labels, by hiding most of each.",
+    "dino": "Pretrain a Vision Transformer on images without labels, by a teacher that follows.",
+}
+
+
 def prepare(settings: Any) -> None:
     """Checks the common flags; sets memory, precision, caches, mesh and seed. Call it first.
 
@@ -96,20 +128,20 @@ def causal_lm_of(path: Any) -> type:
 
 
 def can_generate(model: "keras.Model") -> bool:
-    """Returns whether `generate` works; in FSDP2 layers have their weights in a step alone."""
+    """Returns True if `generate` works; with FSDP2 layers have their weights only inside a step."""
     from kmodels.weights import gather
 
     return _passes(gather.check_callable, model)
 
 
 def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
-    """Returns whether adapters can be merged, for which a process must hold all weights.
+    """Returns True if adapters can be merged, for which a process must hold all weights.
 
-    Where it does not, a line says how they are merged afterwards.
+    Otherwise prints how to merge them afterwards.
 
     Args:
-        model: with adapters.
-        origin: what it was made of.
+        model: a model with adapters.
+        origin: path of its base model.
         adapter: directory of the adapters.
     """
     from kmodels.weights import gather
@@ -124,7 +156,7 @@ def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
 
 
 def parallelize(model: "keras.Model") -> Any:
-    """Returns the model to compile, over the devices of --mesh where one was given."""
+    """Returns the model to compile, distributed over the devices of --mesh if it is given."""
     from kmodels import distribution
 
     plan = distribution.current()
@@ -132,11 +164,11 @@ def parallelize(model: "keras.Model") -> Any:
 
 
 def run_options(settings: Any, fixed: Sequence[str]) -> dict[str, Any]:
-    """Returns what `training.Runner` takes from the common flags.
+    """Returns the arguments of `training.Runner` that come from the common flags.
 
     Args:
         settings: a `Common`.
-        fixed: names of the settings that a resumed run must share with the one it continues.
+        fixed: names of the settings that must not change when a run is resumed.
     """
     names = ("batch_size", "log_every", "checkpoint_every", "keep", "resume", "log_to")
     options = {name: getattr(settings, name) for name in names}
@@ -159,12 +191,12 @@ def main(
     output could not be written.
 
     Args:
-        recipe: its name.
-        settings: dataclass of its flags, with `out` and `resume`, maybe `evaluate`.
+        recipe: name of the recipe.
+        settings: dataclass of its flags, with `out`, `resume` and optionally `evaluate`.
         train: called with the settings and the run's folder.
-        argv: arguments; the process's by default.
-        description: for --help.
-        program: what --help calls it; the recipe's file by default.
+        argv: arguments; those of the process by default.
+        description: text of --help.
+        program: name of the program in --help; the recipe's file by default.
     """
     program = program or f"{recipe}.py"
     try:
@@ -189,7 +221,7 @@ def main(
         print(f"{recipe}: {_NOT_TRAINING}", file=sys.stderr)
         return 130
     except SystemExit as stop:
-        # Stopped by a signal, which was said; the class is not imported, as it would bring Keras.
+        # Stopped by a signal, after a message. Importing the class would import Keras.
         if (signum := getattr(stop, "signum", None)) is None:
             raise
         return 128 + signum
@@ -198,11 +230,11 @@ def main(
 
 
 def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], command: str) -> None:
-    """Runs a recipe in this process, or in each of those that train together.
+    """Runs a recipe in this process, one of those that train together.
 
     Args:
-        settings: of the run.
-        recipe: its name.
+        settings: settings of the run.
+        recipe: name of the recipe.
         train: called with the settings and the run's folder.
         command: the command line that started it.
 
@@ -220,7 +252,9 @@ def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], comma
             train(settings, folder)
             working(None)
             trackers.finish(folder.path)
-            say(f"report: {_short(folder.write_report())}")
+            if folder.main:
+                folder.note()
+                say(f"report: {_short(report.write(folder.path))}")
         folder.check_exists()
     except Exception:
         if folder is not None:
@@ -235,9 +269,9 @@ def work(settings: Any, recipe: str, train: Callable[[Any, Folder], None], comma
 
 @contextlib.contextmanager
 def _interruptible(recipe: str) -> Iterator[None]:
-    """Ends the process soon after SIGINT inside the block, also where the exception is swallowed.
+    """Ends the process soon after SIGINT inside the block, even if the exception is swallowed.
 
-    Training has a handler of its own, which saves first.
+    Training has its own handler, which saves first.
     """
     former = signal.getsignal(signal.SIGINT)
     if (
@@ -277,7 +311,7 @@ def _passes(check: Callable[["keras.Model", str], None], model: "keras.Model") -
 
 
 def _command(argv: Sequence[str] | None, program: str) -> str:
-    """Returns the command line as it would be typed again."""
+    """Returns the command line that repeats this call."""
     words = [*program.split(), *(sys.argv[1:] if argv is None else argv)]
     if argv is None:
         words = ["python", sys.argv[0], *sys.argv[1:]]
@@ -286,12 +320,12 @@ def _command(argv: Sequence[str] | None, program: str) -> str:
 
 
 def _say_error(text: str) -> None:
-    """Prints one line; on a terminal its words stay whole."""
+    """Prints one line to stderr; a terminal wraps it at words."""
     print(wrapped(text, 2) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
 def _join(mesh: str | None) -> None:
-    """Makes this process one of those that train together, if there are others."""
+    """Joins the processes that train together, if there are others."""
     if mesh:
         from kmodels.distribution import processes
 
@@ -307,7 +341,7 @@ def _join(mesh: str | None) -> None:
 
 @contextlib.contextmanager
 def _shown(main: bool) -> Iterator[None]:
-    """Lets rank zero alone show what is printed inside the block."""
+    """Hides the output of the block except on rank zero."""
     if main:
         yield
         return
@@ -317,3 +351,73 @@ def _shown(main: bool) -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Runs a recipe with its own flags and returns its exit code.
+
+    Args:
+        command: a key of `RECIPES`.
+        arguments: arguments of the command line after the recipe's name.
+
+    Raises:
+        InputError: if the file of the recipe is not installed.
+    """
+    name = RECIPES[command]
+    module = load(name)
+    # Examples of a recipe call its file.
+    text = module.__doc__ or ""
+    for other, file in RECIPES.items():
+        text = text.replace(f"python recipes/{file}.py", f"kmodels {other}")
+    program = f"kmodels {command}"
+    return main(name, module.Settings, module.train, arguments, text, program)
+
+
+def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Callable[[], None]:
+    """Returns the function of each Ray worker of a recipe, see `kmodels.distribution.ray.run`.
+
+    Args:
+        command: a key of `RECIPES`.
+        arguments: arguments of the command line, without those of the cluster.
+        out: directory of the run.
+
+    Raises:
+        InputError: for an unknown recipe or flag, or a directory that holds another run.
+    """
+    if command not in RECIPES:
+        raise InputError(
+            f"there is no recipe {command!r}; give a function, or one of {', '.join(RECIPES)}"
+        )
+    name = RECIPES[command]
+    module, words = load(name), [str(word) for word in arguments]
+    program = f"kmodels {command}"
+    settings = parse(module.Settings, words, module.__doc__ or "", name, program)
+    if settings.on is not None:
+        raise InputError("the recipe is started on Ray already; leave --on out")
+    bound = functools.partial(
+        work, recipe=name, train=module.train, command=" ".join([program, *words])
+    )
+    placed = dataclasses.replace(settings, out=os.fspath(out))
+    return on_ray.of_workers(settings, module.train, bound, on_ray.directory(name, placed))
+
+
+def load(name: str) -> ModuleType:
+    """Imports a recipe.
+
+    Args:
+        name: name of its file.
+
+    Raises:
+        InputError: if the file is not installed.
+    """
+    found = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
+    if not found:
+        raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels again, from a wheel")
+    spec = importlib.util.spec_from_file_location(f"kmodels_recipe_{name}", found[0])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"Python cannot load {found[0]}")
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass finds the module of its annotations here.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,23 +1,30 @@
-"""report.html: a run for a person who was not there, on one page."""
+"""report.html: one page that shows a run, and the parts that compare.html shares with it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kmodels.core.files import atomic_write
 from kmodels.runs import console
-from kmodels.runs.page import charts, render
-from kmodels.runs.page.confusion import confusion
-from kmodels.runs.page.run import Run, read
+from kmodels.runs.run_folder import Run, read
 
 NAME = "report.html"
-# Facts of result.json: (key, label, how it is written).
-SPEED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("samples_per_s", "{unit} per second", render.number),
-    ("step_ms_median", "median of a step", lambda value: console.seconds(value / 1000)),
-    ("compile_s", "more for the first step", console.seconds),
-    ("peak_memory_mb", "peak memory", lambda value: f"{value:,.0f} MB"),
-    ("wait_for_data_share", "of the time waited for data", render.share),
-)
+# Steps of longer runs are averaged to this number of points.
+MOST_POINTS = 1200
+# Further quantities of epochs with a chart: title and unit.
+OTHERS = {"samples_per_s": ("Throughput", "samples per second, by epoch")}
+# The colour of a part of the data in all charts.
+COLOURS = {"each step": 0, "training": 0, "validation": 1}
+# Columns of history.csv that are not metrics.
+NOT_METRICS = ("row", "epoch", "step", "learning_rate", "seconds", *OTHERS)
+Points = Mapping[int, float]
+# With more classes the page shows the most confused pairs and the hardest classes, not a matrix.
+MOST_CLASSES = 12
+_SHOWN_PAIRS, _SHOWN_CLASSES = 15, 10
+# Longer counts do not fit a cell of 25 pixels.
+_LARGEST_COUNT = 999
 GROUPS = {
     "all": ("All mistakes", "What the model says and how sure it is, the surest first."),
     "sure": ("Sure mistakes", "Wrong, and the model was sure: look at these labels first."),
@@ -27,20 +34,260 @@ GROUPS = {
 _SHOWN_ROWS = 200
 
 
-def write(folder: str | Path) -> Path:
-    """Writes `folder/report.html`, which needs no other file and no network to be looked at.
+def write_page(template: str, path: Path, content: dict[str, Any]) -> Path:
+    """Fills a template and writes the page atomically; it needs no other file and no network.
 
     Args:
-        folder: of a run of a recipe, finished or not. The page leaves out what the folder lacks.
+        template: a file of runs/page.
+        path: the file to write.
+        content: values of the template.
+    """
+    # The import takes 50 ms and is only needed at the end of a run.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    page = Environment(
+        loader=PackageLoader("kmodels.runs", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = {"time": console.seconds}
+    filters = (number, metric, share, date, breakable)
+    page.filters |= names | {written.__name__: written for written in filters}
+    text = page.get_template(template).render(content)
+    return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def number(value: object) -> str:
+    """Formats a value with a thousands separator and four significant digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def metric(value: object) -> str:
+    """Formats a loss or a metric with four decimals, as in the terminal."""
+    if value is None:
+        return "–"
+    return f"{value:,.4f}" if isinstance(value, int | float) else str(value)
+
+
+def breakable(name: str) -> Any:
+    """Returns a name with line breaks allowed after underscores, for narrow columns."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+
+
+def date(value: datetime) -> str:
+    """Formats a time: "23 November 2026, 14:46"."""
+    return f"{value.day} {value:%B %Y, %H:%M}"
+
+
+def share(value: float) -> str:
+    """Formats a share in percent, with a decimal close to 0 and 1."""
+    return f"{100 * value:.0f}%" if 0.01 <= value <= 0.99 or value in (0, 1) else f"{value:.1%}"
+
+
+def charts_of_run(run: Run) -> list[dict[str, Any]]:
+    """Returns the charts of a report.
+
+    Args:
+        run: the run, see `read`.
 
     Returns:
-        The file, replaced as a whole.
+        `title`, `text`, steps `x` and `lines` (label and values) of each chart.
+    """
+    epochs = run.epochs
+    charts = [
+        _chart(
+            "Loss",
+            "by step, and its mean by epoch",
+            {
+                "each step": _thinned(run.steps, "loss"),
+                "training": _points(epochs, "loss"),
+                "validation": _points(epochs, "val_loss"),
+            },
+        )
+    ]
+    for name in _metrics(epochs):
+        parts = {"training": name, "validation": f"val_{name}"}
+        lines = {label: _points(epochs, column) for label, column in parts.items()}
+        charts.append(_chart(name.capitalize(), "by epoch", lines))
+    charts.append(
+        _chart("Learning rate", "by step", {"rate": _thinned(run.steps, "learning_rate")})
+    )
+    for name, (title, text) in OTHERS.items():
+        charts.append(_chart(title, text, {"speed": _points(epochs, name)}))
+    # A run of one epoch has no curve by epoch.
+    return [chart for chart in charts if len(chart["x"]) > 1]
+
+
+def charts_of_runs(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns charts with a line for each run.
+
+    Args:
+        runs: the runs.
+        labels: a label of each run.
+    """
+    metrics = dict.fromkeys(name for run in runs for name in _metrics(run.epochs))
+    wanted = [("Training loss", "by step", "loss", True)]
+    wanted += [("Validation loss", "by epoch", "val_loss", False)]
+    for name in metrics:
+        wanted += [(f"Validation {name}", "by epoch", f"val_{name}", False)]
+        wanted += [(f"Training {name}", "by epoch", name, False)]
+    wanted += [("Learning rate", "by step", "learning_rate", True)]
+    wanted += [(title, text, name, False) for name, (title, text) in OTHERS.items()]
+    charts = []
+    for title, text, column, by_step in wanted:
+        lines = {
+            label: _thinned(run.steps, column, MOST_POINTS // 3)
+            if by_step
+            else _points(run.epochs, column)
+            for run, label in zip(runs, labels, strict=True)
+        }
+        # A run keeps its colour in charts without other runs.
+        charts.append(_chart(title, text, lines, keep=True))
+    return [chart for chart in charts if any(map(_is_curve, chart["lines"]))]
+
+
+def _chart(
+    title: str, text: str, lines: Mapping[str, Points], keep: bool = False
+) -> dict[str, Any]:
+    lines = {label: points for label, points in lines.items() if points or keep}
+    steps = sorted({step for points in lines.values() for step in points})
+    return {
+        "title": title,
+        "text": text,
+        "x": steps,
+        "lines": [
+            {
+                "label": label,
+                "colour": COLOURS.get(label, number),
+                "values": [_short(points.get(step)) for step in steps],
+            }
+            for number, (label, points) in enumerate(lines.items())
+        ],
+    }
+
+
+def _metrics(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name.removeprefix("val_") for row in epochs for name in row if row[name])
+    return [name for name in names if name not in ("loss", *NOT_METRICS)]
+
+
+def _points(rows: Sequence[Mapping[str, Any]], column: str) -> dict[int, float]:
+    return {int(row["step"]): row[column] for row in rows if isinstance(row.get(column), float)}
+
+
+def _thinned(
+    rows: Sequence[Mapping[str, Any]], column: str, most: int = MOST_POINTS
+) -> dict[int, float]:
+    """Returns means of equal numbers of steps, at most `most` points."""
+    points = list(_points(rows, column).items())
+    width = -(-len(points) // most) or 1
+    parts = (points[start : start + width] for start in range(0, len(points), width))
+    return {part[-1][0]: sum(value for _, value in part) / len(part) for part in parts}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _is_curve(line: Mapping[str, Any]) -> bool:
+    return sum(value is not None for value in line["values"]) > 1
+
+
+def confusion(predictions: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of the section of confusions.
+
+    Args:
+        predictions: predictions.json.
+
+    Returns:
+        `matrix` by class for few classes, `pairs` and `worst` for many.
+    """
+    classes = predictions["classes"]
+    counts = {(label, said): count for label, said, count in predictions["confusions"]}
+    sizes = [sum(counts.get((i, j), 0) for j in range(len(classes))) for i in range(len(classes))]
+    few = len(classes) <= MOST_CLASSES
+    percent = max(counts.values(), default=0) > _LARGEST_COUNT
+    pairs = sorted(
+        ((count, pair) for pair, count in counts.items() if pair[0] != pair[1]),
+        key=lambda found: (-found[0], found[1]),
+    )
+    rights = [counts.get((i, i), 0) / size if size else 1.0 for i, size in enumerate(sizes)]
+    hardest = sorted(range(len(classes)), key=rights.__getitem__)[:_SHOWN_CLASSES]
+    return {
+        "classes": classes,
+        "percent": percent,
+        "tall": max(map(len, classes), default=0) > 2,
+        "matrix": [
+            (name, [_cell(counts, sizes, classes, i, j, percent) for j in range(len(classes))])
+            for i, name in enumerate(classes)
+        ]
+        if few
+        else None,
+        "pairs": [
+            {"label": classes[i], "said": classes[j], "count": count, "of": sizes[i]}
+            for count, (i, j) in pairs[: _SHOWN_PAIRS if not few else 5]
+        ],
+        "worst": [] if few else [{"name": classes[i], "share": rights[i]} for i in hardest],
+    }
+
+
+def _cell(
+    counts: dict[tuple[int, int], int],
+    sizes: list[int],
+    classes: list[str],
+    row: int,
+    column: int,
+    percent: bool,
+) -> dict[str, Any]:
+    count = counts.get((row, column), 0)
+    part = count / sizes[row] if sizes[row] else 0.0
+    kinds = ["strong"] if part > 0.55 else []
+    if count and row != column:
+        kinds.append("error")
+    said = f"{count} of {sizes[row]} images of {classes[row]} ({share(part)})"
+    return {
+        "text": "" if not count else f"{100 * part:.0f}" if percent else str(count),
+        "share": round(part, 3),
+        "kind": " ".join(kinds),
+        "title": f"{said} are taken for {classes[column]}",
+    }
+
+
+# Facts of result.json: (key, label, how it is written).
+SPEED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("samples_per_s", "{unit} per second", number),
+    ("step_ms_median", "median of a step", lambda value: console.seconds(value / 1000)),
+    ("compile_s", "more for the first step", console.seconds),
+    ("peak_memory_mb", "peak memory", lambda value: f"{value:,.0f} MB"),
+    ("wait_for_data_share", "of the time waited for data", share),
+)
+
+
+def write(folder: str | Path) -> Path:
+    """Writes `folder/report.html` and returns its path.
+
+    Args:
+        folder: directory of a run of a recipe, finished or not. Sections without data are left out.
 
     Raises:
-        InputError: where the folder holds no run.
+        InputError: if the folder holds no run.
     """
     run = read(folder)
-    return render.write("report.html", run.folder / NAME, _content(run))
+    return write_page("report.html", run.folder / NAME, _content(run))
 
 
 def _content(run: Run) -> dict[str, Any]:
@@ -57,7 +304,7 @@ def _content(run: Run) -> dict[str, Any]:
         "samples": run.result.get("samples", []),
         "ways": run.result.get("probe", {}).get("ways"),
         "map": run.result.get("probe", {}).get("map"),
-        "charts": charts.of_run(run),
+        "charts": charts_of_run(run),
         "images": [
             {"title": GROUPS[kind][0], "text": GROUPS[kind][1], "images": images}
             for kind, images in groups.items()
@@ -75,10 +322,10 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def _summary(run: Run) -> str:
-    """Says in a sentence or two what came out."""
+    """Returns a summary of one or two sentences."""
     said = []
     if (began := run.started) is not None:
-        said.append(f"It ran on {render.date(began)}")
+        said.append(f"It ran on {date(began)}")
         if run.seconds is not None:
             said.append(f"for {console.seconds(run.seconds)}")
     if run.backend:
@@ -95,13 +342,13 @@ def _summary(run: Run) -> str:
 
 
 def _tiles(run: Run) -> list[tuple[str, str, bool]]:
-    """Returns value, label and whether it is what the run was about."""
+    """Returns tuples of value, label, and True for the main result."""
     metrics, found = run.metrics, []
     chosen = () if run.best is None else (f"test_{run.best[0][4:]}", run.best[0])
     others = ("test_accuracy", "val_accuracy", "test_loss", "val_loss")
     for name in dict.fromkeys((*chosen, *others)):
         if metrics.get(name) is not None and len(found) < 2:
-            found.append((render.metric(metrics[name]), name, not found))
+            found.append((metric(metrics[name]), name, not found))
     if run.seconds is not None:
         found.append((console.seconds(run.seconds), "in all", False))
     unit = run.data.get("unit", "examples")
@@ -112,7 +359,7 @@ def _tiles(run: Run) -> list[tuple[str, str, bool]]:
 
 
 def _results(run: Run) -> dict[str, Any] | None:
-    """Returns losses and metrics by part of the data: before, at the best epoch and at the end."""
+    """Returns losses and metrics before training, at the best epoch and at the end."""
     groups: list[tuple[str, dict[str, dict[str, Any]]]] = []
     if "before" in run.result:
         scores = {k: v for k, v in run.result["before"].items() if k != "answers"}
@@ -137,11 +384,11 @@ def _results(run: Run) -> dict[str, Any] | None:
 
 
 def by_part(row: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Returns the numbers of a row of an epoch, or of metrics, by part of the data and name."""
+    """Returns metrics of an epoch or of the end by part of the data and name."""
     parts: dict[str, dict[str, float]] = {part: {} for part in console.PREFIXES}
     for log, value in row.items():
-        # Those of a probe are in its table.
-        told = log not in charts.NOT_METRICS and "_val_" not in log and "_test_" not in log
+        # Metrics of a probe are in its table.
+        told = log not in NOT_METRICS and "_val_" not in log and "_test_" not in log
         if told and isinstance(value, float):
             part, name = console.part_and_name(log)
             parts[part][name] = value
@@ -149,7 +396,7 @@ def by_part(row: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _facts(run: Run) -> list[tuple[str, str, bool]]:
-    """Returns name, value, and whether it is to be typed."""
+    """Returns tuples of name, value, and True for code."""
     data, notes, result = run.data, run.notes, run.result
     found: list[tuple[str, Any, bool]] = []
     unit = data.get("unit", "examples")

@@ -1,4 +1,4 @@
-"""result.json: what a run was and what came of it."""
+"""result.json: the settings of a run in short, and its results."""
 
 import math
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ def result(
     """Returns the content of result.json.
 
     Args:
-        model: as it is at the end.
-        recipe: its name.
-        settings: of the run; its `preset` is the name of the architecture.
-        metrics: Keras' log names to numbers.
-        runner: of the training; None where there was an evaluation alone.
+        model: the model at the end of the run.
+        recipe: name of the recipe.
+        settings: settings of the run; `preset` is the name of the architecture.
+        metrics: values by Keras' log names.
+        runner: the training; None if the run only evaluates.
 
     Returns:
         Plain values.

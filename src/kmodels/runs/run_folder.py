@@ -1,4 +1,4 @@
-"""The directory of a recipe's run."""
+"""The directory of a run: written by a recipe, read by reports and commands."""
 
 import dataclasses
 import fcntl
@@ -6,18 +6,82 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.file_shapes import COUNT, NUMBER, Needed, Shape
 from kmodels.core.files import atomic_write, local_path, no_link, remove_leftovers
 from kmodels.core.remote import is_remote
 from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
-from kmodels.runs import report
-from kmodels.runs.page.run import NOTED, NOTES
+from kmodels.runs import history
 
-# Of what the run is and when it ran, beside its settings and its result.
+# Suffixes of metrics that are better the larger they are; of others the smallest is the best.
+MORE_IS_BETTER = ("accuracy", "margin")
+# By class of the model: the command that uses it, and the last line of an example in Python.
+_PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
+_SEGMENT, _REPLY = 'model.segment("photo.jpg")', 'model.generate("...", strip_prompt=True)'
+USES = {
+    "ViTImageClassifier": (_PREDICT, 'model.decode_predictions(model.predict("photo.jpg"))'),
+    "ViTImageSegmenter": (_PREDICT, _SEGMENT),
+    "EoMTImageSegmenter": (_PREDICT, _SEGMENT),
+    "ImageTextSimilarity": (
+        f"{_PREDICT} --names cat,dog",
+        'model.classify(["photo.jpg"], ["cat", "dog"])',
+    ),
+    "GemmaCausalLM": (_GENERATE, _REPLY),
+    "Qwen3CausalLM": (_GENERATE, _REPLY),
+    "Gemma3ImageTextLM": (
+        "kmodels chat {} --image photo.jpg",
+        'model.generate({"images": "photo.jpg", "prompts": "..."}, strip_prompt=True)',
+    ),
+}
+# The types in the files of a run.
+NOTES = "run.json"
+NOTED: Shape = {
+    **dict.fromkeys(("recipe", "model", "backend", "device", "precision", "best"), str),
+    **dict.fromkeys(("steps", "parameters", "trainable_parameters"), int),
+    "data": {
+        **dict.fromkeys(("source", "unit", "details"), str),
+        **dict.fromkeys(("train", "validation", "test"), int),
+        "classes": [str],
+    },
+    "defaults": {},
+    "parts": [{"command": str, "started": str, "seconds": NUMBER}],
+}
+RESULT: Shape = {
+    **dict.fromkeys(("recipe", "preset", "backend", "device", "precision"), str),
+    **dict.fromkeys(
+        ("steps", "epochs", "parameters", "trainable_parameters", "skipped_steps"), int
+    ),
+    **dict.fromkeys(
+        ("samples_per_s", "step_ms_median", "compile_s", "peak_memory_mb", "wait_for_data_share"),
+        NUMBER,
+    ),
+    "metrics": {"*": NUMBER},
+    "versions": {"*": str},
+    "overrides": {"*": str},
+    "samples": [{"*": str}],
+    "before": {},
+    "after": {},
+    "probe": {"ways": [{}], "map": {}},
+}
+_PICTURE: Shape = {
+    **dict.fromkeys(("image", "label", "said", "second"), Needed(str)),
+    "side": Needed(int),
+    **dict.fromkeys(("confidence", "label_share"), Needed(NUMBER)),
+}
+PREDICTED: Shape = {
+    "part": Needed(str),
+    **dict.fromkeys(("right", "samples"), Needed(int)),
+    "classes": Needed([Needed(str)]),
+    "confusions": Needed([Needed([Needed(COUNT)] * 3)]),
+    "groups": Needed({"*": [Needed(_PICTURE)]}),
+}
+# Settings that belong to one call rather than to the run.
+OF_A_CALL = ("out", "resume", "evaluate")
 
 
 def path_of(recipe: str, out: str | None) -> Path:
@@ -26,12 +90,12 @@ def path_of(recipe: str, out: str | None) -> Path:
 
 
 def has_checkpoints(path: Path) -> bool:
-    """Returns whether a run was saved in a directory."""
+    """Returns True if a directory holds checkpoints of a run."""
     return any((path / "checkpoints").glob("step_*"))
 
 
 def check_new(path: Path, resume: bool) -> None:
-    """Raises `InputError` where a directory holds a run that is not to be resumed."""
+    """Raises `InputError` if a directory holds a run that must not be overwritten."""
     if not resume and has_checkpoints(path):
         raise InputError(
             f"--out {path} holds checkpoints of a run; add --resume to continue it, or give "
@@ -40,18 +104,18 @@ def check_new(path: Path, resume: bool) -> None:
 
 
 class Folder:
-    """The directory of a run, held against a second run by a lock that dies with the process.
+    """The directory that a run writes to, locked against a second run until the process ends.
 
-    The first of several processes makes and holds it.
+    Rank zero creates and locks it.
 
     Args:
-        recipe: its name.
+        recipe: name of the recipe.
         out: the directory; runs/<recipe>-<time> by default.
-        settings: of the run.
-        resume: whether an earlier run may be in it.
+        settings: settings of the run.
+        resume: True if the directory may hold an earlier run.
 
     Raises:
-        InputError: where it cannot be written, holds a run, or another process uses it.
+        InputError: if it is not writable, holds a run, or another process uses it.
     """
 
     def __init__(self, recipe: str, out: str | None, settings: Any, resume: bool = False):
@@ -71,7 +135,7 @@ class Folder:
         self.path = path_of(self.recipe, out)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Not truncated: it may be held by another run.
+            # Not truncated: another run may hold it.
             self._lock = open(self.path / ".lock", "a", opener=no_link)  # noqa: SIM115
         except OSError as error:
             raise InputError(
@@ -96,7 +160,7 @@ class Folder:
         return has_checkpoints(self.path)
 
     def begin(self, command: str) -> None:
-        """Notes in run.json that a part of the run begins.
+        """Begins a part of the run, which `note` writes to run.json.
 
         Args:
             command: the command line that started it.
@@ -107,15 +171,15 @@ class Folder:
         evaluates = getattr(self.settings, "evaluate", False)
         parts = (self._noted() or {}).get("parts") or []
         if evaluates and parts:
-            return  # The run itself is what the file is about.
+            return  # The file describes the training.
         began = datetime.now(UTC).astimezone().isoformat(timespec="seconds")
         self._parts = [*parts, {"command": command, "started": began, "seconds": None}]
 
     def note(self, **facts: Any) -> None:
-        """Adds facts to run.json: what is trained on what, and when.
+        """Adds facts and the time so far to run.json.
 
         Args:
-            facts: plain values by name, in the place of older ones.
+            facts: plain values by name, which replace older ones.
         """
         if self._parts:
             self._parts[-1]["seconds"] = round(time.monotonic() - self._begun, 1)
@@ -129,27 +193,20 @@ class Folder:
             return None
 
     def write_config(self) -> Path:
-        """Writes config.json, the settings in force."""
+        """Writes the settings to config.json."""
         content = {"recipe": self.recipe, **dataclasses.asdict(self.settings)}
         self.note(defaults=_defaults(self.settings))
         return self.write_json("config.json", content)
 
     def write_json(self, name: str, content: dict[str, Any]) -> Path:
-        """Writes a file of the run, atomically, without the passwords of addresses.
+        """Writes a file of the run atomically, without the passwords of addresses.
 
-        The first of several processes writes. Numbers that are not finite become null.
+        Only rank zero writes. Numbers that are not finite become null.
         """
         if not self.main:
             return self.path / name
         text = json.dumps(_plain(shown(content)), indent=1, allow_nan=False) + "\n"
         return atomic_write(self.path / name, lambda path: path.write_text(text))
-
-    def write_report(self) -> Path:
-        """Writes report.html, one page that shows the run, and returns its path."""
-        if self.main:
-            self.note()
-            report.write(self.path)
-        return self.path / report.NAME
 
     def check_exists(self) -> None:
         """Raises `InputError` if the directory was removed during the run."""
@@ -159,7 +216,7 @@ class Folder:
             )
 
     def close(self) -> None:
-        """Lets go of the directory; removes it where nothing was written."""
+        """Unlocks the directory and removes it if nothing was written."""
         if self._lock is None:
             return
         self._lock.close()
@@ -169,7 +226,7 @@ class Folder:
 
 
 def _defaults(settings: Any) -> dict[str, Any]:
-    """Returns the settings of a run without flags."""
+    """Returns the default settings."""
     fields = dataclasses.fields(settings)
     return {x.name: x.default for x in fields if x.default is not dataclasses.MISSING}
 
@@ -185,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 def joined_processes() -> Any:
-    """Returns `kmodels.distribution.processes` in a run of several of them, else None."""
+    """Returns `kmodels.distribution.processes` in a run of several processes, else None."""
     module = sys.modules.get("kmodels.distribution.processes")
     return module if module is not None and module.count() > 1 else None
 
@@ -209,3 +266,179 @@ def model_in(path: str) -> str:
     if (folder / "checkpoints").is_dir():
         raise InputError(f"{path} is a run that has not ended; continue it with --resume")
     return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The files of a run, finished or not; missing files are empty.
+
+    Attributes:
+        folder: directory of the run.
+        settings: config.json, without the recipe's name.
+        result: result.json, or evaluation.json if nothing was trained.
+        notes: run.json.
+        predictions: predictions.json.
+        rows: history.csv, with numbers as numbers.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    result: dict[str, Any]
+    notes: dict[str, Any]
+    predictions: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe."""
+        return self._first("recipe") or self.settings.get("recipe") or "run"
+
+    @property
+    def model(self) -> str:
+        """The name of the architecture, or the source of the weights."""
+        return self._first("model", "preset") or self.settings.get("preset") or "run"
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of Keras."""
+        return self._first("backend")
+
+    @property
+    def device(self) -> str | None:
+        """The name and number of the devices."""
+        return self._first("device")
+
+    @property
+    def precision(self) -> str | None:
+        """The dtype policy of the model."""
+        return self._first("precision")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The facts about the data that `introduce` noted, or only the setting."""
+        return self.notes.get("data") or {"source": self.settings.get("data")}
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The final metrics by Keras' log names."""
+        return self.result.get("metrics") or {}
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The rows of the steps."""
+        return [row for row in self.rows if row["row"] == "step"]
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The rows of the epochs."""
+        return [row for row in self.rows if row["row"] == "epoch"]
+
+    @property
+    def started(self) -> datetime | None:
+        """The start of its first part, with the time zone of that machine."""
+        parts = self.notes.get("parts") or [{}]
+        try:
+            return datetime.fromisoformat(parts[0].get("started") or "")
+        except ValueError:
+            return None
+
+    @property
+    def seconds(self) -> float | None:
+        """The duration of all parts in seconds, as far as it is known."""
+        known = [part["seconds"] for part in self.notes.get("parts", ()) if part.get("seconds")]
+        return sum(known) if known else None
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has ended."""
+        return bool(self.result)
+
+    @cached_property
+    def best(self) -> tuple[str, dict[str, Any]] | None:
+        """The metric that compares epochs, and the row of the best epoch."""
+        name = self.notes.get("best") or "val_loss"
+        rows = [row for row in self.epochs if isinstance(row.get(name), float)]
+        if not rows:
+            return None
+        return name, (max if more_is_better(name) else min)(rows, key=lambda row: row[name])
+
+    @cached_property
+    def use(self) -> list[str]:
+        """A command and lines of Python that use the model; empty if there is no model yet."""
+        adapter, file = self.folder / "adapter", self.folder / "model" / "config.json"
+        if not file.is_file():
+            base = self.settings.get("weights") or self.folder / "base"
+            return [f"kmodels chat {base} --adapter {adapter}"] if adapter.is_dir() else []
+        name = read_json(file, {"class": str}).get("class")
+        if name not in USES:
+            return []
+        command, line = USES[name]
+        load = f'model = kmodels.models.{name}.from_preset("{self.folder}/model")'
+        return [command.format(self.folder), "", "# Python", "import kmodels", load, line]
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """Settings that differ from their defaults: (value, default) by name."""
+        defaults = self.notes.get("defaults", {})
+        return {
+            name: (value, defaults[name])
+            for name, value in self.settings.items()
+            if name in defaults and name not in OF_A_CALL and value != defaults[name]
+        }
+
+    @property
+    def unchanged(self) -> dict[str, Any]:
+        """All other settings."""
+        return {
+            name: value
+            for name, value in self.settings.items()
+            if name not in self.changed and name not in ("recipe", *OF_A_CALL)
+        }
+
+    def _first(self, *names: str) -> Any:
+        found = (held.get(name) for held in (self.notes, self.result) for name in names)
+        return next(filter(None, found), None)
+
+
+def more_is_better(name: str) -> bool:
+    """Returns True if the largest value of a metric is the best."""
+    return name.endswith(MORE_IS_BETTER)
+
+
+def read(folder: str | Path) -> Run:
+    """Reads the directory of a run.
+
+    Args:
+        folder: directory of a run of a recipe, finished or not.
+
+    Raises:
+        InputError: if it holds no run, or an unreadable file.
+    """
+    folder = local_path(folder)
+    file = folder / "config.json"
+    settings = read_json(file, {"recipe": str}) if file.is_file() else {}
+    result = _json(folder / "result.json", RESULT) or _json(folder / "evaluation.json", RESULT)
+    if not settings and not result:
+        raise InputError(f"{folder} holds no run: no config.json; give the directory of a recipe")
+    notes = _json(folder / NOTES, NOTED)
+    predictions = _json(folder / "predictions.json", PREDICTED)
+    _check_predictions(folder / "predictions.json", predictions)
+    rows = history.read(file) if (file := folder / "history.csv").is_file() else []
+    names = dict.fromkeys([*history.COLUMNS, *(name for row in rows for name in row)])
+    rows = [{**names, **row} for row in rows]
+    return Run(folder, settings, result, notes, predictions, rows)
+
+
+def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
+    """Raises InputError for confusions of classes that the file does not list."""
+    if not predictions:
+        return
+    known = range(len(predictions["classes"]))
+    if not known or any(x not in known for row in predictions["confusions"] for x in row[:2]):
+        raise InputError(f"{path} does not say what each image and class was taken for")
+
+
+def _json(path: Path, shape: Shape) -> dict[str, Any]:
+    """Returns the object in a file without null values, {} if there is no file."""
+    found = read_json(path, shape) if path.is_file() else {}
+    return {name: value for name, value in found.items() if value is not None}

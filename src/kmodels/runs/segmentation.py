@@ -1,4 +1,4 @@
-"""Results of a segmentation run: metrics, and images beside their masks and predictions."""
+"""Results of a segmentation run: metrics, and images with their masks and predictions."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -8,8 +8,7 @@ import numpy as np
 
 from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
-from kmodels.runs.classification import facts, final_metrics
-from kmodels.runs.results import result
+from kmodels.runs.classification import facts, final_metrics, finish
 from kmodels.runs.runner import Runner
 from kmodels.training.evaluation import WholeBatches
 
@@ -36,10 +35,10 @@ def report(
         folder: a `kmodels.runs.recipe.Folder`.
         model: compiled, in its final state.
         data: a `kmodels.data.DataBundle` of `open_masks`.
-        runner: of the training; None where there was an evaluation alone.
+        runner: the training; None if the run only evaluates.
         validation: batches of `data.validation`.
         test: batches of `data.test`.
-        preprocessor: saved with the model, for images as they come.
+        preprocessor: preprocessor of raw images, saved with the model.
 
     Returns:
         The content of result.json.
@@ -50,20 +49,7 @@ def report(
     if part is not None:
         console.working("drawing single predictions")
         _draw(folder, model, part, data.class_names)
-    content = result(
-        model, recipe=folder.recipe, settings=folder.settings, metrics=metrics, runner=runner
-    )
-    if runner is None:
-        folder.write_json("evaluation.json", content)
-    else:
-        console.working("saving the model")
-        plots.curves(folder.path / "curves.png", runner.history.rows, "mean_iou")
-        model.save_to_preset(folder.path / "model")
-    if runner is not None or not (folder.path / "result.json").exists():
-        folder.write_json("result.json", content)
-    console.working(None)
-    console.say_metrics(metrics)
-    return content
+    return finish(folder, model, metrics, runner, "mean_iou")
 
 
 def _draw(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:

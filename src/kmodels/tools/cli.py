@@ -14,12 +14,9 @@ from kmodels.core.backend_choice import check_backend
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.core.shown import shown
-from kmodels.runs import console, shipped
-from kmodels.runs.command_line import invoke
-from kmodels.runs.output import checked_output
-from kmodels.tools import chat as chatting
+from kmodels.runs import console, recipe
+from kmodels.runs.command_line import checked_output, invoke
 from kmodels.tools import use
-from kmodels.tools.overview import OVERVIEW
 
 app = typer.Typer(
     name="kmodels",
@@ -69,13 +66,13 @@ def _add_recipe(name: str, summary: str) -> None:
 
     @app.command(name, help=summary, context_settings=passed, add_help_option=False)
     def run(context: typer.Context) -> int:
-        return shipped.run(name, context.args)  # which checks the backend after its flags
+        return recipe.run(name, context.args)  # which checks the backend after its flags
 
 
-for _name, _summary in shipped.SUMMARIES.items():
+for _name, _summary in recipe.SUMMARIES.items():
     _add_recipe(_name, _summary)
 
-command("chat")(chatting.chat)
+command("chat")(use.chat)
 command("predict")(use.predict)
 command("generate")(use.generate)
 
@@ -219,7 +216,8 @@ def bench(
     from rich.console import Console
 
     from kmodels.core.units import parse_bytes
-    from kmodels.tools import bench as benches
+    from kmodels.tools.compare_backends import bench as benches
+    from kmodels.tools.compare_backends import report as reports
 
     options = benches.BenchOptions(
         preset=preset,
@@ -256,8 +254,8 @@ def bench(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    benches.show(found, Console(markup=False, emoji=False))
-    for path in benches.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
+    reports.show(found, Console(markup=False, emoji=False))
+    for path in reports.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
         print(path)
     if any(row["failed"] is not None for row in found["rows"]):
         raise typer.Exit(2)
@@ -290,7 +288,8 @@ def parity(
     from rich.console import Console
 
     from kmodels.core.files import atomic_write
-    from kmodels.tools import parity as parities
+    from kmodels.tools.compare_backends import parity as parities
+    from kmodels.tools.compare_backends import report as reports
 
     names, precisions, paths = (
         _pair(what, text)
@@ -315,7 +314,7 @@ def parity(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    parities.show(found, Console(markup=False, emoji=False))
+    reports.show(found, Console(markup=False, emoji=False))
     if out is not None:
         text = json.dumps(found, indent=1) + "\n"
         print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))
@@ -410,3 +409,37 @@ def main(arguments: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
+
+Train, resume or evaluate:
+  kmodels vit --data folder:IMAGES        a classifier, on a folder of images
+  kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on texts
+  kmodels probe --data folder:IMAGES      a linear probe of a frozen backbone
+  kmodels distill --data folder:IMAGES    a small model taught by a large one
+  kmodels caption --data FOLDER           Gemma 3 on images with texts
+  kmodels segment --data folder:DIR       the class of each pixel, by masks
+  kmodels zero-shot --data folder:IMAGES  two towers, to classify by names
+  kmodels mae --data folder:IMAGES        an encoder, from images without labels
+  kmodels dino --data folder:IMAGES       the same, by a teacher that follows it
+  kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
+
+Use a model or the model of a run:
+  kmodels predict RUN FILES           classes of images, or of their pixels
+  kmodels generate RUN --prompts FILE             replies to its prompts
+  kmodels chat MODEL                  a chat in the terminal, or through a pipe
+
+Inspect models and machines:
+  kmodels doctor                      backend, versions, devices, fast ops
+  kmodels plan --preset vit_base_patch16_224      the memory that training needs
+  kmodels bench vit_small_patch16_224             the speed of each backend
+  kmodels parity vit_debug            the first layer where two backends differ
+  kmodels report RUN                  the page of a run, report.html
+  kmodels compare RUN1 RUN2           runs beside each other, compare.html
+
+Export models:
+  kmodels convert RUN/model FILE.gguf --to gguf   to another package or runtime
+
+KERAS_BACKEND chooses the backend. Flags of a command: kmodels COMMAND --help
+"""

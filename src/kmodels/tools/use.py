@@ -1,20 +1,37 @@
-"""`kmodels predict` and `kmodels generate`: what a trained model says of files and prompts."""
+"""`kmodels predict`, `kmodels generate` and `kmodels chat`: the commands that use a model."""
 
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.runs.run_folder import model_in
-from kmodels.tools.chat import MinP, RepetitionPenalty, Seed, Stop, Temperature, TopK, TopP
 
 MODEL = "Directory of a run, or a directory, file or address of a model."
+# Flags of every command that generates text.
+Temperature: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
+]
+TopK: TypeAlias = Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")]
+TopP: TypeAlias = Annotated[
+    float | None,
+    typer.Option(help="Nucleus sampling: the smallest set of tokens with this total probability."),
+]
+MinP: TypeAlias = Annotated[
+    float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
+]
+RepetitionPenalty: TypeAlias = Annotated[float | None, typer.Option(help="Above 1: repeat less.")]
+Seed: TypeAlias = Annotated[int | None, typer.Option(help="Random seed of the draws.")]
+Stop: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
+]
 
 
 # === Images ===
@@ -75,13 +92,13 @@ def _images(given: Sequence[str]) -> list[Path]:
 
 
 class _Classifier:
-    """Classes and their probabilities, or the numbers of a regression."""
+    """Predicts classes with probabilities, or the outputs of a regression."""
 
     def __init__(self, model: Any, top: int):
         self.model, self.top = model, top
 
     def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns what the model says of each image."""
+        """Returns the row of each image."""
         outputs = self.model.predict(images, batch_size=len(images), verbose=0)
         if self.model.problem_type == "regression" or not self.model.num_classes:
             return [{"outputs": row.tolist()} for row in outputs]
@@ -92,14 +109,14 @@ class _Classifier:
 
 
 class _Segmenter:
-    """The share of the pixels that each class has, and masks as files."""
+    """Predicts the share of pixels of each class, and writes masks."""
 
     def __init__(self, model: Any, top: int, masks: Path | None):
         self.model, self.top, self.masks = model, top, masks
         self.written: set[str] = set()
 
     def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns what the model says of each image, and writes its mask."""
+        """Returns the row of each image and writes its mask."""
         import numpy as np
 
         rows = []
@@ -130,13 +147,13 @@ class _Segmenter:
 
 
 class _ZeroShot:
-    """Classes that are given by their names."""
+    """Predicts classes from their names."""
 
     def __init__(self, model: Any, top: int, names: list[str]):
         self.model, self.top, self.names = model, top, names
 
     def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns what the model says of each image."""
+        """Returns the row of each image."""
         import keras
 
         from kmodels.models.common.class_names import best
@@ -150,7 +167,7 @@ class _ZeroShot:
 
 
 def _reader(path: str, names: str | None, precision: str, top: int, masks: Path | None) -> Any:
-    """Returns what makes rows of images, for the class of the model at a path.
+    """Returns the function that makes rows of images with the model at a path.
 
     Raises:
         InputError: for a model of another kind, or without a preprocessor.
@@ -186,7 +203,7 @@ def _reader(path: str, names: str | None, precision: str, top: int, masks: Path 
 
 
 def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict[str, Any]]:
-    """Yields a row for each file, in their order; "error" in place of what cannot be read."""
+    """Yields a row for each file in order; an unreadable file has "error"."""
     from kmodels.data.images.any_picture import open_picture
 
     rest = iter(files)
@@ -251,7 +268,7 @@ def generate(
 ) -> None:
     """Answer the prompts of a file with a language model."""
     from kmodels import presets
-    from kmodels.tools.chat.conversation import choose_sampler
+    from kmodels.tools.chat import choose_sampler
 
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--batch-size", batch_size)
@@ -334,7 +351,7 @@ def _prompt(value: Any) -> Any:
 def _answered(
     model: Any, prompts: list[Any], way: str, tokens: int, stop: list[str] | None
 ) -> Iterator[tuple[Any, str]]:
-    """Yields prompts with their replies, in their order."""
+    """Yields prompts and their replies in order."""
     chats, others = {}, {}
     for i, prompt in enumerate(prompts):
         if isinstance(prompt, list):
@@ -356,3 +373,66 @@ def _answered(
             replies |= dict(zip(some, found, strict=True))
     for i, prompt in enumerate(prompts):
         yield prompt, replies[i]
+
+
+# === Chats ===
+
+
+def chat(
+    model: Annotated[
+        str, typer.Argument(help="Directory of a run or a model, .gguf file or hf:// name.")
+    ],
+    system: Annotated[str | None, typer.Option(help="Text of a system message.")] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(help="Image of the first question, for models that take images; repeat it."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
+    assistant: Annotated[
+        str | None,
+        typer.Option(help="Directory, file or name of a smaller model, which drafts tokens."),
+    ] = None,
+    num_assistant_tokens: Annotated[int, typer.Option(help="Tokens of each of its drafts.")] = 5,
+    prompt_lookup_num_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of drafts that repeat earlier text.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="enable_thinking of the chat template."),
+    ] = None,
+) -> int:
+    """Chat with a model; each line that comes through a pipe is a question."""
+    from kmodels.tools import chat as chats
+
+    opened = chats.open_conversation(
+        model_in(model),
+        chats.say,
+        system=system,
+        images=image or [],
+        max_new_tokens=max_new_tokens,
+        sampling={
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed,
+        },
+        stop=stop or None,
+        adapter=adapter,
+        assistant=assistant,
+        num_assistant_tokens=num_assistant_tokens,
+        prompt_lookup_num_tokens=prompt_lookup_num_tokens,
+        precision=precision,
+        values={} if thinking is None else {"enable_thinking": thinking},
+    )
+    return chats.run(opened)

@@ -12,11 +12,11 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.generation.protocol import call_with_cache, empty_cache
 from kmodels.layers import Experts, GroupedDense, Router
-from kmodels.memory.sizes import Setup
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
 from kmodels.models.common.per_layer import PerLayerEmbedding
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.tools.plan import Plan
+from kmodels.tools.plan.arrays import Setup
 from tolerances import tolerance
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"

@@ -12,11 +12,11 @@ from kmodels import transforms
 from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continue_prompts
 from kmodels.generation.generate import bucket
 from kmodels.generation.protocol import empty_cache
-from kmodels.memory import activations, estimate
-from kmodels.memory.sizes import Setup
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.presets import PRESETS
+from kmodels.tools.plan import estimate
+from kmodels.tools.plan.arrays import Setup
 from refusals import refused
 from tolerances import tolerance
 
@@ -148,12 +148,12 @@ def test_the_estimate_asks_each_block():
     setup = Setup(2, 16)
     plain, uneven = (GemmaBackbone.make_config(**x) for x in (PRESETS["gemma_debug"], UNEVEN))
     assert estimate.cache_bytes(sizes(uneven), setup, 20) == 2 * 2 * 20 * (2 * 8 + 16) * 4
-    held = {array.name: array for array in activations.of_step([], sizes(uneven), setup)}
+    held = {array.name: array for array in estimate.of_step([], sizes(uneven), setup)}
     for index, (width, mlp) in enumerate(((8, 64), (16, 64), (8, 128), (16, 128))):
         assert held[f"block_{index}/attention/turned_query"].shape == (2, 16, 4, width)
         assert held[f"block_{index}/mlp/gate"].shape == (2, 16, mlp)
     # What a norm of queries was given.
-    names = {array.name for array in activations.of_step([], sizes(plain), setup)}
+    names = {array.name for array in estimate.of_step([], sizes(plain), setup)}
     assert "block_1/attention/query" in set(held) - names
 
 

@@ -14,10 +14,10 @@ import pytest
 from kmodels.distribution import distribute
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
-from kmodels.memory.sizes import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.tools import cli
 from kmodels.tools.plan import Plan, Setup
+from kmodels.tools.plan.arrays import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
 from kmodels.training import AdamW
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -260,10 +260,10 @@ FLAGS = ["--data", "synthetic:64", "--preset", "vit_debug", "--epochs", "1", "--
 
 def recipe(ray, place, backend):
     """A recipe, as the command line has it, and one that it refuses."""
-    from kmodels.runs import shipped
+    from kmodels.runs import recipe
 
     on = [*FLAGS, "--on", "ray", "--workers", "2", "--out", str(place / "run")]
-    return {"code": shipped.run("vit", on), "again": shipped.run("vit", on)}
+    return {"code": recipe.run("vit", on), "again": recipe.run("vit", on)}
 
 
 CASES = {"recipe": recipe, "killed": killed, "elastic": elastic, "faults": faults}

@@ -10,7 +10,7 @@ import ray_cases
 from launch import Process, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import manager
-from kmodels.runs import shipped
+from kmodels.runs import recipe
 from tolerances import tolerance
 
 # One driver serves both backends, so the test runs once.
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_or_gone_damages_nothing(name, says, checkpoints, fo
 def test_a_recipe_by_one_flag(found, folder, tmp_path):
     assert found["recipe-torch"]["code"] == 0
     assert found["recipe-torch"]["again"] == 2, "its directory holds a run"
-    assert shipped.run("vit", [*ray_cases.FLAGS, "--out", str(tmp_path / "alone")]) == 0
+    assert recipe.run("vit", [*ray_cases.FLAGS, "--out", str(tmp_path / "alone")]) == 0
     on_ray, alone = (
         json.loads((place / "result.json").read_text())
         for place in (folder / "recipe-torch" / "run", tmp_path / "alone")

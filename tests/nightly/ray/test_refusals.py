@@ -6,7 +6,7 @@ import pytest
 
 from kmodels.core.errors import InputError
 from kmodels.distribution import ray
-from kmodels.runs import shipped
+from kmodels.runs import recipe
 
 pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
 
@@ -55,7 +55,7 @@ def test_settings(given, said, tmp_path):
     ],
 )
 def test_flags(flags, said, capsys):
-    assert shipped.run("vit", ["--on", "ray", *flags]) == 2
+    assert recipe.run("vit", ["--on", "ray", *flags]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
@@ -66,7 +66,7 @@ def test_without_ray(monkeypatch, tmp_path, capsys):
     )
     with pytest.raises(InputError, match=r"needs the package ray: pip install 'kmodels\[ray\]'"):
         ray.run(print, storage=tmp_path)
-    assert shipped.run("vit", ["--on", "ray", "--out", str(tmp_path / "run")]) == 2
+    assert recipe.run("vit", ["--on", "ray", "--out", str(tmp_path / "run")]) == 2
     assert "pip install 'kmodels[ray]'" in capsys.readouterr().err
 
 

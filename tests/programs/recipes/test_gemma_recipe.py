@@ -143,7 +143,7 @@ def test_flags_together(recipe, base, data, tmp_path, name):
 def test_memory_that_is_not_there_is_told_before_anything_is_built(
     recipe, base, data, tmp_path, capsys, monkeypatch
 ):
-    from kmodels.memory import estimate
+    from kmodels.tools.plan import estimate
 
     monkeypatch.setattr(estimate, "available_bytes", lambda: 2**20)
     run = ["--weights", str(base), "--data", str(data), "--out", str(tmp_path / "out")]

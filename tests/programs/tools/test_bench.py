@@ -13,8 +13,8 @@ import pytest
 
 from command_line import run
 from kmodels.core.errors import InputError
-from kmodels.tools.bench import Refused, setting
-from kmodels.tools.bench.compare import LOSSES, differences
+from kmodels.tools.compare_backends import work
+from kmodels.tools.compare_backends.bench import LOSSES, Refused, differences
 
 BACKEND = keras.backend.backend()
 
@@ -74,7 +74,7 @@ def test_ctrl_c_leaves_no_child(tmp_path):
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not any(b"kmodels.tools.children.child" in command for command in marked()):
+    while not any(b"kmodels.tools.compare_backends.child" in command for command in marked()):
         assert parent.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
@@ -113,7 +113,7 @@ def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
     def refuse(options, console):
         raise Refused(["a: the loss differs", "b: threads is 2"])
 
-    monkeypatch.setattr("kmodels.tools.bench.run", refuse)
+    monkeypatch.setattr("kmodels.tools.compare_backends.bench.run", refuse)
     assert run("bench", "vit_debug", "--backends", BACKEND, "--out", tmp_path / "none") == 2
     error = capsys.readouterr().err
     assert error == "kmodels: refused: a: the loss differs\nkmodels: refused: b: threads is 2\n"
@@ -122,4 +122,4 @@ def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
 
 def test_a_model_without_a_loss_of_its_own_is_refused():
     with pytest.raises(InputError, match="which has no loss of its own to train with; give a"):
-        setting.make_model("clip_text_debug", "float32")
+        work.make_model("clip_text_debug", "float32")

@@ -17,8 +17,8 @@ from kmodels.generation import Sampler
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor, ViTImageClassifier
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
-from kmodels.tools.chat import conversation, terminal
-from kmodels.tools.chat.conversation import Conversation, choose_sampler, open_conversation
+from kmodels.tools import chat
+from kmodels.tools.chat import Conversation, choose_sampler, open_conversation
 
 SHORT = ("--max-new-tokens", "6")
 
@@ -89,7 +89,7 @@ def on_terminal(talk, monkeypatch, *typed):
     left = iter(typed)
 
     def read(prompt):
-        assert prompt == terminal.PROMPT
+        assert prompt == chat.PROMPT
         line = next(left, EOFError())
         if isinstance(line, BaseException):
             raise line
@@ -100,8 +100,8 @@ def on_terminal(talk, monkeypatch, *typed):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     shown = io.StringIO()
     console = Console(file=shown, width=200, highlight=False)
-    monkeypatch.setattr(terminal, "Console", lambda **_: console)
-    assert terminal.run(talk) == 0
+    monkeypatch.setattr(chat, "Console", lambda **_: console)
+    assert chat.run(talk) == 0
     return shown.getvalue()
 
 
@@ -148,7 +148,7 @@ def test_ctrl_c_stops_a_reply_and_keeps_the_chat(tiny, monkeypatch):
     shown = on_terminal(talk, monkeypatch, "And again")
     assert "(stopped)" in shown and talk.messages == kept
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
-    assert terminal.run(talk) == terminal.STOPPED
+    assert chat.run(talk) == chat.STOPPED
 
 
 def test_a_reply_at_the_limit_and_one_that_the_template_refuses(tiny, monkeypatch):
@@ -317,7 +317,7 @@ def test_images_go_with_the_next_question(picture):
 def test_commands_through_a_pipe_and_on_a_terminal(picture, monkeypatch, capsys):
     model = TakesImages()
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {picture}\nwhat?\n"))
-    assert terminal.run(Conversation(model)) == 0
+    assert chat.run(Conversation(model)) == 0
     assert model.asked == [[asks("what?", picture)]] and capsys.readouterr().out == "so\n"
     model = TakesImages()
     model.tokenizer = type("Words", (), {"tokenize": staticmethod(str.split)})
@@ -353,7 +353,7 @@ def test_wrong_images_are_found_before_the_weights(picture, references, tmp_path
         def from_preset(path, **settings):
             raise AssertionError("weights are read")
 
-    monkeypatch.setattr(conversation.presets, "causal_lm_of", lambda path, whole: Model)
+    monkeypatch.setattr(chat.presets, "causal_lm_of", lambda path, whole: Model)
     damaged = tmp_path / "damaged.png"
     damaged.write_bytes(b"no image")
     for images, message in (

@@ -7,12 +7,9 @@ import pytest
 from rich.console import Console
 
 from kmodels.core.units import parse_bytes
-from kmodels.tools import bench
-from kmodels.tools.bench import cases as making
-from kmodels.tools.bench.compare import Refused, differences
-from kmodels.tools.bench.largest import largest
-from kmodels.tools.bench.options import ENVIRONMENT, BenchOptions
-from kmodels.tools.bench.result import result, times
+from kmodels.tools.compare_backends import bench, report
+from kmodels.tools.compare_backends.bench import Refused, differences, largest, result, times
+from kmodels.tools.compare_backends.options import ENVIRONMENT, BenchOptions
 from refusals import refused
 
 ALL = {"jax", "torch", "tensorflow", "keras"}
@@ -26,7 +23,7 @@ def there(monkeypatch):
         def installed(python, packages):
             return set(packages) & found.get(python.strip("/"), found.get("", ALL))
 
-        monkeypatch.setattr(making, "installed", installed)
+        monkeypatch.setattr(bench, "installed", installed)
         monkeypatch.delenv(ENVIRONMENT, raising=False)
 
     return say
@@ -218,7 +215,7 @@ def test_the_numbers_of_a_row(measured):
 
 
 def test_the_table_holds_the_rows_and_what_is_missing(measured, capsys):
-    bench.show(measured, Console(width=100))
+    report.show(measured, Console(width=100))
     printed = capsys.readouterr().out
     title = "vit_debug, batch 8, adamw, cpu x1"
     for word in (title, "images/s", "200 (150–300)", "1,234", "1,024"):
@@ -234,7 +231,7 @@ def test_the_table_holds_the_rows_and_what_is_missing(measured, capsys):
 
 def test_the_files_are_whole(measured, tmp_path):
     for out, name in ((tmp_path / "folder", "folder/bench.json"), (tmp_path / "x.json", "x.json")):
-        path, picture = bench.write(measured, out)
+        path, picture = report.write(measured, out)
         assert path == tmp_path / name
         assert json.loads(path.read_text()) == json.loads(json.dumps(measured))
         assert picture == path.with_suffix(".png")
@@ -244,4 +241,4 @@ def test_the_files_are_whole(measured, tmp_path):
         *("kind", "format", "preset", "unit", "hardware", "date", "tolerances", "left_out")
     }
     failed = {**measured, "rows": measured["rows"][-1:]}
-    assert len(bench.write(failed, tmp_path / "none")) == 1
+    assert len(report.write(failed, tmp_path / "none")) == 1

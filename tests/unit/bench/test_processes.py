@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from kmodels.core.errors import InputError
-from kmodels.tools.children import Child, ChildError, LeftOut, OutOfMemory, installed
+from kmodels.tools.compare_backends.children import (
+    Child,
+    ChildError,
+    LeftOut,
+    OutOfMemory,
+    installed,
+)
 from refusals import refused
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from kmodels.tools import bench
-from kmodels.tools.bench import cases as making
-from kmodels.tools.bench import turns
-from kmodels.tools.children import ChildError, LeftOut, OutOfMemory
+from kmodels.core.backend_choice import BACKENDS
+from kmodels.tools.compare_backends import bench
+from kmodels.tools.compare_backends.children import ChildError, LeftOut, OutOfMemory
 
 FACTS = {
     **{"parameters": 10, "dropout": {}, "text": False, "compile": "none", "device": "cpu x1"},
@@ -28,7 +27,7 @@ def machine(monkeypatch):
 
     class Pretended:
         def __init__(self, name, module, job, **settings):
-            assert module == "kmodels.tools.bench.work"
+            assert module == "kmodels.tools.compare_backends.work"
             self.name, self.job, self.settings = name, job, settings
             self.memory, self.turns = None, 0
 
@@ -60,8 +59,8 @@ def machine(monkeypatch):
             peak = {"peak_memory_mb": made.peak_mb, "host_bytes": made.host_bytes}
             return {"losses": [6.9] * steps, "seconds": seconds, "ops": {}, **peak}
 
-    monkeypatch.setattr(turns, "Child", Pretended)
-    monkeypatch.setattr(making, "installed", lambda python, packages: set(packages))
+    monkeypatch.setattr(bench, "Child", Pretended)
+    monkeypatch.setattr(bench, "installed", lambda python, packages: set(packages))
     return made
 
 
@@ -71,7 +70,7 @@ def run(**settings):
 
 def test_rows_take_turns_each_round_in_another_order(machine):
     found = run(rounds=3, steps=2)
-    jax, torch, tensorflow = (f"{name} · float32 · auto · override" for name in making.BACKENDS)
+    jax, torch, tensorflow = (f"{name} · float32 · auto · override" for name in BACKENDS)
     once, turned = [jax, torch, tensorflow], [torch, tensorflow, jax, tensorflow, jax, torch]
     assert machine.order == [*once, *once, *turned]
     assert machine.alive == 0 and machine.most == 3
@@ -105,12 +104,12 @@ def test_tf32_is_asked_for_once_on_each_backend(machine):
     found = run(precisions=("tf32", "float32"), attention=("generic", "fused"), rounds=1)
     assert {row["precision"] for row in found["rows"]} == {"float32"}
     assert found["left_out"] == [
-        f"left out: {name} · tf32 · auto · generic attention: starts" for name in making.BACKENDS
+        f"left out: {name} · tf32 · auto · generic attention: starts" for name in BACKENDS
     ]
 
 
 def test_losses_that_differ_end_it_before_anything_is_timed(machine, monkeypatch):
-    monkeypatch.setattr(turns, "differences", lambda rows: ["a differs", "b differs"])
+    monkeypatch.setattr(bench, "differences", lambda rows: ["a differs", "b differs"])
     with pytest.raises(bench.Refused, match=r"^a differs; b differs$"):
         run()
     assert machine.alive == 0 and len(machine.order) == 3

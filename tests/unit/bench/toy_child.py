@@ -1,4 +1,4 @@
-"""What the tests of `kmodels.tools.children` have a child do."""
+"""What the tests of `kmodels.tools.compare_backends` have a child do."""
 
 import importlib.util
 import os
@@ -7,7 +7,7 @@ import sys
 import time
 
 from kmodels.core.errors import InputError
-from kmodels.tools.children import LeftOut, OutOfMemory
+from kmodels.tools.compare_backends.children import LeftOut, OutOfMemory
 
 
 def work(job, link):

@@ -53,10 +53,6 @@ from kmodels.layers import remat_torch as layers_remat_torch
 from kmodels.layers.block_compile import BlockCompileBackend
 from kmodels.layers.direct_calls import DirectCalls
 from kmodels.layers.remat import RematBackend
-from kmodels.memory import facts_jax as memory_facts_jax
-from kmodels.memory import facts_tensorflow as memory_facts_tensorflow
-from kmodels.memory import facts_torch as memory_facts_torch
-from kmodels.memory.sizes import FactsBackend
 from kmodels.models.common import order_jax as models_common_order_jax
 from kmodels.models.common import order_torch as models_common_order_torch
 from kmodels.models.common.inputs import OrderBackend
@@ -67,19 +63,17 @@ from kmodels.ops._attention_blockwise import RecomputeBackend
 from kmodels.tools import doctor_jax as tools_doctor_jax
 from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
-from kmodels.tools.bench import device_jax as tools_bench_device_jax
-from kmodels.tools.bench import device_tensorflow as tools_bench_device_tensorflow
-from kmodels.tools.bench import device_torch as tools_bench_device_torch
-from kmodels.tools.bench import openxla_torch as tools_bench_openxla_torch
-from kmodels.tools.bench.device import DeviceBackend
-from kmodels.tools.bench.work import OpenXLABackend
+from kmodels.tools.compare_backends import openxla_torch as tools_compare_backends_openxla_torch
+from kmodels.tools.compare_backends.work import OpenXLABackend
 from kmodels.tools.convert import graphs_jax as tools_convert_graphs_jax
 from kmodels.tools.convert import graphs_tensorflow as tools_convert_graphs_tensorflow
 from kmodels.tools.convert import graphs_torch as tools_convert_graphs_torch
 from kmodels.tools.convert.run import GraphsBackend
 from kmodels.tools.doctor import DoctorBackend
-from kmodels.tools.plan import supposed_jax as tools_plan_supposed_jax
-from kmodels.tools.plan.step import SupposedBackend
+from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
+from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
+from kmodels.tools.plan import facts_torch as tools_plan_facts_torch
+from kmodels.tools.plan.arrays import FactsBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
@@ -145,25 +139,21 @@ _layers_direct_calls_torch: DirectCalls = layers_direct_calls_torch
 _layers_remat_jax: RematBackend = layers_remat_jax
 _layers_remat_torch: RematBackend = layers_remat_torch
 _layers_remat_tensorflow: RematBackend = layers_remat_tensorflow
-_memory_facts_jax: FactsBackend = memory_facts_jax
-_memory_facts_torch: FactsBackend = memory_facts_torch
-_memory_facts_tensorflow: FactsBackend = memory_facts_tensorflow
 _models_common_order_jax: OrderBackend = models_common_order_jax
 _models_common_order_torch: OrderBackend = models_common_order_torch
 _ops__recompute_jax: RecomputeBackend = ops__recompute_jax
 _ops__recompute_torch: RecomputeBackend = ops__recompute_torch
 _ops__recompute_tensorflow: RecomputeBackend = ops__recompute_tensorflow
-_tools_bench_device_jax: DeviceBackend = tools_bench_device_jax
-_tools_bench_device_torch: DeviceBackend = tools_bench_device_torch
-_tools_bench_device_tensorflow: DeviceBackend = tools_bench_device_tensorflow
-_tools_bench_openxla_torch: OpenXLABackend = tools_bench_openxla_torch
+_tools_compare_backends_openxla_torch: OpenXLABackend = tools_compare_backends_openxla_torch
 _tools_convert_graphs_jax: GraphsBackend = tools_convert_graphs_jax
 _tools_convert_graphs_torch: GraphsBackend = tools_convert_graphs_torch
 _tools_convert_graphs_tensorflow: GraphsBackend = tools_convert_graphs_tensorflow
 _tools_doctor_jax: DoctorBackend = tools_doctor_jax
 _tools_doctor_torch: DoctorBackend = tools_doctor_torch
 _tools_doctor_tensorflow: DoctorBackend = tools_doctor_tensorflow
-_tools_plan_supposed_jax: SupposedBackend = tools_plan_supposed_jax
+_tools_plan_facts_jax: FactsBackend = tools_plan_facts_jax
+_tools_plan_facts_torch: FactsBackend = tools_plan_facts_torch
+_tools_plan_facts_tensorflow: FactsBackend = tools_plan_facts_tensorflow
 _training_matching_criterion_torch: AssignmentBackend = training_matching_criterion_torch
 _training_optim_optimizers_torch: OptimizersBackend = training_optim_optimizers_torch
 _training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimizers_tensorflow

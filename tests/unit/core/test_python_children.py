@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kmodels.core.python_children import safe_path
-from kmodels.tools.children import installed
+from kmodels.tools.compare_backends.children import installed
 from python_process import run_python
 from source_tree import SOURCE, imports, trees
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 # What `bench`, `parity` and `doctor` start.
 CHILD = """
-from kmodels.tools.children import Child
+from kmodels.tools.compare_backends.children import Child
 with Child("toy", "toy_child", {"what": "serve"}) as child:
     print(child.started())
 """

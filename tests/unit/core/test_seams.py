@@ -20,7 +20,7 @@ from seams import BACKENDS, BODIES, SOURCE, calls, name_of, protocol_of, seams, 
 BACKEND = keras.backend.backend()
 SEAMS = seams()
 # Packages of no environment of the tests, without which a file cannot be imported.
-NEEDS = {"kmodels.tools.bench.openxla_torch": "torchax"}
+NEEDS = {"kmodels.tools.compare_backends.openxla_torch": "torchax"}
 # Files without a seam: what they hold is asked for by the framework's name, whatever runs.
 WITHOUT_SEAM = {
     "kmodels.core.dispatch_torch": "dispatch.py, where a framework may be named, imports it",
@@ -29,9 +29,6 @@ WITHOUT_SEAM = {
     "kmodels.interop.host_tensorflow": "keras-cv's layers run on TensorFlow under each backend",
     "kmodels.models.common.preprocessing_tensorflow": "for tensors of tf.data under each backend",
     "kmodels.text.tokens_tensorflow": "for tensors of tf.data under each backend",
-    "kmodels.tools.convert.runtimes_jax": "a table of formats names it with its package",
-    "kmodels.tools.convert.runtimes_tensorflow": "a table of formats names it with its package",
-    "kmodels.tools.convert.runtimes_torch": "a table of formats names it with its package",
     "kmodels.weights.pickled_torch": "reads torch's files under each backend",
 }
 # (name, kind, default as it is written or None)

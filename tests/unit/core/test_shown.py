@@ -10,7 +10,8 @@ import pytest
 from kmodels.checkpoint.callback import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.core.shown import shown
-from kmodels.runs import console, flags, trackers
+from kmodels.runs import console, trackers
+from kmodels.runs import settings as flags
 from kmodels.runs.run_folder import Folder
 from refusals import refused
 

@@ -10,7 +10,7 @@ import typer
 
 from command_line import run
 from kmodels import __version__
-from kmodels.runs import shipped
+from kmodels.runs import recipe
 from kmodels.tools import cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -20,7 +20,7 @@ def test_alone_it_shows_an_example_of_each_command(capsys):
     assert run() == 0
     shown = capsys.readouterr().out
     commands = typer.main.get_command(cli.app).commands
-    assert set(shipped.RECIPES) < set(commands)
+    assert set(recipe.RECIPES) < set(commands)
     for command in commands:
         assert f"  kmodels {command} " in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -40,7 +40,7 @@ def test_without_a_backend_there_is_help_and_else_a_line(name, capsys, monkeypat
     assert run(name, "--help") == 0
     shown = capsys.readouterr().out
     assert f"Usage: kmodels {name} " in shown
-    if name in shipped.RECIPES:
+    if name in recipe.RECIPES:
         assert f"kmodels {name}" in shown.split("Usage:")[1].split("\n", 1)[1]
         assert "recipes/" not in shown and "--learning-rate" in shown
     command = typer.main.get_command(cli.app).commands[name]
@@ -102,10 +102,10 @@ def test_the_wheel_holds_every_recipe():
     included = wheel["targets"]["wheel"]["force-include"]
     files = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.py")}
     assert included == {file: f"kmodels/{file}" for file in files}
-    assert {f"recipes/{name}.py" for name in shipped.RECIPES.values()} == files
+    assert {f"recipes/{name}.py" for name in recipe.RECIPES.values()} == files
 
 
 def test_a_recipe_that_is_not_installed(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(shipped, "FOLDERS", (tmp_path,))
+    monkeypatch.setattr(recipe, "FOLDERS", (tmp_path,))
     assert run("vit") == 2
     assert "vit.py is not in" in capsys.readouterr().err

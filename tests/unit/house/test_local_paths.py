@@ -11,7 +11,7 @@ import kmodels
 from kmodels import data, training
 from kmodels.core.files import local_path
 from kmodels.runs import recipe, report
-from kmodels.tools import bench
+from kmodels.tools.compare_backends import report as comparisons
 from refusals import refused
 
 LOCAL = "is an address, and kmodels reads and writes only local"
@@ -36,7 +36,7 @@ def test_what_takes_local_paths_alone():
     refused(LOCAL, kmodels.models.GemmaTokenizer.save, None, "gs://b/x")
     refused(LOCAL, recipe.Folder, "vit", "gs://b/x", None)
     refused(LOCAL, report.write, "gs://b/x")
-    refused(LOCAL, bench.write, {}, "gs://b/x")
+    refused(LOCAL, comparisons.write, {}, "gs://b/x")
     refused(
         r"data 'gs://b/x\.npz' is unknown; give one of digits", data.open_dataset, "gs://b/x.npz"
     )

@@ -16,10 +16,10 @@ EXCEPTIONS = {
     "runs/history.py _rewrite": "is passed to atomic_write",
     "checkpoint/manager.py end": "writes into the directory that atomic_directory gave",
     "models/vit/weights/augreg.py write": "is passed to write_file",
-    "tools/children/parent.py __init__": "writes a log in a folder for temporary files",
+    "tools/compare_backends/children.py __init__": "writes a log in a folder for temporary files",
     "runs/recipe.py _shown": "writes to os.devnull",
-    "runs/output.py checked_output": "writes to os.devnull",
-    "runs/output.py _fail": "writes to os.devnull",
+    "runs/command_line.py checked_output": "writes to os.devnull",
+    "runs/command_line.py _fail": "writes to os.devnull",
     "core/files.py no_link": "is the helper",
 }
 

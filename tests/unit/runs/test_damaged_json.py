@@ -14,7 +14,7 @@ from kmodels.core.file_shapes import NUMBER, Needed
 from kmodels.core.schema import check_shape, read_json
 from kmodels.models import ViTImageClassifier
 from kmodels.runs import report
-from kmodels.runs.page.run import NOTED, PREDICTED, RESULT
+from kmodels.runs.run_folder import NOTED, PREDICTED, RESULT
 from kmodels.weights import native
 from refusals import refused
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kmodels.runs import plots, probe
-from kmodels.tools.bench import report
+from kmodels.tools.compare_backends import report
 from refusals import refused
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kmodels.runs.flags import GROUPS, Common, flag, parse
+from kmodels.runs.settings import GROUPS, Common, flag, parse
 from recipe_modules import RECIPES, load
 from refusals import refused
 

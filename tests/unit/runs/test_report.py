@@ -11,10 +11,9 @@ import command_line
 from browser import check_fits, look
 from kmodels import models
 from kmodels.data import ArraySource
-from kmodels.runs import predictions, report
-from kmodels.runs.page import charts
-from kmodels.runs.page.confusion import confusion
-from kmodels.runs.page.run import USES, read
+from kmodels.runs import classification, report
+from kmodels.runs.report import confusion
+from kmodels.runs.run_folder import USES, read
 from refusals import refused
 
 # Of the run of a classifier.
@@ -139,7 +138,7 @@ def test_confusions_of_many_classes_are_pairs(tmp_path):
 @pytest.mark.parametrize(("shape", "kind"), [((8, 8, 1), "png"), ((300, 200, 3), "jpeg")])
 def test_pictures_are_small_files(shape, kind):
     source = ArraySource(np.zeros((2, *shape), "uint8"), np.array([0, 1]))
-    found = predictions.summary("test", source, np.array([[1.0, 0.0], [0.6, 0.4]]), "ab")
+    found = classification.summary("test", source, np.array([[1.0, 0.0], [0.6, 0.4]]), "ab")
     (picture,) = found["groups"]["all"]
     assert picture["image"].startswith(f"data:image/{kind};base64,")
     assert picture["side"] == min(max(shape), 128)
@@ -151,8 +150,8 @@ def test_long_runs_are_averaged_to_fewer_points(tmp_path):
     run = read(run_folders.write(tmp_path / "run"))
     step = {"row": "step", "epoch": 1.0}
     run.rows[:] = [{**step, "step": float(n), "loss": float(n % 2)} for n in range(1, 5001)]
-    (chart,) = charts.of_run(run)
-    assert len(chart["x"]) <= charts.MOST_POINTS and chart["x"][-1] == 5000
+    (chart,) = report.charts_of_run(run)
+    assert len(chart["x"]) <= report.MOST_POINTS and chart["x"][-1] == 5000
     (line,) = chart["lines"]
     assert 0.3 < min(line["values"]) <= max(line["values"]) < 0.7
 

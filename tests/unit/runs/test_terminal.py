@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from command_line import run
 from kmodels.runs import console
-from kmodels.runs.progress import Progress
+from kmodels.runs.console import Progress
 
 RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "vit.py"
 SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8", "--epochs", "2")
@@ -120,7 +120,7 @@ def test_lines_without_a_bar_are_told_now_and_then(capsys, monkeypatch):
     progress = Progress(4000)
     progress.update(1, 0.5, 10.0)
     assert not capsys.readouterr().out
-    monkeypatch.setattr("kmodels.runs.progress.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("kmodels.runs.console.QUIET_SECONDS", 0.0)
     progress.update(1200, 0.5, 3600.0)
     assert capsys.readouterr().out == "step 1,200 of 4,000  loss 0.5000  1:00:00 left\n"
 

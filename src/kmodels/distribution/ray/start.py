@@ -125,7 +125,7 @@ def run(
     check_installed()
     if isinstance(recipe_or_function, str):
         # Recipes are found by their names; their package is above this one, and starts runs by it.
-        recipes = importlib.import_module("kmodels.runs.shipped")
+        recipes = importlib.import_module("kmodels.runs.recipe")
         function, arguments = recipes.on_ray_of(recipe_or_function, arguments, storage), ()
         best = True if best is None else best
     else:

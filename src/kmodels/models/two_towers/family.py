@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kmodels.memory.sizes import Sizes
+from kmodels.models.common.sizes import Sizes
 from kmodels.models.registry import Family
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.two_towers.model import TwoTowersBackbone

@@ -1,4 +1,4 @@
-"""Models on their way out: files for other packages and runtimes, each compared with the model."""
+"""`kmodels convert`: files for other packages and runtimes, each compared with the model."""
 
 from kmodels.tools.convert.formats import FORMATS, ExportFormat, Runtime, table
 from kmodels.tools.convert.run import Converted, Differs, convert

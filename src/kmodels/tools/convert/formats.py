@@ -1,4 +1,4 @@
-"""The formats that a model can leave in: who writes them, and who reads them again."""
+"""The export formats: how each is written, and the runtime that reads it."""
 
 import difflib
 import importlib.util
@@ -12,21 +12,21 @@ from kmodels.core.errors import InputError
 from kmodels.generation.request import PIXELS
 from kmodels.models import registry
 from kmodels.presets.save import TRANSFORMERS_FILES
-from kmodels.tools.convert import hub
+from kmodels.tools.convert.runtimes import HUB_FILES
 
 FLOATS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The runtime that reads a format where it is used.
+    """The runtime that reads a format.
 
     Args:
-        name: for people.
-        packages: modules that have to be there.
-        install: what pip is asked for.
-        call: module of this package and its function of (path, samples, model) to outputs.
-        rough: it rounds within its own computation.
+        name: name in messages.
+        packages: modules that it needs.
+        install: names of the packages for pip.
+        call: module of this package and its function (path, samples, model) -> outputs.
+        rough: the runtime rounds inside its computation.
     """
 
     name: str
@@ -42,23 +42,23 @@ class Runtime:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """A way out.
+    """A format of exported models.
 
     Args:
-        name: as `--to` takes it.
-        what: it is, for people.
-        runtime: what it is compared in.
-        stand_in: what it is compared in where the runtime is not installed.
+        name: value of `--to`.
+        what: description.
+        runtime: runtime of the comparison.
+        stand_in: runtime of the comparison if `runtime` is not installed.
         suffix: suffix of the file; "" for a directory.
-        files: names in a directory, which alone are replaced.
-        method: method of the models that can be written; "" where any model can.
-        writer: module of this package and its function of (model, path), for weights without a
-            method; else the graph is traced.
-        backends: backend to the packages that tracing needs there.
+        files: names in a directory; no others are replaced.
+        method: method of a model that writes it; "" if there is none.
+        writer: module of this package and its function (model, path), which writes weights without
+            a method; a format with neither is a traced graph.
+        backends: packages that tracing needs, by backend.
         dtypes: dtypes of the weights, the usual one first.
-        rounds: `method` takes the dtype, whatever the model's own.
-        limited: a file ends at 2 GiB.
-        mapped: only of families that have tables of keras-hub.
+        rounds: `method` accepts a dtype other than the model's.
+        limited: files are limited to 2 GiB.
+        mapped: only for families with tables of keras-hub.
     """
 
     name: str
@@ -79,11 +79,11 @@ class ExportFormat:
 
     @property
     def traced(self) -> bool:
-        """True if it holds a graph."""
+        """True if the format is a traced graph."""
         return not self.method and not self.writer[0]
 
     def reader(self) -> Runtime:
-        """Returns the runtime to compare in, or its stand-in where only that is installed."""
+        """Returns the runtime, or its stand-in if only that is installed."""
         if self.stand_in and self.runtime.missing() and not self.stand_in.missing():
             return self.stand_in
         return self.runtime
@@ -93,7 +93,7 @@ class ExportFormat:
         return [
             family.name
             for family in registry.families()
-            if family.tasks  # a family without any is a part of others
+            if family.tasks  # a family without tasks is a part of others
             and (family.keras_hub or not self.mapped)
             and not (self.traced and takes_images(family.backbone))
             and not takes_pairs(family.backbone)
@@ -101,7 +101,7 @@ class ExportFormat:
         ]
 
     def check_backend(self) -> None:
-        """Raises `InputError` where the running backend, or a package, cannot write it."""
+        """Raises `InputError` if the running backend cannot write it or a package is missing."""
         if backend() not in self.backends:
             able = list(self.backends)
             raise InputError(
@@ -127,24 +127,24 @@ class ExportFormat:
 
 
 def takes_images(backbone: object) -> bool:
-    """Returns whether a backbone, or its class, takes texts with images.
+    """Returns True if a backbone, or its class, takes texts with images.
 
-    A graph has one input, and such a model several.
+    Such a model has several inputs, and a graph has one.
     """
     return not set(PIXELS).isdisjoint(getattr(backbone, "takes", ()))
 
 
 def takes_pairs(backbone: Any) -> bool:
-    """Returns whether a backbone, or its class, has two towers, which no peer is asked about.
+    """Returns True if a backbone, or its class, has two towers.
 
-    Such a model is written by its own `export_to_transformers`.
+    Such a model is written by its own `export_to_transformers`, without a comparison.
     """
     known = backbone.config_class.__dataclass_fields__
     return takes_images(backbone) and "vocabulary_size" not in known
 
 
 def missing(packages: tuple[str, ...]) -> list[str]:
-    """Returns those that are not installed."""
+    """Returns the packages that are not installed."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
@@ -152,7 +152,7 @@ def find(name: str) -> ExportFormat:
     """Returns the format of a name.
 
     Raises:
-        InputError: for an unknown one.
+        InputError: for an unknown name.
     """
     if name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, 1)
@@ -162,7 +162,7 @@ def find(name: str) -> ExportFormat:
 
 
 def table() -> str:
-    """Returns what works from which backend, in Markdown; the tests prove each cell."""
+    """Returns a Markdown table of formats and backends; the tests prove each cell."""
     lines = [
         f"| `--to` | what | families | {' | '.join(BACKENDS)} | compared in |",
         f"| --- | --- | --- | {' | '.join('---' for _ in BACKENDS)} | --- |",
@@ -188,7 +188,7 @@ FORMATS = {
                 "transformers",
                 ("transformers", "torch"),
                 "transformers torch",
-                ("runtimes_torch", "transformers"),
+                ("graphs_torch", "run_transformers"),
             ),
             files=TRANSFORMERS_FILES,
             method="export_to_transformers",
@@ -197,7 +197,7 @@ FORMATS = {
         ExportFormat(
             "timm",
             "directory of timm",
-            Runtime(*_TIMM, ("runtimes_torch", "timm")),
+            Runtime(*_TIMM, ("graphs_torch", "run_timm")),
             files=("config.json", "model.safetensors"),
             method="export_to_timm",
             dtypes=FLOATS,
@@ -205,16 +205,16 @@ FORMATS = {
         ExportFormat(
             "npz",
             "file of vision_transformer and big_vision",
-            Runtime(*_TIMM, ("runtimes_torch", "timm_npz")),
+            Runtime(*_TIMM, ("graphs_torch", "run_timm_npz")),
             suffix=".npz",
             method="export_to_npz",
         ),
         ExportFormat(
             "keras-hub",
             "directory of keras-hub",
-            Runtime("keras-hub", ("keras_hub",), "keras-hub", ("hub", "run")),
-            files=hub.FILES,
-            writer=("hub", "write"),
+            Runtime("keras-hub", ("keras_hub",), "keras-hub", ("runtimes", "keras_hub")),
+            files=HUB_FILES,
+            writer=("runtimes", "write_keras_hub"),
             mapped=True,
         ),
         ExportFormat(
@@ -227,7 +227,7 @@ FORMATS = {
                 "transformers",
                 ("transformers", "torch", "gguf"),
                 "transformers torch gguf",
-                ("runtimes_torch", "gguf"),
+                ("graphs_torch", "run_gguf"),
             ),
             suffix=".gguf",
             method="export_to_gguf",
@@ -249,7 +249,7 @@ FORMATS = {
                 "TensorFlow",
                 ("tensorflow",),
                 "tensorflow",
-                ("runtimes_tensorflow", "savedmodel"),
+                ("graphs_tensorflow", "run_savedmodel"),
             ),
             files=("assets", "fingerprint.pb", "saved_model.pb", "variables"),
             backends={"jax": ("tensorflow",), "tensorflow": ()},
@@ -272,14 +272,14 @@ FORMATS = {
         ExportFormat(
             "torch-export",
             "torch.export program",
-            Runtime("PyTorch", ("torch",), "torch", ("runtimes_torch", "program")),
+            Runtime("PyTorch", ("torch",), "torch", ("graphs_torch", "run_program")),
             suffix=".pt2",
             backends={"torch": ()},
         ),
         ExportFormat(
             "stablehlo",
             "StableHLO as jax.export keeps it",
-            Runtime("JAX", ("jax",), "jax", ("runtimes_jax", "stablehlo")),
+            Runtime("JAX", ("jax",), "jax", ("graphs_jax", "run_stablehlo")),
             suffix=".stablehlo",
             backends={"jax": ()},
             limited=True,

@@ -1,31 +1,41 @@
-"""Graphs that JAX and Keras on JAX write."""
+"""JAX: graphs that it writes, and the runtime of its own files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 from jax import export
 
 if TYPE_CHECKING:
     import keras
 
-# One file for all; the ops of the graph are plain ones.
+# One file serves all platforms; the graph has only standard ops.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 KEEPS: dict[str, tuple[str, ...]] = {}
 
 
 def savedmodel(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
-    """Writes through jax2tf, by Keras."""
+    """Writes by Keras through jax2tf."""
     model.export(str(path), format="tf_saved_model", input_signature=[spec], verbose=False)
 
 
 def stablehlo(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
-    """Writes the weights as constants and free axes as symbols."""
+    """Writes weights as constants and axes of any length as symbols."""
     names = iter(("batch", "length"))
     text = ", ".join(next(names) if size is None else str(size) for size in spec.shape)
     shape = jax.ShapeDtypeStruct(export.symbolic_shape(text), spec.dtype)
     found = export.export(jax.jit(lambda x: model(x)), platforms=PLATFORMS)(shape)
     path.write_bytes(found.serialize())
+
+
+def run_stablehlo(
+    path: Path, samples: Sequence[np.ndarray], model: "keras.Model"
+) -> list[np.ndarray]:
+    """Runs the program in a file."""
+    program = export.deserialize(bytearray(path.read_bytes()))
+    return [np.asarray(program.call(sample)) for sample in samples]
 
 
 WRITERS = {"savedmodel": savedmodel, "stablehlo": stablehlo}

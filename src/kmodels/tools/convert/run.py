@@ -1,4 +1,4 @@
-"""Writing a model in a format, and comparing what was written in the runtime that it is for."""
+"""Writes a model in a format, and compares the outputs of the file in the runtime that reads it."""
 
 import importlib
 import importlib.metadata
@@ -18,16 +18,18 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import atomic_directory, local_path
 from kmodels.core.remote import is_remote, open_address, staged, write_file
+from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
 from kmodels.core.units import human
-from kmodels.tools.convert import serving
+from kmodels.models import registry
+from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images, takes_pairs
-from kmodels.tools.convert.whole import whole_of
+from kmodels.weights import native
 from kmodels.weights.native import refuse_to_replace
 
-# Shares of the largest output. A file that was written wrong is off by far more, and float32 by far
-# less. llama.cpp takes GELU from a table in half precision, and rounds what goes into its products
-# to as few bits as the weights have: that is of the order of what rounding the weights did.
+# Shares of the largest output. A wrong file differs by far more, and float32 by far less. llama.cpp
+# uses a table of GELU in half precision and rounds inputs of matrix products to as few bits as the
+# weights have, which changes outputs about as much as rounding the weights.
 LIMIT, LIMIT_ROUGH, ROUNDINGS = 1e-3, 5e-2, 4.0
 MOST_BYTES = 2**31
 
@@ -37,17 +39,17 @@ class GraphsBackend(Protocol):
 
     @property
     def WRITERS(self) -> Mapping[str, Callable[[Any, Any, Path], None]]:
-        """Is by format what writes a model with this `keras.InputSpec` to a path."""
+        """Functions by format that write a model with this `keras.InputSpec` to a path."""
         ...
 
     @property
     def KEEPS(self) -> Mapping[str, Sequence[str]]:
-        """Is by format the ops that keep their override, where others take the generic body."""
+        """Ops by format that keep their override; all others use the generic body."""
         ...
 
 
 class Differs(RuntimeError):
-    """Raised where a written file gives other outputs than the model; it was not kept."""
+    """Raised if a written file has other outputs than the model; the file was not kept."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,17 @@ class Converted:
 
     Attributes:
         path: path of the file or directory.
-        format: its name.
-        dtype: dtype of the weights in it.
+        format: name of the format.
+        dtype: dtype of the written weights.
         bytes: bytes of all files.
-        runtime: that it was compared in, with its version; "" where it was not.
-        difference: the largest between what the runtime gives and what kmodels does with the
-            weights that were written; None where it was not compared.
-        rounding: the largest between these weights and the model's own, in what kmodels gives;
-            None where they are the same.
+        runtime: runtime of the comparison, with its version; "" without one.
+        difference: largest difference between outputs of the runtime and of kmodels with the
+            written weights; None without a comparison.
+        rounding: largest difference between outputs of kmodels with the written weights and with
+            the model's own; None if the weights are the same.
         largest: largest absolute value of the model's outputs.
-        advice: why it was not compared, and what to install; "" where it was.
-        part: the class that was written and the one that has all of the source, where they
-            differ; "" where they do not.
+        advice: reason for a missing comparison, and what to install; "" if there was one.
+        part: names the written class and the class of the whole source if they differ, else "".
     """
 
     path: Path
@@ -82,7 +83,7 @@ class Converted:
     part: str = ""
 
     def line(self) -> str:
-        """Returns one line for people."""
+        """Returns the line that the command prints."""
         start = f"{shown(self.path)} ({self.format}, {self.dtype}, {human(self.bytes)})"
         scale = f"outputs up to {self.largest:.2g}"
         rounded = ""
@@ -108,23 +109,22 @@ def convert(
 ) -> Converted:
     """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
 
-    The former destination stays until the new one is whole and compared. Adapters of LoRA that the
-    source has are merged.
+    The destination is replaced only after the comparison. LoRA adapters of the source are merged.
 
     Args:
-        source: what `from_preset` reads, or a model without adapters, which stays as it is.
-        destination: file or directory to make or replace, local or an address.
+        source: a path that `from_preset` reads, or a model without adapters, which is not changed.
+        destination: file or directory to create or replace, local or remote.
         to: a key of `FORMATS`.
-        dtype: dtype of the weights that are written; by default the format's usual one.
-        adapter: directory of an adapter to load and merge; with a source that is read.
-        sequence_length: tokens of the rows that are compared, of a model that takes text.
+        dtype: dtype of the written weights; by default the usual one of the format.
+        adapter: directory of an adapter to load and merge, if the source is a path.
+        sequence_length: tokens of the compared rows of a language model.
         text_only: writes the text part of a checkpoint whose other parts are left out.
-        mmproj: file for the vision encoder of a model with images, beside a GGUF file of its text.
+        mmproj: file for the vision encoder of a model whose text is written to a GGUF file.
 
     Raises:
-        InputError: for what the format, the backend or the runtime cannot do, before anything is
+        InputError: if the format, the backend or the runtime does not support it; nothing is
             replaced.
-        Differs: where the outputs are not those of the model; nothing was replaced then.
+        Differs: if the outputs are not those of the model; nothing is replaced.
     """
     form = find(to)
     kind = form.choose_dtype(dtype)
@@ -141,7 +141,7 @@ def convert(
         raise InputError(f"{destination} is the source; give another destination")
     if not made and adapter is not None:
         raise InputError("an adapter goes with a source that is read; load it and call merge_lora")
-    # The host has more memory, no TF32, and gives files that run anywhere.
+    # The host has more memory, no TF32, and writes files that run anywhere.
     with keras.device("cpu") if made else nullcontext():
         whole = not text_only and not form.traced
         read = "float32" if form.rounds else kind
@@ -164,7 +164,7 @@ def convert(
                 with atomic_directory(target) as folder:
                     write(folder)
                 finish(target)
-    # Of a checkpoint whose other parts are left out the caller asked for the text.
+    # With text_only the caller knows that the other parts are missing.
     whole = whole_of(source, type(model)) if made and not text_only else ""
     if not whole:
         return held[0]
@@ -240,7 +240,7 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
 
 def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> None:
     if form.method:
-        # `check_parts` and `_check_mmproj` have asked about what is left out.
+        # `check_parts` and `_check_mmproj` have checked the parts that are left out.
         beside = form.name == "gguf" and model.projector is not None
         left = beside or getattr(model, "backbone", model).left_out
         text = {"text_only": True} if left else {}
@@ -252,9 +252,9 @@ def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> No
         return
     graphs = backend_module("kmodels.tools.convert.graphs", GraphsBackend)
     kept = graphs.KEEPS.get(form.name, ())
-    served, spec = serving.serve(model)
+    served, spec = runtimes.serve(model)
     generic = [op for op in dispatch.ops() if op not in kept]
-    # Exporters warn of what they do inside, and know the ops of the generic bodies best.
+    # Exporters warn about their internals, and support the ops of the generic bodies best.
     try:
         with warnings.catch_warnings(), dispatch.generic_only(*generic):
             warnings.simplefilter("ignore")
@@ -271,13 +271,13 @@ def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> No
 def _compare(
     form: ExportFormat, model: keras.Model, path: Path, dtype: str, length: int, destination: Path
 ) -> Converted:
-    samples = serving.samples(model, length)
+    samples = runtimes.samples(model, length)
     expected = _outputs(model, samples)
     largest = max(float(np.abs(x).max()) for x in expected)
     rounding = None
     if dtype != "float32":
-        # It has the weights as they were written, and rounds nothing that is computed of them.
-        # A GGUF file of a model with images is that of its text.
+        # A model with the written weights that computes in float32. A GGUF file of a model with
+        # images holds its text model.
         cls = presets.class_of(path) if form.name == "gguf" else type(model)
         again = cls.from_preset(path, dtype="float32", **_without_preprocessor(model))
         exact, expected = expected, _outputs(again, samples)
@@ -310,7 +310,7 @@ def _compare(
 def _ask(
     reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: keras.Model
 ) -> tuple[list[np.ndarray] | None, str]:
-    """Returns what the runtime gives; or None, and why it was not asked."""
+    """Returns the outputs of the runtime, or None and the reason for which it cannot run."""
     if absent := reader.missing():
         return None, f"{', '.join(absent)} is not here, pip install {reader.install}"
     name, function = reader.call
@@ -329,8 +329,8 @@ def _without_preprocessor(model: keras.Model) -> dict[str, None]:
 
 
 def _outputs(model: keras.Model, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns them in float32, since NumPy compares no bfloat16."""
-    found = (serving.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
+    """Returns the outputs in float32, since NumPy cannot compare bfloat16."""
+    found = (runtimes.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
     return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in found]
 
 
@@ -344,3 +344,25 @@ def _distance(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
 def _version(module: str) -> str:
     names = importlib.metadata.packages_distributions().get(module, [module])
     return importlib.metadata.version(names[0])
+
+
+def whole_of(source: str | Path, cls: type) -> str:
+    """Returns the name of the class of a whole source if `cls` reads only a part of it, else "".
+
+    Args:
+        source: a path that `from_preset` reads.
+        cls: the class that reads it, such as an encoder of a "ViTMAEForPreTraining".
+    """
+    path = presets.locate(source)
+    if not (path / "config.json").is_file():
+        return ""
+    description = read_json(path / "config.json")
+    if native.is_ours(path, description):
+        held, task = description.get("class", ""), description.get("task") or {}
+        # A classifier without classes is only its backbone.
+        return held if held != cls.__name__ and task and "num_classes" not in task else ""
+    held = next(iter(description.get("architectures") or ()), "")
+    known = {task.__name__ for family in registry.families() for task in family.tasks}
+    towers = {"text_config", "vision_config"} <= set(description)
+    part = towers and not takes_images(getattr(cls, "backbone_class", cls))
+    return held if part or (held in known and held != cls.__name__) else ""

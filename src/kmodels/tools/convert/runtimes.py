@@ -1,19 +1,102 @@
-"""Runtimes of no framework: each gives what a file computes of the samples."""
+"""The model as exporters trace it, and runtimes that need no framework."""
 
 import importlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
+
+from kmodels.core.types import Tree
 
 if TYPE_CHECKING:
     import keras
 
+
 Arrays = Sequence[np.ndarray]
+# The files of a directory of keras-hub.
+TASK, BACKBONE = "task.json", "config.json"
+HUB_FILES = (
+    *(TASK, BACKBONE, "metadata.json", "model.weights.h5", "task.weights.h5"),
+    *("assets", "image_converter.json", "preprocessor.json", "tokenizer.json"),
+)
 
 
-def onnx(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+class Served(keras.Model):
+    """A model in inference without its optional inputs.
+
+    Args:
+        model: a backbone or task.
+
+    Call:
+        preprocessed images (B, height, width, C) float32, or token ids (B, T) int32 -> outputs of
+        the model.
+    """
+
+    def __init__(self, model: keras.Model):
+        super().__init__(name="served")
+        self.served = model
+
+    def call(self, inputs: Tree) -> Any:
+        """Returns the outputs of the model."""
+        return outputs(self.served, inputs)
+
+
+def serve(model: keras.Model) -> tuple[Served, keras.InputSpec]:
+    """Returns the built `Served` model and its input, with None for axes of any length."""
+    served = Served(model)
+    served(samples(model, 2)[1])
+    if _takes_text(model):
+        return served, keras.InputSpec(shape=(None, None), dtype="int32", name="token_ids")
+    shape = (None, *model.input.shape[1:])
+    return served, keras.InputSpec(shape=shape, dtype="float32", name="images")
+
+
+def outputs(model: keras.Model, inputs: Tree) -> Any:
+    """Returns the outputs of a model for images, or for token ids without padding."""
+    if _takes_text(model):
+        whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
+        if "position_ids" in model.input:  # keras-hub's Gemma 4
+            whole["position_ids"] = keras.ops.cumsum(whole["padding_mask"], axis=1) - 1
+        if "vision_indices" in model.input:  # keras-hub's Gemma 3
+            whole |= _unseen(model, keras.ops.shape(inputs))
+        return model(whole, training=False)
+    return model(inputs, training=False)
+
+
+def _unseen(model: keras.Model, shape: Sequence[int]) -> dict[str, Any]:
+    """Returns an unused image for each row; without images the convolution may fail."""
+    count = getattr(model, "backbone", model).num_vision_tokens_per_image
+    return {
+        "images": keras.ops.zeros((shape[0], 1, *model.input["images"].shape[2:])),
+        "vision_indices": keras.ops.zeros((shape[0], count), "int32"),
+        "vision_mask": keras.ops.zeros(tuple(shape), "int32"),
+    }
+
+
+def samples(model: keras.Model, length: int) -> list[np.ndarray]:
+    """Returns fixed inputs of two shapes, which test that axes of any length are exported as such.
+
+    Args:
+        model: a backbone or task.
+        length: length of the longer rows of text.
+    """
+    rng = np.random.default_rng(0)
+    if _takes_text(model):
+        size = getattr(model, "backbone", model).config.vocabulary_size
+        shapes = ((3, length), (1, length // 2 + 1))
+        return [rng.integers(0, size, shape).astype("int32") for shape in shapes]
+    shape = model.input.shape[1:]
+    return [rng.normal(size=(rows, *shape)).astype("float32") for rows in (3, 1)]
+
+
+def _takes_text(model: keras.Model) -> bool:
+    return isinstance(model.input, dict)
+
+
+def onnx(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Runs ONNX Runtime on the CPU."""
     runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -21,7 +104,7 @@ def onnx(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
     return [session.run(None, {name: sample})[0] for sample in samples]
 
 
-def litert(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+def litert(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Runs LiteRT's interpreter."""
     runtime: Any = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = runtime.Interpreter(model_path=str(path))
@@ -36,15 +119,15 @@ def litert(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray
     return outputs
 
 
-def openvino(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
-    """Runs OpenVINO on the CPU, in float32 as the file is."""
+def openvino(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
+    """Runs OpenVINO on the CPU in float32, the dtype of the file."""
     ov: Any = importlib.import_module("openvino")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = ov.Core().compile_model(str(path / "model.xml"), "CPU", settings)
     return [np.array(compiled(sample)[0]) for sample in samples]
 
 
-def gguf(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
+def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Runs llama.cpp on the CPU, row by row, with keys and values in float32."""
     runtime: Any = importlib.import_module("llama_cpp")
     llama = runtime.Llama(
@@ -66,3 +149,34 @@ def gguf(path: Path, samples: Arrays, model: "keras.Model") -> list[np.ndarray]:
         outputs.append(np.stack(rows))
     llama.close()
     return outputs
+
+
+def write_keras_hub(model: keras.Model, path: Path) -> None:
+    """Writes a directory of keras-hub by its own method.
+
+    Raises:
+        InputError: if keras-hub is not installed, or lacks a counterpart for a part of the model.
+    """
+    interop: Any = importlib.import_module("kmodels.interop.keras_hub")
+    # `convert` has checked the parts that are left out.
+    interop.to_hub(model, text_only=True).save_to_preset(str(path))
+
+
+def keras_hub(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
+    """Runs keras-hub on a directory, on the running backend."""
+    package: Any = importlib.import_module("keras_hub")
+    held, more = path / TASK, {"preprocessor": None}
+    if not held.is_file():
+        held, more = path / BACKBONE, {}
+    name = json.loads(held.read_text(encoding="utf-8"))["class_name"]
+    peer = getattr(package.models, name).from_preset(str(path), **more)
+    found = []
+    for sample in samples:
+        inputs = keras.ops.convert_to_tensor(sample)
+        given = peer.input if isinstance(peer.input, dict) else {}
+        if "images" in given and "token_ids" not in given:  # its DINOv2
+            outputs = peer({"images": inputs}, training=False)
+        else:
+            outputs = outputs(peer, inputs)
+        found.append(keras.ops.convert_to_numpy(outputs))
+    return found

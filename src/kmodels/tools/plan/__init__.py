@@ -1,7 +1,6 @@
-"""The plan of a training step's memory and traffic, before anything is allocated."""
+"""`kmodels plan`: the memory and traffic of a training step, before anything is allocated."""
 
-from kmodels.memory.sizes import Setup
-from kmodels.tools.plan.show import show
-from kmodels.tools.plan.step import DOUBT, Plan, Saving, check
+from kmodels.tools.plan.arrays import Setup
+from kmodels.tools.plan.step import DOUBT, Plan, Saving, check, show
 
 __all__ = ["DOUBT", "Plan", "Saving", "Setup", "check", "show"]

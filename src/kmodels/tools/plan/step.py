@@ -1,11 +1,13 @@
-"""The plan of a step: what a device holds and sends, and what would lower it."""
+"""The plan of a training step: its memory and traffic, and the settings that lower them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
 
 from kmodels import presets
 from kmodels.core import keras_internals
@@ -16,24 +18,27 @@ from kmodels.distribution import Mesh, check_batch, parse_mesh
 from kmodels.distribution.mesh import REST
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
-from kmodels.memory import estimate
-from kmodels.memory.sizes import FROZEN, SLOTS, TRAINED, Held, Setup, Sizes
-from kmodels.tools.plan import shares, traffic
+from kmodels.models.common.sizes import Sizes
+from kmodels.tools.plan import estimate
+from kmodels.tools.plan.arrays import (
+    ACTIVATIONS,
+    FROZEN,
+    GATHERED,
+    PARTS,
+    SLOTS,
+    TRAINED,
+    FactsBackend,
+    Held,
+    Setup,
+)
+from kmodels.tools.plan.mesh import FORMULAS, exchanges, on_device
 
-# How far an estimate may be off before a run is stopped because of it.
+# A run is stopped if its estimate exceeds the available memory by more than this factor.
 DOUBT = 1.25
 
 
-class SupposedBackend(Protocol):
-    """Meshes without devices, on a backend that has them."""
-
-    def supposed(self, mesh: Mesh) -> AbstractContextManager[None]:
-        """Has the mesh in force inside the block, where nothing may be placed."""
-        ...
-
-
 class Saving(NamedTuple):
-    """A change of the setup, and the bytes that it takes off the peak."""
+    """A flag that changes the setup, and the bytes by which it lowers the peak."""
 
     flag: str
     bytes: int
@@ -45,20 +50,20 @@ class Plan:
     Args:
         origin: a registered name, or what `from_preset` reads; of a file only the header is read.
         setup: the step.
-        image_size: height and width in pixels, where it is not the origin's.
+        image_size: height and width in pixels; by default the origin's.
         overrides: fields of the config and arguments of the task to change.
-        available: bytes that there are; by default those of the device, or of the host.
+        available: available bytes; by default the free bytes of the device or the host.
         mesh: devices, as `distribution.parse_mesh` reads them; they need not exist.
 
     Attributes:
         estimate: every array that one device holds during the step.
         mesh: the devices.
         exchanges: what each device sends in a step.
-        available: bytes, None where nobody tells: for an accelerator that is not here, too.
+        available: bytes, None if unknown, as for an accelerator that this process does not have.
 
     Raises:
-        InputError: for an unknown origin, a setup that does not suit it, or a mesh that does not
-            divide the batch.
+        InputError: for an unknown origin, a setup that it does not support, or a mesh that does
+            not divide the batch.
     """
 
     def __init__(
@@ -106,58 +111,55 @@ class Plan:
             name: sum(h.size for h in whole if h.part == name) for name in (FROZEN, TRAINED)
         }
         self.estimate = self._estimate(setup)
-        self.exchanges = traffic.exchanges(whole, self._sizes, setup, self.mesh)
+        self.exchanges = exchanges(whole, self._sizes, setup, self.mesh)
         if available is None and not setup.accelerator:
             available = estimate.available_bytes()
         self.available = available
 
     def _held(self, setup: Setup) -> list[Held]:
-        """Returns the arrays of a step, whole; ops are asked as they would be on the mesh."""
-        engine = backend_module("kmodels.tools.plan.supposed", SupposedBackend, optional=True)
-        with ExitStack() as stack:
-            if engine is not None and self.mesh.size > 1:
-                stack.enter_context(engine.supposed(self.mesh))
-                stack.enter_context(keras_internals.without_values())
+        """Returns the whole arrays of a step; ops choose as on the mesh."""
+        engine = backend_module("kmodels.tools.plan.facts", FactsBackend)
+        with engine.supposed(self.mesh):
             return estimate.held_by(self._model, self._sizes, setup)
 
     def _estimate(self, setup: Setup) -> estimate.Estimate:
-        """Returns what one device holds; rows that the mesh does not divide count in parts."""
+        """Returns the estimate for one device; indivisible rows count in parts."""
         held = self._held(setup)
         if self.mesh.size > 1:
-            held = shares.on_device(held, self.mesh, setup)
+            held = on_device(held, self.mesh, setup)
         return estimate.estimate(held, setup)
 
     @property
     def bytes(self) -> int:
-        """The bytes at the peak of a step, beside what the process holds already."""
+        """The bytes at the peak of a step, in addition to those that the process holds already."""
         return self.estimate.bytes
 
     @property
     def fits(self) -> bool | None:
-        """True if there is that much; None if that is not known."""
+        """True if the step fits into the available memory; None if that is unknown."""
         return None if self.available is None else self.bytes <= self.available
 
     def cache_bytes(self, slots: int) -> int:
-        """Returns the bytes of keys and values of so many tokens, in a device's rows of a batch."""
+        """Returns the bytes of a KV cache of so many tokens for a device's rows of a batch."""
         return estimate.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
 
     def parameters(self, part: str) -> int:
-        """Returns elements of the model's frozen or trained weights, over all devices."""
+        """Returns the number of frozen or trained parameters, over all devices."""
         return self._counts[part]
 
     @property
     def active_parameters(self) -> int:
-        """Elements of the weights that a token meets: of experts, those that it goes to."""
+        """Number of parameters that a token uses: of experts, those that it is routed to."""
         return sum(self._counts.values()) - self._sizes.idle_parameters
 
     def savings(self) -> list[Saving]:
-        """Flags that lower the peak, the one that saves most first; each counts alone."""
+        """Returns flags that lower the peak, largest saving first; each is applied alone."""
         return [saving for saving, _ in self._leaner(self.setup, self.bytes, lambda flag: True)]
 
     def _leaner(
         self, setup: Setup, peak: int, accepts: Callable[[str], bool]
     ) -> list[tuple[Saving, Setup]]:
-        """Returns changes of a setup that lower its peak, the one that saves most first."""
+        """Returns changes of a setup that lower its peak, largest saving first."""
         found = []
         experts = any(block.experts for block in self._sizes.blocks)
         for flag, changed in _leaner(setup, self._sizes.tokens is None, self.mesh.replicas):
@@ -188,7 +190,7 @@ class Plan:
         return list(flags.values()), peak
 
     def to_dict(self, slots: int = 0) -> dict[str, Any]:
-        """Returns plain values for JSON; with the cache of `generate` for so many tokens a row."""
+        """Returns plain values for JSON, with a KV cache for `slots` tokens of each row."""
         sent: dict[str, dict[str, int]] = {}
         for one in self.exchanges:
             kinds = sent.setdefault(one.axis, {})
@@ -242,7 +244,7 @@ def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
 
 
 def _accepted(settings: type | Sequence[str]) -> Callable[[str], bool]:
-    """Returns whether a command takes a flag with a value, by the choices of its settings."""
+    """Returns a function that returns True if a command has a flag and accepts its value."""
     if not isinstance(settings, type):
         return lambda flag: flag.split()[0] in settings
     choices = {
@@ -259,17 +261,17 @@ def _accepted(settings: type | Sequence[str]) -> Callable[[str], bool]:
 
 
 def check(plan: Plan, flags: Sequence[str] | type, anyway: str) -> None:
-    """Stops a run that has no chance.
+    """Stops a run that cannot fit into memory.
 
     Args:
         plan: plan of its step.
-        flags: dataclass of the caller's settings, made by `flag`, whose flags and choices decide
-            what is proposed; or names of flags, such as "--remat".
-        anyway: the flag with which it continues in spite of the plan.
+        flags: flags that may be proposed: a dataclass of settings made by `flag`, or names such as
+            "--remat".
+        anyway: the flag that skips this check.
 
     Raises:
-        InputError: if the step needs clearly more than there is; names the parts, the flags that
-            save most, and a set of flags with which the step fits.
+        InputError: if the step clearly does not fit; names the parts, the flags that save most,
+            and a set of flags with which the step fits.
     """
     if plan.available is None or plan.bytes <= DOUBT * plan.available:
         return
@@ -287,3 +289,63 @@ def check(plan: Plan, flags: Sequence[str] | type, anyway: str) -> None:
         f"a step needs about {human(plan.bytes)} and there are {human(plan.available)}: "
         f"{', '.join(f'{name} {human(size)}' for name, size in parts)}{hint}; {anyway} goes on"
     )
+
+
+def show(plan: Plan, console: Console, slots: int = 0) -> None:
+    """Prints memory and traffic of a device, and flags that lower the peak."""
+    estimate, many = plan.estimate, plan.mesh.size > 1
+    title = f"kmodels plan: {plan.origin}" + (f" on {plan.mesh}, each device" if many else "")
+    table = Table("part", "bytes", "", title=title, title_justify="left")
+    table.columns[1].justify = "right"
+    blocks = list(estimate.blocks.values())
+    notes = {name: f"{plan.parameters(name):,} parameters" for name in (FROZEN, TRAINED)}
+    if many:
+        notes = {name: f"of {note}" for name, note in notes.items()}
+    if blocks:
+        notes[ACTIVATIONS] = f"up to {human(max(blocks))} in a block"
+    for name in PARTS:
+        if estimate.part(name) or name != GATHERED:
+            table.add_row(name, human(estimate.part(name)), notes.get(name, ""))
+    table.add_row("overhead", human(estimate.overhead), "allocator, scheduler and compiler")
+    table.add_section()
+    if plan.active_parameters < plan.parameters(FROZEN) + plan.parameters(TRAINED):
+        table.add_row(
+            "of a token", "", f"{plan.active_parameters:,} parameters, without idle experts"
+        )
+    table.add_row("peak of a step", human(plan.bytes), "activations and gradients take turns")
+    if plan.available is not None:
+        table.add_row("available", human(plan.available), "it fits" if plan.fits else "too little")
+    if slots:
+        table.add_row("cache of generate", human(plan.cache_bytes(slots)), f"{slots} tokens a row")
+    console.print(table)
+    if plan.exchanges:
+        console.print(_sent(plan))
+    if found := plan.savings():
+        saved = Table("flag", "saves", title="what lowers the peak", title_justify="left")
+        for saving in found:
+            saved.add_row(saving.flag, human(saving.bytes))
+        console.print(saved)
+
+
+def _sent(plan: Plan) -> Table:
+    table = Table(
+        *("axis", "n", "collective", "of", "S", "sent"),
+        title="what each device sends in a step",
+        caption="\n".join(_sources(plan)),
+        title_justify="left",
+        caption_justify="left",
+    )
+    for number in (1, 4, 5):
+        table.columns[number].justify = "right"
+    for one in plan.exchanges:
+        whole, sent = human(one.size), human(one.bytes)
+        table.add_row(one.axis, str(one.devices), one.kind, one.what, whole, sent)
+    return table
+
+
+def _sources(plan: Plan) -> list[str]:
+    """Returns the formulas of the collectives and their sources."""
+    kinds = {one.kind for one in plan.exchanges}
+    found = [f"{kind} sends {formula}" for kind, formula in FORMULAS.items() if kind in kinds]
+    sources = dict.fromkeys(one.source for one in plan.exchanges)
+    return [f"{'; '.join(found)} on a ring of n devices", *(f"after {name}" for name in sources)]

@@ -1,1 +1,0 @@
-"""Memory of a training step: the sizes of its parts, what a backend reports, an estimate."""

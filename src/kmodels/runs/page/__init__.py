@@ -1,1 +1,0 @@
-"""The pages of runs: what their folders hold, and the templates that show it."""

@@ -1,0 +1,300 @@
+"""A recipe's settings: a dataclass, its flags as Typer parses them, and checks of their values."""
+
+import dataclasses
+import inspect
+import os
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
+from kmodels.core.schema import read_json
+from kmodels.core.shown import HIDDEN
+from kmodels.runs.command_line import invoke
+from kmodels.runs.trackers import MODULES
+
+# The groups of --help and their flags; other flags are in the group "Options".
+GROUPS = {
+    "Data": (
+        "data skip_bad held_out images image_size ignore sequence_length template pack batch_size "
+        "workers"
+    ),
+    "Model": (
+        "teacher_epochs preset weights train tune patch_size layers teacher_preset head teacher "
+        "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
+        "decoder_heads token_merging"
+    ),
+    "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
+    "Loss": (
+        "loss_on label_smoothing beta temperature share points mask_ratio raw_pixels "
+        "temperature_warmup student_temperature teacher_temperature first_temperature momentum "
+        "centering center_momentum"
+    ),
+    "Optimizer": (
+        "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "
+        "ema non_finite first_steps seed"
+    ),
+    "Augmentation": (
+        "flip pad crop rand_augment erasing mixup cutmix local_views global_crop local_crop "
+        "dropout drop_path patch_drop head_dropout"
+    ),
+    "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",
+    "Cluster": "mesh on resources max_failures",
+    "Output": (
+        "out resume evaluate checkpoint_every keep log_every log_to export samples sample_tokens "
+        "answers answer_tokens pooling probe_images neighbours"
+    ),
+}
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
+
+
+class _Grouped(TyperCommand):
+    """A command whose --help has a section for each group, as plain text.
+
+    Typer draws panels with rich, which would interpret descriptions as markup.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the sections, in the order of `GROUPS`."""
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, "Options")}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                groups[getattr(parameter, "rich_help_panel", None) or "Options"].append(record)
+        for group, records in groups.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
+
+def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
+    """Returns a field of a recipe's settings; its annotation decides the type of the flag.
+
+    Args:
+        default: value without the flag.
+        text: text of --help.
+        choices: allowed values.
+        small: default under KMODELS_SMALL=1.
+    """
+    return dataclasses.field(
+        default=default, metadata={"help": text, "choices": tuple(choices), "small": small}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """The flags of every recipe."""
+
+    batch_size: int = flag(64, "examples per step, over all devices")
+    steps: int | None = flag(None, "batches in all, instead of epochs")
+    precision: str = flag("float32", "dtype policy", choices=("float32", "mixed_bfloat16"))
+    matmul_precision: str = flag(
+        "default",
+        "precision of float32 matrix products (TF32 on GPUs)",
+        choices=("highest", "high", "default"),
+    )
+    memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
+    mesh: str | None = flag(None, "devices, as in data=4, fsdp=8 or data=2,model=2")
+    workers: int = flag(0, "processes that prepare batches; with --on those that train")
+    seed: int = flag(0, "random seed for initial weights, shuffling, augmentation and dropout")
+    out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
+    resume: bool = flag(False, "continue from the newest checkpoint in --out, or of the newest run")
+    evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
+    checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
+    keep: int = flag(2, "newest checkpoints to keep")
+    log_every: int = flag(10, "steps between fetching and writing losses")
+    log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
+    on: str | None = flag(None, "run on a cluster", choices=("ray",))
+    resources: str = flag("CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4")
+    max_failures: int = flag(3, "with --on: how often lost workers are replaced")
+
+
+def parse(
+    settings: type,
+    argv: Sequence[str] | None = None,
+    description: str = "",
+    recipe: str = "",
+    program: str = "",
+) -> Any:
+    """Returns settings from the command line.
+
+    With --resume or --evaluate, missing flags have the values of the run in --out. --resume without
+    --out continues the newest run of the recipe.
+
+    Args:
+        settings: a dataclass whose fields are made by `flag`.
+        argv: arguments; those of the process by default.
+        description: text of --help.
+        recipe: name of the recipe.
+        program: name of the program in --help; the recipe's file by default.
+
+    Raises:
+        InputError: for an unknown flag, a wrong value, or if there is no run to continue.
+    """
+    defaults = _defaults(settings)
+    program = program or (f"{recipe}.py" if recipe else "recipe")
+    given = _given(settings, defaults, argv, description, program)
+    if recipe and given.get("resume") and not given.get("out"):
+        given["out"] = _newest_run(recipe)
+    if given.get("out") and (given.get("resume") or given.get("evaluate")):
+        former = _former(local_path(given["out"]) / "config.json", defaults)
+        _check_whole_addresses(former, given)
+        defaults |= former
+    return settings(**{**defaults, **given})
+
+
+def _defaults(settings: type) -> dict[str, Any]:
+    small = os.environ.get("KMODELS_SMALL") == "1"
+    return {
+        field.name: field.metadata["small"]
+        if small and field.metadata["small"] is not None
+        else field.default
+        for field in dataclasses.fields(settings)
+    }
+
+
+def _given(
+    settings: type,
+    defaults: dict[str, Any],
+    argv: Sequence[str] | None,
+    description: str,
+    program: str,
+) -> dict[str, Any]:
+    """Returns the values of the flags on the command line."""
+
+    def collect(context: typer.Context, **values: object) -> dict[str, Any]:
+        def stands(name: str) -> bool:
+            source = context.get_parameter_source(name)
+            return source is not None and source.name == "COMMANDLINE"
+
+        return {name: value for name, value in values.items() if stands(name)}
+
+    # Typer reads the signature of a function; the fields make this one.
+    function: Any = collect
+    function.__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(
+                "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+            ),
+            *_options(settings, defaults),
+        ]
+    )
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    names = {"help_option_names": ["-h", "--help"]}
+    text = _examples_as_they_are(description)
+    app.command(cls=_Grouped, help=text, context_settings=names)(function)
+    given = invoke(app, argv, program)
+    if not isinstance(given, dict):  # --help returns an exit code
+        raise SystemExit(given)
+    return given
+
+
+def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter]:
+    hints, found = typing.get_type_hints(settings), []
+    order = {name: number for number, name in enumerate(_GROUP_OF)}
+    fields = dataclasses.fields(settings)
+    for field in sorted(fields, key=lambda field: order.get(field.name, len(order))):
+        kind, default = hints[field.name], defaults[field.name]
+        if choices := field.metadata["choices"]:
+            kind = typing.Literal[choices]
+        # A switch that is off by default needs no flag to turn it off.
+        name = [f"--{field.name.replace('_', '-')}"] if kind is bool and not default else []
+        shown = "" if default in (None, "", False) else f" (default: {default})"
+        found.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=typing.Annotated[
+                    kind,
+                    typer.Option(
+                        *name,
+                        help=field.metadata["help"] + shown,
+                        show_default=False,
+                        rich_help_panel=_GROUP_OF.get(field.name),
+                    ),
+                ],
+            )
+        )
+    return found
+
+
+def _examples_as_they_are(description: str) -> str:
+    r"""Returns the text with \b before indented paragraphs, so that their lines are not wrapped."""
+    paragraphs = description.strip().split("\n\n")
+    return "\n\n".join("\b\n" + part if "\n " in f"\n{part}" else part for part in paragraphs)
+
+
+def _newest_run(recipe: str) -> str:
+    """Returns the directory in runs/ with the newest checkpoint of the recipe."""
+    found = [
+        (max(step.stat().st_mtime for step in steps), str(file.parent))
+        for file in Path("runs").glob("*/config.json")
+        if (steps := list(file.parent.glob("checkpoints/step_*")))
+        and read_json(file).get("recipe") == recipe
+    ]
+    if not found:
+        raise InputError(
+            f"--resume finds no run of {recipe} with a checkpoint in {Path('runs').resolve()}; "
+            "give its directory by --out"
+        )
+    out = max(found)[1]
+    print(f"--resume continues with {out}, the newest run of {recipe}", flush=True)
+    return out
+
+
+def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the continued run, except those of a single call."""
+    found = read_json(file) if file.exists() else {}
+    return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
+
+
+def _check_whole_addresses(former: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises InputError for an address whose password was not saved and is not given again."""
+    for name in former.keys() - given.keys():
+        if HIDDEN in (value := str(former[name])) and ":/" in value:
+            flag = name.replace("_", "-")
+            raise InputError(
+                f"--{flag} was {value}, and the run keeps no passwords; give --{flag} again"
+            )
+
+
+def given(**values: object) -> dict[str, Any]:
+    """Returns the values that are not None: without a flag the preset's value applies."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def at_least(settings: Any, **limits: float) -> None:
+    """Checks lower bounds: `at_least(settings, epochs=1)`."""
+    for name, limit in limits.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= limit:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least {limit}")
+
+
+def check_fractions(settings: Any, *names: str) -> None:
+    """Checks that settings are in [0, 1)."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {value}; give at least 0, below 1")
+
+
+def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
+    """Returns a setting such as "2,9" as numbers; whole ones are int. None stays None."""
+    text = getattr(settings, name)
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != count:
+        raise InputError(
+            f"--{name.replace('_', '-')} is {text!r}; give {count} numbers, a comma between them"
+        )
+    return tuple(int(value) if value == int(value) else value for value in values)

@@ -1,0 +1,1 @@
+"""The same model on several backends, in a process each: `kmodels bench` and `kmodels parity`."""

@@ -1,0 +1,37 @@
+"""Memory on TensorFlow: facts about its graphs, and the free memory."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import tensorflow as tf
+
+from kmodels.core.types import Tensor
+from kmodels.distribution.mesh import Mesh
+from kmodels.tools.plan.arrays import Facts
+
+# A step on a CPU that computes again takes as much as one that keeps (docs/measured.md).
+FACTS = Facts(
+    norm=1,
+    gelu=4,
+    moments=2,
+    table=0,
+    slack=0.2,
+    remat=False,
+    compiler=300 * 2**20,
+)
+ACCELERATOR = replace(FACTS, remat=True, attention="plain")
+
+
+def device_bytes() -> int | None:
+    """Returns None with an accelerator, whose free memory is not reported; 0 without one."""
+    return None if tf.config.list_physical_devices("GPU") else 0
+
+
+def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
+    """Returns True: the override computes attention by blocks and keeps their weights."""
+    return True
+
+
+def supposed(mesh: Mesh) -> AbstractContextManager[None]:
+    """Does nothing: no op of this backend depends on the mesh."""
+    return nullcontext()
