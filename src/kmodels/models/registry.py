@@ -16,7 +16,7 @@ FAMILIES = {
     # Behind it: whoever names no class takes a directory with a vision tower for a text model.
     "gemma_vision": "kmodels.models.gemma_vision.family",
     "gemma4_vision": "kmodels.models.gemma4_vision.family",
-    "qwen3": "kmodels.models.qwen3.family",
+    "qwen3": "kmodels.models.qwen3",
     "vit": "kmodels.models.vit.family",
     # Behind it: whoever names no family takes a directory with both towers for the images'.
     "clip": "kmodels.models.clip.family",

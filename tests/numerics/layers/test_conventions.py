@@ -21,7 +21,7 @@ from kmodels.core.errors import InputError
 from kmodels.models import CLIPTextConfig, Gemma3VisionEncoder, GemmaConfig, Qwen3Config, ViTConfig
 from kmodels.models.clip.model import CLIPTextBlock
 from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
-from kmodels.models.qwen3.model import Qwen3Block
+from kmodels.models.qwen3 import Qwen3Block
 from kmodels.models.siglip import SigLIPTextConfig
 from kmodels.models.siglip.model import SigLIPTextBlock
 from kmodels.models.vit.dino.head import DINOHead
