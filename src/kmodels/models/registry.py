@@ -19,8 +19,8 @@ FAMILIES = {
     "qwen3": "kmodels.models.qwen3",
     "vit": "kmodels.models.vit.family",
     # Behind it: whoever names no family takes a directory with both towers for the images'.
-    "clip": "kmodels.models.clip.family",
-    "siglip": "kmodels.models.siglip.family",
+    "clip": "kmodels.models.clip",
+    "siglip": "kmodels.models.siglip",
     # Last: only its own classes take such a directory for what it is.
     "two_towers": "kmodels.models.two_towers.family",
 }

@@ -14,7 +14,7 @@ from kmodels.core.types import Data
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.common.preprocessing import SETTINGS_FILE
 from kmodels.models.common.text_preprocessor import TextPreprocessor
-from kmodels.models.siglip.text import SigLIPTokenizer
+from kmodels.models.siglip import SigLIPTokenizer
 from kmodels.models.vit import (
     NaFlexViTImageClassifierPreprocessor,
     ViTImageClassifierPreprocessor,

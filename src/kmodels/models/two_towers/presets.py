@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from kmodels.models.clip.presets import PRESETS as CLIP_TEXTS
-from kmodels.models.siglip.presets import PRESETS as SIGLIP_TEXTS
+from kmodels.models.clip import PRESETS as CLIP_TEXTS
+from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
 from kmodels.models.vit.presets import PRESETS as IMAGES
 
 

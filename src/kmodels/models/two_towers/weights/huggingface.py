@@ -6,13 +6,13 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.clip.weights.huggingface import FORMAT as CLIP
+from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.common import huggingface
 from kmodels.models.common.encoder.huggingface import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.common.encoder.rules import dense
 from kmodels.models.common.image_text.huggingface import below
 from kmodels.models.common.unknown_settings import warn_of_encoder
-from kmodels.models.siglip.weights.huggingface import FORMAT as SIGLIP
+from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.two_towers.config import TwoTowersConfig
 from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
 from kmodels.models.vit.exports import huggingface as vision_export
