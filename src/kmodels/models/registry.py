@@ -22,7 +22,7 @@ FAMILIES = {
     "clip": "kmodels.models.clip",
     "siglip": "kmodels.models.siglip",
     # Last: only its own classes take such a directory for what it is.
-    "two_towers": "kmodels.models.two_towers.family",
+    "two_towers": "kmodels.models.two_towers",
 }
 
 
