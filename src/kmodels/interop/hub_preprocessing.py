@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.image_text.pan_and_scan import HUB
+from kmodels.models.common.image_text.image_converter import HUB
 from kmodels.text import Tokenizer
 
 TEXT = ("sequence_length", "add_start_token", "add_end_token")

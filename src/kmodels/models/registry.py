@@ -14,8 +14,8 @@ from kmodels.weights import SourceCheckpoint
 FAMILIES = {
     "gemma": "kmodels.models.gemma.family",
     # Behind it: whoever names no class takes a directory with a vision tower for a text model.
-    "gemma_vision": "kmodels.models.gemma_vision.family",
-    "gemma4_vision": "kmodels.models.gemma4_vision.family",
+    "gemma_vision": "kmodels.models.gemma_vision.gemma3",
+    "gemma4_vision": "kmodels.models.gemma_vision.gemma4",
     "qwen3": "kmodels.models.qwen3",
     "vit": "kmodels.models.vit.family",
     # Behind it: whoever names no family takes a directory with both towers for the images'.

@@ -11,8 +11,7 @@ from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
 from kmodels.models.common import huggingface
 from kmodels.models.common.encoder.huggingface import OLD, PREFIX, PROJECTION, TextTowerFormat
-from kmodels.models.common.encoder.rules import dense
-from kmodels.models.common.image_text.huggingface import below
+from kmodels.models.common.encoder.rules import below, dense
 from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.registry import Family
 from kmodels.models.siglip import FORMAT as SIGLIP

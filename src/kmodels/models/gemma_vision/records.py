@@ -1,16 +1,21 @@
-"""Records that hold images, as texts or messages and a list of images each."""
+"""Records with images: their texts, their images, and the positions of the images in the texts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
+import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import check_local
 from kmodels.models.common.records import one_by_one
+from kmodels.text.chat_template import Rendered
 from kmodels.text.records import PICTURES, has_picture
-from kmodels.text.texts import as_text
+from kmodels.text.templates import Part, Written
+from kmodels.text.texts import as_text, in_graph
+
+# === Records ===
 
 # What a part of a message may name its image by.
 SOURCES = ("image", "path", "url", "base64")
@@ -213,3 +218,121 @@ def _plain(messages: object) -> list[Any]:
     if not isinstance(messages, list | tuple):
         raise InputError("field 'messages' is not a list of messages")
     return list(messages)
+
+
+# === Positions of images in a text ===
+
+
+def text_of(written: Written | Rendered) -> str:
+    """Returns all of what a template wrote."""
+    if isinstance(written, Rendered):
+        return written.text
+    return "".join(part.text for part in written.parts)
+
+
+def expand(
+    written: Written | Rendered, marker: str, soft: str, images: Sequence[str], place: int
+) -> Written | Rendered:
+    """Returns what a template wrote, with the tokens of an image for each marker.
+
+    Args:
+        written: a record as text.
+        marker: text that stands where an image belongs.
+        soft: text of the token that an image fills, of which the record may hold none itself.
+        images: texts of the images, in order.
+        place: number of the record, for errors.
+
+    Raises:
+        InputError: for more or fewer markers than images, or a soft token in the record.
+    """
+    text = text_of(written)
+    if soft in text and soft != marker:
+        raise InputError(
+            f"example {place} holds {soft} itself, which an image fills; write {marker} where an "
+            "image belongs"
+        )
+    if (count := text.count(marker)) != len(images):
+        raise InputError(
+            f"example {place} has {count} {marker} in its text and {len(images)} images; write "
+            f"{marker} once for each image"
+        )
+    if not images:
+        return written
+    if isinstance(written, Written):
+        left = iter(images)
+        parts = [Part(_filled(part.text, marker, left), part.learn) for part in written.parts]
+        return Written(parts, written.ends)
+    pieces = text.split(marker)
+    shifts, at, moved = [], 0, 0
+    for piece, image in zip(pieces, images, strict=False):
+        at += len(piece)
+        moved += len(image) - len(marker)
+        shifts.append((at, moved))
+        at += len(marker)
+
+    def shifted(character: int) -> int:
+        return character + max((by for start, by in shifts if start < character), default=0)
+
+    spans = [(shifted(start), shifted(end)) for start, end in written.replies]
+    return Rendered(_filled(text, marker, iter(images)), spans)
+
+
+def _filled(text: str, marker: str, left: Iterator[str]) -> str:
+    first, *rest = text.split(marker)
+    return first + "".join(next(left) + piece for piece in rest)
+
+
+# === Symbolic records, inside tf.data ===
+
+
+def check_graph(x: Data, crops: bool) -> None:
+    """Raises `InputError` for symbolic images whose number is not known before they are read.
+
+    Args:
+        x: what a preprocessor takes.
+        crops: whether images may get crops, whose number depends on their shape.
+    """
+    images = list(_images(x).values())
+    if not any(in_graph(leaf) for leaf in images):
+        return
+    if crops:
+        raise InputError(
+            "images with do_pan_and_scan cannot be preprocessed inside tf.data's map; give fit the "
+            "records, or an iterable of batches"
+        )
+
+
+def without_images(x: Data) -> tuple[Any, int | None]:
+    """Returns symbolic texts without their images, and how many images each of them has.
+
+    The number is None for ragged images, which are as many as the row with the most of them has.
+
+    Args:
+        x: texts, or columns of texts and images, as `keras.KerasTensor`.
+
+    Raises:
+        InputError: for images without texts, or of another number of axes.
+    """
+    images = _images(x)
+    if not isinstance(x, Mapping) or not images:
+        return x, 0
+    texts = {name: value for name, value in x.items() if name not in images}
+    if not texts:
+        raise InputError("a preprocessor in tf.data got images without texts; give prompts too")
+    axes = len(keras.tree.flatten(texts)[0].shape)
+    count: int | None = 0
+    for name, spec in images.items():
+        shape = (1, *spec.shape[axes:])[-4:]
+        if len(shape) != 4 or len(spec.shape) > axes + 4:
+            raise InputError(
+                f"{name!r} has shape {tuple(spec.shape)} in tf.data; give (height, width, 3) or "
+                "(images, height, width, 3) for each text"
+            )
+        count = None if count is None or shape[0] is None else count + shape[0]
+    return texts, count
+
+
+def _images(x: Data) -> dict[str, Any]:
+    """Returns the columns of images of what a preprocessor takes."""
+    held = x if isinstance(x, Mapping) else {}
+    return {name: held[name] for name in PICTURES if held.get(name) is not None}
