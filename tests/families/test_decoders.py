@@ -19,7 +19,7 @@ from kmodels.models import (
     Qwen3Config,
 )
 from kmodels.models.gemma import presets as gemma_presets
-from kmodels.models.gemma.layers import GemmaBlock
+from kmodels.models.gemma.model import GemmaBlock
 from kmodels.models.qwen3 import PRESETS as QWEN3_PRESETS
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
 from kmodels.models.common.gguf import reading
-from kmodels.models.gemma.weights import gguf as gemma
+from kmodels.models.gemma import gguf as gemma
 from kmodels.models.qwen3 import GGUF as QWEN3
 from kmodels.models.vit.weights import gemma3_mmproj
 from kmodels.text import Tokenizer

@@ -1,4 +1,4 @@
-"""The model families; each is a folder with the same file names."""
+"""The model families: each is one module or one flat folder."""
 
 from kmodels.distribution.layout import register
 from kmodels.models.clip import (

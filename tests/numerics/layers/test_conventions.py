@@ -20,7 +20,7 @@ from kmodels import layers
 from kmodels.core.errors import InputError
 from kmodels.models import CLIPTextConfig, Gemma3VisionEncoder, GemmaConfig, Qwen3Config, ViTConfig
 from kmodels.models.clip import CLIPTextBlock
-from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
+from kmodels.models.gemma.model import GemmaAttention, GemmaBlock
 from kmodels.models.qwen3 import Qwen3Block
 from kmodels.models.siglip import SigLIPTextBlock, SigLIPTextConfig
 from kmodels.models.vit.dino.head import DINOHead

@@ -27,15 +27,14 @@ from kmodels.models.common.image_text.image_converter import (
 from kmodels.models.common.inputs import NAMES
 from kmodels.models.common.keras_hub_mapping import EncoderMapping, KerasHubMapping, Settings
 from kmodels.models.common.sizes import without_images
-from kmodels.models.gemma.causal_lm import Gemma3CausalLM
-from kmodels.models.gemma.family import transformers_form as form_of_text
+from kmodels.models.gemma import gguf
+from kmodels.models.gemma import huggingface as text
+from kmodels.models.gemma.huggingface import transformers_form as form_of_text
+from kmodels.models.gemma.keras_hub import GEMMA3
 from kmodels.models.gemma.model import ORDER_3, Gemma3Backbone
-from kmodels.models.gemma.preprocessor import CHATS, Gemma3CausalLMPreprocessor
 from kmodels.models.gemma.presets import PRESETS as TEXT
-from kmodels.models.gemma.tokenizer import Gemma3Tokenizer
-from kmodels.models.gemma.weights import gguf
-from kmodels.models.gemma.weights import huggingface as text
-from kmodels.models.gemma.weights.keras_hub_config import GEMMA3
+from kmodels.models.gemma.tasks import Gemma3CausalLM
+from kmodels.models.gemma.text import CHATS, Gemma3CausalLMPreprocessor, Gemma3Tokenizer
 from kmodels.models.gemma_vision.model import (
     PLACES,
     ImageTextBackbone,
@@ -726,7 +725,7 @@ class Gemma3ImageTextLM(Gemma3CausalLM):
 
 
 # Gemma Team 2025 (arXiv:2503.19786), section 2.1: SigLIP's So400m tower for 896 pixels, 256 tokens.
-TOWER: dict[str, Any] = {
+SO400M: dict[str, Any] = {
     "image_size": 896,
     "patch_size": 14,
     "num_heads": 16,
@@ -736,7 +735,7 @@ TOWER: dict[str, Any] = {
     "pool_size": 4,
 }
 # The embedding table has 64 rows more than that of the text models, for the token of images.
-SEEING = {"vision_encoder": TOWER, "vocabulary_size": 262_208}
+SEEING = {"vision_encoder": SO400M, "vocabulary_size": 262_208}
 PRESETS: dict[str, dict[str, Any]] = {
     "gemma3_4b": TEXT["gemma3_4b_text"] | SEEING,
     "gemma3_12b": TEXT["gemma3_12b_text"] | SEEING,

@@ -19,18 +19,18 @@ from kmodels.models.common.encoder.rules import below
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.inputs import NAMES
 from kmodels.models.common.sizes import without_images
-from kmodels.models.gemma.causal_lm import Gemma4CausalLM
-from kmodels.models.gemma.family import transformers_form as form_of_text
+from kmodels.models.gemma import huggingface as text
+from kmodels.models.gemma.huggingface import transformers_form as form_of_text
 from kmodels.models.gemma.model import ORDER_4, Gemma4Backbone
-from kmodels.models.gemma.preprocessor import (
+from kmodels.models.gemma.presets import PRESETS as TEXT
+from kmodels.models.gemma.tasks import Gemma4CausalLM
+from kmodels.models.gemma.text import (
     CHATS,
+    PROMPT_ORDER_4,
     Gemma4CausalLMPreprocessor,
+    Gemma4Tokenizer,
     without_sound,
 )
-from kmodels.models.gemma.preprocessor import ORDER_4 as TEXT_ORDER_4
-from kmodels.models.gemma.presets import PRESETS as TEXT
-from kmodels.models.gemma.tokenizer import Gemma4Tokenizer
-from kmodels.models.gemma.weights import huggingface as text
 from kmodels.models.gemma_vision.model import (
     PLACES,
     ImageTextBackbone,
@@ -377,7 +377,7 @@ class Gemma4ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma4CausalLMPrepr
         "eoi_token": ("<image|>",),
     }
 
-    @in_order(*TEXT_ORDER_4)
+    @in_order(*PROMPT_ORDER_4)
     def __init__(
         self,
         tokenizer: Tokenizer | Mapping[str, Any] | str | Path,

@@ -1,30 +1,42 @@
-"""GGUF files of Gemma 1 to 4, as llama.cpp writes them; quantized tensors become floats."""
+"""GGUF files of Gemma 1 to 4, as llama.cpp writes them."""
 
 from dataclasses import replace
 from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.gguf import reading, tensors
+from kmodels.models.common.gguf.writing import (
+    GGUFExport,
+    GGUFForm,
+    Setting,
+    settings,
+    without_place_in_yarn,
+    yarn_settings,
+)
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL, sources
 from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.huggingface import rope_fields
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
-from kmodels.models.gemma.weights import gemma4
+from kmodels.text.gguf import MERGED, SCORED
 from kmodels.weights import Rule
 
+# === Reading ===
+
 GENERATIONS = {"gemma": 1, "gemma2": 2, "gemma3": 3, "gemma4": 4}
-# The largest of each generation divides queries by the root of another number; files do not tell.
+# Number of layers of the largest model of each generation, which scales queries differently. GGUF
+# files do not store this scale.
 LARGEST = {2: 46, 3: 62}
 NEEDED_4 = (
     *("attention.sliding_window", "attention.sliding_window_pattern", "attention.key_length"),
     *("attention.key_length_swa", "rope.freq_base", "rope.freq_base_swa"),
     "embedding_length_per_layer_input",
 )
-# Where a file of Gemma 4 is silent, llama.cpp caps the logits at this; 0 is no cap.
+# llama.cpp's default cap of Gemma 4's logits; 0 is no cap.
 USUAL_CAP = 30.0
 
 
 def rules(config: GemmaConfig) -> list[Rule]:
-    """Returns the table of one generation."""
+    """Returns the rules of a config."""
     norms = dict(tensors.NORMS)
     if config.generation > 1:
         norms["post_attention_norm"] = "post_attention_norm"
@@ -35,16 +47,16 @@ def rules(config: GemmaConfig) -> list[Rule]:
 
 
 def unused(config: GemmaConfig) -> list[str]:
-    """Returns what every decoder's file may hold besides, and in Gemma 4 a tensor of settings."""
+    """Returns the tensors that are not read, in Gemma 4 also the rotary factors."""
     factors = [tensors.ROPE_FACTORS] if config.generation == 4 else []
     return [*factors, *tensors.unused(config)]
 
 
 def shares_otherwise(config: GemmaConfig) -> bool:
-    """Returns whether llama.cpp would give layers other keys and values than the model.
+    """Returns True if llama.cpp would share the keys and values of other layers than the model.
 
-    It takes those of the last layer but one that has some in layers with a window, and those of the
-    last in the others, whatever these layers are.
+    llama.cpp shares those of the second to last layer that has its own with local layers, and those
+    of the last with global layers, whatever the kinds of these two layers are.
     """
     own = config.num_layers - config.num_kv_shared_layers
     taken = {LOCAL: own - 2, GLOBAL: own - 1}
@@ -60,9 +72,9 @@ def _fields(file: reading.File) -> dict[str, Any]:
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     layers = fields["num_layers"]
     rope = file.rope(1_000_000.0 if generation == 3 else 10_000.0)
-    fields |= gemma4.rope_fields("global", rope)
+    fields |= rope_fields("global", rope)
     if generation < 3:
-        fields |= gemma4.rope_fields("local", rope)
+        fields |= rope_fields("local", rope)
     if generation == 1:
         return fields
     fields = {**(GEMMA_2 if generation == 2 else GEMMA_3), **fields}
@@ -82,11 +94,11 @@ def _fields(file: reading.File) -> dict[str, Any]:
 
 
 def _gemma_4(file: reading.File) -> dict[str, Any]:
-    """Returns the config of a Gemma 4, whose settings differ by layer.
+    """Returns the fields of a Gemma 4, whose settings differ between layers.
 
     Raises:
-        InputError: for what the model has no counterpart for, or what releases of llama.cpp take
-            for different things.
+        InputError: for settings that are not supported, or that releases of llama.cpp interpret
+            differently.
     """
     get = file.get
     file.need(*NEEDED_4)
@@ -157,5 +169,98 @@ def _gemma_4(file: reading.File) -> dict[str, Any]:
 
 
 FORMAT = reading.GGUFFormat("Gemma", GENERATIONS, GemmaConfig, _fields, rules, unused)
-# The generation that has a vision encoder in a file of its own.
+# The generation with a vision encoder in a separate file.
 FORMAT_3 = replace(FORMAT, name="Gemma 3", architectures=("gemma3",))
+
+# === Writing ===
+
+ARCHITECTURES = {number: name for name, number in GENERATIONS.items()}
+# Context lengths of the published models, which a `GemmaConfig` does not hold.
+CONTEXT = {1: 8192, 2: 8192, 3: 32_768, 4: 131_072}
+# The chat template of Gemma's instruction-tuned models, with placeholders for the markers of a
+# generation; without a template llama.cpp uses that of another family.
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<START>' }}"
+    "{{ 'model' if message['role'] == 'assistant' else message['role'] }}{{ '\n' }}"
+    "{{ message['content'] | trim }}{{ '<END>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<START>model\n' }}{% endif %}"
+)
+
+
+def form(config: GemmaConfig) -> GGUFForm:
+    """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
+    width = config.global_head_dim or config.head_dim
+    turned = config.global_rope_partial_rotary_factor
+    has_factors = config.generation == 4 and GLOBAL in config.kinds
+    return GGUFForm(
+        architecture=ARCHITECTURES[config.generation],
+        settings=_settings(config, width),
+        # For Gemma 4 llama.cpp reads merges and scores.
+        vocabulary=MERGED if config.generation == 4 else SCORED,
+        absent=_without_place(config),
+        constants=(
+            {tensors.ROPE_FACTORS: tensors.rope_factors(width, turned)} if has_factors else {}
+        ),
+        template=TEMPLATE,
+    )
+
+
+def _without_place(config: GemmaConfig) -> list[str]:
+    """Returns the settings that would be lost or ambiguous in the file."""
+    everywhere = {"use_bidirectional_attention": config.use_bidirectional_attention}
+    if config.generation < 3:  # llama.cpp reads no output layer
+        everywhere["tie_word_embeddings=False"] = not config.tie_word_embeddings
+    if config.generation < 4:
+        everywhere |= dict.fromkeys(config.of_gemma_4, True)
+        everywhere |= without_place_in_yarn(config.global_rope_yarn)
+        return [name for name, there in everywhere.items() if there]
+    rows = config.per_layer_vocabulary if config.hidden_size_per_layer_input else None
+    absent = {
+        **everywhere,
+        "enable_moe_block": config.enable_moe_block,
+        f"vocab_size_per_layer_input={rows}, which is to be vocabulary_size": (
+            rows not in (None, config.vocabulary_size)
+        ),
+        "keys and values of these layers for those that share": shares_otherwise(config),
+    }
+    return [name for name, there in absent.items() if there]
+
+
+def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:
+    generation = config.generation
+    scaling = config.global_rope_scaling_factor if generation < 4 else 1.0
+    found: dict[str, Setting] = {
+        "context_length": CONTEXT[generation],
+        **settings(config, head_dim, config.global_rope_wavelength, scaling),
+        **(yarn_settings(config.yarn("global")) if generation < 4 else {}),
+    }
+    if generation > 1:
+        found["attention.sliding_window"] = config.sliding_window_size
+    caps = {
+        "attn_logit_softcapping": config.attention_logit_soft_cap if generation == 2 else None,
+        "final_logit_softcapping": config.final_logit_soft_cap if generation in (2, 3) else None,
+    }
+    found |= {name: float(cap) for name, cap in caps.items() if cap is not None}
+    if generation == 3:
+        found["rope.freq_base_swa"] = float(config.local_rope_wavelength)
+        found["attention.sliding_window_pattern"] = config.sliding_window_pattern
+    if generation == 4:
+        found |= _of_4(config)
+    return found
+
+
+def _of_4(config: GemmaConfig) -> dict[str, Setting]:
+    """Returns the settings that only Gemma 4 has."""
+    return {
+        "rope.freq_base_swa": float(config.local_rope_wavelength),
+        "rope.dimension_count_swa": config.head_dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.sliding_window_pattern": [kind == LOCAL for kind in config.kinds],
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "final_logit_softcapping": float(config.final_logit_soft_cap or 0.0),
+    }
+
+
+EXPORT = GGUFExport(FORMAT, form)

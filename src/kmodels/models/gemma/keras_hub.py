@@ -1,25 +1,51 @@
-"""keras-hub's Gemma, Gemma 3 and Gemma 4 beside ours: arguments, and what each cannot express.
+"""keras-hub's Gemma 1 to 4 (0.32): variables, arguments, and settings that it does not support.
 
-Facts are those of keras-hub 0.32: one class serves Gemma 1 and 2; the norms of its blocks have an
-epsilon of 1e-6 whatever it is told; queries are always divided by the root of `head_dim`, whatever
-`query_head_dim_normalize` says; windows repeat every 2 blocks, in Gemma 3 every 6. Its Gemma 4 does
-as it is told; a number of key/value heads for global layers makes their keys values too.
+One class of keras-hub serves Gemma 1 and 2. The norms of its blocks have an epsilon of 1e-6 for any
+setting; queries are always divided by the root of `head_dim`, for any `query_head_dim_normalize`;
+windows repeat every 2 blocks, in Gemma 3 every 6. Its Gemma 4 follows all settings; a number of
+key/value heads for global layers makes their keys the values too.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings
-from kmodels.models.gemma.causal_lm import Gemma3CausalLM, GemmaCausalLM
-from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.model import (
-    GROUPS,
-    ROPES,
-    Gemma3Backbone,
-    GemmaBackbone,
-    hub_fields_4,
+from kmodels.models.common.keras_hub_mapping import (
+    KerasHubMapping,
+    Settings,
+    decoder_attention,
+    decoder_per_layer,
 )
-from kmodels.models.gemma.weights import gemma4, keras_hub
+from kmodels.models.gemma.config import GemmaConfig
+from kmodels.models.gemma.huggingface import otherwise_than_4
+from kmodels.models.gemma.model import GROUPS, ROPES, Gemma3Backbone, GemmaBackbone, hub_fields_4
+from kmodels.models.gemma.tasks import Gemma3CausalLM, GemmaCausalLM
+from kmodels.weights import Rule
+
+BLOCK = "decoder_block_{i}"
+
+
+def rules(config: GemmaConfig) -> list[Rule]:
+    """Returns the rules of a config, with keras-hub's paths."""
+    norms = {"pre_attention_norm": "attention_norm", "pre_ffw_norm": "mlp_norm"}
+    if config.use_post_attention_norm:
+        norms["post_attention_norm"] = "post_attention_norm"
+    if config.use_post_ffw_norm:
+        norms["post_ffw_norm"] = "post_mlp_norm"
+    if config.use_query_key_norm:
+        norms["attention/query_norm"] = "attention/query_norm"
+        norms["attention/key_norm"] = "attention/key_norm"
+    kernels = {"ffw_gating": "mlp/gate", "ffw_gating_2": "mlp/up", "ffw_linear": "mlp/down"}
+    return [
+        Rule("token_embedding/embeddings", "token_embedding/embeddings"),
+        *decoder_attention(config, BLOCK, "attention_output"),
+        *(Rule(f"{BLOCK}/{a}/kernel", f"block_{{i}}/{b}/kernel") for a, b in kernels.items()),
+        *(Rule(f"{BLOCK}/{a}/scale", f"block_{{i}}/{b}/scale") for a, b in norms.items()),
+        *decoder_per_layer(config, BLOCK),
+        Rule("final_normalization/scale", "final_norm/scale"),
+    ]
+
+
+# === Arguments ===
 
 EPSILON = 1e-6
 PATTERNS = {"gemma": 2, "gemma3": 6}
@@ -32,7 +58,7 @@ SHARED = (
 ROPE_SCALING = ("local_rope_scaling_factor", "global_rope_scaling_factor")
 ONE_ROPE = dict.fromkeys(ROPES, 10_000.0)
 STRANGE_4 = ("use_bidirectional_attention", "is_embedding_model", "enable_moe_block")
-# What Gemma 4 is told by one name in both.
+# Arguments of Gemma 4 with the same name in both packages.
 SHARED_4 = (
     *(name for name in SHARED if "post" not in name and name != "query_head_dim_normalize"),
     *("intermediate_dim", "layer_types", "sliding_window_pattern", "num_kv_shared_layers"),
@@ -42,7 +68,7 @@ SHARED_4 = (
 
 
 def _strange(given: Settings, task: Settings) -> list[str]:
-    """Lists also what its own blocks ignore, as the model here would compute something else."""
+    """Returns unsupported settings, and those that keras-hub's blocks ignore."""
     epsilon = given["layer_norm_epsilon"]
     size, width = given["head_dim"], given["hidden_dim"] // given["num_query_heads"]
     found = {
@@ -76,7 +102,7 @@ def _arguments(config: GemmaConfig) -> dict[str, Any]:
 
 
 def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[str, bool]:
-    """Returns what no generation can be told; rotary settings count where a block uses them."""
+    """Returns the settings that no generation supports; rotary ones only if a block uses them."""
     local = [config.is_local(i) for i in range(config.num_layers)]
     same = [
         config.use_sliding_window_attention and bool((i + 1) % pattern) for i in range(len(local))
@@ -92,7 +118,7 @@ def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[s
             if config.layer_types is None
             else "these layer_types"
         ): local != same,
-        # Its windows reach one token less far back than transformers'.
+        # keras-hub's bidirectional windows are one token shorter than transformers'.
         "use_bidirectional_attention": config.use_bidirectional_attention,
         **dict.fromkeys(config.of_gemma_4, True),
         **_absent(config),
@@ -124,7 +150,7 @@ def _gemma_4_fields(given: Settings) -> dict[str, Any]:
 
 def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     own = config.num_global_key_value_heads and not config.attention_k_eq_v
-    found = {**gemma4.otherwise(config), f"{GROUPS} without attention_k_eq_v": own}
+    found = {**otherwise_than_4(config), f"{GROUPS} without attention_k_eq_v": own}
     found |= {name: getattr(config, name, False) for name in STRANGE_4} | _absent(config)
     return [name for name, there in found.items() if there]
 
@@ -137,7 +163,7 @@ GEMMA = KerasHubMapping(
     fields=_fields,
     unsupported_in=_strange,
     arguments=lambda config: {**_arguments(config), "intermediate_dim": 2 * config.mlp_dim},
-    table=keras_hub.rules,
+    table=rules,
     belongs=lambda config, settings: not config.use_query_key_norm,
     unsupported_out=_gemma_lacks,
 )
