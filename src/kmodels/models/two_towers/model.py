@@ -311,7 +311,7 @@ def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     # transformers' model has no prefix in front of its towers.
     towers = (("vision_encoder", clip_siglip.PREFIX, vision), ("text_encoder", PREFIX, text))
     table = {
-        f"{tower}/{ours}" if ours else tower: f"{prefix}{theirs}"
+        f"{tower}/{ours}" if ours else "": f"{prefix}{theirs}"
         for tower, prefix, names in towers
         for ours, theirs in names.items()
     }
