@@ -41,7 +41,7 @@ def their_model(model: Any, attention: str) -> Any:
     define_torchvision_operators()
     import transformers
 
-    from kmodels.models.gemma.family import transformers_form
+    from kmodels.models.gemma.huggingface import transformers_form
 
     form = transformers_form(model)[0]
     config = transformers.AutoConfig.for_model(**form)

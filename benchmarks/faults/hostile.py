@@ -283,7 +283,7 @@ def torch_files(trials: int, size: int) -> dict[str, Any]:
 
 def gguf_files(trials: int) -> dict[str, Any]:
     """GGUF files as weights; what is made of them is another matter."""
-    from kmodels.models.gemma.weights import gguf
+    from kmodels.models.gemma import gguf
     from kmodels.text import Tokenizer
 
     draw = random.Random(15)

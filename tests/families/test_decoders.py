@@ -19,8 +19,8 @@ from kmodels.models import (
     Qwen3Config,
 )
 from kmodels.models.gemma import presets as gemma_presets
-from kmodels.models.gemma.layers import GemmaBlock
-from kmodels.models.qwen3 import presets as qwen3_presets
+from kmodels.models.gemma.model import GemmaBlock
+from kmodels.models.qwen3 import PRESETS as QWEN3_PRESETS
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from refusals import refused
@@ -28,7 +28,7 @@ from tolerances import tolerance
 
 FAMILIES = {
     "gemma": (GemmaBackbone, GemmaConfig, gemma_presets.PRESETS),
-    "qwen3": (Qwen3Backbone, Qwen3Config, qwen3_presets.PRESETS),
+    "qwen3": (Qwen3Backbone, Qwen3Config, QWEN3_PRESETS),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
 from kmodels.models.common.gguf import reading
-from kmodels.models.gemma.weights import gguf as gemma
-from kmodels.models.qwen3.weights import gguf as qwen3
+from kmodels.models.gemma import gguf as gemma
+from kmodels.models.qwen3 import GGUF as QWEN3
 from kmodels.models.vit.weights import gemma3_mmproj
 from kmodels.text import Tokenizer
 from refusals import refused
@@ -102,7 +102,7 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_setting_of_a_model_is_ignored_in_silence(files, tmp_path, caplog, name):
     base = content(files / f"{name}.gguf")
-    opens = (qwen3 if name == "qwen3" else gemma).FORMAT.open_checkpoint
+    opens = (QWEN3 if name == "qwen3" else gemma.FORMAT).open_checkpoint
 
     def open_it(path):
         found = opens(path, {}, {}, True)
@@ -132,7 +132,7 @@ def test_notes_and_settings_at_idle_values_are_not_named(files, tmp_path, caplog
     }
     more |= {f"{name}.rope.scaling.yarn_beta_fast": 32.0, "split.count": 1}
     path = write(tmp_path / "it.gguf", base, {**more, **{f"{name}.pooling_type": 0}})
-    (qwen3 if name == "qwen3" else gemma).FORMAT.open_checkpoint(path, {}, {}, True)
+    (QWEN3 if name == "qwen3" else gemma.FORMAT).open_checkpoint(path, {}, {}, True)
     assert not caplog.text
 
 

@@ -27,7 +27,7 @@ from kmodels.interop.packages import need
 from kmodels.lora import LoraSettings
 from kmodels.lora.targets import linear_layers
 from kmodels.models import registry
-from kmodels.models.common.image_text.pan_and_scan import HUB
+from kmodels.models.common.image_text.image_converter import HUB
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, engine, gather

@@ -1,4 +1,4 @@
-"""The model families; each is a folder with the same file names."""
+"""The model families: each is one module or one flat folder."""
 
 from kmodels.distribution.layout import register
 from kmodels.models.clip import (
@@ -27,19 +27,17 @@ from kmodels.models.gemma import (
     GemmaTextEmbedderPreprocessor,
     GemmaTokenizer,
 )
-from kmodels.models.gemma4_vision import (
-    Gemma4ImageConverter,
-    Gemma4ImageTextBackbone,
-    Gemma4ImageTextConfig,
-    Gemma4ImageTextLM,
-    Gemma4ImageTextLMPreprocessor,
-)
 from kmodels.models.gemma_vision import (
     Gemma3ImageConverter,
     Gemma3ImageTextBackbone,
     Gemma3ImageTextConfig,
     Gemma3ImageTextLM,
     Gemma3ImageTextLMPreprocessor,
+    Gemma4ImageConverter,
+    Gemma4ImageTextBackbone,
+    Gemma4ImageTextConfig,
+    Gemma4ImageTextLM,
+    Gemma4ImageTextLMPreprocessor,
 )
 from kmodels.models.qwen3 import (
     Qwen3Backbone,

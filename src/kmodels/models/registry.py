@@ -1,4 +1,4 @@
-"""The families, by the name of their folder. One line makes a new one known."""
+"""The table of families: name to the module with its `FAMILY`. A new family is one line."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -12,52 +12,52 @@ from kmodels.models.common.sizes import Sizes
 from kmodels.weights import SourceCheckpoint
 
 FAMILIES = {
-    "gemma": "kmodels.models.gemma.family",
-    # Behind it: whoever names no class takes a directory with a vision tower for a text model.
-    "gemma_vision": "kmodels.models.gemma_vision.family",
-    "gemma4_vision": "kmodels.models.gemma4_vision.family",
-    "qwen3": "kmodels.models.qwen3.family",
+    "gemma": "kmodels.models.gemma",
+    # After gemma: without a class, a directory with a vision encoder is read as a text model.
+    "gemma_vision": "kmodels.models.gemma_vision.gemma3",
+    "gemma4_vision": "kmodels.models.gemma_vision.gemma4",
+    "qwen3": "kmodels.models.qwen3",
     "vit": "kmodels.models.vit.family",
-    # Behind it: whoever names no family takes a directory with both towers for the images'.
-    "clip": "kmodels.models.clip.family",
-    "siglip": "kmodels.models.siglip.family",
-    # Last: only its own classes take such a directory for what it is.
-    "two_towers": "kmodels.models.two_towers.family",
+    # After vit: without a family, a directory with both towers is read as the vision tower.
+    "clip": "kmodels.models.clip",
+    "siglip": "kmodels.models.siglip",
+    # Last: only its own classes read a directory as both towers.
+    "two_towers": "kmodels.models.two_towers",
 }
 
 
 class Format(Protocol):
-    """A module that understands the files of another package."""
+    """Files of another package: an object or a module."""
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Returns whether a path is of the format, by `description`, the config.json or {}."""
+        """Returns True for a path of this format; `description` is its config.json or {}."""
         ...
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a file without reading the values."""
+        """Reads a file's settings and opens its tensors, without reading their values."""
         ...
 
 
 @dataclass(frozen=True)
 class Family:
-    """The description of a family for `from_preset` and its siblings.
+    """The description of a family for loading, saving and exporting.
 
     Args:
-        name: name of the folder.
-        backbone: the class of the model without a head.
-        tasks: the classes of models with one.
+        name: name of the family, stored in files.
+        backbone: class of the backbone.
+        tasks: classes of the tasks.
         presets: name to fields of the config; keys that start with "task_" are the task's.
-        formats: modules for the files of other packages.
-        sizes: config to what decides the memory of a step.
-        transformers_form: model to config.json, preprocessor_config.json, table and extra tensors.
-        keras_hub: the pairs with keras-hub's classes; the first that a model belongs to is its own.
-        parts: setting of the task to prefixes of the variables that it decides.
-        new_where_absent: settings whose part gets new weights from a file that does not have it.
-        defaults: (config, given settings of the task) to all settings; these alone by default.
+        formats: formats of other packages.
+        sizes: config to the sizes that determine the memory of a step.
+        transformers_form: model to config.json, preprocessor_config.json, rules and extra tensors.
+        keras_hub: mappings to keras-hub's classes; the first one that a model belongs to counts.
+        parts: setting of the task to prefixes of the variables that it determines.
+        new_where_absent: settings whose variables get random weights if a file lacks them.
+        defaults: (config, given settings of the task) to all settings; by default those given.
         fit_preprocessor: (arguments of the preprocessor, config) to arguments that suit the config;
-            like all that follow, no change by default.
+            no change by default, as for the next two.
         fit: (tensors by variable path, their config, wanted config) to tensors for that config.
         fit_rules: (rules of a file, its config, wanted config) to rules for that config.
     """
@@ -79,7 +79,7 @@ class Family:
 
 
 def family(name: str) -> Family:
-    """Returns the family of a folder, imported when it is asked for.
+    """Returns a family by its name, and imports it on the first call.
 
     Raises:
         InputError: for an unknown name.

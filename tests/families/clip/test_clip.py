@@ -14,7 +14,7 @@ from kmodels.models import (
     CLIPTextModelWithProjection,
     ViTImageClassifier,
 )
-from kmodels.models.clip.presets import PRESETS
+from kmodels.models.clip import PRESETS
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from refusals import refused
 from tolerances import tolerance

@@ -17,7 +17,7 @@ from kmodels.models import (
     GemmaTextEmbedderPreprocessor,
 )
 from kmodels.models.common.embedder import sentence_transformers
-from kmodels.models.gemma.weights.huggingface import rules
+from kmodels.models.gemma.huggingface import rules
 from kmodels.training import ContrastiveLoss
 from kmodels.weights import engine, read_safetensors
 from refusals import refused

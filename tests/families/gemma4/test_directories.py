@@ -10,7 +10,7 @@ from arrays import read_npz, to_numpy
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.models import Gemma4ImageTextLM, GemmaBackbone, GemmaCausalLM
-from kmodels.models.gemma.weights import huggingface
+from kmodels.models.gemma import huggingface
 from kmodels.weights import engine, read_safetensors, write_safetensors
 from tolerances import tolerance
 

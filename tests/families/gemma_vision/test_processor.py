@@ -11,7 +11,6 @@ from arrays import to_numpy
 from gemma3_processor_case import ProcessorCase
 from kmodels.core.errors import InputError
 from kmodels.models import Gemma3ImageConverter, Gemma3ImageTextLMPreprocessor
-from kmodels.models.common.image_text import transformers_files
 
 NAMES = ("none", "one", "several", "modes", "without_text")
 
@@ -163,7 +162,7 @@ def test_old_and_new_spelling(case, tmp_path):
     assert plain.mean == [0.0] * 3 and plain.std == [1.0] * 3
     assert plain.interpolation == "bicubic"
     (tmp_path / "config.json").write_text('{"preprocessor": {}}')  # of kmodels, which counts
-    assert transformers_files.read(tmp_path, "") == {}
+    assert Gemma3ImageConverter.read_files(tmp_path) == {}
     (tmp_path / "config.json").unlink()
     for changes, message in (
         ({"do_resize": False}, "Gemma3ImageConverter does not support do_resize of preprocessor_"),

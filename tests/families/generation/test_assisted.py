@@ -15,7 +15,7 @@ from kmodels.models import (
     Qwen3CausalLM,
 )
 from kmodels.models.gemma.presets import PRESETS
-from kmodels.models.qwen3.presets import PRESETS as QWEN
+from kmodels.models.qwen3 import PRESETS as QWEN
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from refusals import refused

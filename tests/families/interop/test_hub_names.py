@@ -51,7 +51,7 @@ def test_each_class_and_argument_of_keras_hub_is_here():
     known = {*inspect.signature(keras.layers.Layer.__init__).parameters, "audio_encoder"}
     known |= {"is_embedding_model", "pooling_intermediate_dim", "embedding_dim"}
     known |= {"num_audio_tokens_per_clip", "audio_converter", "video_converter"}
-    gemma = import_module("kmodels.models.gemma.preprocessor")
+    gemma = import_module("kmodels.models.gemma.text")
     known |= {*gemma.SOUND, *gemma.IMAGES}
     for name in public.keys() - ABSENT:
         wanted = set(inspect.signature(public[name].__init__).parameters)

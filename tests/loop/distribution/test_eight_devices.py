@@ -14,7 +14,7 @@ from kmodels.checkpoint.state import slots
 from kmodels.core.dispatch import generic_only
 from kmodels.core.errors import InputError
 from kmodels.distribution import current, distribute, layout, parse_mesh
-from kmodels.models.two_towers.presets import PRESETS as TWO_TOWERS
+from kmodels.models.two_towers.weights import PRESETS as TWO_TOWERS
 from kmodels.training import AdamW
 from tolerances import tolerance
 

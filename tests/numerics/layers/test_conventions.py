@@ -19,11 +19,10 @@ from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
 from kmodels.models import CLIPTextConfig, Gemma3VisionEncoder, GemmaConfig, Qwen3Config, ViTConfig
-from kmodels.models.clip.model import CLIPTextBlock
-from kmodels.models.gemma.layers import GemmaAttention, GemmaBlock
-from kmodels.models.qwen3.model import Qwen3Block
-from kmodels.models.siglip import SigLIPTextConfig
-from kmodels.models.siglip.model import SigLIPTextBlock
+from kmodels.models.clip import CLIPTextBlock
+from kmodels.models.gemma.model import GemmaAttention, GemmaBlock
+from kmodels.models.qwen3 import Qwen3Block
+from kmodels.models.siglip import SigLIPTextBlock, SigLIPTextConfig
 from kmodels.models.vit.dino_head import DINOHead
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens

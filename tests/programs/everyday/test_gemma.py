@@ -16,8 +16,8 @@ from kmodels.models import (
     GemmaCausalLMPreprocessor,
     GemmaTextEmbedder,
 )
-from kmodels.models.gemma4_vision.presets import PRESETS as PRESETS4
-from kmodels.models.gemma_vision.presets import PRESETS as PRESETS3
+from kmodels.models.gemma_vision.gemma3 import PRESETS as PRESETS3
+from kmodels.models.gemma_vision.gemma4 import PRESETS as PRESETS4
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 

@@ -3,7 +3,7 @@
 import pytest
 
 from chat_cases import said
-from kmodels.models.gemma.preprocessor import CHATS
+from kmodels.models.gemma.text import CHATS
 from kmodels.text import Template
 from refusals import refused
 

@@ -1,9 +1,9 @@
-"""Positional arguments in the order that they have in keras-hub."""
+"""keras-hub's order of positional arguments, and its classes with or without images."""
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 from kmodels.core.errors import InputError
 
@@ -54,3 +54,34 @@ def by_name(
             f"{owner} got {', '.join(twice)} by position and by name; give each argument once"
         )
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+class TextOrImages:
+    """First base of a text-only class whose keras-hub counterpart also supports images.
+
+    A call with images creates the subclass that supports them.
+
+    Attributes:
+        order: positional arguments of keras-hub's class.
+        takes_images: True in the subclass.
+    """
+
+    order: ClassVar[tuple[str, ...]] = ()
+    takes_images: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Returns an object of the class, or of its subclass that takes images."""
+        given = by_name(cls.__name__, cls.names_of(args), args, kwargs)
+        if not cls.takes_images and cls.asks(given):
+            cls = next(one for one in cls.__subclasses__() if one.takes_images)  # type: ignore[assignment]
+        return super().__new__(cls, *args, **kwargs)
+
+    @classmethod
+    def names_of(cls, args: tuple[Any, ...]) -> tuple[str, ...]:
+        """Returns the names of positional arguments."""
+        return cls.order
+
+    @classmethod
+    def asks(cls, given: Mapping[str, Any]) -> bool:
+        """Returns True if these arguments ask for images."""
+        return False

@@ -1,22 +1,45 @@
 """Gemma 1, 2, 3 and 4, text only (Gemma Team 2024, 2024, 2025, 2026)."""
 
-from kmodels.models.gemma.causal_lm import Gemma3CausalLM, Gemma4CausalLM, GemmaCausalLM
+from kmodels.models.common.embedder.task import PARTS
+from kmodels.models.common.sizes import sizes
+from kmodels.models.gemma import gguf, huggingface
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.embedder import (
+from kmodels.models.gemma.keras_hub import PEERS
+from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
+from kmodels.models.gemma.presets import PRESETS
+from kmodels.models.gemma.tasks import (
+    Gemma3CausalLM,
     Gemma3TextEmbedder,
     Gemma3TextEmbedderPreprocessor,
+    Gemma4CausalLM,
+    GemmaCausalLM,
     GemmaTextEmbedder,
     GemmaTextEmbedderPreprocessor,
 )
-from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
-from kmodels.models.gemma.preprocessor import (
+from kmodels.models.gemma.text import (
     Gemma3CausalLMPreprocessor,
+    Gemma3Tokenizer,
     Gemma4CausalLMPreprocessor,
+    Gemma4Tokenizer,
     GemmaCausalLMPreprocessor,
+    GemmaTokenizer,
 )
-from kmodels.models.gemma.tokenizer import Gemma3Tokenizer, Gemma4Tokenizer, GemmaTokenizer
+from kmodels.models.registry import Family
+
+FAMILY = Family(
+    name="gemma",
+    backbone=GemmaBackbone,
+    tasks=(GemmaCausalLM, Gemma3CausalLM, Gemma4CausalLM, GemmaTextEmbedder, Gemma3TextEmbedder),
+    presets=PRESETS,
+    formats=(huggingface.FORMAT, gguf.FORMAT),
+    sizes=sizes,
+    transformers_form=huggingface.transformers_form,
+    keras_hub=PEERS,
+    parts=PARTS,
+)
 
 __all__ = [
+    "FAMILY",
     "Gemma3Backbone",
     "Gemma3CausalLM",
     "Gemma3CausalLMPreprocessor",

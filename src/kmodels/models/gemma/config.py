@@ -1,4 +1,4 @@
-"""The configuration of a Gemma, validated in one place."""
+"""The configuration of Gemma 1 to 4."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from kmodels.models.common.config import BlockConfig, DecoderConfig, check_posit
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.yarn import Yarn, check_alone
 
-# What only Gemma 4 has.
+# Fields that only Gemma 4 uses.
 FROM_4 = (
     *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
     *("num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input"),
@@ -26,56 +26,59 @@ class GemmaConfig(DecoderConfig):
 
     Args:
         vocabulary_size: rows of the embedding table.
-        num_layers: blocks.
-        num_query_heads: heads of the queries.
-        num_key_value_heads: heads of keys and values; divides `num_query_heads`.
+        num_layers: number of blocks.
+        num_query_heads: query heads.
+        num_key_value_heads: key/value heads; divides `num_query_heads`.
         hidden_dim: width of the hidden states.
         intermediate_dim: `gate_dim_reduction` times the width between the dense layers of the MLP.
         head_dim: width of each head; even.
         layer_norm_epsilon: epsilon of every norm.
-        dropout: on attention weights and both residual branches, in training.
-        tie_word_embeddings: whether the embedding table is the output layer too; False for an
-            output layer with a table of its own.
+        dropout: rate on attention weights and both residual branches, in training.
+        tie_word_embeddings: True to use the embedding table as output layer; False for an untied
+            output layer.
         query_head_dim_normalize: queries are divided by sqrt(head_dim); False for
             sqrt(hidden_dim / num_query_heads).
-        query_pre_attention_scalar: what queries are divided by the root of, where it is neither.
-        use_query_key_norm: normalises queries and keys per head (Gemma 3).
+        query_pre_attention_scalar: number whose square root divides the queries; None for the one
+            that `query_head_dim_normalize` sets.
+        use_query_key_norm: normalizes queries and keys per head (Gemma 3).
         use_post_ffw_norm: a norm after the MLP (Gemma 2 and 3).
         use_post_attention_norm: a norm after the attention (Gemma 2 and 3).
         attention_logit_soft_cap: soft cap of the attention scores (Gemma 2), or None.
         final_logit_soft_cap: soft cap of the logits (Gemma 2), or None.
-        use_sliding_window_attention: local layers see a window only (Gemma 2 and 3).
-        sliding_window_size: keys that a query of a local layer sees, its own included.
-        sliding_window_pattern: a period of layers; the last is global, the others are local.
-        local_rope_wavelength: base of the rotary embedding in local layers.
+        use_sliding_window_attention: local layers attend within a window (Gemma 2 and 3).
+        sliding_window_size: number of keys that a query of a local layer attends to, its own
+            included.
+        sliding_window_pattern: period of layers; the last is global, the others are local.
+        local_rope_wavelength: base of the rotary position embedding in local layers.
         global_rope_wavelength: the same in global layers, 1,000,000 in Gemma 3.
         local_rope_scaling_factor: divides the positions in local layers.
         global_rope_scaling_factor: the same in global layers, 8 in Gemma 3 from 4B on.
-        gate_dim_reduction: 2 where `intermediate_dim` counts gate and up together, as keras-hub
-            does for Gemma 1 and 2; 1 for Gemma 3 and 4.
-        layer_types: "sliding_attention" for a local layer and "full_attention" for a global one, by
-            layer; None for what `sliding_window_pattern` says. Like all that follows, Gemma 4.
-        global_head_dim: `head_dim` of global layers, where it is another.
-        num_global_key_value_heads: `num_key_value_heads` of global layers, where it is another.
-        attention_k_eq_v: in global layers the projection of the keys gives the values too.
-        num_kv_shared_layers: the last layers, so many, use the keys and values of the last layer of
-            their kind before them.
+        gate_dim_reduction: 2 if `intermediate_dim` counts gate and up together, as in keras-hub's
+            Gemma 1 and 2; 1 for Gemma 3 and 4.
+        layer_types: for each layer "sliding_attention" (local) or "full_attention" (global); None
+            to follow `sliding_window_pattern`. This and all following fields are for Gemma 4.
+        global_head_dim: `head_dim` of global layers, if different.
+        num_global_key_value_heads: `num_key_value_heads` of global layers, if different.
+        attention_k_eq_v: values are the projected keys in global layers.
+        num_kv_shared_layers: number of last layers that use the keys and values of the last earlier
+            layer of their kind.
         use_double_wide_mlp: those layers have an MLP of twice the width.
         hidden_size_per_layer_input: width of the per-layer embeddings; 0 for none.
         vocab_size_per_layer_input: rows of their table; None for `vocabulary_size`.
-        global_rope_partial_rotary_factor: share of the channels that turn in global layers.
-        use_value_norm: normalises values per head, without a scale.
-        use_layer_scalar: each layer's result is multiplied by a number of its own.
-        norm_offset: is added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
-        use_bidirectional_attention: tokens see those behind them too (EmbeddingGemma); in local
-            layers `sliding_window_size // 2` on either side, as transformers reads that number.
-        enable_moe_block: experts beside the MLP of each layer; the next three are their sizes.
+        global_rope_partial_rotary_factor: share of the channels with rotary position embedding in
+            global layers.
+        use_value_norm: normalizes values per head, without a scale.
+        use_layer_scalar: multiplies the output of each layer by a learned number.
+        norm_offset: added to the scale of each norm, 1 up to Gemma 3 and 0 in Gemma 4.
+        use_bidirectional_attention: attention is not causal (EmbeddingGemma); local layers attend
+            to `sliding_window_size // 2` keys on either side, as in transformers.
+        enable_moe_block: a mixture of experts in addition to the MLP of each layer.
         num_experts: experts of a layer.
-        num_experts_per_token: experts that each token goes to.
-        expert_intermediate_dim: width of the gate of each expert, and of what it multiplies.
+        num_experts_per_token: experts that each token is routed to.
+        expert_intermediate_dim: width between the dense layers of an expert.
         local_rope_yarn: arguments of `Yarn` in local layers, such as {"factor": 4.0,
-            "original_max_position_embeddings": 8192}, for contexts longer than those of the
-            training; then the scaling factor of these layers is 1.
+            "original_max_position_embeddings": 8192}, for contexts longer than in training; the
+            scaling factor of these layers must then be 1.
         global_rope_yarn: the same in global layers.
 
     Raises:
@@ -146,7 +149,7 @@ class GemmaConfig(DecoderConfig):
             check_experts(*self._experts)
 
     def _check_layers(self) -> None:
-        """Checks what differs from layer to layer."""
+        """Checks fields that differ between layers."""
         check_whole("hidden_size_per_layer_input", self.hidden_size_per_layer_input, least=0)
         least = {"vocab_size_per_layer_input": self.vocabulary_size}  # each token has a row
         for name in ("global_head_dim", "num_global_key_value_heads", *least):
@@ -179,7 +182,7 @@ class GemmaConfig(DecoderConfig):
                 check_alone(f"{where}_rope_yarn", {name: getattr(self, name) for name in names})
 
     def yarn(self, where: str) -> Yarn | None:
-        """Returns the settings of YaRN in the "local" or the "global" layers, or None."""
+        """Returns the YaRN settings of the "local" or the "global" layers, or None."""
         settings = getattr(self, f"{where}_rope_yarn")
         return None if settings is None else Yarn.of(settings)
 
@@ -198,7 +201,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def per_layer_vocabulary(self) -> int:
-        """Rows of the table of per-layer embeddings, where there is one."""
+        """Rows of the table of per-layer embeddings."""
         return self.vocab_size_per_layer_input or self.vocabulary_size
 
     @property
@@ -245,11 +248,11 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def of_gemma_4(self) -> list[str]:
-        """The settings in force that no generation before Gemma 4 has."""
+        """Names of the fields in use that earlier generations lack."""
         return [name for name in FROM_4 if getattr(self, name) != getattr(type(self), name)]
 
     def is_local(self, layer: int) -> bool:
-        """Returns whether a layer, counted from 0, sees a window only."""
+        """Returns True if a layer, counted from 0, attends within a window."""
         return self.use_sliding_window_attention and self.kinds[layer] == LOCAL
 
     @property
@@ -259,7 +262,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def is_causal(self) -> bool:
-        """True if tokens see nothing that stands behind them."""
+        """True if attention is causal."""
         return not self.use_bidirectional_attention
 
     @property
@@ -268,7 +271,7 @@ class GemmaConfig(DecoderConfig):
         return self.final_logit_soft_cap
 
     def block(self, index: int) -> BlockConfig:
-        """Returns what the block with this number, from 0, is made of."""
+        """Returns the settings of the block with this number, from 0."""
         local, sources = self.kinds[index] == LOCAL, self.sources
         heads, width = self.num_key_value_heads, self.head_dim
         if not local:

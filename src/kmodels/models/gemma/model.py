@@ -1,15 +1,15 @@
-"""Gemma: what its backbone is called by, in keras-hub's words.
+"""Gemma's blocks and backbones, with keras-hub's names and arguments.
 
-What differs from a plain decoder, generation by generation:
+Differences from a plain decoder, by generation:
 - 1: embeddings times sqrt(D), norms that multiply by 1 + scale, rotary positions, few key/value
   heads, a gated MLP with the tanh form of GELU, and the embedding table as output layer;
-- 2: norms behind attention and MLP too, soft caps on attention scores and logits, and a sliding
+- 2: norms after attention and MLP too, soft caps on attention scores and logits, and a sliding
   window in every other block;
 - 3: norms on queries and keys instead of the caps, five local blocks to a global one, and another
   rotary base in the global ones;
-- 4: a norm of the values, scores that are not scaled, norms that multiply by their scale alone, a
-  factor for each block; global blocks with heads of their own, in which a part of the channels
-  turns; blocks that use the keys and values of others; and per-layer embeddings.
+- 4: a norm of the values, unscaled attention scores, norms that multiply by their scale alone, a
+  factor for each block; global blocks with another head width and partial rotary position
+  embedding; blocks that share keys and values; and per-layer embeddings.
 """
 
 from collections.abc import Mapping
@@ -19,25 +19,63 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.decoder import DecoderBackbone
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.image_text.either import TextOrImages
+from kmodels.models.common.hub_order import TextOrImages, in_order
+from kmodels.models.common.layers import DecoderAttention, DecoderBlock
 from kmodels.models.gemma.config import GemmaConfig
-from kmodels.models.gemma.layers import GemmaBlock
+from kmodels.models.gemma.huggingface import peft_names
 from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
-from kmodels.models.gemma.weights import peft
 
-# What keras-hub's Gemma 3 is where nothing is said.
+# === Blocks ===
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class GemmaAttention(DecoderAttention):
+    """`DecoderAttention` of a `GemmaConfig`, with a window in local blocks.
+
+    Args:
+        config: config of the backbone.
+        index: number of the block, from 0.
+
+    Call:
+        x (B, T, D) -> (B, T, D), see `DecoderAttention`.
+
+    Weights:
+        query (D, N * H), key and value (D, K * H), output (N * H, D): kernel. Gemma 3 has
+        query_norm and key_norm: scale (H,).
+    """
+
+    config_class = GemmaConfig
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class GemmaBlock(DecoderBlock):
+    """`DecoderBlock` of a `GemmaConfig`: post-norms of attention and MLP from Gemma 2 on.
+
+    Args:
+        config: config of the backbone.
+        index: number of the block, from 0.
+
+    Call:
+        x (B, T, D) -> (B, T, D), see `DecoderBlock`.
+    """
+
+    config_class = GemmaConfig
+    attention_class = GemmaAttention
+
+
+# === Backbones ===
+
+# Defaults of keras-hub's `Gemma3Backbone`.
 HUB_DEFAULTS: dict[str, Any] = {
     **{name: GEMMA_3[name] for name in ("use_query_key_norm", "global_rope_wavelength")},
     **{name: GEMMA_3[name] for name in ("gate_dim_reduction", "sliding_window_pattern")},
     "sliding_window_size": 1024,
 }
-
-# What keras-hub's Gemma 4 is where nothing is said.
+# Defaults of keras-hub's `Gemma4Backbone`.
 HUB_DEFAULTS_4: dict[str, Any] = {**GEMMA_4, "global_rope_partial_rotary_factor": 1.0}
 ROPES = {"local_rope_wavelength": 10_000.0, "global_rope_wavelength": 1_000_000.0}
 GROUPS = "num_global_key_value_heads"
-# Arguments of parts that are not here, which keras-hub's configs hold as None.
+# Arguments of parts that are not supported; keras-hub's configs hold them as None.
 ABSENT = ("pooling_intermediate_dim", "embedding_dim", "num_audio_tokens_per_clip")
 
 SIZES = (
@@ -85,11 +123,11 @@ class GemmaBackbone(DecoderBackbone):
 
     Args:
         vocabulary_size: rows of the embedding table.
-        num_layers: blocks.
-        num_query_heads: heads of the queries.
-        num_key_value_heads: heads of keys and values.
+        num_layers: number of blocks.
+        num_query_heads: query heads.
+        num_key_value_heads: key/value heads.
         hidden_dim: width of the hidden states.
-        intermediate_dim: keras-hub's: for Gemma 1 and 2 twice the width of the MLP's gate.
+        intermediate_dim: as in keras-hub, for Gemma 1 and 2 twice the width of the MLP's gate.
         head_dim: width of each head.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
         name: name of the model; Keras gives one by default.
@@ -97,14 +135,14 @@ class GemmaBackbone(DecoderBackbone):
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).
-        Tokens where the mask is 0 are as if they were not there, wherever they stand: nothing sees
-        them, positions and windows do not count them, and their own hidden states have no meaning.
-        Without a mask, or for token ids (B, T) alone, all are there. For several texts in a row add
-        "segment_ids" (B, T) int, tokens of one text sharing a number, and "positions" (B, T) int,
-        from 0 in each text. Other names are left out with Keras' warning.
+        Tokens with mask 0 are ignored at any position: no token attends to them, positions and
+        windows do not count them, and their own hidden states are undefined. Without a mask, or
+        for token ids (B, T) alone, no token is masked. For packed rows add "segment_ids" (B, T)
+        int, equal for the tokens of one text, and "positions" (B, T) int, from 0 in each text.
+        Keras warns about other names and ignores them.
 
     Raises:
-        InputError: for sizes that do not fit together, or names that `GemmaConfig` lacks.
+        InputError: for sizes that do not fit together, or names that are not in `GemmaConfig`.
 
     Source:
         Gemma Team, arXiv:2403.08295, arXiv:2408.00118, arXiv:2503.19786; variants as in
@@ -114,7 +152,7 @@ class GemmaBackbone(DecoderBackbone):
     config_class = GemmaConfig
     block_class = GemmaBlock
     family = "gemma"
-    peft_names = staticmethod(peft.names)
+    peft_names = staticmethod(peft_names)
     __init__ = in_order(
         *("vocabulary_size", "num_layers", "num_query_heads", "num_key_value_heads"),
         *("hidden_dim", "intermediate_dim", "head_dim", "query_head_dim_normalize"),
@@ -125,12 +163,12 @@ class GemmaBackbone(DecoderBackbone):
 
 
 class HubBackbone(TextOrImages, GemmaBackbone):
-    """A `GemmaBackbone` by keras-hub's arguments, of text alone or with a vision encoder.
+    """A `GemmaBackbone` with keras-hub's arguments, text-only or with a vision encoder.
 
     The base of `Gemma3Backbone` and `Gemma4Backbone`.
 
     Attributes:
-        vision_encoder: the layer of images, None for text alone.
+        vision_encoder: the vision encoder, None for a text-only model.
     """
 
     vision_encoder: Any
@@ -142,7 +180,7 @@ class HubBackbone(TextOrImages, GemmaBackbone):
 
     @classmethod
     def known(cls, fields: Mapping[str, Any], vision_encoder: object) -> dict[str, Any]:
-        """Returns arguments without those of parts that are neither here nor asked for.
+        """Returns the arguments without those of unsupported parts that are None or False.
 
         Raises:
             InputError: for an embedding model or an audio encoder.
@@ -157,7 +195,7 @@ class HubBackbone(TextOrImages, GemmaBackbone):
             raise InputError(f"{name} reads no audio; leave audio_encoder out")
         left = {"is_embedding_model", "audio_encoder"}
         left |= {name for name in ABSENT if fields.get(name) is None}
-        if vision_encoder is None:  # of the tokens of images, which there are none of
+        if vision_encoder is None:  # there are no tokens of images
             left.add("use_vision_bidirectional_attention")
         found = {name: x for name, x in fields.items() if name not in left}
         return found if vision_encoder is None else {**found, "vision_encoder": vision_encoder}
@@ -168,10 +206,10 @@ class Gemma3Backbone(HubBackbone):
     """`GemmaBackbone` with the defaults and arguments of keras-hub's class of this name.
 
     Args:
-        image_size: side of the images of the vision encoder; not used in a model of text alone.
-        vision_encoder: a `Gemma3VisionEncoder`, which makes a `Gemma3ImageTextBackbone`, or None.
-        **fields: as of `GemmaBackbone`. `is_embedding_model` is False: `GemmaTextEmbedder` has what
-            keras-hub's class has then.
+        image_size: side of the images of the vision encoder; not used in a text-only model.
+        vision_encoder: a `Gemma3VisionEncoder`, to create a `Gemma3ImageTextBackbone`, or None.
+        **fields: arguments of `GemmaBackbone`. `is_embedding_model` must be False: use
+            `GemmaTextEmbedder` instead.
 
     Raises:
         InputError: for an embedding model.
@@ -192,8 +230,9 @@ class Gemma4Backbone(HubBackbone):
 
     Args:
         image_size: side of the images of keras-hub's encoder; not used.
-        vision_encoder: a `Gemma4VisionEncoder`, which makes a `Gemma4ImageTextBackbone`, or None.
-        **fields: as of `GemmaBackbone`. `is_embedding_model` is False and `audio_encoder` None.
+        vision_encoder: a `Gemma4VisionEncoder`, to create a `Gemma4ImageTextBackbone`, or None.
+        **fields: arguments of `GemmaBackbone`. `is_embedding_model` must be False and
+            `audio_encoder` None.
 
     Raises:
         InputError: for an embedding model, or an audio encoder.

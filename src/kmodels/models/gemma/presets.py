@@ -56,7 +56,7 @@ def _dense(*widths: int) -> list[dict[str, Any]]:
     return [{"units": width, "use_bias": False} for width in widths]
 
 
-# Below 100,000 parameters; fewer key/value heads than heads, windows below the usual test length.
+# Below 100,000 parameters, with grouped-query attention and windows shorter than test inputs.
 _DEBUG = (320, 2, 4, 2, 32)
 _LONG_CONTEXT = {"global_rope_scaling_factor": 8.0}
 _SMALL_4 = {"hidden_size_per_layer_input": 256, "global_head_dim": 512}

@@ -1,11 +1,18 @@
-"""Gemma 3 with its vision encoder: texts and images in, text out."""
+"""Gemma 3 and Gemma 4 with images: texts and images in, text out."""
 
-from kmodels.models.gemma_vision.causal_lm import Gemma3ImageTextLM
-from kmodels.models.gemma_vision.config import Gemma3ImageTextConfig
-from kmodels.models.gemma_vision.model import Gemma3ImageTextBackbone
-from kmodels.models.gemma_vision.preprocessor import (
+from kmodels.models.gemma_vision.gemma3 import (
     Gemma3ImageConverter,
+    Gemma3ImageTextBackbone,
+    Gemma3ImageTextConfig,
+    Gemma3ImageTextLM,
     Gemma3ImageTextLMPreprocessor,
+)
+from kmodels.models.gemma_vision.gemma4 import (
+    Gemma4ImageConverter,
+    Gemma4ImageTextBackbone,
+    Gemma4ImageTextConfig,
+    Gemma4ImageTextLM,
+    Gemma4ImageTextLMPreprocessor,
 )
 
 __all__ = [
@@ -14,4 +21,9 @@ __all__ = [
     "Gemma3ImageTextConfig",
     "Gemma3ImageTextLM",
     "Gemma3ImageTextLMPreprocessor",
+    "Gemma4ImageConverter",
+    "Gemma4ImageTextBackbone",
+    "Gemma4ImageTextConfig",
+    "Gemma4ImageTextLM",
+    "Gemma4ImageTextLMPreprocessor",
 ]

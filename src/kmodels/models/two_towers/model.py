@@ -1,26 +1,325 @@
-"""An image tower and a text tower with the logits of all their pairs, in keras-hub's words."""
+"""Image tower and text tower of CLIP, SigLIP and SigLIP 2, and the logits of their pairs."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import keras
+from keras import ops
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
-from kmodels.layers import Dense
+from kmodels.layers import Dense, Layer
+from kmodels.layers.base import Shape
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.image_text.similarity_head import SimilarityHead
+from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder
+from kmodels.models.common.config import FrozenConfig
+from kmodels.models.common.encoder import rules
+from kmodels.models.common.encoder.config import TextEncoderConfig
+from kmodels.models.common.encoder.huggingface import EMBEDDINGS, PREFIX, PROJECTION
 from kmodels.models.common.inputs import OptionalInputs, as_tensors
-from kmodels.models.two_towers.config import TwoTowersConfig
-from kmodels.models.two_towers.sharding import LAYOUT
-from kmodels.models.two_towers.towers import NaFlexVisionTower, TextTower, VisionTower
-from kmodels.models.two_towers.weights import peft
-from kmodels.models.vit.naflex.model import MASK, NAMES, graph_inputs
+from kmodels.models.common.sharding import KERNEL, TEXT_ENCODER
+from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder
+from kmodels.models.vit import (
+    CLIPVisionEncoder,
+    SigLIPNaFlexVisionEncoder,
+    SigLIPVisionEncoder,
+    ViTConfig,
+)
+from kmodels.models.vit.model import LAYOUT as VISION
+from kmodels.models.vit.naflex.model import MASK, NAMES, SHAPES, VALUES, check_free, graph_inputs
+from kmodels.models.vit.weights import clip_siglip
+from kmodels.models.vit.weights.peft import SIGLIP
+from kmodels.ops._wide import wide
 from kmodels.task import Backbone
 
-# Scale and bias at the start: Radford et al. 2021, section 2.5; Zhai et al. 2023, section 3.2.
+# === Config ===
+
+
+@dataclass(frozen=True)
+class TwoTowersConfig(FrozenConfig):
+    """Sizes of two towers; names as in keras-hub.
+
+    Args:
+        vision_encoder: fields of the vision tower's `ViTConfig`.
+        text_encoder: fields of the text tower's `CLIPTextConfig` or `SigLIPTextConfig`.
+        projection_dim: width to which both towers of a CLIP are projected; None for a SigLIP,
+            whose towers have equal output widths.
+        naflex: True if the vision tower takes patches of images of any aspect ratio, as
+            `SigLIPNaFlexVisionEncoder`; SigLIP only.
+
+    Raises:
+        InputError: for sizes that do not fit together.
+    """
+
+    vision_encoder: Mapping[str, Any]
+    text_encoder: Mapping[str, Any]
+    projection_dim: int | None = None
+    naflex: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vision_encoder", self.vision.to_dict())
+        object.__setattr__(self, "text_encoder", self.text.to_dict())
+        if self.naflex:
+            check_free(self.vision)
+        if self.projection_dim is not None:
+            check_whole("projection_dim", self.projection_dim)
+            if not self.vision.use_class_token:
+                raise InputError(
+                    "use_class_token is False in vision_encoder; a CLIP pools images at that "
+                    "token: give one, or a SigLIPBackbone"
+                )
+            return
+        widths = self.vision.hidden_dim, self.text_encoder["projection_dim"]
+        if widths[0] != widths[1]:
+            raise InputError(
+                f"the vision tower gives {widths[0]} numbers and the text tower {widths[1]}; give "
+                f"text_encoder projection_dim={widths[0]}"
+            )
+
+    @property
+    def projects(self) -> bool:
+        """True if the towers are projected, as in CLIP."""
+        return self.projection_dim is not None
+
+    @property
+    def vision(self) -> ViTConfig:
+        """The config of the vision tower."""
+        return ViTConfig(**self.vision_encoder)
+
+    @property
+    def text(self) -> TextEncoderConfig:
+        """The config of the text tower."""
+        kind = CLIPTextConfig if self.projects else SigLIPTextConfig
+        return kind(**self.text_encoder)
+
+    @property
+    def width(self) -> int:
+        """Width of the vectors of images and texts."""
+        return self.projection_dim or self.vision.hidden_dim
+
+
+# === Layers ===
+
+LAYOUT: dict[str, tuple[str | None, ...]] = {
+    **VISION,
+    **TEXT_ENCODER,
+    rf"(?:.*/)?(?:vision_projection|text_encoder/head)/{KERNEL}": ("embed", None),
+}
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class VisionTower(Layer):
+    """Images to one vector each.
+
+    Args:
+        fields: fields of a `ViTConfig`.
+        pools: True if the tower pools by attention, as SigLIP's; False to take the class token,
+            as CLIP's.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        images (B, height, width, C), preprocessed floats -> (B, D).
+
+    Weights:
+        those of the tower.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], pools: bool, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.fields = dict(fields)
+        self.pools = pools
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the tower, whose variables are named below this layer."""
+        kind = SigLIPVisionEncoder if self.pools else CLIPVisionEncoder
+        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
+
+    def call(self, images: Tensor, training: bool = False) -> Any:
+        """(B, height, width, C) -> (B, D)."""
+        if self.pools:
+            return self.tower({"images": images}, training=training)
+        return self.tower({"images": images}, training=training, keep=1)[:, 0]
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """(B, D)."""
+        return (input_shape[0], self.fields["hidden_dim"])
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class NaFlexVisionTower(Layer):
+    """Patches of images of any aspect ratio to one vector each.
+
+    Args:
+        fields: fields of a `ViTConfig`.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        pixel_values (B, N, patch * patch * C), preprocessed floats, spatial_shapes (B, 2) int,
+        pixel_attention_mask (B, N) int or None -> (B, D).
+
+    Weights:
+        those of the tower.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.fields = dict(fields)
+
+    def build(self, pixel_values_shape: Shape, spatial_shapes_shape: Shape | None = None) -> None:
+        """Makes the tower, whose variables are named below this layer."""
+        kind = SigLIPNaFlexVisionEncoder
+        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
+
+    def call(
+        self,
+        pixel_values: Tensor,
+        spatial_shapes: Tensor,
+        pixel_attention_mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Any:
+        """(B, N, patch * patch * C) -> (B, D)."""
+        inputs = {VALUES: pixel_values, SHAPES: spatial_shapes, MASK: pixel_attention_mask}
+        return self.tower(inputs, training=training)
+
+    def compute_output_shape(
+        self, pixel_values_shape: Shape, spatial_shapes_shape: Shape | None = None
+    ) -> Shape:
+        """(B, D)."""
+        return (pixel_values_shape[0], self.fields["hidden_dim"])
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class TextTower(Layer):
+    """Texts to one vector each.
+
+    Args:
+        fields: fields of a `SigLIPTextConfig`, or a `CLIPTextConfig`.
+        pools: True if the tower pools, as SigLIP's; False to pool at the end token, as CLIP's.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        token_ids (B, T) int, padding_mask (B, T) int or None -> (B, D).
+
+    Weights:
+        those of the tower.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], pools: bool, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.fields = dict(fields)
+        self.pools = pools
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the tower, whose variables are named below this layer."""
+        kind = SigLIPTextEncoder if self.pools else CLIPTextEncoder
+        self.tower = kind(**self.fields, name="tower", dtype=self.dtype_policy)
+
+    def call(
+        self, token_ids: Tensor, padding_mask: Tensor | None = None, training: bool = False
+    ) -> Any:
+        """(B, T) -> (B, D)."""
+        inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
+        hidden = self.tower(inputs, training=training)
+        if isinstance(hidden, dict):
+            hidden = hidden["sequence_output"]
+        return self.tower.pool(hidden, token_ids)
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """(B, D)."""
+        return (input_shape[0], self.fields["projection_dim" if self.pools else "hidden_dim"])
+
+
+# Smaller squared lengths are replaced by this one, so that a zero vector has a gradient.
+SMALLEST = 1e-24
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SimilarityHead(Layer):
+    """Logits of all pairs: cosine similarities times a learned scale, plus an optional bias.
+
+    Args:
+        use_bias: adds a learned number to all logits.
+        first_scale: initial logarithm of the scale.
+        first_bias: initial bias.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        image_embeds (B, P), text_embeds (N, P) -> vision_logits (B, N), text_logits (N, B), in
+        float32 or wider, independent of the dtype of the vectors.
+
+    Weights:
+        logit_scale (), a logarithm; with `use_bias` also logit_bias ().
+    """
+
+    def __init__(
+        self,
+        use_bias: bool = False,
+        first_scale: float = 0.0,
+        first_bias: float = 0.0,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.use_bias = use_bias
+        self.first_scale = first_scale
+        self.first_bias = first_bias
+
+    def build(self, image_embeds_shape: Shape, text_embeds_shape: Shape) -> None:
+        """Makes the scale and the bias."""
+        first = keras.initializers.Constant
+        self.logit_scale = self.add_parameter("logit_scale", (), first(self.first_scale))
+        self.logit_bias = None
+        if self.use_bias:
+            self.logit_bias = self.add_parameter("logit_bias", (), first(self.first_bias))
+
+    def call(self, image_embeds: Tensor, text_embeds: Tensor) -> Any:
+        """(B, P), (N, P) -> (B, N), (N, B)."""
+        images, texts = unit_length(image_embeds), unit_length(text_embeds)
+        # einsum, since `matmul` rounds float64 on some backends.
+        logits = ops.einsum("ip,jp->ij", images, texts)
+        logits = logits * ops.exp(ops.cast(self.logit_scale, logits.dtype))
+        if self.logit_bias is not None:
+            logits = logits + ops.cast(self.logit_bias, logits.dtype)
+        return logits, ops.transpose(logits)
+
+    def compute_output_spec(
+        self, image_embeds: keras.KerasTensor, text_embeds: keras.KerasTensor
+    ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+        """Returns shapes and dtypes of both."""
+        images, texts, dtype = image_embeds.shape[0], text_embeds.shape[0], wide(image_embeds)
+        return keras.KerasTensor((images, texts), dtype), keras.KerasTensor((texts, images), dtype)
+
+
+def unit_length(x: Tensor) -> Any:
+    """Returns vectors (..., P) divided by their lengths, in float32 at least."""
+    x = ops.cast(x, wide(x))
+    squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+    return x * ops.rsqrt(ops.maximum(squares, SMALLEST))
+
+
+# === Backbones ===
+
+
+def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
+    """See `Backbone.peft_names`."""
+    projects = getattr(model, "backbone", model).config.projects
+    vision = rules.names() if projects else SIGLIP
+    text = rules.names() | {"token_embedding": EMBEDDINGS["token_embedding"]}
+    text |= {} if projects else {"head": "head"}
+    # transformers' model has no prefix in front of its towers.
+    towers = (("vision_encoder", clip_siglip.PREFIX, vision), ("text_encoder", PREFIX, text))
+    table = {
+        f"{tower}/{ours}" if ours else "": f"{prefix}{theirs}"
+        for tower, prefix, names in towers
+        for ours, theirs in names.items()
+    }
+    if projects:
+        table |= {"vision_projection": "visual_projection", "text_projection": PROJECTION}
+    return [table]
+
+
+# Initial scale and bias: Radford et al. 2021, section 2.5; Zhai et al. 2023, section 3.2.
 CLIP_HEAD: dict[str, Any] = {"first_scale": math.log(1 / 0.07)}
 SIGLIP_HEAD: dict[str, Any] = {"use_bias": True, "first_scale": math.log(10.0), "first_bias": -10.0}
 Encoder = Backbone | Mapping[str, Any]
@@ -31,13 +330,12 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     """An image tower and a text tower; the base of `CLIPBackbone` and `SigLIPBackbone`.
 
     Args:
-        vision_encoder: a backbone, or the fields of its config. Of a backbone the sizes and the
-            weights are taken over; it stays what it is.
-        text_encoder: likewise.
+        vision_encoder: a backbone, whose config and weights are copied, or the fields of a config.
+        text_encoder: the same for the text tower.
         projection_dim: width to which both are projected; None for towers of one width.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
-        naflex: whether the images come as patches, of any aspect ratio; see `TwoTowersConfig`.
+        naflex: True if images are given as patches, of any aspect ratio; see `TwoTowersConfig`.
 
     Attributes:
         vision_encoder: the backbone of the images.
@@ -45,10 +343,10 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
     Call:
         {"images": (B, height, width, C) preprocessed floats, "token_ids": (N, T) int,
-        "padding_mask": (N, T) int or bool, which may be left out} -> {"vision_logits": (B, N),
-        "text_logits": (N, B)}, float32: how well each image goes with each text. With `naflex`,
-        "pixel_values", "spatial_shapes" (B, 2) and, where wanted, "pixel_attention_mask" stand for
-        "images", as of `NaFlexViTBackbone`.
+        "padding_mask": (N, T) int or bool, optional} -> {"vision_logits": (B, N),
+        "text_logits": (N, B)}, float32, the logits of each image with each text. With `naflex`,
+        "pixel_values", "spatial_shapes" (B, 2) and optionally "pixel_attention_mask" replace
+        "images", as in `NaFlexViTBackbone`.
 
     Raises:
         InputError: for sizes that do not fit together, or a call without images.
@@ -57,7 +355,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     config_class = TwoTowersConfig
     family = "two_towers"
     layout = LAYOUT
-    peft_names = staticmethod(peft.names)
+    peft_names = staticmethod(peft_names)
     takes = ("token_ids", "padding_mask", "images", *NAMES)
 
     @of_family
@@ -78,7 +376,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         )
         self.check(config)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
-        # As in embedders: what is made of the vectors is cheap, and rounding it shows.
+        # Projections and head are cheap, and rounding in them is visible in the logits.
         wide = keras.dtype_policies.get(policy.variable_dtype)
         pools = not config.projects
 
@@ -137,13 +435,13 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
     @classmethod
     def class_of(cls, config: TwoTowersConfig) -> type[Self]:
-        """Returns `CLIPBackbone` or `SigLIPBackbone` where nobody says which."""
+        """Returns `CLIPBackbone` or `SigLIPBackbone` if `cls` is neither."""
         kinds: Any = (SigLIPBackbone, CLIPBackbone)
         return kinds[config.projects] if cls is TwoTowersBackbone else cls
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those of the class."""
+        """Returns True if the preset's fields make a model of this class."""
         return cls is TwoTowersBackbone or cls is cls.class_of_fields(fields)
 
     @classmethod
@@ -165,12 +463,12 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
             )
 
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
-        """Vectors of images and texts as the towers give them, and the logits."""
+        """Returns the vectors of images and texts, and the logits."""
         return super().intermediates(as_tensors(self, inputs))
 
     @property
     def config(self) -> TwoTowersConfig:
-        """The config with what was set on the images' tower since, such as `token_merging`."""
+        """The config, with later changes of the vision tower such as `token_merging`."""
         fields = self.vision_encoder.config.to_dict()
         if fields != self._config.vision_encoder:
             self._config = replace(self._config, vision_encoder=fields)
@@ -197,13 +495,13 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
     @property
     def token_embedding(self) -> Any:
-        """The table of the texts."""
+        """The token embedding of the text tower."""
         return self.text_encoder.token_embedding
 
     def get_vision_embeddings(self, images: Tensor | Mapping[str, Tensor]) -> Any:
         """Returns the vectors of preprocessed images: (B, height, width, C) -> (B, P).
 
-        With `naflex` they are the dictionary that the call takes.
+        With `naflex` the argument is the dictionary that the model takes.
         """
         given = [images.get(x) for x in NAMES] if isinstance(images, Mapping) else [images]
         x = self.get_layer("vision_encoder")(*given)
@@ -225,7 +523,7 @@ class CLIPBackbone(TwoTowersBackbone):
         projection_dim: width to which both are projected.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
-        naflex: False; a CLIP takes images of one size.
+        naflex: must be False; a CLIP takes images of one size.
 
     Raises:
         InputError: without a width, or for sizes that do not fit together.
@@ -261,9 +559,9 @@ class SigLIPBackbone(TwoTowersBackbone):
         text_encoder: a `SigLIPTextEncoder`, or the fields of its config.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
-        projection_dim: None; a SigLIP has no projections.
-        naflex: whether the images come as patches, of any aspect ratio, as in the SigLIP 2 that
-            transformers calls `Siglip2Model`.
+        projection_dim: must be None; a SigLIP has no projections.
+        naflex: True if images are given as patches, of any aspect ratio, as in transformers'
+            `Siglip2Model`.
 
     Raises:
         InputError: for projections, or sizes that do not fit together.

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kmodels.core.errors import InputError
 from kmodels.models.common import huggingface
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.encoder.config import GELUS, TextEncoderConfig
@@ -38,8 +37,6 @@ FIELDS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "attention_dropout": "attention_dropout",
 }
-# The end token by which transformers knows configs that were written with a wrong one.
-WRONG_END = 2
 
 
 class Setting(NamedTuple):
@@ -59,23 +56,7 @@ def _write_activation(activation: str) -> str:
     return encoder_rules.HIDDEN_ACTS[GELUS[activation]]
 
 
-def _read_end(path: Path, end: object) -> int | None:
-    if not isinstance(end, int):
-        raise InputError(f"{path}: eos_token_id is {end!r}; the model supports one number")
-    return None if end == WRONG_END else end
-
-
-def _write_end(end: int | None) -> int:
-    if end == WRONG_END:
-        raise InputError(
-            f"transformers pools at the highest id where end_token_id is {WRONG_END}; give None"
-        )
-    return WRONG_END if end is None else end
-
-
 ACTIVATION = Setting("hidden_act", _read_activation, _write_activation)
-# That of an `EndTokenConfig`; it raises for an end token that transformers takes for another rule.
-END_TOKEN = Setting("eos_token_id", _read_end, _write_end)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,16 @@ def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
     return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]
 
 
+def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
+    """Returns the rules with a layer's name in front of their variables."""
+    found = []
+    for rule in rules:
+        targets = [f"{name}/{target}" for target in rule.targets]
+        target = targets[0] if isinstance(rule.target, str) else targets
+        found.append(Rule(rule.source, target, rule.transform, rule.axis))
+    return found
+
+
 def approximate_gelu(path: Path, activation: str) -> bool | str:
     """Returns the form of GELU that a `hidden_act` names, as `ops.gelu` calls it.
 

@@ -13,6 +13,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import write_file
+from kmodels.models.common.encoder.rules import below
 from kmodels.models.common.gguf.reading import IDLE_ANYWHERE, NOTES, OWNERS, lazy
 from kmodels.models.common.gguf.writing import (
     FILES,
@@ -23,7 +24,6 @@ from kmodels.models.common.gguf.writing import (
     check_file,
     check_package,
 )
-from kmodels.models.common.image_text.huggingface import below
 from kmodels.models.common.keras_hub_mapping import numbered
 from kmodels.weights import LazyArray, Rule, engine
 from kmodels.weights.gguf import Settings, open_gguf

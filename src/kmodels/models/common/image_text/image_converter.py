@@ -23,6 +23,11 @@ INTERPOLATION = {
     "lanczos3": "lanczos",
 }
 
+# The arguments of keras-hub's converter that a converter here has too.
+HUB = (
+    *("image_size", "scale", "offset", "crop_to_aspect_ratio", "pad_to_aspect_ratio"),
+    *("interpolation", "antialias"),
+)
 # Enough digits to give back the mean and deviation that scale and offset were made of.
 DIGITS = 10
 

@@ -1,1 +1,0 @@
-"""Other programs' files as the weights of CLIP's text tower."""

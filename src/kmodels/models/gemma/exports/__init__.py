@@ -1,1 +1,0 @@
-"""Gemma's weights as other programs' files."""

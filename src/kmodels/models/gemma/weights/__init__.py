@@ -1,1 +1,0 @@
-"""Other programs' files as Gemma's weights."""

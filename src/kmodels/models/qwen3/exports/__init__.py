@@ -1,1 +1,0 @@
-"""Qwen 3's weights as other programs' files."""

@@ -1,1 +1,0 @@
-"""Other programs' files as Qwen 3's weights."""

@@ -1,0 +1,338 @@
+"""Zero-shot classification, retrieval and training with an image tower and a text tower."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import keras
+import numpy as np
+
+from kmodels import presets
+from kmodels.core.errors import InputError
+from kmodels.core.schema import read_json
+from kmodels.core.types import Data, DTypeLike
+from kmodels.layers.layout_family import of_family
+from kmodels.models.clip import CLIPTokenizer
+from kmodels.models.common.inputs import OptionalInputs
+from kmodels.models.common.preprocessing import SETTINGS_FILE
+from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.models.siglip import SigLIPTokenizer
+from kmodels.models.two_towers.model import TwoTowersBackbone
+from kmodels.models.vit import NaFlexViTImageClassifierPreprocessor, ViTImageClassifierPreprocessor
+from kmodels.task import Compiled, Task
+from kmodels.text import Tokenizer
+from kmodels.training.losses import CLIPLoss, SigLIPLoss
+
+# === Preprocessor ===
+
+TOKENIZERS: dict[str, Any] = {"clip": CLIPTokenizer, "siglip": SigLIPTokenizer}
+LENGTHS = {"clip": 77, "siglip": 64}
+# OpenAI's image statistics, from Radford et al.'s code; SigLIP has the plain range [-1, 1].
+MEANS = {"clip": (0.48145466, 0.4578275, 0.40821073), "siglip": (0.5, 0.5, 0.5)}
+STDS = {"clip": (0.26862954, 0.26130258, 0.27577711), "siglip": (0.5, 0.5, 0.5)}
+IMAGES = ("images", "image")
+TEXTS = ("captions", "caption", "prompts", "texts", "text")
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ImageTextPreprocessor(TextPreprocessor):
+    """Turns pairs of an image and a text into pixels and token ids.
+
+    Args:
+        tokenizer: a `CLIPTokenizer` or `SigLIPTokenizer`, another `kmodels.text.Tokenizer`, its
+            `to_dict`, or a path.
+        kind: "clip" or "siglip". A SigLIP attends to the whole row, so it gets no mask, and texts
+            have no start token.
+        image_size: (height, width) in pixels.
+        mean: per channel, of pixels in [0, 1]; the default depends on `kind`.
+        std: standard deviation per channel; the default depends on `kind`.
+        interpolation: kernel of resizing, see `ViTImageClassifierPreprocessor` for this and the
+            next five.
+        antialias: widens the kernel when images shrink.
+        crop_to_aspect_ratio: crops images to the aspect ratio of `image_size`.
+        resize_size: size before the crop.
+        rounds_center: how the center of the crop is rounded.
+        resize_mode: how the aspect ratio is handled.
+        sequence_length: tokens of a row; 77 for a CLIP and 64 for a SigLIP by default.
+        add_start_token: adds the start token; by default True for a CLIP.
+        add_end_token: adds the end token, also to a truncated text.
+        patch_size: side of a patch in pixels, for a model with `naflex`.
+        max_num_patches: patches of a row. Images then keep their aspect ratio, as in
+            `NaFlexViTImageClassifierPreprocessor`, and `image_size` is not used.
+        enlarge: enlarges images to fill `max_num_patches`.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name`.
+
+    Attributes:
+        image_preprocessor: preprocessor of the images.
+
+    Call:
+        x: {"images": images, "captions": texts}, also called "image", "caption", "prompts", "text"
+            or "texts"; a list of such records; texts alone. Dictionaries with "token_ids" are
+            returned unchanged.
+        y: None for pairs.
+        sample_weight: one number for each pair.
+
+        For pairs the result is ({"images", "token_ids", "padding_mask"}, labels), with zero labels
+        (B,), which losses of pairs ignore; with `max_num_patches` "pixel_values",
+        "pixel_attention_mask" and "spatial_shapes" replace "images". For texts the result has
+        "token_ids" and "padding_mask". A SigLIP gets no mask.
+
+    Raises:
+        InputError: for another kind, other columns, or labels of pairs.
+    """
+
+    family = "two_towers"
+    reader = "the model"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Mapping[str, Any] | str | Path,
+        kind: str = "clip",
+        image_size: Sequence[int] = (224, 224),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        interpolation: str = "bicubic",
+        antialias: bool = True,
+        crop_to_aspect_ratio: bool = False,
+        resize_size: int | Sequence[int] | None = None,
+        rounds_center: bool = False,
+        resize_mode: str = "stretch",
+        sequence_length: int | None = None,
+        add_start_token: bool | None = None,
+        add_end_token: bool = True,
+        patch_size: int | None = None,
+        max_num_patches: int | None = None,
+        enlarge: bool = True,
+        **kwargs: Any,
+    ):
+        if kind not in TOKENIZERS:
+            raise InputError(f"kind is {kind!r}; choose one of {', '.join(TOKENIZERS)}")
+        # `Layer.__init__` has not run yet, and `super().__init__` reads the class.
+        object.__setattr__(self, "tokenizer_class", TOKENIZERS[kind])
+        starts = kind == "clip" if add_start_token is None else add_start_token
+        length = LENGTHS[kind] if sequence_length is None else sequence_length
+        super().__init__(tokenizer, length, starts, add_end_token, **kwargs)
+        self.kind = kind
+        mean, std = MEANS[kind] if mean is None else mean, STDS[kind] if std is None else std
+        images: Any
+        if max_num_patches is not None:
+            side = 16 if patch_size is None else patch_size
+            images = NaFlexViTImageClassifierPreprocessor(
+                side, max_num_patches, mean, std, interpolation, enlarge
+            )
+        else:
+            images = ViTImageClassifierPreprocessor(
+                *(image_size, mean, std, interpolation, antialias, crop_to_aspect_ratio),
+                *(resize_size, rounds_center, resize_mode),
+            )
+        # Bypasses Keras' __setattr__, which would track it as a sublayer.
+        object.__setattr__(self, "image_preprocessor", images)
+
+    def call(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns pixels and token ids, see the class."""
+        if isinstance(x, list | tuple) and len(x) and isinstance(x[0], Mapping):
+            x = {name: [record[name] for record in x] for name in x[0]}
+        if not isinstance(x, Mapping) or "token_ids" in x or not set(x) & set(IMAGES):
+            return super().call(x, y, sample_weight, sequence_length)
+        images, texts = _columns(x)
+        if y is not None:
+            raise InputError(
+                "pairs of image and text have no labels: each text belongs to the image beside it; "
+                "leave y out"
+            )
+        pixels = self._named(self.image_preprocessor(images))
+        found = {**pixels, **super().call(texts, sequence_length=sequence_length)}
+        name, (first, axes) = next(iter(pixels)), self._first(pixels)
+        if len(found["token_ids"]) != len(found[name]) and found["token_ids"].ndim == 2:
+            raise InputError(
+                f"there are {len(found[name])} images and {len(found['token_ids'])} texts; give "
+                "one text for each image"
+            )
+        labels = np.zeros(first[: len(first) - axes], "int32")
+        return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+
+    @staticmethod
+    def _named(pixels: Any) -> dict[str, Any]:
+        return pixels if isinstance(pixels, dict) else {"images": pixels}
+
+    @staticmethod
+    def _first(pixels: dict[str, Any]) -> tuple[tuple[Any, ...], int]:
+        """Returns the shape of images or patches, and the number of axes after the batch."""
+        name = next(iter(pixels))
+        return tuple(pixels[name].shape), 3 if name == "images" else 2
+
+    def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
+        found = super()._padded(rows, length)
+        if self.kind == "siglip":
+            found.pop("padding_mask")
+        return found
+
+    def compute_output_spec(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        sequence_length: int | None = None,
+    ) -> Any:
+        """Returns shapes and dtypes of the outputs of `call` for symbolic images and texts."""
+        if not isinstance(x, Mapping) or "token_ids" in x or not set(x) & set(IMAGES):
+            return super().compute_output_spec(x, y, sample_weight, sequence_length)
+        images, texts = _columns(x)
+        pixels = self._named(self.image_preprocessor.compute_output_spec(images))
+        found = {**pixels, **self._inputs_spec(texts, sequence_length)}
+        first, axes = self._first(pixels)
+        labels = keras.KerasTensor(first[: len(first) - axes], "int32")
+        return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+
+    def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
+        found = super()._inputs_spec(x, sequence_length)
+        if self.kind == "siglip":
+            found.pop("padding_mask")
+        return found
+
+    def _settings(self) -> dict[str, Any]:
+        return {"kind": self.kind, **self.image_preprocessor.to_dict(), **super()._settings()}
+
+    @classmethod
+    def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
+        """Returns the preprocessor of a model's directory, or of one that `save_to_preset` wrote.
+
+        Args:
+            preset: path of the directory.
+            **settings: arguments to change.
+
+        Raises:
+            InputError: for files of another preprocessor, or a model without one.
+        """
+        path = presets.locate(preset)
+        if (file := path / SETTINGS_FILE).is_file():
+            held = read_json(file)
+            if held.get("class_name") != cls.__name__:
+                raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
+            return cls(**{"tokenizer": path, **held["config"], **settings})
+        found = presets.preprocessor_settings(cls, preset)
+        if "tokenizer" not in {**found, **settings}:
+            raise InputError(f"{preset} has no tokenizer; give one as tokenizer=")
+        return cls(**{**found, **settings})
+
+
+def _columns(x: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns images and texts.
+
+    Raises:
+        InputError: unless there is one column of each and no other.
+    """
+    images, texts = ([name for name in x if name in names] for names in (IMAGES, TEXTS))
+    if len(images) != 1 or len(texts) != 1 or len(x) != 2:
+        raise InputError(
+            f"the model got the columns {', '.join(x)}; give images and captions, and no others"
+        )
+    return x[images[0]], x[texts[0]]
+
+
+# === Task ===
+
+TEMPLATES = ("a photo of a {}.",)
+PLACE = "{}"
+Texts = str | Sequence[str] | np.ndarray
+
+
+class Retrieved(NamedTuple):
+    """The best candidates for each query, best first.
+
+    Attributes:
+        indices: (Q, k) int, positions of the candidates.
+        scores: (Q, k) float32, their logits.
+    """
+
+    indices: np.ndarray
+    scores: np.ndarray
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def _are_texts(x: Data) -> bool:
+    """Returns True for texts or token ids, False for images or vectors."""
+    if isinstance(x, str | bytes):
+        return True
+    if isinstance(x, np.ndarray):
+        return x.dtype.kind in "OUS" or (x.ndim == 2 and x.dtype.kind in "iu")
+    return isinstance(x, Sequence) and len(x) > 0 and isinstance(x[0], str | bytes)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class ImageTextSimilarity(OptionalInputs, Task):
+    """Similarity of images and texts by two towers.
+
+    Args:
+        backbone: a `CLIPBackbone` or a `SigLIPBackbone`.
+        preprocessor: an `ImageTextPreprocessor` for raw images and texts, or None.
+        head_dtype: not used; logits are float32 for any dtype of the towers.
+        name: name of the model.
+        compile: compiles the model with the defaults of `compile` if training starts before that
+            call; False lets Keras raise its error instead.
+        **kwargs: arguments of `keras.Model`.
+
+    Call:
+        inputs of the backbone -> logits (B, N), float32, of each image with each text.
+
+    Example:
+        model = kmodels.models.ImageTextSimilarity.from_preset("path/to/hf_directory")
+        model.classify(images, ["cat", "dog"], templates=["a photo of a {}."])
+        model.fit({"images": images, "captions": captions}, batch_size=64)
+    """
+
+    backbone_class = TwoTowersBackbone
+    preprocessor_class = ImageTextPreprocessor
+    takes = TwoTowersBackbone.takes
+
+    @of_family
+    def __init__(
+        self,
+        backbone: TwoTowersBackbone,
+        preprocessor: ImageTextPreprocessor | None = None,
+        head_dtype: DTypeLike = None,
+        name: str | None = None,
+        compile: bool = True,
+        **kwargs: Any,
+    ):
+        # === Graph ===
+        inputs = backbone.input
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=backbone(inputs)["vision_logits"],
+            name=name,
+            **kwargs,
+        )
+
+        # === Config ===
+        self.head_dtype = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
+        self.compiles_itself = compile
+        self.absent = backbone.absent
+        self.settings: dict[str, Any] = {}
+
+    def with_defaults(self, given: Compiled) -> Compiled:
+        """Returns what is compiled, by default with the loss that the towers were trained with.
+
+        That is `kmodels.training.CLIPLoss()` of a CLIP and `kmodels.training.SigLIPLoss()` of a
+        SigLIP; the optimizer is Adam with a learning rate of 1e-5.
+        """
+        loss = CLIPLoss if self.backbone.config.projects else SigLIPLoss
+        return super().with_defaults(
+            given.filled(optimizer=lambda: keras.optimizers.Adam(1e-5), loss=loss)
+        )
+
+    @property
+    def gives_logits(self) -> bool:
+        """False: the logits are of pairs, not of classes."""
+        return False

@@ -1,1 +1,0 @@
-"""The files of other packages that hold both towers."""
