@@ -43,7 +43,6 @@ PASS_ON = {
     "ChatTokenizer.render_chat": "chat_token_ids",
     "render": "apply_chat_template",
     "render_with_generation": "apply_chat_template",
-    "Gemma4ImageTextLMPreprocessor.__init__": "the constructor, without those of sound",
     "KerasMethods.save": "Keras, in _save",
     "KerasMethods.save_weights": "Keras, in _save",
 }
