@@ -185,6 +185,8 @@ class Numbered:
 
     def as_batch(self, batch: Any) -> tuple:
         """Returns (x,), (x, y) or (x, y, sample_weight), in NumPy or tensors of the backend."""
+        if isinstance(self.data, IndexedBatches | Mapped):  # `prepared` made it
+            return batch
         return tuple(map(_on_host, in_parts(batch)))
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.traced import tracing
-from kmodels.core.types import Tensor, Tree
+from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.generation.request import as_numpy, sampler_of
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.task import Generates
@@ -86,20 +86,48 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         super().use_sampler(sampler, jit_compile)
 
     def compile(
-        self, *args: Any, sampler: str | Mapping[str, Any] | Sampler = "greedy", **kwargs: Any
+        self,
+        optimizer: OptimizerLike = "auto",
+        loss: LossLike = "auto",
+        loss_weights: MetricsLike = None,
+        metrics: MetricsLike = "auto",
+        weighted_metrics: MetricsLike = "auto",
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str = "auto",
+        auto_scale_loss: bool = True,
+        *,
+        sampler: str | Mapping[str, Any] | Sampler = "greedy",
     ) -> None:
         """As `Task.compile`, with a loss that never holds logits where it can.
 
         Args:
-            *args: as in Keras.
+            optimizer: see there, like all that follow but `sampler`.
+            loss: see there.
+            loss_weights: see there.
+            metrics: see there.
+            weighted_metrics: see there.
+            run_eagerly: see there.
+            steps_per_execution: see there.
+            jit_compile: see there; the token step of `generate` on torch follows it too: "auto"
+                means compiled on accelerators and eager on CPUs.
+            auto_scale_loss: see there.
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
                 `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
                 of that name asks for.
-            **kwargs: as in Keras; the token step of `generate` on torch follows `jit_compile` too:
-                "auto" means compiled on accelerators and eager on CPUs.
         """
-        super().compile(*args, **kwargs)
-        self.use_sampler(sampler, self._as_given["jit_compile"])
+        super().compile(
+            optimizer,
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps_per_execution,
+            jit_compile,
+            auto_scale_loss,
+        )
+        self.use_sampler(sampler, jit_compile)
 
     def with_defaults(self, given: Compiled) -> Compiled:
         """Returns what is compiled, by default for the next token.
