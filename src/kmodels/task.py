@@ -13,6 +13,7 @@ from kmodels.core import malloc
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
+from kmodels.distribution.layout import Axes, register
 from kmodels.layers import block_compile as compiling
 from kmodels.layers import changes
 from kmodels.layers.direct_calls import CalledDirectly
@@ -164,7 +165,8 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
 
     Attributes:
         config: the family's dataclass.
-        family: the name of the family's folder.
+        family: the name of the family.
+        layout: what each dimension of its variables is, see `kmodels.distribution.layout`.
         peft_names: gives the names that a model's layers have in transformers, see
             `kmodels.lora.modules`.
         left_out: parts of the checkpoint that the model was read from and does not have.
@@ -173,6 +175,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
 
     config_class: ClassVar[type]
     family: ClassVar[str]
+    layout: ClassVar[Mapping[str, Axes]]
     peft_names: ClassVar[Callable[[Any], Sequence[Mapping[str, str]]]] = staticmethod(lambda _: ())
     left_out: Sequence[str] = ()
     own_parts: ClassVar[tuple[str, ...]] = ()
@@ -183,6 +186,11 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         self.config = config
         self._named = dict(intermediates)
         self._inspector: keras.Model | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "family" in vars(cls):
+            register(cls.layout, family=cls.family)
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

@@ -1,186 +1,156 @@
-"""The model families: each is one module or one flat folder."""
+"""The model families: each is one module or one flat folder, loaded when it is asked for."""
 
-from kmodels.distribution.layout import register
-from kmodels.models.clip import (
-    CLIPPreprocessor,
-    CLIPTextConfig,
-    CLIPTextEncoder,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-)
-from kmodels.models.gemma import (
-    Gemma3Backbone,
-    Gemma3CausalLM,
-    Gemma3CausalLMPreprocessor,
-    Gemma3TextEmbedder,
-    Gemma3TextEmbedderPreprocessor,
-    Gemma3Tokenizer,
-    Gemma4Backbone,
-    Gemma4CausalLM,
-    Gemma4CausalLMPreprocessor,
-    Gemma4Tokenizer,
-    GemmaBackbone,
-    GemmaCausalLM,
-    GemmaCausalLMPreprocessor,
-    GemmaConfig,
-    GemmaTextEmbedder,
-    GemmaTextEmbedderPreprocessor,
-    GemmaTokenizer,
-)
-from kmodels.models.gemma_vision import (
-    Gemma3ImageConverter,
-    Gemma3ImageTextBackbone,
-    Gemma3ImageTextConfig,
-    Gemma3ImageTextLM,
-    Gemma3ImageTextLMPreprocessor,
-    Gemma4ImageConverter,
-    Gemma4ImageTextBackbone,
-    Gemma4ImageTextConfig,
-    Gemma4ImageTextLM,
-    Gemma4ImageTextLMPreprocessor,
-)
-from kmodels.models.qwen3 import (
-    Qwen3Backbone,
-    Qwen3CausalLM,
-    Qwen3CausalLMPreprocessor,
-    Qwen3Config,
-    Qwen3TextEmbedder,
-    Qwen3TextEmbedderPreprocessor,
-    Qwen3Tokenizer,
-)
-from kmodels.models.siglip import (
-    SigLIPPreprocessor,
-    SigLIPTextConfig,
-    SigLIPTextEncoder,
-    SigLIPTokenizer,
-)
-from kmodels.models.two_towers import (
-    CLIPBackbone,
-    ImageTextPreprocessor,
-    ImageTextSimilarity,
-    SigLIPBackbone,
-    TwoTowersConfig,
-)
-from kmodels.models.vit import (
-    CLIPImageConverter,
-    CLIPVisionEncoder,
-    DeiTBackbone,
-    DeiTImageClassifier,
-    DeiTImageClassifierPreprocessor,
-    DeiTImageConverter,
-    DINOHead,
-    DINOV2Backbone,
-    DINOV2ImageConverter,
-    DINOV3Backbone,
-    DINOV3ImageConverter,
-    EoMTImageSegmenter,
-    Gemma3VisionEncoder,
-    Gemma4VisionEmbedder,
-    Gemma4VisionEncoder,
-    NaFlexViTBackbone,
-    NaFlexViTImageClassifier,
-    NaFlexViTImageClassifierPreprocessor,
-    SigLIPImageConverter,
-    SigLIPNaFlexVisionEncoder,
-    SigLIPVisionEncoder,
-    ViTBackbone,
-    ViTConfig,
-    ViTImageClassifier,
-    ViTImageClassifierPreprocessor,
-    ViTImageConverter,
-    ViTImageSegmenter,
-    ViTImageSegmenterPreprocessor,
-    ViTMAEForPreTraining,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
 
-for _backbone in (
-    CLIPBackbone,
-    CLIPTextEncoder,
-    GemmaBackbone,
-    Gemma3ImageTextBackbone,
-    Gemma4ImageTextBackbone,
-    Qwen3Backbone,
-    SigLIPTextEncoder,
-    ViTBackbone,
-):
-    register(_backbone.layout, family=_backbone.family)
+if TYPE_CHECKING:  # for editors
+    from kmodels.models.clip import (
+        CLIPPreprocessor,
+        CLIPTextConfig,
+        CLIPTextEncoder,
+        CLIPTextModelWithProjection,
+        CLIPTokenizer,
+    )
+    from kmodels.models.gemma import (
+        Gemma3Backbone,
+        Gemma3CausalLM,
+        Gemma3CausalLMPreprocessor,
+        Gemma3TextEmbedder,
+        Gemma3TextEmbedderPreprocessor,
+        Gemma3Tokenizer,
+        Gemma4Backbone,
+        Gemma4CausalLM,
+        Gemma4CausalLMPreprocessor,
+        Gemma4Tokenizer,
+        GemmaBackbone,
+        GemmaCausalLM,
+        GemmaCausalLMPreprocessor,
+        GemmaConfig,
+        GemmaTextEmbedder,
+        GemmaTextEmbedderPreprocessor,
+        GemmaTokenizer,
+    )
+    from kmodels.models.gemma_vision import (
+        Gemma3ImageConverter,
+        Gemma3ImageTextBackbone,
+        Gemma3ImageTextConfig,
+        Gemma3ImageTextLM,
+        Gemma3ImageTextLMPreprocessor,
+        Gemma4ImageConverter,
+        Gemma4ImageTextBackbone,
+        Gemma4ImageTextConfig,
+        Gemma4ImageTextLM,
+        Gemma4ImageTextLMPreprocessor,
+    )
+    from kmodels.models.qwen3 import (
+        Qwen3Backbone,
+        Qwen3CausalLM,
+        Qwen3CausalLMPreprocessor,
+        Qwen3Config,
+        Qwen3TextEmbedder,
+        Qwen3TextEmbedderPreprocessor,
+        Qwen3Tokenizer,
+    )
+    from kmodels.models.siglip import (
+        SigLIPPreprocessor,
+        SigLIPTextConfig,
+        SigLIPTextEncoder,
+        SigLIPTokenizer,
+    )
+    from kmodels.models.two_towers import (
+        CLIPBackbone,
+        ImageTextPreprocessor,
+        ImageTextSimilarity,
+        SigLIPBackbone,
+        TwoTowersConfig,
+    )
+    from kmodels.models.vit import (
+        CLIPImageConverter,
+        CLIPVisionEncoder,
+        DeiTBackbone,
+        DeiTImageClassifier,
+        DeiTImageClassifierPreprocessor,
+        DeiTImageConverter,
+        DINOHead,
+        DINOV2Backbone,
+        DINOV2ImageConverter,
+        DINOV3Backbone,
+        DINOV3ImageConverter,
+        EoMTImageSegmenter,
+        Gemma3VisionEncoder,
+        Gemma4VisionEmbedder,
+        Gemma4VisionEncoder,
+        NaFlexViTBackbone,
+        NaFlexViTImageClassifier,
+        NaFlexViTImageClassifierPreprocessor,
+        SigLIPImageConverter,
+        SigLIPNaFlexVisionEncoder,
+        SigLIPVisionEncoder,
+        ViTBackbone,
+        ViTConfig,
+        ViTImageClassifier,
+        ViTImageClassifierPreprocessor,
+        ViTImageConverter,
+        ViTImageSegmenter,
+        ViTImageSegmenterPreprocessor,
+        ViTMAEForPreTraining,
+    )
 
-__all__ = [
-    "CLIPBackbone",
-    "CLIPImageConverter",
-    "CLIPPreprocessor",
-    "CLIPTextConfig",
-    "CLIPTextEncoder",
-    "CLIPTextModelWithProjection",
-    "CLIPTokenizer",
-    "CLIPVisionEncoder",
-    "DINOHead",
-    "DINOV2Backbone",
-    "DINOV2ImageConverter",
-    "DINOV3Backbone",
-    "DINOV3ImageConverter",
-    "DeiTBackbone",
-    "DeiTImageClassifier",
-    "DeiTImageClassifierPreprocessor",
-    "DeiTImageConverter",
-    "EoMTImageSegmenter",
-    "Gemma3Backbone",
-    "Gemma3CausalLM",
-    "Gemma3CausalLMPreprocessor",
-    "Gemma3ImageConverter",
-    "Gemma3ImageTextBackbone",
-    "Gemma3ImageTextConfig",
-    "Gemma3ImageTextLM",
-    "Gemma3ImageTextLMPreprocessor",
-    "Gemma3TextEmbedder",
-    "Gemma3TextEmbedderPreprocessor",
-    "Gemma3Tokenizer",
-    "Gemma3VisionEncoder",
-    "Gemma4Backbone",
-    "Gemma4CausalLM",
-    "Gemma4CausalLMPreprocessor",
-    "Gemma4ImageConverter",
-    "Gemma4ImageTextBackbone",
-    "Gemma4ImageTextConfig",
-    "Gemma4ImageTextLM",
-    "Gemma4ImageTextLMPreprocessor",
-    "Gemma4Tokenizer",
-    "Gemma4VisionEmbedder",
-    "Gemma4VisionEncoder",
-    "GemmaBackbone",
-    "GemmaCausalLM",
-    "GemmaCausalLMPreprocessor",
-    "GemmaConfig",
-    "GemmaTextEmbedder",
-    "GemmaTextEmbedderPreprocessor",
-    "GemmaTokenizer",
-    "ImageTextPreprocessor",
-    "ImageTextSimilarity",
-    "NaFlexViTBackbone",
-    "NaFlexViTImageClassifier",
-    "NaFlexViTImageClassifierPreprocessor",
-    "Qwen3Backbone",
-    "Qwen3CausalLM",
-    "Qwen3CausalLMPreprocessor",
-    "Qwen3Config",
-    "Qwen3TextEmbedder",
-    "Qwen3TextEmbedderPreprocessor",
-    "Qwen3Tokenizer",
-    "SigLIPBackbone",
-    "SigLIPImageConverter",
-    "SigLIPNaFlexVisionEncoder",
-    "SigLIPPreprocessor",
-    "SigLIPTextConfig",
-    "SigLIPTextEncoder",
-    "SigLIPTokenizer",
-    "SigLIPVisionEncoder",
-    "TwoTowersConfig",
-    "ViTBackbone",
-    "ViTConfig",
-    "ViTImageClassifier",
-    "ViTImageClassifierPreprocessor",
-    "ViTImageConverter",
-    "ViTImageSegmenter",
-    "ViTImageSegmenterPreprocessor",
-    "ViTMAEForPreTraining",
-]
+# The public names of each family.
+FAMILIES = {
+    "clip": (
+        *("CLIPPreprocessor", "CLIPTextConfig", "CLIPTextEncoder"),
+        *("CLIPTextModelWithProjection", "CLIPTokenizer"),
+    ),
+    "gemma": (
+        *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor"),
+        *("Gemma3TextEmbedder", "Gemma3TextEmbedderPreprocessor", "Gemma3Tokenizer"),
+        *("Gemma4Backbone", "Gemma4CausalLM", "Gemma4CausalLMPreprocessor"),
+        *("Gemma4Tokenizer", "GemmaBackbone", "GemmaCausalLM", "GemmaCausalLMPreprocessor"),
+        *("GemmaConfig", "GemmaTextEmbedder", "GemmaTextEmbedderPreprocessor"),
+        *("GemmaTokenizer",),
+    ),
+    "gemma_vision": (
+        *("Gemma3ImageConverter", "Gemma3ImageTextBackbone", "Gemma3ImageTextConfig"),
+        *("Gemma3ImageTextLM", "Gemma3ImageTextLMPreprocessor", "Gemma4ImageConverter"),
+        *("Gemma4ImageTextBackbone", "Gemma4ImageTextConfig", "Gemma4ImageTextLM"),
+        *("Gemma4ImageTextLMPreprocessor",),
+    ),
+    "qwen3": (
+        *("Qwen3Backbone", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor", "Qwen3Config"),
+        *("Qwen3TextEmbedder", "Qwen3TextEmbedderPreprocessor", "Qwen3Tokenizer"),
+    ),
+    "siglip": (
+        *("SigLIPPreprocessor", "SigLIPTextConfig", "SigLIPTextEncoder", "SigLIPTokenizer"),
+    ),
+    "two_towers": (
+        *("CLIPBackbone", "ImageTextPreprocessor", "ImageTextSimilarity", "SigLIPBackbone"),
+        *("TwoTowersConfig",),
+    ),
+    "vit": (
+        *("CLIPImageConverter", "CLIPVisionEncoder", "DeiTBackbone", "DeiTImageClassifier"),
+        *("DeiTImageClassifierPreprocessor", "DeiTImageConverter", "DINOHead"),
+        *("DINOV2Backbone", "DINOV2ImageConverter", "DINOV3Backbone", "DINOV3ImageConverter"),
+        *("EoMTImageSegmenter", "Gemma3VisionEncoder", "Gemma4VisionEmbedder"),
+        *("Gemma4VisionEncoder", "NaFlexViTBackbone", "NaFlexViTImageClassifier"),
+        *("NaFlexViTImageClassifierPreprocessor", "SigLIPImageConverter"),
+        *("SigLIPNaFlexVisionEncoder", "SigLIPVisionEncoder", "ViTBackbone", "ViTConfig"),
+        *("ViTImageClassifier", "ViTImageClassifierPreprocessor", "ViTImageConverter"),
+        *("ViTImageSegmenter", "ViTImageSegmenterPreprocessor", "ViTMAEForPreTraining"),
+    ),
+}
+_MODULES = {name: family for family, names in FAMILIES.items() for name in names}
+
+__all__ = [*_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found = getattr(importlib.import_module(f"kmodels.models.{_MODULES[name]}"), name)
+        globals()[name] = found
+        return found
+    raise AttributeError(f"module 'kmodels.models' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -280,11 +280,6 @@ def tokenizer_of(path: Path) -> dict[str, str] | None:
     whole = any((path / name).is_file() for name in TOKENIZERS)
     parts = all((path / name).is_file() for name in VOCABULARY)
     return {"tokenizer": str(path)} if whole or parts else None
-
-
-def prefix_of(tensors: Iterable[str], prefix: str) -> str:
-    """Returns what stands before the names of a model's tensors: `prefix`, or nothing."""
-    return prefix if any(name.startswith(prefix) for name in tensors) else ""
 
 
 @dataclass(frozen=True)

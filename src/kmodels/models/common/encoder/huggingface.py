@@ -127,7 +127,7 @@ class TextTowerFormat(HuggingFaceDirectory):
         tensors = read_safetensors(path) if weights else {}
         if weights:
             warn_of_encoder(path, description)
-        prefix = huggingface.prefix_of(tensors, PREFIX)
+        prefix = encoder_rules.prefix_of(tensors, PREFIX)
         if weights:
             held = tensors.get(f"{PROJECTION}.weight")
             projection = None if held is None else held.shape[0]

@@ -58,6 +58,11 @@ def names() -> dict[str, str]:
     return {f"block_{{i}}/{ours}": f"{BLOCK}.{x}" for ours, x in LAYERS.items()}
 
 
+def prefix_of(tensors: Iterable[str], prefix: str) -> str:
+    """Returns what stands before the names of a model's tensors: `prefix`, or nothing."""
+    return prefix if any(name.startswith(prefix) for name in tensors) else ""
+
+
 def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
     """Returns the rules with something in front of their names."""
     return [Rule(prefix + rule.source, rule.target, rule.transform, rule.axis) for rule in table]

@@ -2,7 +2,7 @@
 
 from kmodels.core.errors import InputError
 from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.huggingface import prefix_of
+from kmodels.models.common.encoder.rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config, mae
 from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
