@@ -185,7 +185,7 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
     Call it once, before the model is built: variables keep the place where they were made. The
     order is distribute, build or load, `enable_lora`, `plan.prepare`, `compile`, `fit`.
 
-        plan = kmodels.distribution.plan("data=4,model=2")
+        plan = kmodels.distribution.distribute("data=4,model=2")
         model = plan.prepare(kmodels.models.ViTImageClassifier.from_preset("vit_debug"))
 
     Args:
