@@ -10,8 +10,8 @@ from kmodels.core.errors import InputError
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
 from kmodels.models.common.gguf import reading
 from kmodels.models.gemma import gguf as gemma
+from kmodels.models.gemma_vision import gemma3_mmproj
 from kmodels.models.qwen3 import GGUF as QWEN3
-from kmodels.models.vit.weights import gemma3_mmproj
 from kmodels.text import Tokenizer
 from refusals import refused
 

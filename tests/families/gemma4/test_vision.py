@@ -15,7 +15,7 @@ from kmodels.models import (
     Gemma4VisionEncoder,
 )
 from kmodels.models.common.image_text import images as image_places
-from kmodels.models.vit.gemma4.blocks import ClippedDense
+from kmodels.models.gemma_vision.gemma4_encoder import ClippedDense
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
 

@@ -35,6 +35,8 @@ from kmodels.models.gemma.model import ORDER_3, Gemma3Backbone
 from kmodels.models.gemma.presets import PRESETS as TEXT
 from kmodels.models.gemma.tasks import Gemma3CausalLM
 from kmodels.models.gemma.text import CHATS, Gemma3CausalLMPreprocessor, Gemma3Tokenizer
+from kmodels.models.gemma_vision import gemma3_huggingface, gemma3_keras_hub, gemma3_mmproj
+from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder, VisionEncoderFields
 from kmodels.models.gemma_vision.model import (
     PLACES,
     ImageTextBackbone,
@@ -53,9 +55,6 @@ from kmodels.models.gemma_vision.preprocessor import (
     processor_files,
 )
 from kmodels.models.registry import Family
-from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
-from kmodels.models.vit.gemma3_fields import VisionEncoderFields
-from kmodels.models.vit.weights import gemma3_hub, gemma3_mmproj, siglip_encoder
 from kmodels.text import Example
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import open_gguf, setting
@@ -483,7 +482,7 @@ def rules(
 ) -> list[Rule]:
     """Returns the rules of a config with the prefixes of a file."""
     encoder = config.encoder(name="vision_encoder")
-    vision = siglip_encoder.rules(encoder.vit_config, tower, projector)
+    vision = gemma3_huggingface.rules(encoder.vit_config, tower, projector)
     return [*text.rules(config, language), *below("vision_encoder", vision)]
 
 
@@ -494,7 +493,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         InputError: lists the settings that are not supported.
     """
     given = {**DEFAULTS, **description}
-    held, wrong = siglip_encoder.settings(description["vision_config"] or {})
+    held, wrong = gemma3_huggingface.settings(description["vision_config"] or {})
     side, tokens = held["image_size"] // held["patch_size"], math.isqrt(given[TOKENS])
     wrong[f"{TOKENS}={given[TOKENS]}"] = tokens**2 != given[TOKENS] or side % tokens != 0
     decoder.refuse(path, wrong)
@@ -521,7 +520,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
         "text_config": written,
-        "vision_config": siglip_encoder.form(encoder),
+        "vision_config": gemma3_huggingface.form(encoder),
         TOKENS: encoder.num_vision_tokens_per_image,
         IMAGE_TOKEN: config.image_token_id,
         **MARKS,
@@ -764,6 +763,6 @@ FAMILY = Family(
     sizes=without_images,
     transformers_form=transformers_form,
     keras_hub=(
-        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_hub.ENCODER),
+        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_keras_hub.ENCODER),
     ),
 )

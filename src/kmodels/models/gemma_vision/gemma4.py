@@ -31,6 +31,13 @@ from kmodels.models.gemma.text import (
     Gemma4Tokenizer,
     without_sound,
 )
+from kmodels.models.gemma_vision import gemma4_embedder_files, gemma4_encoder_files, gemma4_peft
+from kmodels.models.gemma_vision.gemma4_encoder import (
+    Gemma4VisionEncoder,
+    PatchFeatures,
+    PatchFields,
+    fit_preprocessor,
+)
 from kmodels.models.gemma_vision.model import (
     PLACES,
     ImageTextBackbone,
@@ -49,10 +56,6 @@ from kmodels.models.gemma_vision.preprocessor import (
     processor_files,
 )
 from kmodels.models.registry import Family
-from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
-from kmodels.models.vit.gemma4.fields import PatchFields, fit_preprocessor
-from kmodels.models.vit.gemma4.patches import PatchFeatures
-from kmodels.models.vit.weights import gemma4_embedder, gemma4_encoder, gemma4_peft
 from kmodels.text import Example, Tokenizer
 from kmodels.weights import LazyArray, Rule
 
@@ -476,8 +479,8 @@ class Gemma4ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma4CausalLMPrepr
 # For each `model_type` the module of its vision half, the class, and the default of
 # use_bidirectional_attention.
 KINDS: dict[str, tuple[ModuleType, str, str | None]] = {
-    "gemma4": (gemma4_encoder, "Gemma4ForConditionalGeneration", None),
-    "gemma4_unified": (gemma4_embedder, "Gemma4UnifiedForConditionalGeneration", "vision"),
+    "gemma4": (gemma4_encoder_files, "Gemma4ForConditionalGeneration", None),
+    "gemma4_unified": (gemma4_embedder_files, "Gemma4UnifiedForConditionalGeneration", "vision"),
 }
 AUDIO = ("audio_tower", "embed_audio")
 LANGUAGE, IMAGE_TOKEN = "model.language_model.", "image_token_id"

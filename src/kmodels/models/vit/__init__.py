@@ -3,10 +3,6 @@
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.dino_head import DINOHead
-from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
-from kmodels.models.vit.gemma4.blocks import ClippedDense, Gemma4VisionBlock
-from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
-from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
 from kmodels.models.vit.hub_classes import (
     CLIPImageConverter,
     CLIPVisionEncoder,
@@ -37,7 +33,6 @@ from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
 __all__ = [
     "CLIPImageConverter",
     "CLIPVisionEncoder",
-    "ClippedDense",
     "DINOHead",
     "DINOV2Backbone",
     "DINOV2ImageConverter",
@@ -48,10 +43,6 @@ __all__ = [
     "DeiTImageClassifierPreprocessor",
     "DeiTImageConverter",
     "EoMTImageSegmenter",
-    "Gemma3VisionEncoder",
-    "Gemma4VisionBlock",
-    "Gemma4VisionEmbedder",
-    "Gemma4VisionEncoder",
     "NaFlexViTBackbone",
     "NaFlexViTImageClassifier",
     "NaFlexViTImageClassifierPreprocessor",

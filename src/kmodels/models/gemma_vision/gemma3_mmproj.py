@@ -6,8 +6,8 @@ from typing import Any
 from kmodels.core.errors import InputError
 from kmodels.models.common.gguf.mmproj import Projector
 from kmodels.models.common.gguf.tensors import plus_one
-from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
-from kmodels.models.vit.weights import siglip_encoder
+from kmodels.models.gemma_vision import gemma3_huggingface
+from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.weights import LazyArray, Rule
 
 TOWER, PROJECTOR = "vision_tower.vision_model.", "multi_modal_projector."
@@ -32,7 +32,7 @@ def rules(encoder: Gemma3VisionEncoder) -> list[Rule]:
     """Returns the table, with names of Hugging Face; the projector's norm has its 1 in the file."""
     return [
         rule if "soft_emb_norm" not in rule.source else Rule(rule.source, rule.target, plus_one)
-        for rule in siglip_encoder.rules(encoder.vit_config, TOWER, PROJECTOR)
+        for rule in gemma3_huggingface.rules(encoder.vit_config, TOWER, PROJECTOR)
     ]
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kmodels.models.vit.gemma4.blocks import BOUNDS
-from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
+from kmodels.models.gemma_vision.gemma4_encoder import BOUNDS, Gemma4VisionEncoder
 from kmodels.weights import Rule, transpose
 
 KIND = "gemma4_vision"

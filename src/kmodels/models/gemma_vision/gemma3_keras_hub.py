@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kmodels.models.common.keras_hub_mapping import EncoderMapping
+from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.weights import keras_hub
 from kmodels.weights import Rule, leading_axes
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kmodels.models.vit.gemma4.embedder import Gemma4VisionEmbedder
+from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEmbedder
 from kmodels.weights import Rule, transpose
 
 KIND = "gemma4_unified_vision"

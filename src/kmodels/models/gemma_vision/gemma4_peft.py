@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kmodels.models.common import peft
-from kmodels.models.vit.gemma4.encoder import Gemma4VisionEncoder
-from kmodels.models.vit.weights.gemma4_encoder import BLOCK, LAYERS
+from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEncoder
+from kmodels.models.gemma_vision.gemma4_encoder_files import BLOCK, LAYERS
 
 if TYPE_CHECKING:
     import keras
+
 
 TEXT = "model.language_model."
 TOWER = {
