@@ -13,6 +13,7 @@ from kmodels.models.gemma import gguf as gemma
 from kmodels.models.gemma_vision import gemma3_mmproj
 from kmodels.models.qwen3 import GGUF as QWEN3
 from kmodels.text import Tokenizer
+from kmodels.text.gguf import IDLE
 from refusals import refused
 
 pytestmark = pytest.mark.needs("gguf")
@@ -158,7 +159,7 @@ def test_no_setting_of_a_vocabulary_is_ignored_in_silence(tmp_path, caplog):
     values = {"eot_token_id": 5, "eom_token_id": 5, "padding_token_id": 0, "eos_token_id": 0}
     values |= {"add_bos_token": False, "add_eos_token": True}
     asked = [key for key in keys_of_the_package() if key.startswith("tokenizer.")]
-    asked = [key for key in asked if key not in gguf.IDLE and "chat_template" not in key]
+    asked = [key for key in asked if key not in IDLE and "chat_template" not in key]
     asked = {key: values.get(key.rpartition(".")[2], 1) for key in asked}
     for name in ("model", "tokens"):
         del asked[f"tokenizer.ggml.{name}"]

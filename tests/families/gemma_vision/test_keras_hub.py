@@ -8,7 +8,7 @@ import hub_models
 from arrays import to_numpy
 from gemma3_processor_case import START
 from kmodels.core.errors import InputError
-from kmodels.interop import keras_hub
+from kmodels.interop import keras_hub as interop
 from kmodels.models import (
     Gemma3ImageConverter,
     Gemma3ImageTextLM,
@@ -106,7 +106,7 @@ def test_preprocessors_go_with_the_model_both_ways(both):
         vocabulary_size=theirs.tokenizer.vocabulary_size(),
     )
     model.preprocessor = theirs
-    found = keras_hub.from_hub(model)
+    found = interop.from_hub(model)
     assert found.backbone.config.image_token_id == theirs.tokenizer.image_placeholder_id
     assert found.backbone.config.image_token_id == found.preprocessor.image_token_id
     pixels = np.random.default_rng(0).integers(0, 256, (1, 2, 8, 8, 3)).astype("float32")
@@ -121,7 +121,7 @@ def test_preprocessors_go_with_the_model_both_ways(both):
             "interpolation": theirs.image_converter.interpolation,
         }.items()
     )
-    assert keras_hub.to_hub(found, preprocessor=False).preprocessor is None
+    assert interop.to_hub(found, preprocessor=False).preprocessor is None
 
 
 @pytest.mark.needs("keras_hub", "tensorflow_text")
@@ -138,10 +138,10 @@ def test_preprocessors_of_ours_go_to_keras_hub():
             tokenizer, Gemma3ImageConverter(**{**CONVERTER, "image_size": (16, 16)}), **SETTINGS
         ),
     )
-    theirs = keras_hub.to_hub(ours).preprocessor
+    theirs = interop.to_hub(ours).preprocessor
     pixels = np.random.default_rng(0).integers(0, 256, (1, 2, 16, 16, 3)).astype("float32")
     given = {"prompts": [f"{START} the {START}"], "images": pixels, "responses": ["cat"]}
     check(ours.preprocessor(given)[0], theirs(given)[0])
     ours.preprocessor.image_converter.do_pan_and_scan = True
     with pytest.raises(InputError, match="Gemma3ImageConverter has no counterpart for do_pan_and"):
-        keras_hub.to_hub(ours)
+        interop.to_hub(ours)

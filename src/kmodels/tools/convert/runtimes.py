@@ -175,8 +175,8 @@ def keras_hub(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarra
         inputs = keras.ops.convert_to_tensor(sample)
         given = peer.input if isinstance(peer.input, dict) else {}
         if "images" in given and "token_ids" not in given:  # its DINOv2
-            outputs = peer({"images": inputs}, training=False)
+            given_back = peer({"images": inputs}, training=False)
         else:
-            outputs = outputs(peer, inputs)
-        found.append(keras.ops.convert_to_numpy(outputs))
+            given_back = outputs(peer, inputs)
+        found.append(keras.ops.convert_to_numpy(given_back))
     return found
