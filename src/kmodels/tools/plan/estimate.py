@@ -99,11 +99,14 @@ class Estimate:
 
 
 def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
-    """Yields the variables of the model with its adapters and quantized kernels.
+    """Goes through the variables of the model with its adapters and quantized kernels.
 
     Args:
         model: a task, with or without values, neither quantized nor with adapters.
         setup: the step.
+
+    Yields:
+        Each variable, as it lies in memory.
 
     Raises:
         InputError: for LoRA targets that the model does not have.
