@@ -11,7 +11,7 @@ from arrays import to_numpy
 from family_table import row_of
 from kmodels.generation import request
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM
-from kmodels.models.common import huggingface, unknown_settings
+from kmodels.models.common import directories, huggingface
 from kmodels.weights import read_safetensors
 from refusals import refused
 from tolerances import tolerance
@@ -212,7 +212,7 @@ def test_every_setting_of_an_encoder_in_transformers_is_known(name, caplog, tmp_
 
     described = dict.fromkeys(getattr(transformers, name)().to_dict(), 1)
     described |= dict.fromkeys(("text_config", "vision_config"), None)
-    unknown_settings.warn_of_encoder(tmp_path, described)
+    directories.warn_of_encoder(tmp_path, described)
     assert "does not know" not in caplog.text
 
 

@@ -180,7 +180,7 @@ def distribute(spec: None, batch_size: int | None = None) -> None: ...
 @overload
 def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None: ...
 def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None:
-    """Spreads what is built from now on over the devices of a mesh.
+    """Distributes models that are built from now on over the devices of a mesh.
 
     Call it once, before the model is built: variables keep the place where they were made. The
     order is distribute, build or load, `enable_lora`, `plan.prepare`, `compile`, `fit`.
@@ -197,8 +197,8 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
         The plan, which is `current()` from now on; None for None.
 
     Raises:
-        InputError: for a wrong mesh, too few devices, a batch that does not divide, or what the
-            backend cannot do.
+        InputError: for a wrong mesh, too few devices, a batch size that the mesh does not
+            divide, or a mesh that the backend does not support.
     """
     if spec is None:
         if (former := processes.current()) is not None:

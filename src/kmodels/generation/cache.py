@@ -160,7 +160,7 @@ def caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
 
 
 class DraftView:
-    """Some new tokens per row see what stands in front of them, and each other causally.
+    """Several new tokens per row attend to all earlier tokens, and to each other causally.
 
     A ring of a window has `ahead` slots more than that. So a slot that holds a refused token is
     taken for a place that is farther behind than any token sees.
@@ -179,7 +179,7 @@ class DraftView:
         self._rings: dict[tuple[int, int | None], tuple[Any, Any, Any]] = {}
 
     def ring(self, window: int | None) -> tuple[Any, Any, Any]:
-        """Returns the slots to write to (B, T), what is seen then (B, T, size), and its mask."""
+        """Returns the slots to write to (B, T), the visible slots (B, T, size), and a mask."""
         size = ring_size(self.slots, window, self.ahead)
         # A window that no text is longer than hides nothing.
         window = None if window is None or self.slots <= window else window

@@ -34,6 +34,10 @@ from kmodels.weights import LazyArray, Rule, engine, gather
 from kmodels.weights.rules import Bound, bind_sources
 from kmodels.weights.transforms import source_shape
 
+log = logging.getLogger("kmodels")
+
+__all__ = ["compare", "from_hub", "read_lora", "to_hub"]
+
 LORA = ("/lora_kernel_a", "/lora_kernel_b")
 
 
@@ -361,11 +365,6 @@ def _put(
         adapter = layers[path].adapter
         adapter.a.assign(np.pad(a, ((0, 0), (0, more))))
         adapter.b.assign(np.pad(b, ((0, more), (0, 0))))
-
-
-log = logging.getLogger("kmodels")
-
-__all__ = ["compare", "from_hub", "read_lora", "to_hub"]
 
 
 def _hub() -> Any:

@@ -146,9 +146,7 @@ __all__ = [*_MODULES]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        found = getattr(importlib.import_module(f"kmodels.models.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
+        return getattr(importlib.import_module(f"kmodels.models.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'kmodels.models' has no attribute {name!r}")
 
 

@@ -134,3 +134,13 @@ def test_examples_use_what_is_public():
         wrong += [f"{file} uses {name}" for name in sorted(names) if not is_public(name)]
     assert not wrong, "\n".join(wrong)
     assert len(seen) > 60 and "kmodels.runs.recipe.main" in seen
+
+
+def test_editors_see_the_families_that_are_loaded():
+    from kmodels import models
+
+    tree = ast.parse(Path(models.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    shown = {node.module: {alias.name for alias in node.names} for node in block.body}
+    loaded = {f"kmodels.models.{family}": set(names) for family, names in models.FAMILIES.items()}
+    assert shown == loaded

@@ -203,7 +203,7 @@ def made_scenes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws shapes with textures on a shaded ground, one over the other, with noise.
 
-    Each kind of shape has a texture of its own (disks are striped, squares checked, triangles
+    Each kind of shape has its own texture (disks are striped, squares checked, triangles
     dotted, rings plain); colors, places, sizes and angles are drawn for each shape.
 
     Args:

@@ -131,7 +131,7 @@ def mix(
         augment: for `mixup` and `cutmix`.
         seed: seed of the run.
         epoch: from 0.
-        samples: (B,) sample numbers, of which the first of a pair decides what is drawn.
+        samples: (B,) sample numbers; the draws of a pair depend on the number of the first.
 
     Returns:
         New images and labels.

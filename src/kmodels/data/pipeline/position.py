@@ -23,8 +23,8 @@ class StatefulLoader(Protocol):
     of the steps, and keeps that of the last batch which was trained on. torchdata's
     `StatefulDataLoader` has these methods too.
 
-    A loader of your own counts what it has given in a pass, and a pass begins with the first
-    batch, except for the one after `load_state_dict`:
+    Your loader counts the batches it has yielded in a pass. A pass begins with the first batch,
+    except for the one after `load_state_dict`:
 
         def __iter__(self):
             first, self.first = self.first, 0
@@ -88,7 +88,7 @@ class Source(Protocol):
 
     @property
     def as_batch(self) -> Callable[[Any], tuple]:
-        """Is the function that makes (x,), (x, y) or (x, y, sample_weight) of what a pass gives."""
+        """Is the function from an item of a pass to (x,), (x, y) or (x, y, sample_weight)."""
         ...
 
     def begin(self, first: int = 0) -> Iterator[Any]:

@@ -291,7 +291,7 @@ class DDPEngine:
 
 
 def check_norms(model: keras.Model) -> None:
-    """Raises `InputError` for batch norm, which would see the rows of its own process alone."""
+    """Raises `InputError` for batch norm, whose statistics would be of one process's rows."""
     for layer in keras_internals.sublayers(model):
         if not layer.trainable:
             continue

@@ -86,7 +86,7 @@ def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
     _prefetch(layers, groups)
     root: Any = Root(groups)
     fully_shard(root, mesh=mesh)
-    # The first call settles for torch what is the root.
+    # torch takes the first module that is called for the root.
     root(lambda: None)
     _enter(model, "call", root)
     return root

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.generation import request
 from kmodels.models.common.config import DecoderConfig
+from kmodels.models.common.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.common.tokenizer import VOCABULARY
-from kmodels.models.common.unknown_settings import IDLE_IN_CONFIGS
 from kmodels.models.common.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -280,21 +280,6 @@ def tokenizer_of(path: Path) -> dict[str, str] | None:
     whole = any((path / name).is_file() for name in TOKENIZERS)
     parts = all((path / name).is_file() for name in VOCABULARY)
     return {"tokenizer": str(path)} if whole or parts else None
-
-
-@dataclass(frozen=True)
-class HuggingFaceDirectory:
-    """Directories of a family, as `Family.formats` wants them.
-
-    Args:
-        kinds: `model_type` in the config.json of the family.
-    """
-
-    kinds: Collection[str]
-
-    def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Returns whether a directory with this config.json is of this format."""
-        return path.is_dir() and description.get("model_type") in self.kinds
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from kmodels.core.types import Tensor, Tree
 
 GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
-# Inputs that are not whole numbers.
-FLOATS = ("images", "pixel_values")
 # The name of the positions in transformers and in keras-hub's Gemma 4, and here.
 POSITIONS = ("position_ids", "positions")
 # Inputs that are not whole numbers.

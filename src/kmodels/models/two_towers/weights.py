@@ -9,10 +9,10 @@ from kmodels.core.errors import InputError
 from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
 from kmodels.models.common import huggingface
+from kmodels.models.common.directories import EncoderDirectory
 from kmodels.models.common.encoder.huggingface import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.common.encoder.rules import below, dense
 from kmodels.models.common.sizes import Sizes
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.registry import Family
 from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
@@ -26,7 +26,7 @@ from kmodels.models.vit.presets import PRESETS as IMAGES
 from kmodels.models.vit.weights import clip_siglip, huggingface_export
 from kmodels.models.vit.weights.huggingface_config import takes_patches
 from kmodels.models.vit.weights.huggingface_export import patch_form, picture_form
-from kmodels.weights import Rule, SourceCheckpoint, read_safetensors, reshape
+from kmodels.weights import Rule, SourceCheckpoint, reshape
 
 # === Hugging Face ===
 
@@ -57,12 +57,8 @@ def rules(config: TwoTowersConfig) -> list[Rule]:
     ]
 
 
-class TwoTowersFormat:
+class TwoTowersFormat(EncoderDirectory):
     """Directories with both towers, as `Family.formats` expects them."""
-
-    def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Returns True if the config.json of a directory describes a model with both towers."""
-        return path.is_dir() and description.get("model_type") in KINDS
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
@@ -94,9 +90,7 @@ class TwoTowersFormat:
             # Some models of type siglip2 are for square images, with SigLIP's processor.
             "naflex": description["model_type"] == "siglip2" and takes_patches(path),
         }
-        tensors = read_safetensors(path) if weights else {}
-        if weights:
-            warn_of_encoder(path, description)
+        tensors = self.tensors(path, description, weights)
         if weights and not any(name.startswith(PREFIX) for name in tensors):
             raise InputError(
                 f"{path} holds no text tower; read it as a ViTBackbone, or give a whole directory"
@@ -287,7 +281,7 @@ FAMILY = Family(
     backbone=TwoTowersBackbone,
     tasks=(ImageTextSimilarity,),
     presets=PRESETS,
-    formats=(TwoTowersFormat(),),
+    formats=(TwoTowersFormat(KINDS),),
     sizes=sizes,
     transformers_form=transformers_form,
     fit_preprocessor=_fit_preprocessor,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import keras
 
 from kmodels.models.common import huggingface
+from kmodels.models.common.directories import EncoderDirectory
 from kmodels.models.common.encoder import rules as encoder_rules
 from kmodels.models.common.encoder.config import GELUS, TextEncoderConfig
-from kmodels.models.common.huggingface import HuggingFaceDirectory, TransformersForm
-from kmodels.models.common.unknown_settings import warn_of_encoder
-from kmodels.weights import Rule, SourceCheckpoint, read_safetensors
+from kmodels.models.common.huggingface import TransformersForm
+from kmodels.weights import Rule, SourceCheckpoint
 
 PREFIX, PROJECTION = "text_model.", "text_projection"
 # Places that older files keep beside what stands there.
@@ -60,7 +60,7 @@ ACTIVATION = Setting("hidden_act", _read_activation, _write_activation)
 
 
 @dataclass(frozen=True)
-class TextTowerFormat(HuggingFaceDirectory):
+class TextTowerFormat(EncoderDirectory):
     """Directories of a family of text towers, as `Family.formats` wants them.
 
     Args:
@@ -124,9 +124,7 @@ class TextTowerFormat(HuggingFaceDirectory):
             InputError: for settings that the model has no counterpart for.
         """
         _, projection = self._text(description)
-        tensors = read_safetensors(path) if weights else {}
-        if weights:
-            warn_of_encoder(path, description)
+        tensors = self.tensors(path, description, weights)
         prefix = encoder_rules.prefix_of(tensors, PREFIX)
         if weights:
             held = tensors.get(f"{PROJECTION}.weight")

@@ -1,8 +1,7 @@
 """Segmentation by queries in the last blocks of a ViT: semantic, instance and panoptic."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +11,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.class_names import NamedClasses, check_class_names
+from kmodels.models.common.class_names import check_class_names
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation.mask_transformer import (
     MaskTransformer,
@@ -21,10 +20,9 @@ from kmodels.models.vit.segmentation.mask_transformer import (
     class_scores,
 )
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
-from kmodels.models.vit.segmentation.segmenter import check_head
+from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
 from kmodels.models.vit.segmentation.segments import Segments
-from kmodels.models.vit.weights import resizing
-from kmodels.task import Compiled, Task
+from kmodels.task import Compiled
 from kmodels.training.inside_step import InsideStep
 from kmodels.training.matching.criterion import SetCriterion
 from kmodels.training.matching.targets import labels_of
@@ -32,7 +30,7 @@ from kmodels.training.metrics import MeanIoU
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(Segments, NamedClasses, Task):
+class EoMTImageSegmenter(Segments, ImageSegmenter):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
@@ -76,9 +74,8 @@ class EoMTImageSegmenter(Segments, NamedClasses, Task):
         `EomtForUniversalSegmentation` and `EomtDinov3ForUniversalSegmentation`.
     """
 
-    backbone_class = ViTBackbone
-    preprocessor_class = ViTImageSegmenterPreprocessor
-    compiles_itself = True
+    own_setting = "num_queries"
+    head_name = "head of queries"
 
     @of_family
     def __init__(
@@ -168,28 +165,6 @@ class EoMTImageSegmenter(Segments, NamedClasses, Task):
             "_readers": {},
         }.items():
             object.__setattr__(self, name, value)
-
-    @classmethod
-    def from_preset(
-        cls,
-        preset: str | Path,
-        dtype: DTypeLike = None,
-        load_weights: bool = True,
-        **overrides: Any,
-    ) -> Self:
-        """As of every task; what is not an EoMT's own directory needs `num_classes`.
-
-        Args:
-            preset: as in `Task.from_preset`, like all that follow.
-            dtype: see there.
-            load_weights: see there.
-            **overrides: see there.
-
-        Raises:
-            InputError: as there, and for an unknown number of classes.
-        """
-        check_head(cls, preset, overrides, "num_queries", "head of queries")
-        return super().from_preset(preset, dtype, load_weights, **overrides)
 
     # Masked attention
 
@@ -343,7 +318,3 @@ class EoMTImageSegmenter(Segments, NamedClasses, Task):
         if self._step.chosen:
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)
         return super().compute_metrics(x, y, y_pred, sample_weight)
-
-    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resizing.resized(self, image_size, patch_size)

@@ -1,8 +1,8 @@
 """Semantic segmentation with a linear head on the patches of a ViT."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -21,31 +21,57 @@ from kmodels.training.losses import PixelCrossentropy
 from kmodels.training.metrics import MeanIoU
 
 
-def check_head(
-    cls: Any, preset: str | Path, overrides: Mapping[str, Any], setting: str, what: str
-) -> None:
-    """Raises `InputError` where neither a file nor the user says how many classes there are.
+class ImageSegmenter(NamedClasses, Task):
+    """A segmenter of images by a ViT.
 
-    Args:
-        cls: a task.
-        preset: as in `Task.from_preset`.
-        overrides: see there.
-        setting: a setting that files of this task alone have.
-        what: what they have, for the message.
+    Attributes:
+        own_setting: a setting that only files of this task have.
+        head_name: name of its head, for the message of a file without one.
     """
-    if "num_classes" in overrides:
-        return
-    from kmodels.models import registry
-    from kmodels.presets.find import open_checkpoint
 
-    family = registry.family(cls.backbone_class.family)
-    task = open_checkpoint(preset, family, {}, False).task
-    if setting not in task or task.get("num_classes") is None:
-        raise InputError(f"{preset} has no {what}; give num_classes")
+    backbone_class = ViTBackbone
+    preprocessor_class = ViTImageSegmenterPreprocessor
+    compiles_itself = True
+    own_setting: ClassVar[str]
+    head_name: ClassVar[str]
+
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str | Path,
+        dtype: DTypeLike = None,
+        load_weights: bool = True,
+        **overrides: Any,
+    ) -> Self:
+        """As of every task; a directory or a name of another task needs `num_classes`.
+
+        Args:
+            preset: as in `Task.from_preset`, like all that follow; the weights of a classifier's
+                backbone are read, and its head is not.
+            dtype: see there.
+            load_weights: see there.
+            **overrides: see there.
+
+        Raises:
+            InputError: as there, and for an unknown number of classes.
+        """
+        if "num_classes" not in overrides:
+            from kmodels.models import registry
+            from kmodels.presets.find import open_checkpoint
+
+            family = registry.family(cls.backbone_class.family)
+            task = open_checkpoint(preset, family, {}, False).task
+            if cls.own_setting not in task or task.get("num_classes") is None:
+                raise InputError(f"{preset} has no {cls.head_name}; give num_classes")
+        return super().from_preset(preset, dtype, load_weights, **overrides)
+
+    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
+        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
+        return resizing.resized(self, image_size, patch_size)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageSegmenter(NamedClasses, Task):
+class ViTImageSegmenter(ImageSegmenter):
     """A ViT with a linear head that gives each pixel of an image a class.
 
     The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
@@ -78,9 +104,8 @@ class ViTImageSegmenter(NamedClasses, Task):
         Oquab et al. 2023, section 7.4 (arXiv:2304.07193); its code calls the head `BNHead`.
     """
 
-    backbone_class = ViTBackbone
-    preprocessor_class = ViTImageSegmenterPreprocessor
-    compiles_itself = True
+    own_setting = "use_batch_norm"
+    head_name = "head for pixels"
 
     @of_family
     def __init__(
@@ -150,29 +175,6 @@ class ViTImageSegmenter(NamedClasses, Task):
         # Around Keras' __setattr__, which would count its layers as those of this model again.
         object.__setattr__(self, "_of_patches", keras.Model(inputs, grid, name="patch_logits"))
 
-    @classmethod
-    def from_preset(
-        cls,
-        preset: str | Path,
-        dtype: DTypeLike = None,
-        load_weights: bool = True,
-        **overrides: Any,
-    ) -> Self:
-        """As of every task; what is no segmenter's own directory needs `num_classes`.
-
-        Args:
-            preset: as in `Task.from_preset`, like all that follow; the weights of a classifier's
-                backbone are read, and its head is not.
-            dtype: see there.
-            load_weights: see there.
-            **overrides: see there.
-
-        Raises:
-            InputError: as there, and for a head of unknown size.
-        """
-        check_head(cls, preset, overrides, "use_batch_norm", "head for pixels")
-        return super().from_preset(preset, dtype, load_weights, **overrides)
-
     @property
     def output_dense(self) -> Any:
         """The layer that gives the logits of the patches."""
@@ -217,7 +219,3 @@ class ViTImageSegmenter(NamedClasses, Task):
             return [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
 
         return masks.of_each(images, found, stack=True)
-
-    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resizing.resized(self, image_size, patch_size)

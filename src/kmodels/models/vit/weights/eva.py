@@ -32,7 +32,6 @@ UNKNOWN: dict[str, tuple[object, ...]] = {
     "scale_attn_inner": (False, None),
     "use_post_norm": (False, None),
 }
-QKV = ("query", "key", "value")
 
 
 def rules(config: ViTConfig) -> list[Rule]:

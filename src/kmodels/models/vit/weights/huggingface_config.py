@@ -5,18 +5,18 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json
+from kmodels.models.common.directories import EncoderDirectory
 from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.unknown_settings import warn_of_encoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.resizing import fitting
-from kmodels.weights import LazyArray, Rule, SourceCheckpoint, constant, read_safetensors
+from kmodels.weights import LazyArray, Rule, SourceCheckpoint, constant
 
 # The arguments of preprocessors that the warning names.
 DECISIVE = ("image_size", "patch_size", "max_num_patches", "mean", "std")
@@ -135,7 +135,7 @@ class Reading:
         task: arguments of the task, see `SourceCheckpoint`, like all that follow but two.
         rules: see there.
         tensors: see there.
-        positions: name of the tensor of position embeddings; None for a model without.
+        positions: name of the tensor of position embeddings; empty if there is none.
         flat: whether it is (rows, D) instead of (1, rows, D).
         notice: see there.
         notice_part: see there.
@@ -152,29 +152,21 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class ViTFormat:
-    """Directories of transformers that hold a ViT, as `Family.formats` wants them.
+class ViTFormat(EncoderDirectory):
+    """Directories of transformers that hold a ViT, as `Family.formats` expects them.
 
     Args:
-        kinds: what `model_type` of their config.json says.
-        read: understands one; raises `InputError` for settings that the model has no counterpart
-            for.
+        kinds: `model_type` in their config.json.
+        read: reads one; raises `InputError` for settings that the model has no counterpart for.
     """
 
-    kinds: Collection[str]
     read: Callable[[Directory], Reading]
-
-    def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Returns whether a directory with this config.json is of this format."""
-        return path.is_dir() and description.get("model_type") in self.kinds
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory, see `kmodels.models.registry.Format`."""
-        tensors = read_safetensors(path) if weights else {}
-        if weights:
-            warn_of_encoder(path, description)
+        tensors = self.tensors(path, description, weights)
         found = self.read(Directory(path, description, given, tensors, weights))
         config = ViTConfig(**found.config)
         return SourceCheckpoint(

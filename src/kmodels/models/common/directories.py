@@ -1,11 +1,13 @@
-"""The settings of transformers' config.json that change nothing here."""
+"""Directories of Hugging Face: whose they are, and settings that change nothing here."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kmodels.core.file_shapes import CONFIG
 from kmodels.core.schema import warn_of_unknown
+from kmodels.weights import LazyArray, read_safetensors
 
 # What each config.json of transformers may hold and no model computes with: of Python, of training,
 # of labels, of what is returned.
@@ -24,6 +26,39 @@ _IDLE_IN_ENCODERS = {
     *("mask_weight", "importance_sample_ratio", "oversample_ratio", "train_num_points"),
     *("no_object_weight", "projection_size", "text_config", "vision_config"),
 }
+
+
+@dataclass(frozen=True)
+class HuggingFaceDirectory:
+    """Directories of a family, as `Family.formats` expects them.
+
+    Args:
+        kinds: `model_type` in the config.json of the family.
+    """
+
+    kinds: Collection[str]
+
+    def matches(self, path: Path, description: dict[str, Any]) -> bool:
+        """Returns True for a directory with a config.json of these kinds."""
+        return path.is_dir() and description.get("model_type") in self.kinds
+
+
+class EncoderDirectory(HuggingFaceDirectory):
+    """`HuggingFaceDirectory` of encoders of images, texts or both."""
+
+    @staticmethod
+    def tensors(path: Path, description: Mapping[str, Any], weights: bool) -> dict[str, LazyArray]:
+        """Opens the tensors, and logs a warning with the settings that are not known.
+
+        Args:
+            path: path of the directory.
+            description: the object in its config.json.
+            weights: False for the architecture alone: there is nothing to open, and no warning.
+        """
+        if not weights:
+            return {}
+        warn_of_encoder(path, description)
+        return dict(read_safetensors(path))
 
 
 def warn_of_encoder(path: Path, description: Mapping[str, Any]) -> None:
