@@ -18,6 +18,7 @@ from kmodels.models import (
     Qwen3Backbone,
     Qwen3Config,
 )
+from kmodels.models.common.layers import DecoderInfo
 from kmodels.models.gemma import presets as gemma_presets
 from kmodels.models.gemma.model import GemmaBlock
 from kmodels.models.qwen3 import PRESETS as QWEN3_PRESETS
@@ -289,7 +290,8 @@ def test_a_keras_mask_is_heeded_and_handed_on():
     kept = np.array([[False, False, True, True, True]] * 2)
     masked = keras.layers.Masking(9.0)(np.where(kept[..., None], x, 9.0))
     alone = to_numpy(block(x[:, 2:]))  # rotary positions are relative
-    for more in ({}, {"segment_ids": np.zeros((2, 5), "int32")}):
+    segments = keras.ops.zeros((2, 5), "int32")
+    for more in ({}, {"info": DecoderInfo(segment_ids=segments)}):
         found = block(masked, **more)
         np.testing.assert_array_equal(to_numpy(found._keras_mask), kept)
         limit = tolerance("attention")

@@ -1,6 +1,6 @@
 """Decides on torch when Keras' part of a layer's call can be left out: it would change nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -39,7 +39,7 @@ def declines(layer: "Layer", args: tuple, kwargs: dict[str, Any]) -> str | None:
     dtype = _DTYPES[compute_dtype] if layer.autocast else None
     if not args or any(not isinstance(x, torch.Tensor) and x is not None for x in args):
         return "Keras converts its arguments, or refuses them"
-    for x in (*args, *kwargs.values()) if kwargs else args:
+    for x in (*args, *_leaves(kwargs)) if kwargs else args:
         if isinstance(x, torch.Tensor):
             if (reason := _of_tensor(x)) is not None:
                 return reason
@@ -51,6 +51,15 @@ def declines(layer: "Layer", args: tuple, kwargs: dict[str, Any]) -> str | None:
         return "Keras hands on a mask"
     _tell_training(layer, context, kwargs)
     return None
+
+
+def _leaves(kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Yields keyword arguments and the members of those that are named tuples."""
+    for x in kwargs.values():
+        if isinstance(x, tuple):
+            yield from x
+        else:
+            yield x
 
 
 def _of_layer(layer: "Layer | CalledDirectly") -> str | None:

@@ -157,9 +157,9 @@ def test_places_merge_with_their_tokens():
     origin = np.tile([0, 1, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 7, 7], (2, 1))  # patches behind a prefix
     tensors = [keras.ops.convert_to_tensor(y, "float32") for y in (x, keys, places)]
     counts = [keras.ops.convert_to_tensor(y, "int32") for y in (size, origin)]
-    given = fewer_tokens.Merged(tensors[0], *counts, tensors[2])
-    found = fewer_tokens.merge(given, tensors[1], 3, 1)
-    assert found.x.shape == (2, 6, 6) and found.coordinates.shape == (2, 6, 2)
+    info = fewer_tokens.Merging(*counts, tensors[2])
+    tokens, found = fewer_tokens.merge(tensors[0], info, tensors[1], 3, 1)
+    assert tokens.shape == (2, 6, 6) and found.coordinates.shape == (2, 6, 2)
     for image in range(2):
         wide, held = np.concatenate([x[image], places], axis=-1), []
         begin = 0
@@ -168,7 +168,7 @@ def test_places_merge_with_their_tokens():
             begin += count
         wanted = merged(held, keys[image].mean(1), 3, 1)
         values = np.stack([value for value, _ in wanted])
-        ours = keras.ops.concatenate([found.x, found.coordinates], axis=-1)
+        ours = keras.ops.concatenate([tokens, found.coordinates], axis=-1)
         ours = to_numpy(ours)[image]
         np.testing.assert_allclose(ours, values, atol=tolerance("attention"), rtol=0)
         sizes = to_numpy(found.size)[image]

@@ -8,6 +8,7 @@ from arrays import to_numpy
 from family_table import row_of, run
 from kmodels.layers.remat import rematerialize
 from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
+from kmodels.models.common.encoder.block import EncoderInfo
 from kmodels.models.vit.layers import PatchCoordinates
 from tolerances import tolerance
 
@@ -124,7 +125,7 @@ def test_places_are_not_rounded_to_half_precision():
     places = half.coordinates(np.zeros((1, 16, 24, 3), "float32"))
     assert keras.backend.standardize_dtype(places.dtype) == "float32"
     given = keras.ops.cast(keras.ops.cast(places, "bfloat16"), "float32")
-    found, rounded = (to_numpy(block(x, coordinates=c)) for c in (places, given))
+    found, rounded = (to_numpy(block(x, info=EncoderInfo(coordinates=c))) for c in (places, given))
     assert not np.array_equal(found, rounded)
 
 

@@ -24,7 +24,7 @@ from kmodels.models.common.inputs import (
     as_tensors,
     complete,
 )
-from kmodels.models.common.layers import DecoderBlock
+from kmodels.models.common.layers import DecoderBlock, DecoderInfo
 from kmodels.models.common.per_layer import PerLayerEmbedding
 from kmodels.task import Backbone
 from kmodels.weights import gather
@@ -47,14 +47,14 @@ class _Steps(NamedTuple):
         token_ids: Tensor,
         features: Tensor | None = None,
         vision_mask: Tensor | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Returns embeddings of tokens, and what each block has to know of images among them."""
+    ) -> tuple[Any, Any]:
+        """Returns embeddings of tokens, and the `block_ids` of images among them or None."""
         if features is None or vision_mask is None:
-            return self.embedding(token_ids), {}
+            return self.embedding(token_ids), None
         # The token that stands for a piece of an image may lie outside the table.
         x = self.embedding(images.without_images(token_ids, vision_mask))
         x = images.insert(x, features, vision_mask, self.move)
-        return x, {"block_ids": images.block_ids(vision_mask)}
+        return x, images.block_ids(vision_mask)
 
     def run(
         self,
@@ -78,22 +78,23 @@ class _Steps(NamedTuple):
         token_ids = self.move(token_ids, front)
         if vision_mask is not None:
             vision_mask = self.move(vision_mask, front)
-        x, seen = self.embed(token_ids, features, vision_mask)
+        x, block_ids = self.embed(token_ids, features, vision_mask)
         if intercept is not None:
             x = self.move(intercept(self.move(x, back), -1), front)
         out = {"token_embedding": x}
         parts = self.parts(token_ids, x, vision_mask)
-        shared: dict[int, tuple[Any, Any]] = {}
+        shared: dict[int | None, list[Any]] = {None: [None, None]}
         for number, block in enumerate(self.blocks):
-            made = block.block
-            more = self.beside(number, seen, parts)
-            if made.key_value_source is not None:
-                key, value = shared[made.key_value_source]
-                more = {**more, "key": key, "value": value}
-            x = block(x, segment_ids=segment_ids, positions=positions, training=training, **more)
-            if made.shares_key_value:
-                x, key, value = x
-                shared[number] = key, value
+            info = DecoderInfo(
+                positions,
+                segment_ids,
+                block_ids if self.looks[number] else None,
+                *shared[block.block.key_value_source],
+            )
+            more = {} if parts is None else {"per_layer": parts[number]}
+            x = block(x, info=info, training=training, **more)
+            if block.block.shares_key_value:
+                x, *shared[number] = x
             if intercept is not None:
                 x = self.move(intercept(self.move(x, back), number), front)
             out[block.name] = x
@@ -107,13 +108,6 @@ class _Steps(NamedTuple):
         if vision_mask is not None:
             token_ids = images.without_images(token_ids, vision_mask)
         return self.per_layer(token_ids, x)
-
-    def beside(
-        self, number: int, seen: dict[str, Any], parts: list[Tensor] | None
-    ) -> dict[str, Any]:
-        """Returns what a block gets beside the hidden states."""
-        more = seen if self.looks[number] else {}
-        return more if parts is None else {**more, "per_layer": parts[number]}
 
     def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Returns what `run` gives, in the order of the row."""
@@ -383,12 +377,14 @@ class DecoderBackbone(OptionalInputs, Backbone):
         if images is not None:
             seen = self.seen({**seen, **images})
         with direct_calls():
-            x, more = self._steps.embed(**seen)
+            x, block_ids = self._steps.embed(**seen)
             with keras_internals.autocast(self.dtype_policy):
                 parts = self._steps.parts(token_ids, x, seen.get("vision_mask"))
                 for number, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-                    given = self._steps.beside(number, more, parts)
-                    x = block(x, positions=positions, cache=cache, **given)
+                    looks = self._steps.looks[number]
+                    info = DecoderInfo(positions, block_ids=block_ids if looks else None)
+                    more = {} if parts is None else {"per_layer": parts[number]}
+                    x = block(x, info=info, cache=cache, **more)
                 return self.final_norm(x)
 
     @classmethod

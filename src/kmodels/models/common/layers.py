@@ -1,7 +1,7 @@
-"""A decoder's attention and its block; what they do is in the config alone."""
+"""The attention and the transformer block of decoders, described by their configs."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import keras
 
@@ -14,6 +14,28 @@ from kmodels.models.common.config import BlockConfig, DecoderConfig
 if TYPE_CHECKING:
     from kmodels.generation.cache import LayerCache
     from kmodels.generation.protocol import DenseCache
+
+
+class DecoderInfo(NamedTuple):
+    """Properties of tokens (B, T, D) that the attention of a block depends on; None for none.
+
+    Args:
+        positions: (T,) or (B, T) int; None for 0, 1, ...
+        segment_ids: (B, T) int; tokens attend within their own segment only.
+        block_ids: (B, T) int; tokens with the same number attend to each other in both directions,
+            as those of an image do; negative for none. With a cache they are of the prompt.
+        key: (B, T, K, H), the keys of an earlier block that this one uses.
+        value: (B, T, K, H), its values.
+    """
+
+    positions: Tensor | None = None
+    segment_ids: Tensor | None = None
+    block_ids: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+
+
+NO_INFO = DecoderInfo()
 
 
 class _OfBlock(Layer):
@@ -58,8 +80,8 @@ class DecoderAttention(_OfBlock):
         index: number of the block, from 0; the config says what this block does.
 
     Call:
-        x (B, T, D) -> (B, T, D); the other arguments as in `DecoderBlock`, and a Keras mask too.
-        What `DecoderBlock` gives besides, this layer gives too.
+        x (B, T, D), its `DecoderInfo` and a Keras `mask` (B, T) -> (B, T, D), with the keys and
+        values that later blocks use as in `DecoderBlock`.
 
     Weights:
         query (D, N * H), key and value (D, K * H), output (N * H, D): kernel, and bias where the
@@ -115,18 +137,14 @@ class DecoderAttention(_OfBlock):
     def call(
         self,
         x: Tensor,
-        segment_ids: Tensor | None = None,
-        positions: Any = None,
-        cache: "LayerCache | DenseCache | None" = None,
+        info: DecoderInfo = NO_INFO,
         training: bool = False,
         mask: Tensor | None = None,
-        x_mask: Tensor | None = None,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        block_ids: Tensor | None = None,
+        cache: "LayerCache | DenseCache | None" = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
         block, length = self.block, shape_of(x)[1]
+        positions, segment_ids, block_ids, key, value = info
         q = self._heads(self.query_dense(x), block.num_query_heads, length)
         if self.query_norm is not None:
             q = self.query_norm(q)
@@ -146,7 +164,6 @@ class DecoderAttention(_OfBlock):
         if cache is not None:
             k, v, visible = cache.extend(k, v, self.window) if own else cache.extended
         else:
-            mask = mask if x_mask is None else x_mask
             if mask is not None:  # (B, S): the keys that are there, for all queries alike
                 mask = keras.ops.expand_dims(keras.ops.cast(mask, "bool"), (1, 2))
             visible = {"causal": block.causal, "window": self._window(length)}
@@ -231,19 +248,14 @@ class DecoderBlock(_OfBlock):
         index: number of the block, from 0.
 
     Call:
-        x (B, T, D); segment_ids (B, T) int or None: tokens see those of their own segment only;
-        positions (T,) or (B, T) int or None for 0, 1, ...; cache: keys and values of earlier
-        tokens, with `extend(key, value, window) -> (key, value, arguments of ops.attention)` and
-        what that gave as `extended`, or None -> (B, T, D). Tokens that a Keras mask leaves out are
-        seen by none; they keep their positions. Keras hands the mask on, as `mask`, or beside other
-        tensors as `x_mask`.
+        x (B, T, D), its `DecoderInfo` and with per-layer embeddings `per_layer` (B, T, P)
+        -> (B, T, D). A block whose keys and values a later block uses returns (x, key, value), both
+        (B, T, K, H). Tokens that a Keras mask (B, T) leaves out are masked; they keep their
+        positions. Keras passes it as `mask`, or beside other tensors as `x_mask`.
 
-        Tokens that share a number of `block_ids` (B, T) int see each other, those ahead too, as the
-        tokens of an image do; negative numbers are none. With a cache this is for the prompt alone.
-
-        A block with per-layer embeddings gets (B, T, P) of them as `per_layer`. One whose keys and
-        values a later block uses returns (x, key, value), both (B, T, K, H), and that block gets
-        them as `key` and `value`; with a cache, blocks share that instead.
+        `cache` has the keys and values of earlier tokens, with `extend(key, value, window) -> (key,
+        value, arguments of ops.attention)` and the last result of that as `extended`. Blocks that
+        share keys and values share the cache in place of `key` and `value`.
 
     Weights:
         those of the parts; with `use_layer_scalar` layer_scalar (1,), which is not trained. With
@@ -303,29 +315,17 @@ class DecoderBlock(_OfBlock):
     def call(
         self,
         x: Tensor,
-        segment_ids: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: "LayerCache | DenseCache | None" = None,
+        info: DecoderInfo = NO_INFO,
         training: bool = False,
         mask: Tensor | None = None,
         x_mask: Tensor | None = None,
         per_layer: Tensor | None = None,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        block_ids: Tensor | None = None,
+        cache: "LayerCache | DenseCache | None" = None,
     ) -> Any:
         """(B, T, D) -> (B, T, D)."""
-        given = {} if key is None else {"key": key, "value": value}
-        if block_ids is not None:
-            given["block_ids"] = block_ids
+        mask = mask if x_mask is None else x_mask
         y = self.attention(
-            self.attention_norm(x),
-            segment_ids=segment_ids,
-            positions=positions,
-            cache=cache,
-            training=training,
-            mask=mask if x_mask is None else x_mask,
-            **given,
+            self.attention_norm(x), info=info, training=training, mask=mask, cache=cache
         )
         if gives := self.block.shares_key_value and cache is None:
             y, key, value = y

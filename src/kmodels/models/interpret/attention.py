@@ -128,7 +128,7 @@ def _seen(view: View) -> int:
 def _read_by_head(view: View, pixels: Tensor) -> np.ndarray:
     """Returns what the attention of the pooling reads of each token that it sees, (B, S)."""
     pool: Any = view.pool
-    tokens = view.walk(pixels, view.steps(), view.places(pixels))
+    tokens = view.walk(pixels, view.steps(), view.tower.info(pixels))
     return array(pool.attention.probabilities(*pool.query_and_seen(tokens))).mean(1)[:, 0]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from kmodels import transforms
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor
+from kmodels.models.common.encoder.block import EncoderInfo
 from kmodels.models.interpret.view import View, array, view_of
 from kmodels.models.two_towers import ImageTextSimilarity, TwoTowersBackbone
 from kmodels.models.vit import ViTImageClassifier
@@ -48,8 +49,8 @@ def grad_cam(
     view = view_of(model)
     pixels = view.pixels(images)
     score = _score(view, target, len(pixels))
-    places = view.places(pixels)
-    x, tokens, rest = _cut(view, pixels, places, layer)
+    info = view.tower.info(pixels)
+    x, tokens, rest = _cut(view, pixels, info, layer)
 
     def total(tokens: Tensor) -> Any:
         return keras.ops.sum(keras.ops.cast(score(rest(x, tokens)), "float32"))
@@ -60,9 +61,7 @@ def grad_cam(
     return view.maps(np.maximum(found, 0.0))
 
 
-def _cut(
-    view: View, pixels: Tensor, places: Tensor | None, layer: int | str
-) -> tuple[Any, Any, Any]:
+def _cut(view: View, pixels: Tensor, info: EncoderInfo, layer: int | str) -> tuple[Any, Any, Any]:
     """Returns what comes into a layer, the tokens to look at, and what continues from both."""
     steps, blocks = view.steps(), view.tower.blocks
     if isinstance(layer, str):
@@ -70,17 +69,16 @@ def _cut(
         if layer not in names:
             raise InputError(f"layer is {layer!r}; choose one of {', '.join(names)}, or a number")
         at = [step.name for step in steps].index(layer) + 1
-        tokens = view.walk(pixels, steps[:at], places)
-        return None, tokens, lambda _, tokens: view.walk(tokens, steps[at:], places)
+        tokens = view.walk(pixels, steps[:at], info)
+        return None, tokens, lambda _, tokens: view.walk(tokens, steps[at:], info)
     if not -len(blocks) <= layer < len(blocks):
         raise InputError(f"layer is {layer}; the model has the blocks 0 to {len(blocks) - 1}")
     block = blocks[layer]
     at = steps.index(block)
-    x = view.walk(pixels, steps[:at], places)
+    x = view.walk(pixels, steps[:at], info)
 
     def rest(x: Tensor, tokens: Tensor) -> Any:
-        more = {} if places is None else {"coordinates": places}
-        return view.walk(block.after_norm(x, tokens, **more), steps[at + 1 :], places)
+        return view.walk(block.after_norm(x, tokens, info), steps[at + 1 :], info)
 
     return x, block.attention_norm(x), rest
 

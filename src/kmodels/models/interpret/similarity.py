@@ -59,7 +59,7 @@ def _patches(view: View, images: Data, layer: str | None) -> np.ndarray:
             raise InputError(f"layer is {layer!r}; choose one of {', '.join(known)}")
         steps = steps[: names.index(layer) + 1]
     pixels = view.pixels(images)
-    tokens = array(view.walk(pixels, steps, view.places(pixels)))
+    tokens = array(view.walk(pixels, steps, view.tower.info(pixels)))
     # The first step gives patches alone.
     patches = tokens if len(steps) == 1 else tokens[:, view.prefix :]
     return patches / np.maximum(np.linalg.norm(patches, axis=-1, keepdims=True), 1e-12)

@@ -11,9 +11,11 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.batch import to_numpy
+from kmodels.models.common.encoder.block import NO_INFO, EncoderInfo
 from kmodels.models.gemma_vision import Gemma3VisionEncoder
 from kmodels.models.two_towers import TwoTowersBackbone
 from kmodels.models.vit import ViTBackbone, ViTImageClassifier
+from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import Pooling
 
 
@@ -63,27 +65,20 @@ class View:
         return {self.tower.input_name: images} if self.tower.named_inputs else images
 
     def steps(self) -> list[Any]:
-        """Returns the layers of the ViT from images to tokens."""
-        return [step for step in self.tower.steps if not isinstance(step, Pooling)]
+        """Returns the layers of the ViT from images to tokens, outside of training."""
+        return [step for step in self.tower.steps if not isinstance(step, Pooling | PatchDropout)]
 
-    def walk(self, x: Tensor, steps: Sequence[keras.Layer], places: Tensor | None = None) -> Any:
+    def walk(self, x: Tensor, steps: Sequence[keras.Layer], info: EncoderInfo = NO_INFO) -> Any:
         """Returns what these layers make of images or tokens.
 
         Args:
             x: images or tokens.
             steps: some of `steps`, one after the other.
-            places: of `places`.
+            info: of the tokens, as `tower.info` returns it.
         """
-        blocks = self.tower.blocks
         for step in steps:
-            more = {} if places is None or step not in blocks else {"coordinates": places}
-            x = step(x, **more)
+            x = step(x, info=info) if step in self.tower.blocks else step(x)
         return x
-
-    def places(self, pixels: Tensor) -> Any:
-        """Returns where the tokens stand, for a rotary embedding; None without one."""
-        held = self.tower.coordinates
-        return None if held is None else held(pixels)
 
     def maps(self, rows: np.ndarray) -> np.ndarray:
         """Returns values (B, P) of the patches as float32 maps (B, rows, columns)."""

@@ -9,7 +9,7 @@ merged. All shapes are known beforehand, so everything compiles.
 Source: Bolya et al. 2023, arXiv:2210.09461, sections 3.1 to 3.3 and appendix D.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ from kmodels import ops
 from kmodels.core.types import Tensor
 from kmodels.layers import Attention, Layer
 from kmodels.layers.base import reshape, shape_of
+from kmodels.models.common.encoder.block import EncoderInfo
 from kmodels.models.vit.config import ViTConfig
 
 
@@ -59,6 +60,13 @@ class PatchDropout(Layer):
         """Makes the random stream."""
         self.seed_generator = self.add_seed(self.config.patch_drop_rate)
 
+    def thin(self, tokens: Tensor, info: EncoderInfo, **told: bool) -> tuple[Any, EncoderInfo]:
+        """Calls the layer; returns the tokens that stay and their info."""
+        if info.coordinates is None:
+            return self(tokens, **told), info
+        tokens, coordinates = self(tokens, coordinates=info.coordinates, **told)
+        return tokens, info._replace(coordinates=coordinates)
+
     def call(
         self, tokens: Tensor, training: bool = False, coordinates: Tensor | None = None
     ) -> Any:
@@ -96,30 +104,62 @@ class PatchDropout(Layer):
 GROWTH = 8
 
 
-class Merged(NamedTuple):
-    """Tokens of which some were merged, and what is known of them.
+class Merging(NamedTuple):
+    """Properties of tokens (B, T, D) of which some are merged, as `merging_block` takes them.
 
     Args:
-        x: the tokens (B, T, D).
-        size: (B, T) int32, how many patches each stands for; None for one each.
-        origin: (B, P) int32, which of the tokens behind the prefix holds each patch; None where
-            nobody asks.
-        coordinates: places (T, 2) or (B, T, 2), for a rotary embedding; None without one.
+        size: (B, T) int32, the number of patches that each token represents; None for one each.
+        origin: (B, P) int32, the token behind the prefix that represents each patch; None if it is
+            not needed.
+        coordinates: positions (T, 2) or (B, T, 2), for a rotary embedding; None without one.
     """
 
-    x: Tensor
     size: Tensor | None = None
     origin: Tensor | None = None
     coordinates: Tensor | None = None
 
-    def told(self) -> dict[str, Any]:
-        """Returns what is known, by name, with the tokens first."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
+
+def merge_through(
+    blocks: Sequence[Layer], x: Tensor, info: EncoderInfo, keep: int | None, **told: bool
+) -> Any:
+    """Returns the output of ViT blocks that merge tokens, with a token for each patch.
+
+    Args:
+        blocks: each a `kmodels.models.vit.model.Block`.
+        x: tokens (B, prefix + P, D).
+        info: of the tokens.
+        keep: number of the first tokens that are returned; None for all.
+        **told: `training`, or nothing.
+    """
+    prefix = blocks[0].config.num_prefix_tokens
+    alone = keep is not None and keep <= prefix
+    merging = Merging(None, None if alone else origins(x, prefix), info.coordinates)
+    for block in blocks:
+        if alone and block is blocks[-1]:
+            return block(x, info=merging, keep=keep, **told)[0]
+        x, *properties = block(x, info=merging, **told)
+        merging = Merging(*properties)
+    x = spread(x, merging.origin, prefix)
+    return x if keep is None else x[:, :keep]
 
 
-def number_of(merging: int, x: Tensor, prefix: int) -> int:
-    """Returns how many tokens a block merges: at most half of the patches that there are."""
-    return min(merging, (x.shape[1] - prefix) // 2)
+def merging_block(
+    block: Any, x: Tensor, info: Merging, training: bool = False, keep: int | None = None
+) -> tuple:
+    """Returns fewer tokens, and their size, origin and coordinates as in `Merging`.
+
+    With `keep` no tokens are merged: the last block computes prefix tokens alone.
+    """
+    y, keys = attend(block.attention, block.attention_norm(x), info, keep, training)
+    x = x if keep is None else x[:, :keep]
+    x = x + block.branch(y, block.attention_scale, training)
+    config = block.config
+    prefix = config.num_prefix_tokens
+    number = min(config.token_merging, (x.shape[1] - prefix) // 2)  # at most half of the patches
+    if number and keep is None:
+        x, info = merge(x, info, keys, number, prefix)
+    y = block.mlp(block.mlp_norm(x), training=training)
+    return x + block.branch(y, block.mlp_scale, training), *info
 
 
 def origins(x: Tensor, prefix: int) -> Any:
@@ -137,40 +177,38 @@ def spread(x: Tensor, origin: Tensor, prefix: int) -> Any:
 def attend(
     attention: Attention,
     y: Tensor,
-    size: Tensor | None,
+    info: Merging,
     keep: int | None = None,
-    coordinates: Tensor | None = None,
     training: bool = False,
 ) -> tuple[Any, Any]:
-    """Returns what an attention makes of tokens that count by their size, and its keys.
+    """Returns the attention of normed tokens that count by their size, and its keys.
 
     Args:
         attention: the layer.
         y: (B, T, D).
-        size: (B, T) int, how many patches each token stands for; None for one each.
-        keep: number of the first tokens that are asked for; None for all.
-        coordinates: as in `EncoderBlock`.
+        info: of the tokens.
+        keep: number of the first tokens that are computed; None for all.
         training: whether weights are dropped.
 
     Returns:
         (B, T or keep, D), and the keys (B, T, N, H).
     """
-    queries, places = y, coordinates
+    queries, places = y, info.coordinates
     if keep is not None:
         queries = y[:, :keep]
-        places = None if coordinates is None else coordinates[..., :keep, :]
-    q, k, v = attention.heads(queries, y, places, coordinates)
+        places = None if places is None else places[..., :keep, :]
+    q, k, v = attention.heads(queries, y, places, info.coordinates)
     active = training and attention.seed_generator is not None
     drop: dict[str, Any] = {}
     if active:
         drop = {"dropout": attention.dropout, "seed": attention.seed_generator}
-    if size is None:
+    if info.size is None:
         found = ops.attention(q, k, v, **drop)
         return attention.output_dense(reshape(found, shape_of(queries))), k
     width = q.shape[-1]
     # The logarithm of the size is added to the scores by one more channel of queries and keys:
     # a bias would have to be made for all pairs, and no fast kernel of `ops.attention` takes one.
-    weight = keras.ops.log(keras.ops.cast(size, "float32")) * width**0.5
+    weight = keras.ops.log(keras.ops.cast(info.size, "float32")) * width**0.5
     weight = keras.ops.cast(keras.ops.expand_dims(weight, (2, 3)), k.dtype)
     grown = (
         keras.ops.concatenate([x, more, _zeros(x, GROWTH - more.shape[-1])], axis=-1)
@@ -189,19 +227,20 @@ def _zeros(x: Tensor, channels: int) -> Any:
     return keras.ops.zeros((batch, length, heads, channels), x.dtype)
 
 
-def merge(given: Merged, keys: Tensor, number: int, prefix: int) -> Merged:
+def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> tuple[Any, Merging]:
     """Merges the pairs of patches whose keys are most alike.
 
     Args:
-        given: tokens (B, T, D), and what is known of them.
+        x: tokens (B, T, D).
+        info: of the tokens.
         keys: (B, T, N, H); their mean over the heads is compared.
-        number: how many tokens fewer there are to be, as `number_of` says.
+        number: how many of them are merged.
         prefix: tokens in front, which stay as they are.
 
     Returns:
-        The tokens (B, T - number, D), and what is known of them; places merge by the same weights.
+        The tokens (B, T - number, D) and their properties; coordinates merge by the same weights.
     """
-    o, x, wide = keras.ops, given.x, "float32"
+    o, wide = keras.ops, "float32"
     if keras.backend.standardize_dtype(x.dtype) == "float64":
         wide = "float64"
     batch, length, width = shape_of(x)
@@ -211,11 +250,11 @@ def merge(given: Merged, keys: Tensor, number: int, prefix: int) -> Merged:
         return values[:, pairs.first :: 2], values[:, 1 - pairs.first :: 2]
 
     ones = o.ones((batch, length), "int32")
-    size = ones if given.size is None else given.size
+    size = ones if info.size is None else info.size
     weights = o.cast(o.expand_dims(size[:, prefix:], -1), wide)
     parts = [o.cast(x, wide)]
-    if given.coordinates is not None:
-        parts.append(o.cast(o.broadcast_to(given.coordinates, (batch, length, 2)), wide))
+    if info.coordinates is not None:
+        parts.append(o.cast(o.broadcast_to(info.coordinates, (batch, length, 2)), wide))
     values = o.concatenate(parts, axis=-1)
     one, other = dealt(o.concatenate([values[:, prefix:] * weights, weights], axis=-1))
     arrives = o.one_hot(pairs.target, other.shape[1], dtype=wide)
@@ -224,14 +263,13 @@ def merge(given: Merged, keys: Tensor, number: int, prefix: int) -> Merged:
     counted = o.cast(o.round(found[..., -1]), "int32")
     found = o.concatenate([values[:, :prefix], found[..., :-1] / found[..., -1:]], axis=1)
 
-    origin = given.origin
+    origin = info.origin
     if origin is not None:
         origin = o.take_along_axis(moved(pairs), origin, axis=1)
-    return Merged(
-        o.cast(found[..., :width], x.dtype),
-        o.concatenate([size[:, :prefix], counted], axis=1),
-        origin,
-        None if given.coordinates is None else o.stop_gradient(found[..., width:]),
+    return o.cast(found[..., :width], x.dtype), info._replace(
+        size=o.concatenate([size[:, :prefix], counted], axis=1),
+        origin=origin,
+        coordinates=(None if info.coordinates is None else o.stop_gradient(found[..., width:])),
     )
 
 

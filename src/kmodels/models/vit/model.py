@@ -20,13 +20,13 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.encoder.block import EncoderBlock
+from kmodels.models.common.encoder.block import NO_INFO, EncoderBlock, EncoderInfo
 from kmodels.models.common.encoder.config import config_field
 from kmodels.models.common.hub_order import in_order
 from kmodels.models.common.sharding import BLOCKS, KERNEL
 from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.fewer_tokens import Merged, PatchDropout
+from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Tokens
 from kmodels.models.vit.weights import augreg, peft, timm_export
 from kmodels.models.vit.weights.resizing import resized
@@ -43,44 +43,23 @@ LAYOUT: dict[str, tuple[str | None, ...]] = {
 
 @keras.saving.register_keras_serializable(package="kmodels", name="ViTBlock")
 class Block(EncoderBlock):
-    """`EncoderBlock` of a `ViTConfig`, which can merge tokens.
+    """`EncoderBlock` of a `ViTConfig`.
 
     Call:
-        as of `EncoderBlock`; with `merge`, a number of tokens, a dictionary of the tokens "x" and
-        what is known of them, as in `fewer_tokens.Merged`, which the next block takes by name.
+        as of `EncoderBlock`; for `fewer_tokens.Merging` in place of `info` see
+        `fewer_tokens.merging_block`.
     """
 
     config_class = ViTConfig
     config: ViTConfig
 
     def call(
-        self,
-        x: Tensor,
-        training: bool = False,
-        keep: int | None = None,
-        padding_mask: Tensor | None = None,
-        coordinates: Tensor | None = None,
-        merge: int | None = None,
-        size: Tensor | None = None,
-        origin: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        self, x: Tensor, info: Any = NO_INFO, training: bool = False, keep: int | None = None
     ) -> Any:
-        """(B, T, D) -> (B, T, D), or with `keep` (B, keep, D); with `merge` see the class."""
-        if merge is None:
-            return super().call(
-                x, training, keep, padding_mask, coordinates, segment_ids, attention_mask
-            )
-        y = self.attention_norm(x)
-        y, keys = fewer_tokens.attend(self.attention, y, size, keep, coordinates, training)
-        x = x if keep is None else x[:, :keep]
-        found = Merged(
-            x + self._branch(y, self.attention_scale, training), size, origin, coordinates
-        )
-        if merge:
-            found = fewer_tokens.merge(found, keys, merge, self.config.num_prefix_tokens)
-        y = self.mlp(self.mlp_norm(found.x), training=training)
-        return found._replace(x=found.x + self._branch(y, self.mlp_scale, training)).told()
+        """(B, T, D) -> (B, T, D), or (B, keep, D)."""
+        if isinstance(info, fewer_tokens.Merging):
+            return fewer_tokens.merging_block(self, x, info, training, keep)
+        return super().call(x, info, training, keep)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -181,12 +160,13 @@ class ViTBackbone(Backbone):
         dtype = "float64" if policy.compute_dtype == "float64" else "float32"
         x = images = keras.Input(config.image_shape, name=self.input_name, dtype=dtype)
         out = {}
-        turned = {} if places is None else {"coordinates": places(images)}
+        info = NO_INFO if places is None else EncoderInfo(coordinates=places(images))
         for step in steps:
-            x = step(x, **(turned if step in blocks or step is drops else {}))
-            if step is drops and turned:
-                x, turned["coordinates"] = x
-            if step not in (dropout, drops):
+            if drops is not None and step is drops:
+                x, info = drops.thin(x, info)
+                continue
+            x = step(x, info=info) if step in blocks else step(x)
+            if step is not dropout:
                 out[step.name] = x
         inputs = {self.input_name: images} if self.named_inputs else images
         super().__init__(config=config, intermediates=out, inputs=inputs, outputs=x, name=name)
@@ -212,45 +192,28 @@ class ViTBackbone(Backbone):
         traced.note()
         (x,) = keras_internals.standardized(self, self._given(inputs))
         told = {} if training is None else {"training": training}
-        block = {**told}
-        if self.coordinates is not None:
-            block["coordinates"] = self.coordinates(x, **told)
+        info = self.info(x, **told)
         first, last = self.steps.index(self.blocks[0]), self.steps.index(self.blocks[-1])
         for step in self.steps[:first]:
             if isinstance(step, PatchDropout):
-                x = step(x, **block)
-                if "coordinates" in block:
-                    x, block["coordinates"] = x
+                x, info = step.thin(x, info, **told)
             else:
                 x = step(x, **told)
-        x = (self._merging if self.config.token_merging else self._through)(x, block, keep)
+        if self.config.token_merging:
+            x = fewer_tokens.merge_through(self.blocks, x, info, keep, **told)
+        else:
+            for block in self.blocks[:-1]:
+                x = block(x, info=info, **told)
+            x = self.blocks[-1](x, info=info, keep=keep, **told)
         for step in self.steps[last + 1 :]:
             x = step(x, **told)
         return x
 
-    def _through(self, x: Tensor, given: dict[str, Any], keep: int | None) -> Any:
-        """Returns what the blocks make of tokens."""
-        for block in self.blocks[:-1]:
-            x = block(x, **given)
-        # Compiled blocks share a graph where they are given the same arguments.
-        return self.blocks[-1](x, **given, **({} if keep is None else {"keep": keep}))
-
-    def _merging(self, x: Tensor, given: dict[str, Any], keep: int | None) -> Any:
-        """Returns what the blocks make of tokens that they merge, with a token for each patch."""
-        prefix, wanted = self.config.num_prefix_tokens, self.config.token_merging
-        alone = keep is not None and keep <= prefix
-        told = {name: value for name, value in given.items() if name != "coordinates"}
-        found = Merged(
-            x, None, None if alone else fewer_tokens.origins(x, prefix), given.get("coordinates")
-        ).told()
-        for block in self.blocks:
-            x = found.pop("x")
-            if alone and block is self.blocks[-1]:
-                return block(x, merge=0, keep=keep, **found, **told)["x"]
-            number = fewer_tokens.number_of(wanted, x, prefix)
-            found = block(x, merge=number, **found, **told)
-        x = fewer_tokens.spread(found["x"], found["origin"], prefix)
-        return x if keep is None else x[:, :keep]
+    def info(self, images: Tensor, **told: bool) -> EncoderInfo:
+        """Returns what the blocks have to know of the tokens of images (B, height, width, C)."""
+        if self.coordinates is None:
+            return NO_INFO
+        return EncoderInfo(coordinates=self.coordinates(images, **told))
 
     def compute_output_spec(
         self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
@@ -382,6 +345,8 @@ def feature_model(
 
 def _merge(model: ViTBackbone, number: int) -> None:
     model.config = replace(model.config, token_merging=number)
+    for block in model.blocks:
+        block.config = model.config
     model.variant = (model.config,)
     traced.changed()
     model.predict_function = None

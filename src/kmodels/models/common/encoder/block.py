@@ -1,7 +1,7 @@
-"""The block of an encoder; what it does is in the config alone."""
+"""The transformer block of encoders, described by their configs."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from kmodels.core.types import Tensor
 from kmodels.layers import (
@@ -19,6 +19,26 @@ from kmodels.layers.direct_calls import calls
 from kmodels.models.common.encoder.config import EncoderConfig
 
 
+class EncoderInfo(NamedTuple):
+    """Properties of tokens (B, T, D) that the attention of a block depends on; None for none.
+
+    Args:
+        padding_mask: (B, T); tokens where it is 0 are masked for all.
+        coordinates: (T, 2) or (B, T, 2), positions of tokens in the plane for a rotary embedding;
+            they are not rounded to the compute dtype.
+        segment_ids: (B, T) int; tokens attend within their own segment only.
+        attention_mask: boolean (B, T, T), True where a query (second axis) attends to a key.
+    """
+
+    padding_mask: Tensor | None = None
+    coordinates: Tensor | None = None
+    segment_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+
+
+NO_INFO = EncoderInfo()
+
+
 class EncoderBlock(Layer):
     """One pre-norm transformer block (Dosovitskiy et al. 2021, eq. 2 and 3).
 
@@ -34,11 +54,8 @@ class EncoderBlock(Layer):
         **kwargs: of `keras.layers.Layer`.
 
     Call:
-        x (B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D). Places
-        where `padding_mask` (B, T) is 0 are seen by none; None for all. With a rotary embedding
-        `coordinates` (T, 2) or (B, T, 2), which are not rounded to the compute dtype, say where
-        tokens stand. With `segment_ids` (B, T) tokens see those of their own segment alone. Without
-        `keep`, no token sees what a boolean `attention_mask` (B, T, T) forbids it.
+        x (B, T, D) and their `EncoderInfo` -> (B, T, D), or with `keep` the first tokens of that,
+        (B, keep, D), which excludes segment_ids and an attention_mask.
     """
 
     config_class: ClassVar[type[EncoderConfig]]
@@ -104,56 +121,48 @@ class EncoderBlock(Layer):
     def call(
         self,
         x: Tensor,
+        info: EncoderInfo = NO_INFO,
         training: bool = False,
         keep: int | None = None,
-        padding_mask: Tensor | None = None,
-        coordinates: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
     ) -> Any:
-        """(B, T, D) -> (B, T, D), or with `keep` the first tokens of that: (B, keep, D)."""
-        return self.after_norm(
-            x,
-            self.attention_norm(x),
-            training=training,
-            keep=keep,
-            padding_mask=padding_mask,
-            coordinates=coordinates,
-            segment_ids=segment_ids,
-            attention_mask=attention_mask,
-        )
+        """(B, T, D) -> (B, T, D), or (B, keep, D)."""
+        return self.after_norm(x, self.attention_norm(x), info, training, keep)
 
     def after_norm(
         self,
         x: Tensor,
         y: Tensor,
+        info: EncoderInfo = NO_INFO,
         training: bool = False,
         keep: int | None = None,
-        padding_mask: Tensor | None = None,
-        coordinates: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
     ) -> Any:
-        """Returns what `call` makes of tokens (B, T, D) and of what its first norm made of them."""
+        """Returns the result of `call` from its tokens and the output of `attention_norm`."""
+        padding_mask, coordinates, segment_ids, attention_mask = info
         if keep is None:
-            more = {} if coordinates is None else {"positions": coordinates}
-            more |= {} if segment_ids is None else {"segment_ids": segment_ids}
-            more |= {} if attention_mask is None else {"attention_mask": attention_mask}
-            y = self.attention(y, query_mask=padding_mask, training=training, **more)
+            y = self.attention(
+                y,
+                attention_mask=attention_mask,
+                query_mask=padding_mask,
+                training=training,
+                positions=coordinates,
+                segment_ids=segment_ids,
+            )
         else:
-            more = {}
-            if coordinates is not None:
-                more = {
-                    "positions": coordinates[..., :keep, :],
-                    "context_positions": coordinates,
-                }
-            y = self.attention(y[:, :keep], y, context_mask=padding_mask, training=training, **more)
             x = x[:, :keep]
-        x = x + self._branch(y, self.attention_scale, training)
+            y = self.attention(
+                y[:, :keep],
+                y,
+                context_mask=padding_mask,
+                training=training,
+                positions=None if coordinates is None else coordinates[..., :keep, :],
+                context_positions=coordinates,
+            )
+        x = x + self.branch(y, self.attention_scale, training)
         y = self.mlp(self.mlp_norm(x), training=training)
-        return x + self._branch(y, self.mlp_scale, training)
+        return x + self.branch(y, self.mlp_scale, training)
 
-    def _branch(self, y: Tensor, scale: LayerScale | None, training: bool) -> Any:
+    def branch(self, y: Tensor, scale: LayerScale | None, training: bool) -> Any:
+        """Returns the output of a part (B, T, D) as it is added to the tokens."""
         if not training and calls.sealed:  # nothing that would drop has anything to do
             return y if scale is None else scale(y)
         y = self.dropout(y, training=training)

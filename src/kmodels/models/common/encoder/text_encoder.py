@@ -10,7 +10,7 @@ from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, LayerNorm, PositionEmbedding
 from kmodels.layers.layout_family import of_family
 from kmodels.models.common import sharding
-from kmodels.models.common.encoder.block import EncoderBlock
+from kmodels.models.common.encoder.block import EncoderBlock, EncoderInfo
 from kmodels.models.common.encoder.config import config_field
 from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Backbone
@@ -114,8 +114,9 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
         x = embedding(inputs["token_ids"])
         x = x + positions(x)
         out = {"tokens": x}
+        info = EncoderInfo(padding_mask=inputs["padding_mask"])
         for block in blocks:
-            out[block.name] = x = block(x, padding_mask=inputs["padding_mask"])
+            out[block.name] = x = block(x, info=info)
         out["final_norm"] = x = final_norm(x)
         outputs = self.finish(x, config, policy)
         if config.intermediate_output_index is not None:

@@ -16,6 +16,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
+from kmodels.models.common.encoder.block import EncoderInfo
 from kmodels.models.common.encoder.config import GELUS, check_gelu, config_field
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import LAYOUT, Block
@@ -201,8 +202,9 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
         x = dropout(x)
         if config.pre_norm:
             x = out["pre_norm"] = norm("pre_norm")(x)
+        info = EncoderInfo(segment_ids=segment_ids)
         for block in blocks:
-            x = out[block.name] = block(x, segment_ids=segment_ids)
+            x = out[block.name] = block(x, info=info)
         if config.final_norm:
             x = out["final_norm"] = norm("final_norm")(x)
         if self.pools:

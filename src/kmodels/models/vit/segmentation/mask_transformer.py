@@ -365,10 +365,8 @@ class MaskTransformer:
             **told: `training`, or nothing.
         """
         backbone, x, found = self.backbone, images, []
-        given: dict[str, Any] = dict(told)
         shares = self.probabilities(images, **told)
-        if backbone.coordinates is not None:
-            given["coordinates"] = backbone.coordinates(images, **told)
+        info = backbone.info(images, **told)
         norm = backbone.steps[-1]
         for step in backbone.steps:
             if step not in backbone.blocks:
@@ -377,15 +375,15 @@ class MaskTransformer:
             number = backbone.blocks.index(step) - self.first
             if number == 0:
                 x = self.queries(x)
-                if "coordinates" in given:
-                    given["coordinates"] = self._with_queries(given["coordinates"])
+                if info.coordinates is not None:
+                    info = info._replace(coordinates=self._with_queries(info.coordinates))
             if number >= 0 and masked[number]:
                 prediction, grid = self._predict(norm(x, **told))
                 found.append(prediction)
                 seen = self.maskings[number](grid, shares, **told)
-                x = step(x, attention_mask=seen, **given)
+                x = step(x, info=info._replace(attention_mask=seen), **told)
             else:
-                x = step(x, **given)
+                x = step(x, info=info, **told)
         return [*found, self._predict(x)[0]]
 
     def _with_queries(self, coordinates: Tensor) -> Any:
