@@ -3,7 +3,7 @@
 from typing import Any
 
 from kmodels.data.pipeline.request import FitRequest, Method
-from kmodels.training.keras_methods import run_request
+from kmodels.training.loop import run_request
 
 
 def run(

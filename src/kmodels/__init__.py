@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "InputError": "kmodels.core.errors",
     "decisions": "kmodels.core.dispatch",
-    "evaluate": "kmodels.training.keras_methods",
-    "fit": "kmodels.training.keras_methods",
+    "evaluate": "kmodels.training.loop",
+    "fit": "kmodels.training.loop",
     "generic_only": "kmodels.core.dispatch",
-    "predict": "kmodels.training.keras_methods",
+    "predict": "kmodels.training.loop",
     "reset_decisions": "kmodels.core.dispatch",
     "set_matmul_precision": "kmodels.core.precision",
     "train_state": "kmodels.training.step.train_state",

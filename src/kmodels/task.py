@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import keras
 import numpy as np
 
-from kmodels.core import malloc
+from kmodels.core import malloc, remote
 from kmodels.core.errors import InputError, check_names
+from kmodels.core.files import local_path
 from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.distribution.layout import Axes, register
+from kmodels.distribution.rank_zero import without_distribution
 from kmodels.layers import block_compile as compiling
 from kmodels.layers import changes
 from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
-from kmodels.training.keras_methods import KerasMethods, Predicts
-from kmodels.training.loop import Model
+from kmodels.training.loop import Loop, Predicts, TaskStep, like
 from kmodels.training.losses import warn_of_logits
 from kmodels.training.optim.other_variables import follow_variables, noted_slots
+from kmodels.weights import gather
 
 malloc.watch()
 
@@ -280,7 +282,7 @@ def is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
-class Task(ClonedAs, CalledDirectly, Presets, Adapters, KerasMethods, Model):
+class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Model):
     """A backbone with a head, trained by `fit`.
 
     Attributes:
@@ -412,6 +414,34 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, KerasMethods, Model):
             # graph for each of them, and the whole step traced again without.
             follow_variables(self.optimizer, self.trainable_variables)
         return super().make_train_function(force)
+
+    @like(keras.Model.save)
+    def save(self, filepath: str | Path, **kwargs: Any) -> None:
+        """Saves as Keras does; of several processes that hold all weights one may call it alone.
+
+        A `.keras` file may also go to an address such as "gs://bucket/model.keras".
+        """
+        gather.check_whole(self, "save")
+        self._save(super().save, filepath, kwargs)
+
+    @like(keras.Model.save_weights)
+    def save_weights(self, filepath: str | Path, **kwargs: Any) -> None:
+        """Saves the weights as Keras does; one process may call it alone, see `save`."""
+        gather.check_whole(self, "save_weights")
+        self._save(super().save_weights, filepath, kwargs)
+
+    def _save(self, save: Callable[..., None], path: str | Path, kwargs: dict[str, Any]) -> None:
+        with without_distribution():
+            if not remote.is_remote(path):
+                save(local_path(path), **kwargs)
+                return
+            several = kwargs.get("max_shard_size") or str(path).endswith(".json")
+            if several or not kwargs.get("overwrite", True):
+                raise InputError(
+                    f"{path} is an address, where one file is made or replaced; leave "
+                    "max_shard_size and overwrite out, or use save_to_preset"
+                )
+            remote.write_file(path, lambda file: save(file, **kwargs))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the serialised backbone, the head's settings, and its later changes."""

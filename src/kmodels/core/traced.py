@@ -100,26 +100,13 @@ class Watch:
         return self._state
 
 
-class Follows(keras.Model if TYPE_CHECKING else object):
-    """First base of a model whose compiled steps follow what is changed in it."""
+def follow(model: keras.Model, name: str) -> None:
+    """Drops a compiled function of a model if the model has changed since it was made.
 
-    def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step; a new one where the model is not as it was when the last was made."""
-        _follow(self, "train_function")
-        return super().make_train_function(force)
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """See `make_train_function`."""
-        _follow(self, "test_function")
-        return super().make_test_function(force)
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """See `make_train_function`."""
-        _follow(self, "predict_function")
-        return super().make_predict_function(force)
-
-
-def _follow(model: keras.Model, name: str) -> None:
+    Args:
+        model: built.
+        name: "train_function", "test_function" or "predict_function".
+    """
     if _steps is None:
         return
     state = TracedState(model)
@@ -191,5 +178,6 @@ def note() -> None:
 
 def _note() -> None:
     model = getattr(keras_internals.current_call_context(), "entry_layer", None)
-    if isinstance(model, keras.Model) and not isinstance(model, Follows):
+    # A model that calls `follow` needs no more.
+    if isinstance(model, keras.Model) and not getattr(model, "follows_changes", False):
         _around.add(model)

@@ -1,6 +1,6 @@
 """What a call of `generate` is given: inputs, settings, and those of generation_config.json."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.stop import check_strings
+from kmodels.text.chat_template import as_chats
 
 # The values that transformers takes where such a file samples and is silent.
 DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -216,3 +217,33 @@ class GenerateRequest:
                 f"stream is {self.stream!r}; give a function that is called with the number of "
                 "the row and its new piece of text"
             )
+
+
+def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
+    """Returns the inputs of a model for chats, as `generate_preprocess` does, but never cut.
+
+    Args:
+        preprocessor: with `chat_examples`.
+        messages: of one chat, or of several.
+        **options: of its `chat_token_ids`.
+
+    Raises:
+        InputError: where the preprocessor is none that writes chats, or a chat is refused.
+    """
+    if not hasattr(preprocessor, "chat_examples"):
+        raise InputError(
+            "a chat needs a preprocessor, whose tokenizer writes it; attach one, or give generate "
+            "token ids"
+        )
+    chats, is_batch = as_chats(messages)
+    found = preprocessor.prompt_inputs(preprocessor.chat_examples(chats, **options))
+    return found if is_batch else {name: value[0] for name, value in found.items()}
+
+
+def pad_rows(rows: list[list[int]], length: int, pad: int) -> dict[str, np.ndarray]:
+    """Returns rows of token ids padded behind to one length, and their mask, (B, length) int32."""
+    ids = np.full((len(rows), length), pad, "int32")
+    mask = np.zeros((len(rows), length), "int32")
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+    return {"token_ids": ids, "padding_mask": mask}

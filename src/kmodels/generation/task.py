@@ -1,15 +1,14 @@
-"""`generate`, for tasks whose backbone can be extended token by token."""
+"""`generate` and `chat`, for tasks whose backbone can be extended token by token."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
 from kmodels.generation.beams import continue_by_beams
-from kmodels.generation.chat import Chats, chat_prompts, pad_rows
 from kmodels.generation.drafts import (
     ASSISTANT_TOKENS,
     DraftCounts,
@@ -23,22 +22,27 @@ from kmodels.generation.request import (
     GenerateRequest,
     as_numpy,
     batches,
+    chat_prompts,
     images_of,
     is_data,
     is_empty,
     is_raw,
     joined,
+    pad_rows,
     repeated,
     stop_strings_of,
 )
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
 from kmodels.generation.stop import Stop, Streamer, check_strings
-from kmodels.text.chat_template import is_chat
+from kmodels.text.chat_template import Tool, is_chat
 from kmodels.weights import gather
 
+# As many as transformers' pipeline and its `transformers chat` add where nobody says.
+NEW_TOKENS = 256
 
-class Generates(Chats):
+
+class Generates:
     """Adds `generate` and `chat`; `compile(sampler=...)` chooses how tokens are drawn."""
 
     backbone: Any
@@ -176,6 +180,105 @@ class Generates(Chats):
         if is_data(inputs):
             return joined([self._generate(x, request) for x in batches(inputs)])
         return self._generate(inputs, request)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Tool] | None = None,
+        *,
+        chat_template: str | None = None,
+        max_new_tokens: int = NEW_TOKENS,
+        stop_token_ids: Collection[int] | str | None = "auto",
+        stream: Callable[[int, str], None] | None = None,
+        num_return_sequences: int = 1,
+        assistant: object = None,
+        num_assistant_tokens: int = ASSISTANT_TOKENS,
+        prompt_lookup_num_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Collection[str] | None = None,
+        **values: Any,
+    ) -> Any:
+        """Answers a chat, as the checkpoint's own template has it written.
+
+        The template is the tokenizer's, or the family's chat format where it has none; the ids of
+        the prompt are those of transformers' `apply_chat_template`. Tokens are drawn as
+        `compile(sampler=...)` says.
+
+        Args:
+            messages: {"role", "content"} of each message, or a list of such lists. Roles and what
+                else a message may hold are the template's matter; a last message of the role
+                "assistant" is continued.
+            tools: functions that the model may call, for templates that know them: their JSON
+                schemas, or Python functions with annotations and Google docstrings, which
+                transformers reads.
+            chat_template: another template in Jinja's language, or the name of one of several.
+            max_new_tokens: of a reply.
+            stop_token_ids: end a reply; "auto" for the tokenizer's and the end of a turn.
+            stream: called as tokens come, with the chat's number and its new piece of text.
+            num_return_sequences: replies to each chat, one behind the other.
+            assistant: drafts tokens that this model checks, see `generate`.
+            num_assistant_tokens: number of tokens of each of its drafts.
+            prompt_lookup_num_tokens: as of `generate`.
+            temperature: 0 for the most likely token, else what logits are divided by. This and the
+                five settings that follow hold for this call; None keeps the sampler's.
+            top_k: keeps the k most likely tokens.
+            top_p: keeps the fewest most likely tokens whose probabilities reach p.
+            min_p: keeps tokens with at least p times the probability of the most likely one.
+            repetition_penalty: divides positive, multiplies negative logits of tokens in the row.
+            seed: random seed of the draws of this call.
+            stop: string or strings that end a reply; neither the text nor `stream` has any of it.
+                Token ids keep the token that completes it. None for the `stop_strings` of
+                generation_config.json, where `stop_token_ids` is "auto"; () for none.
+            **values: further variables of the template, such as enable_thinking or documents.
+
+        Returns:
+            The reply as text, without the prompt; a list of texts for several chats or replies. To
+            go on, append {"role": "assistant", "content": reply} and the next message.
+
+        Raises:
+            InputError: for what is no chat, a tokenizer without a template, a chat that its
+                template refuses, a variable that the template does not have, or an assistant that
+                `generate` refuses.
+        """
+        if not is_chat(messages):
+            raise InputError(
+                'chat takes a list of messages, each {"role": ..., "content": ...}, or a list of '
+                "such lists; generate takes texts"
+            )
+        check_whole("max_new_tokens", max_new_tokens)
+        request = GenerateRequest(
+            sampler=self.generator.sampler.changed(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
+            stop_token_ids=stop_token_ids,
+            stop=stop,
+            strip_prompt=True,
+            stream=stream,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=num_return_sequences,
+            drafts={
+                "assistant": assistant,
+                "num_assistant_tokens": num_assistant_tokens,
+                "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+            },
+        )
+        gather.check_callable(self, "chat")
+        values |= {"tools": tools, "chat_template": chat_template}
+        prompts = chat_prompts(self.preprocessor, messages, **values)
+        if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
+            ends = self.preprocessor.chat_stop_token_ids
+            request = replace(request, stop_token_ids=ends, stop=self._stop_strings(request))
+        return self._continue(prompts, request)
 
     def _generate(self, inputs: Data, request: GenerateRequest) -> Any:
         """Continues one batch, see `generate`."""

@@ -14,12 +14,12 @@ import keras
 
 from kmodels.core.errors import check_whole
 from kmodels.models.common import huggingface as decoder
+from kmodels.models.common.causal_lm import CausalLM
 from kmodels.models.common.config import BlockConfig, DecoderConfig, check_positive
 from kmodels.models.common.decoder import DecoderBackbone
 from kmodels.models.common.embedder.preprocessor import HubEmbedderPreprocessor
 from kmodels.models.common.embedder.task import PARTS, HubEmbedder
 from kmodels.models.common.gguf import reading, tensors
-from kmodels.models.common.gguf.causal_lm import GGUFCausalLM
 from kmodels.models.common.gguf.writing import (
     GGUFExport,
     GGUFForm,
@@ -334,7 +334,7 @@ GGUF_EXPORT = GGUFExport(GGUF, gguf_form)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Qwen3CausalLM(GGUFCausalLM):
+class Qwen3CausalLM(CausalLM):
     """Qwen 3 for text generation; arguments and methods are those of `CausalLM`."""
 
     backbone_class = Qwen3Backbone

@@ -17,7 +17,7 @@ from kmodels.distribution import current, processes
 from kmodels.runs import console, trackers
 from kmodels.runs.console import Progress, Speed
 from kmodels.runs.history import History
-from kmodels.training.keras_methods import run_request
+from kmodels.training.loop import run_request
 from kmodels.training.optim.schedules import WarmupSchedule
 from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 

@@ -5,25 +5,27 @@ of a run is the number of its epoch, that of the batch in it, and the state of t
 `kmodels.checkpoint` saves it, and has an epoch begin there.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import keras
 
-from kmodels.core import dispatch, keras_internals
+from kmodels.core import dispatch, keras_internals, traced
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.batch import class_weights
+from kmodels.data.pipeline.batch import Preprocess, as_tuple, class_weights
 from kmodels.data.pipeline.device_put import device_put
+from kmodels.data.pipeline.pipeline import Pipeline, check_batch
 from kmodels.data.pipeline.position import Continued
-from kmodels.data.pipeline.request import FitCallback, FitRequest, RunningFit
-
-if TYPE_CHECKING:
-    from kmodels.data.pipeline.pipeline import Pipeline
+from kmodels.data.pipeline.request import FitCallback, FitRequest, Method, RunningFit
+from kmodels.distribution import current
+from kmodels.distribution.rank_zero import followers
+from kmodels.weights import deferred
 
 
 class Step(Protocol):
@@ -79,12 +81,188 @@ class ReplicasBackend(Protocol):
         ...
 
 
+class PredictionsBackend(Protocol):
+    """Predictions of several processes, on a backend where each has its own rows."""
+
+    def begin(self, model: keras.Model) -> None:
+        """Prepares the model's `predict` for `of_all`."""
+        ...
+
+    def of_all(self, outputs: Tree, rows: int, shards: int) -> Any:
+        """Returns the outputs of all processes, in the order of the data.
+
+        Args:
+            outputs: nested arrays whose rows are those of this process.
+            rows: rows of a batch that each process feeds.
+            shards: how many processes feed other rows.
+        """
+        ...
+
+
 backend = dispatch.backend_module("kmodels.training.step", StepBackend)
 _replicas = dispatch.backend_module("kmodels.core.replicas", ReplicasBackend, optional=True)
+_predictions = dispatch.backend_module(
+    "kmodels.distribution.engines.predictions", PredictionsBackend, optional=True
+)
+# The first base of a task, with its `train_step`.
+TaskStep: Any = backend.TaskStep
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
-    """Trains a model, see `keras.Model.fit`.
+def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Gives a method the parameters of one of `keras.Model`, by place and by name.
+
+    `fit(x, y, 32, 5)` then means what it does in Keras, and arguments that a later Keras adds are
+    taken too.
+
+    Args:
+        original: the method of `keras.Model`.
+
+    Returns:
+        A decorator. The method under it gets by name what was given, and no defaults.
+    """
+    given = list(inspect.signature(original).parameters.values())
+    rest = [p.name for p in given if p.kind is p.VAR_KEYWORD]
+
+    def decorate(method: Callable[..., R]) -> Callable[P, R]:
+        first = next(iter(inspect.signature(method).parameters))  # "self", or "model"
+        parameters = inspect.Signature([given[0].replace(name=first), *given[1:]])
+
+        @wraps(method)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            named = dict(parameters.bind(*args, **kwargs).arguments)
+            more: dict[str, Any] = named.pop(rest[0], {}) if rest else {}
+            return method(named.pop(first), **named, **more)
+
+        vars(bound)["__signature__"] = parameters
+        return bound
+
+    return decorate
+
+
+@like(keras.Model.fit)
+def fit(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
+    """Trains any Keras model, as its own `fit` does, by the loop of kmodels.
+
+        model = keras.Sequential([keras.layers.Dense(10)])
+        model.compile("adam", "mse")
+        kmodels.fit(model, x, y, epochs=3, callbacks=[kmodels.callbacks.Checkpoint("runs/first")])
+
+    What it adds: any data on every backend, and a Checkpoint that continues within an epoch, where
+    one in Keras' own `fit` continues at the beginning of an epoch. Logs, callbacks and weights are
+    those of Keras.
+
+    Args:
+        model: compiled: functional, sequential, or subclassed with its own `train_step`,
+            `compute_loss` or `compute_metrics`.
+        x: as in `kmodels.models.ViTImageClassifier.fit`.
+        y: labels, where x is arrays.
+        **kwargs: as in `keras.Model.fit`, by place or by name.
+
+    Returns:
+        A `keras.callbacks.History`.
+
+    Raises:
+        InputError: if the model is not compiled, or for data that no backend takes.
+    """
+    return _by_loop(model, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
+
+
+@like(keras.Model.evaluate)
+def evaluate(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
+    """Evaluates any Keras model on what `kmodels.fit` takes, see `keras.Model.evaluate`."""
+    return _by_loop(model, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
+
+
+@like(keras.Model.predict)
+def predict(model: keras.Model, x: Data, **kwargs: Any) -> Any:
+    """Predicts with any Keras model on what `kmodels.fit` takes, see `keras.Model.predict`."""
+    return _by_loop(model, FitRequest.of(Method.PREDICT, x=x, **kwargs))
+
+
+def _by_loop(model: keras.Model, request: FitRequest) -> Any:
+    if isinstance(model, Loop):  # of kmodels, with a preprocessor, or a loss of its own
+        return getattr(model, request.method)(**request.keywords())
+    return run_request(model, request)
+
+
+def run_request(
+    model: keras.Model,
+    request: FitRequest,
+    preprocess: Preprocess | None = None,
+    split: Callable[[Any], tuple] = as_tuple,
+    over_mesh: bool = True,
+) -> Any:
+    """Runs `fit`, `evaluate` or `predict` by the loop; over a mesh, in each process on its rows.
+
+    Args:
+        model: whose method it is.
+        request: what it is asked for.
+        preprocess: see `kmodels.data.as_dataset`.
+        split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
+        over_mesh: False leaves a mesh in force aside.
+
+    Returns:
+        The result of the method; predictions are those of all processes, in the order of the data.
+
+    Raises:
+        InputError: for data that the method cannot take; over a mesh if it does not divide the
+            batches, if processes were given other data, or if a callback or a metric cannot work
+            so.
+    """
+    from kmodels.data.pipeline import kinds
+
+    method, plan = request.method, current() if over_mesh else None
+    if plan is not None:
+        # Again, as the mesh may be gone since plan.prepare, and on JAX nobody would notice.
+        plan.engine.check(model)
+        if method is Method.FIT:
+            plan.check(model)
+    # Arrays are looked at whole, before the first step.
+    check_batch(model, (request.x, request.y))
+    if isinstance(request.validation_data, tuple):
+        check_batch(model, request.validation_data)
+    request = kinds.prepare(request, preprocess, None if plan is None else plan.rule(), split)
+    data = request.x
+    if plan is not None:
+        _check_weights(model, data if method is Method.EVALUATE else request.validation_data)
+        request = request.changed(
+            verbose=request.verbose if plan.engine.main else 0,
+            callbacks=followers(request.callbacks, plan, method),
+        )
+    shard = None if plan is None or method is not Method.PREDICT else data.shard
+    if shard is not None and _predictions is not None:
+        _predictions.begin(model)
+    pipelines = [one for one in (data, request.validation_data) if one is not None]
+    try:
+        for one in pipelines:
+            one.model = model
+        result = _METHODS[method](model, request)
+    finally:
+        for one in pipelines:
+            one.end()
+    if shard is None or plan is None:
+        return result
+    if _predictions is not None:
+        result = _predictions.of_all(result, shard.rows, plan.engine.shards)
+    return keras.tree.map_structure(lambda leaf: leaf[: shard.samples], result)
+
+
+def _check_weights(model: keras.Model, data: Any) -> None:
+    if data is None or data.shard is None or not data.shard.fills:
+        return
+    if names := keras_internals.unweighted_metrics(model):
+        raise InputError(
+            f"metrics={names} would count the rows that fill the last batch up, which weigh "
+            f"nothing; compile with weighted_metrics={names}, or take a batch size that divides "
+            f"{data.samples} samples"
+        )
+
+
+def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
+    """Trains a model on prepared data, see `keras.Model.fit`.
 
     Args:
         model: compiled.
@@ -145,7 +323,7 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
                 given = request.validation_data, request.validation_steps
                 held_out = held_out or Epochs(model, *given)
                 held_out.build()
-                found = _evaluate(model, held_out, callbacks)
+                found = _evaluate_data(model, held_out, callbacks)
                 epoch_logs |= {f"val_{name}": value for name, value in found.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
             if request.verbose and (line := data.clock.line()) is not None:
@@ -161,12 +339,12 @@ def fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     return model.history
 
 
-def evaluate(model: keras.Model, request: FitRequest) -> Any:
+def _evaluate(model: keras.Model, request: FitRequest) -> Any:
     """Evaluates a model, see `keras.Model.evaluate`.
 
     Args:
         model: compiled.
-        request: as in `fit`.
+        request: as in `_fit`.
 
     Returns:
         The loss and the metrics: by name, in a list, or a number where there is no metric.
@@ -179,11 +357,11 @@ def evaluate(model: keras.Model, request: FitRequest) -> Any:
     check_names("evaluate", request.more.keys() - {"_use_cached_eval_dataset"}, ["return_dict"])
     data = Epochs(model, request.x, request.steps)
     data.build()
-    logs = _evaluate(model, data, _callbacks(model, request, data, epochs=1))
+    logs = _evaluate_data(model, data, _callbacks(model, request, data, epochs=1))
     return logs if request.more.get("return_dict") else _in_order(model, logs)
 
 
-def _evaluate(
+def _evaluate_data(
     model: keras.Model, data: "Epochs", callbacks: keras.callbacks.CallbackList
 ) -> dict[str, Any]:
     step = step_of(model, "test")
@@ -204,12 +382,12 @@ def _evaluate(
     return logs
 
 
-def predict(model: keras.Model, request: FitRequest) -> Any:
+def _predict(model: keras.Model, request: FitRequest) -> Any:
     """Predicts, see `keras.Model.predict`.
 
     Args:
         model: built, or with inputs that its first call builds it for.
-        request: as in `fit`.
+        request: as in `_fit`.
 
     Returns:
         The outputs of all batches, one behind the other, as arrays of NumPy.
@@ -257,7 +435,7 @@ class Epochs:
 
     continued: Continued | None = None
 
-    def __init__(self, model: keras.Model, data: "Pipeline", steps: int | None):
+    def __init__(self, model: keras.Model, data: Pipeline, steps: int | None):
         limit = keras.config.max_steps_per_epoch()
         self.steps_per_epoch = min(filter(None, (steps, limit)), default=None)
         self.data, self.clock, self._at_once = data, data.clock, model.steps_per_execution
@@ -459,14 +637,114 @@ def _placed(model: keras.Model, batch: tuple) -> Any:
     return device_put.placer(model, False)(tuple(arrays.plain(part, None) for part in batch))
 
 
-class Loop(keras.Model if TYPE_CHECKING else object):
-    """Base of a model whose `fit` and its like are this file's; it comes right before keras.Model.
+_METHODS = {Method.FIT: _fit, Method.EVALUATE: _evaluate, Method.PREDICT: _predict}
 
-    Keras' `make_train_function` and its like stay the place where a subclass prepares a step.
+
+class Loop(keras.Model if TYPE_CHECKING else object):
+    """First base of a model whose `fit` and its like are this file's.
+
+    Keras' `make_train_function` and its like stay the place where a subclass prepares a step; a
+    compiled step is made again if the model has changed since.
+
+    Attributes:
+        follows_changes: see `kmodels.core.traced`.
+        preprocessor: called as preprocessor(x, y, sample_weight), or None.
+        split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
+        builds_first: True if the first step needs more than its own trace makes on TensorFlow.
     """
 
-    # Whether the first step needs more than its own trace makes on TensorFlow.
+    follows_changes = True
+    preprocessor: Any = None
+    split = staticmethod(as_tuple)
     builds_first = False
+
+    @like(keras.Model.fit)
+    def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
+        """Trains, as Keras' `fit` does, on anything that yields batches.
+
+        Args:
+            x: arrays, a PyTorch DataLoader, tf.data, grain, a PyDataset, a Hugging Face dataset,
+                any iterable of (x, y) or (x, y, sample_weight) batches, or a function that gives
+                one for each epoch, on every backend.
+            y: labels, where x is arrays.
+            **kwargs: as in `keras.Model.fit`, by place or by name; `validation_data` may be any of
+                the above too.
+        """
+        return self._run(FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
+
+    @like(keras.Model.evaluate)
+    def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
+        """Evaluates, as Keras does, on anything that `fit` takes."""
+        return self._run(FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
+
+    @like(keras.Model.predict)
+    def predict(self, x: Data, **kwargs: Any) -> Any:
+        """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
+        if arrays.is_empty(x, self.preprocessor):
+            return self.predict_on_batch(x)
+        return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
+
+    def _run(self, request: FitRequest) -> Any:
+        if deferred.used:
+            deferred.check(self, request.method)
+        return run_request(self, request, self.preprocessor, self.split)
+
+    @like(keras.Model.train_on_batch)
+    def train_on_batch(
+        self,
+        x: Data,
+        y: Data = None,
+        sample_weight: Data = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains, as Keras does, on one batch of what `fit` takes, preprocessed as there."""
+        x, y, sample_weight = self._one_batch("train_on_batch", x, y, sample_weight)
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise InputError("got sample_weight and class_weight; give one of them")
+            sample_weight = class_weights(y, class_weight)
+        return _on_batch(self, "train", (x, y, sample_weight), return_dict)
+
+    @like(keras.Model.test_on_batch)
+    def test_on_batch(
+        self, x: Data, y: Data = None, sample_weight: Data = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluates, as Keras does, on a batch as `train_on_batch` takes it."""
+        batch = self._one_batch("test_on_batch", x, y, sample_weight)
+        return _on_batch(self, "test", batch, return_dict)
+
+    @like(keras.Model.predict_on_batch)
+    def predict_on_batch(self, x: Data) -> Any:
+        """Predicts, as Keras does, on a batch as `train_on_batch` takes it."""
+        batch = _placed(self, self._one_batch("predict_on_batch", x)[:1])
+        backend.build_to_predict(self, lambda: batch)
+        with step_of(self, "predict") as step:
+            return _joined([step([batch])])
+
+    def _one_batch(self, method: str, *parts: Data) -> tuple[Any, ...]:
+        from kmodels.data.pipeline import kinds
+
+        if deferred.used:
+            deferred.check(self, method)
+        batch = kinds.one_batch(parts, self.preprocessor)
+        check_batch(self, batch)
+        return *batch, *(None,) * (len(parts) - len(batch))
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Keras' step; a new one if the model is not as it was when the last was made."""
+        traced.follow(self, "train_function")
+        return super().make_train_function(force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """See `make_train_function`."""
+        traced.follow(self, "test_function")
+        return super().make_test_function(force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """See `make_train_function`."""
+        traced.follow(self, "predict_function")
+        return super().make_predict_function(force)
 
     def before_use(self) -> None:
         """Is called before `fit` and its like ask whether the model is compiled."""
@@ -479,37 +757,14 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         """
         keras_internals.symbolic_build(self, first)
 
-    def train_on_batch(
-        self,
-        x: Data,
-        y: Data = None,
-        sample_weight: Data = None,
-        class_weight: dict[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Trains on one batch, see `keras.Model.train_on_batch`."""
-        if class_weight is not None:
-            if sample_weight is not None:
-                raise InputError("got sample_weight and class_weight; give one of them")
-            sample_weight = class_weights(y, class_weight)
-        return _on_batch(self, "train", (x, y, sample_weight), return_dict)
 
-    def test_on_batch(
-        self, x: Data, y: Data = None, sample_weight: Data = None, return_dict: bool = False
-    ) -> Any:
-        """Evaluates one batch, see `keras.Model.test_on_batch`."""
-        return _on_batch(self, "test", (x, y, sample_weight), return_dict)
+class Predicts:
+    """Lets `predict` of a model take no samples too, where Keras' own fails."""
 
-    def predict_on_batch(self, x: Data) -> Any:
-        """Predicts one batch, see `keras.Model.predict_on_batch`."""
-        batch = _placed(self, (x,))
-        backend.build_to_predict(self, lambda: batch)
-        with step_of(self, "predict") as step:
-            return _joined([step([batch])])
-
-
-_TaskStep: Any = backend.TaskStep
-
-
-class Model(_TaskStep, Loop, keras.Model):
-    """The base of tasks: Keras' model with the loop and the training step of kmodels."""
+    @like(keras.Model.predict)
+    def predict(self, x: Data, **kwargs: Any) -> Any:
+        """Predicts as Keras does; of no samples it returns no predictions."""
+        if arrays.is_empty(x, None):
+            return self.predict_on_batch(x)  # type: ignore[attr-defined]
+        request = FitRequest.of(Method.PREDICT, x=x, **kwargs)
+        return run_request(self, request, over_mesh=False)  # type: ignore[arg-type]

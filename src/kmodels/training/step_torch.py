@@ -15,8 +15,8 @@ from kmodels.layers import block_compile
 from kmodels.training.step.metrics import rows
 
 
-class Parallel(keras.Model if TYPE_CHECKING else object):
-    """First base of a model whose steps may be those of one process of several.
+class TaskStep(keras.Model if TYPE_CHECKING else object):
+    """Base of a task: its training step, which may be that of one process of several.
 
     Attributes:
         parallel: what `Plan.prepare` sets where several processes train it together, see
@@ -33,7 +33,15 @@ class Parallel(keras.Model if TYPE_CHECKING else object):
             self.parallel.compiled(self)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step; what was compiled is looked at before the first one."""
+        """Prepares the next steps.
+
+        Raises:
+            InputError: if compiled blocks were changed in a way that they cannot follow, or what
+                was compiled cannot be trained in several processes.
+        """
+        if block_compile.compiled(self):
+            block_compile.check(self)
+        self.zero_grad()  # also of variables that are frozen by now
         if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
             self.parallel.begin(self)
         return super().make_train_function(force)
@@ -43,21 +51,6 @@ class Parallel(keras.Model if TYPE_CHECKING else object):
         if self.parallel is None:
             return super().get_metrics_result()
         return self.parallel.results(self.metrics)
-
-
-class TaskStep(Parallel):
-    """First base of a task: its training step."""
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """Prepares the next steps.
-
-        Raises:
-            InputError: if compiled blocks were changed in a way that they cannot follow.
-        """
-        if block_compile.compiled(self):
-            block_compile.check(self)
-        self.zero_grad()  # also of variables that are frozen by now
-        return super().make_train_function(force)
 
     def train_step(self, data: Tree) -> Any:
         """Moves the weights by one batch and returns the logs.

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from gemma3_processor_case import START, ProcessorCase
-from kmodels.training.keras_methods import KerasMethods
+from kmodels.training.loop import Loop
 from tolerances import tolerance
 
 
-class Sums(KerasMethods, keras.Model):
+class Sums(Loop, keras.Model):
     """A model that adds a mean color of a row's images to the tokens that they fill."""
 
     def __init__(self, preprocessor):

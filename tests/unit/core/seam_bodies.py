@@ -77,8 +77,7 @@ from kmodels.tools.plan.arrays import FactsBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
-from kmodels.training.keras_methods import PredictionsBackend
-from kmodels.training.loop import ReplicasBackend, StepBackend
+from kmodels.training.loop import PredictionsBackend, ReplicasBackend, StepBackend
 from kmodels.training.matching import criterion_torch as training_matching_criterion_torch
 from kmodels.training.matching.criterion import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow

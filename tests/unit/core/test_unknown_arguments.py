@@ -43,8 +43,8 @@ PASS_ON = {
     "ChatTokenizer.render_chat": "chat_token_ids",
     "render": "apply_chat_template",
     "render_with_generation": "apply_chat_template",
-    "KerasMethods.save": "Keras, in _save",
-    "KerasMethods.save_weights": "Keras, in _save",
+    "Task.save": "Keras, in _save",
+    "Task.save_weights": "Keras, in _save",
 }
 
 

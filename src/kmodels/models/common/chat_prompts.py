@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from kmodels.core.errors import InputError, check_names
-from kmodels.generation.chat import Chats
+from kmodels.generation.task import Generates
 from kmodels.text import Example, Template, Tokenizer, Turns
 from kmodels.text.chat import MODEL_ROLES
 from kmodels.text.chat_template import Rendered, choose_template, variables
@@ -120,7 +120,9 @@ class ChatPrompts:
     ) -> Rendered:
         template = choose_template(self.tokenizer.settings, chat_template, tools)
         given = [*values, *(["tools"] if tools else [])]
-        arguments = [name for name in inspect.signature(Chats.chat).parameters if name != "self"]
+        arguments = [
+            name for name in inspect.signature(Generates.chat).parameters if name != "self"
+        ]
         check_names("the chat template", given, variables(template), arguments)
         text = self.tokenizer.apply_chat_template(
             chat,

@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
+from kmodels.models.common.causal_lm import CausalLM
 from kmodels.models.common.embedder.preprocessor import (
     EmbedderPreprocessor,
     HubEmbedderPreprocessor,
 )
 from kmodels.models.common.embedder.task import DecoderEmbedder, HubEmbedder
-from kmodels.models.common.gguf.causal_lm import GGUFCausalLM
 from kmodels.models.common.hub_order import TextOrImages, by_name
 from kmodels.models.gemma import gguf
 from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
@@ -27,7 +27,7 @@ from kmodels.models.gemma.text import (
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaCausalLM(GGUFCausalLM):
+class GemmaCausalLM(CausalLM):
     """Gemma for text generation.
 
     Args:

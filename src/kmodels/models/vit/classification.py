@@ -13,7 +13,7 @@ from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
 from kmodels.models.common.class_names import NamedClasses, best, check_class_names
 from kmodels.task import Compiled, Task, is_auto
-from kmodels.training.keras_methods import like
+from kmodels.training.loop import like
 from kmodels.training.metrics import SparseAccuracy
 from kmodels.training.sparse_labels import SparseLabels
 from kmodels.weights.checkpoint import PROBLEM_TYPES

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
-from kmodels.core import keras_internals, traced
+from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.core.types import Data, MetricsLike, Tensor, Tree
+from kmodels.core.types import MetricsLike, Tensor, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import one_piece
-from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.layers import block_compile as compiling
-from kmodels.training.keras_methods import like, run_request
 from kmodels.training.step.averages import WeightAverage
 from kmodels.training.step.metrics import Results, Running
 from kmodels.training.step.objectives import (
@@ -52,7 +50,7 @@ else:
     _Step = _native.Step
 
 
-class TrainStep(traced.Follows, _Step):
+class TrainStep(_Step):
     """A model around models, whose loss is yours: one function for JAX, torch and TensorFlow.
 
         def loss_fn(models, batch, training):
@@ -95,6 +93,9 @@ class TrainStep(traced.Follows, _Step):
     Raises:
         InputError: for things that are not models, and for names that fit none.
     """
+
+    builds_first = True
+    split = staticmethod(one_piece)
 
     def __init__(
         self,
@@ -172,24 +173,6 @@ class TrainStep(traced.Follows, _Step):
             raise InputError(f"{self.name} holds several models; call one of them instead")
         return self._players.models(inputs, training=training)
 
-    @like(keras.Model.fit)
-    def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Trains on anything that yields batches, see `kmodels.task.Task.fit`."""
-        return self._run(FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
-
-    @like(keras.Model.evaluate)
-    def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Returns the loss and the logs with training False, on anything that `fit` takes."""
-        return self._run(FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
-
-    @like(keras.Model.predict)
-    def predict(self, x: Data, **kwargs: Any) -> Any:
-        """Returns what the only model gives, for anything that `fit` takes."""
-        return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
-
-    def _run(self, request: FitRequest) -> Any:
-        return run_request(self, request, split=one_piece)
-
     def make_train_function(self, force: bool = False) -> Any:
         """Keras' step, for what the models let their objectives move now."""
         if self._running.built:
@@ -251,8 +234,6 @@ class TrainStep(traced.Follows, _Step):
         tracker = keras_internals.loss_tracker(self)
         tracker.update_state(total, sample_weight=rows)
         return [tracker, *self._running.update(results, rows)]
-
-    builds_first = True
 
     def build_step(self, first: Callable[[], Tree]) -> None:
         """Makes slots, averages, and lazy models, see `Loop.build_step`."""

@@ -11,7 +11,7 @@ from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
 from kmodels.training.step.metrics import Results, logged, rows
 from kmodels.training.step.objectives import LossFunction, Objective, Objectives
-from kmodels.training.step_torch import Parallel
+from kmodels.training.step_torch import TaskStep
 
 
 def advance(
@@ -23,7 +23,7 @@ def advance(
         objectives: who learn.
         losses: by objective.
         batch: a batch of this process.
-        parallel: see `kmodels.training.step_torch.Parallel`.
+        parallel: see `kmodels.training.step_torch.TaskStep`.
     """
     results: Results = {}
     for objective in objectives:
@@ -90,7 +90,7 @@ def outline(
         run(batch)
 
 
-class Step(Parallel, Loop, keras.Model):
+class Step(Loop, TaskStep, keras.Model):
     """Keras' model whose steps are those above."""
 
     _players: Objectives

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.generation.chat import pad_rows
+from kmodels.generation.request import pad_rows
 from kmodels.weights import gather
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
