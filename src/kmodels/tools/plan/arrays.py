@@ -118,7 +118,7 @@ def width_of(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Facts:
-    """Measured facts about a backend that arithmetic does not tell (docs/measured.md).
+    """Measured facts about a backend that arithmetic does not tell (docs/measured/memory.md).
 
     Args:
         norm: float32 arrays that the plain RMS norm keeps besides its input.

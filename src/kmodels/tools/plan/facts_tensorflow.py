@@ -9,7 +9,7 @@ from kmodels.core.types import Tensor
 from kmodels.distribution.mesh import Mesh
 from kmodels.tools.plan.arrays import Facts
 
-# A step on a CPU that computes again takes as much as one that keeps (docs/measured.md).
+# A step on a CPU that computes again takes as much as one that keeps (docs/measured/gradient_checkpointing.md).
 FACTS = Facts(
     norm=1,
     gelu=4,
