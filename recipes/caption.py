@@ -1,16 +1,15 @@
-"""Teach a Gemma 3 with its vision encoder to say what is in an image.
+"""Fine-tune a Gemma 3 with its vision encoder on images with texts.
 
     python recipes/caption.py  # a small model learns to read numbers, offline
-        # two CPU cores beside other work: 5 minutes on torch, 4 on
-        # TensorFlow, 9 on JAX; 98.5, 98.5 and 99.5 % of the numbers that
-        # it never saw are read right
+        # two CPU cores, busy machine: 5 minutes on torch, 4 on TensorFlow,
+        # 9 on JAX; 98.5, 98.5 and 99.5 % of held-out numbers are correct
     python recipes/caption.py --weights DIR --data FOLDER_OR_FILE.jsonl \\
         --precision bfloat16 --rank 8 --learning-rate 2e-4 --batch-size 4
 
 FOLDER holds images with captions (metadata.jsonl or metadata.csv with file_name and text, or a
-text file beside each image); a line of FILE.jsonl holds images with text, prompts and responses,
-or messages. With --rank the halves that --train names get LoRA, else they are trained as a whole.
-The run's directory gets result.json, predictions.png and the model.
+text file next to each image); a line of FILE.jsonl holds images with text, prompts and responses,
+or messages. With --rank, the halves of --train get LoRA adapters; otherwise all of their weights
+are trained. The run's directory gets result.json, predictions.png and the model.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
@@ -31,13 +30,13 @@ class Settings(recipe.Common):
     preset: str = flag("gemma3_vision_debug", "architecture of the demonstration")
     weights: str | None = flag(None, "a Hugging Face directory or a saved directory")
     data: str | None = flag(
-        None, "a folder or a .jsonl file; by default rendered numbers of three digits"
+        None, "a folder or a .jsonl file; default: rendered numbers of three digits"
     )
-    skip_bad: bool = flag(False, "leave bad records out, and count them")
-    held_out: float = flag(0.1, "share of the records, or of the numbers, kept for evaluation")
-    images: int = flag(18, "images of each number to learn", small=1)
-    sequence_length: int = flag(40, "tokens of a row, those of images included")
-    train: str = flag("all", "what is trained", choices=("all", "text", "vision"))
+    skip_bad: bool = flag(False, "skip bad records and count them")
+    held_out: float = flag(0.1, "share of records (or numbers) held out for evaluation")
+    images: int = flag(18, "training images of each number", small=1)
+    sequence_length: int = flag(40, "tokens per row, image tokens included")
+    train: str = flag("all", "trained half of the model", choices=("all", "text", "vision"))
     rank: int = flag(0, "LoRA rank; 0 trains all weights")
     alpha: float | None = flag(None, "LoRA alpha; default: the rank (scale 1)")
     # Optimizer
@@ -49,12 +48,12 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.05, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.01, "decoupled decay of matrices")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
-    # What is shown and written
-    answers: int = flag(200, "held-out records that the model answers at the end", small=8)
-    answer_tokens: int = flag(8, "longest answer")
+    weight_decay: float = flag(0.01, "decoupled weight decay of matrices")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
+    # Output
+    answers: int = flag(200, "held-out records answered at the end", small=8)
+    answer_tokens: int = flag(8, "longest answer in tokens")
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -85,15 +84,17 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.prepare(settings)
     if (settings.weights is None) != (settings.data is None):
         raise recipe.InputError(
-            "--weights and --data go together; give both, or neither for the demonstration"
+            "--weights and --data belong together; give both, or neither for the demonstration"
         )
 
     # === Data and model ===
     source = settings.data or "rendered numbers of three digits"
     recipe.working(f"reading the data: {source}")
-    learnt, held_out, skipped = numbers(settings) if settings.data is None else records(settings)
+    trained_on, held_out, skipped = (
+        rendered(settings) if settings.data is None else records(settings)
+    )
     if skipped:
-        recipe.say(f"left out {len(skipped)} bad records, the first: {skipped[0]}")
+        recipe.say(f"skipped {len(skipped)} bad records, the first: {skipped[0]}")
     recipe.working("building the model")
     origin: Any = settings.weights or folder.path / "base"
     if settings.weights is None and settings.rank and not (origin / "config.json").is_file():
@@ -101,21 +102,21 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.weights is None and not settings.rank:
         model = demonstration(settings)
     else:
-        model = read(origin, settings)
+        model = load(origin, settings)
     model.preprocessor.sequence_length = settings.sequence_length
-    chosen = parts(model, settings)
+    trained = choose_trained(model, settings)
 
     # === Batches ===
     order = {"shuffle": True, "seed": settings.seed}
-    loader = RecordLoader(learnt, model.preprocessor, settings.batch_size, **order)
+    loader = RecordLoader(trained_on, model.preprocessor, settings.batch_size, **order)
     validation = RecordLoader(held_out, model.preprocessor, settings.batch_size)
     total = settings.steps or settings.epochs * len(loader)
     facts = {
         "source": source,
         "unit": "records",
-        "train": len(learnt),
+        "train": len(trained_on),
         "validation": len(held_out),
-        "details": f"{chosen} of {model.count_params():,} parameters are trained",
+        "details": f"{trained} of {model.count_params():,} parameters are trained",
     }
     best, steps = "val_loss", 0 if settings.evaluate else total
     recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
@@ -145,38 +146,31 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    asked = held_out[: settings.answers]
+    questions = held_out[: settings.answers]
     if not recipe.can_generate(model):
-        recipe.say("no answers: each process holds a part of the weights, and generate needs all")
-        asked = []
-    recipe.working(f"answering {len(asked)} held-out records")
-    said = answers(model, asked, settings)
-    wanted = [answer(record) for record in asked]
+        recipe.say("no answers: generate needs all weights, and each process holds a part of them")
+        questions = []
+    recipe.working(f"answering {len(questions)} held-out records")
+    replies = answers(model, questions, settings)
+    expected = [answer(record) for record in questions]
     recipe.working(None)
     metrics = dict(runner.metrics) if runner else {}
-    if asked:
-        right = sum(a == b for a, b in zip(said, wanted, strict=True)) / len(asked)
-        recipe.say(f"{right:.1%} of {len(asked)} held-out answers are right, word for word")
+    if questions:
+        right = sum(a == b for a, b in zip(replies, expected, strict=True)) / len(questions)
+        recipe.say(f"{right:.1%} of {len(questions)} held-out answers match exactly")
         metrics["exact_match"] = right
-    content = results.result(
-        model,
-        recipe=folder.recipe,
-        settings=settings,
-        metrics=metrics,
-        runner=runner,
-    )
-    content |= {"examples": len(learnt), "skipped": len(skipped)}
+    content = results.result(folder, model, metrics, runner)
+    content |= {"examples": len(trained_on), "skipped": len(skipped)}
     content["captions"] = [
-        {"said": a, "wanted": b} for a, b in zip(said[:8], wanted[:8], strict=True)
+        {"said": a, "wanted": b} for a, b in zip(replies[:8], expected[:8], strict=True)
     ]
     if runner is None:
         folder.write_json("evaluation.json", content)
         return
     plots.curves(folder.path / "curves.png", runner.history.rows)
-    if asked:
-        plots.captions(
-            folder.path / "predictions.png", shown(model, asked[:32]), said[:32], wanted[:32]
-        )
+    if questions:
+        images = first_images(model, questions[:32])
+        plots.captions(folder.path / "predictions.png", images, replies[:32], expected[:32])
     adapter = folder.path / "adapter"
     if settings.rank:
         model.save_adapter(adapter)
@@ -187,45 +181,45 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     folder.write_json("result.json", content)
 
 
-def numbers(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:
-    """Images of numbers; those held out are of numbers that nobody learns."""
+def rendered(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:
+    """Returns images of numbers; held-out numbers do not occur in training."""
     import numpy as np
 
     from kmodels.data import rendered_numbers
 
     rng = np.random.default_rng(settings.seed)
-    drawn = rng.permutation(1000)
-    count = max(round(settings.held_out * len(drawn)), 1)
+    numbers = rng.permutation(1000)
+    count = max(round(settings.held_out * len(numbers)), 1)
 
-    def made(chosen: Any) -> list[Any]:
-        pictures = rendered_numbers(chosen, rng)
+    def render(numbers: Any) -> list[Any]:
         return [
-            {"images": [picture], "prompts": "<start_of_image>", "responses": f"{n:03d}"}
-            for picture, n in zip(pictures, chosen, strict=True)
+            {"images": [image], "prompts": "<start_of_image>", "responses": f"{number:03d}"}
+            for image, number in zip(rendered_numbers(numbers, rng), numbers, strict=True)
         ]
 
-    return made(np.repeat(drawn[count:], settings.images)), made(np.repeat(drawn[:count], 2)), []
+    trained_on = render(np.repeat(numbers[count:], settings.images))
+    return trained_on, render(np.repeat(numbers[:count], 2)), []
 
 
 def records(settings: Settings) -> tuple[list[Any], list[Any], list[str]]:
-    """The user's records, split by the seed."""
+    """Returns the user's records, split by the seed."""
     from kmodels.data import order
     from kmodels.text import read_records
 
-    found = read_records(settings.data, skip_bad=settings.skip_bad)
-    if len(found.rows) < 2:
+    read = read_records(settings.data, skip_bad=settings.skip_bad)
+    if len(read.rows) < 2:
         raise recipe.InputError(
-            f"the data has {len(found.rows)} record; give at least 2, to hold one out"
+            f"the data has {len(read.rows)} record; give at least 2, one of them to hold out"
         )
-    chosen = order(len(found.rows), settings.seed, 0)
-    count = min(max(round(settings.held_out * len(chosen)), 1), len(chosen) - 1)
-    parts = (sorted(chosen[count:]), sorted(chosen[:count]))
-    learnt, held_out = ([found.rows[i] for i in part] for part in parts)
-    return learnt, held_out, found.skipped
+    indices = order(len(read.rows), settings.seed, 0)
+    count = min(max(round(settings.held_out * len(indices)), 1), len(indices) - 1)
+    parts = (sorted(indices[count:]), sorted(indices[:count]))
+    trained_on, held_out = ([read.rows[i] for i in part] for part in parts)
+    return trained_on, held_out, read.skipped
 
 
 def demonstration(settings: Settings) -> Any:
-    """A small model with new weights, and a tokenizer of digits."""
+    """Returns a small model with random weights and a tokenizer of digits."""
     from kmodels.models import (
         Gemma3ImageConverter,
         Gemma3ImageTextLM,
@@ -252,18 +246,20 @@ def demonstration(settings: Settings) -> Any:
     )
 
 
-def read(path: Any, settings: Settings) -> Any:
-    """The user's model, or the base of the demonstration's adapters; it says what it lacks."""
+def load(path: Any, settings: Settings) -> Any:
+    """Returns the user's model, or the base of the demonstration's adapters."""
     from kmodels.models import Gemma3ImageTextLM
 
     model = Gemma3ImageTextLM.from_preset(path, dtype=settings.precision)
     if model.preprocessor is None:
-        raise recipe.InputError(f"{path} holds no tokenizer; put tokenizer.json beside the weights")
+        raise recipe.InputError(
+            f"{path} holds no tokenizer; put tokenizer.json next to the weights"
+        )
     return model
 
 
-def parts(model: Any, settings: Settings) -> str:
-    """Freezes or adapts what --train and --rank say; returns how many parameters are left."""
+def choose_trained(model: Any, settings: Settings) -> str:
+    """Freezes or adapts layers by --train and --rank; returns the number of trained parameters."""
     targets = [x for half, x in HALVES.items() if settings.train in ("all", half)]
     if settings.rank:
         model.backbone.enable_lora(rank=settings.rank, alpha=settings.alpha, targets=targets)
@@ -274,25 +270,25 @@ def parts(model: Any, settings: Settings) -> str:
 
 
 def answer(record: Any) -> str:
-    """What a record wants to be said."""
+    """Returns the expected answer of a record."""
     if "messages" in record:
         return " ".join(str(record["messages"][-1]["content"]).split())
     return " ".join(str(record.get("responses") or record.get("text")).split())
 
 
-def answers(model: Any, asked: list[Any], settings: Settings) -> list[str]:
-    """What the model says, a batch at a time."""
-    found: list[str] = []
-    for start in range(0, len(asked), settings.batch_size):
-        rows = asked[start : start + settings.batch_size]
+def answers(model: Any, questions: list[Any], settings: Settings) -> list[str]:
+    """Returns the replies of the model, computed batch by batch."""
+    replies: list[str] = []
+    for start in range(0, len(questions), settings.batch_size):
+        rows = questions[start : start + settings.batch_size]
         length = settings.sequence_length + settings.answer_tokens
-        found += model.generate(rows, max_length=length, strip_prompt=True)
-    return [" ".join(text.split()) for text in found]
+        replies += model.generate(rows, max_length=length, strip_prompt=True)
+    return [" ".join(text.split()) for text in replies]
 
 
-def shown(model: Any, asked: list[Any]) -> list[Any]:
-    """The first image of each record as the model sees it, from 0 to 1."""
-    pixels = model.preprocessor.generate_preprocess(asked)["images"]
+def first_images(model: Any, records: list[Any]) -> list[Any]:
+    """Returns the preprocessed first image of each record, scaled to 0..1."""
+    pixels = model.preprocessor.generate_preprocess(records)["images"]
     low, high = pixels.min(), pixels.max()
     return [(row[0] - low) / (high - low) for row in pixels]
 

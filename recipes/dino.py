@@ -1,26 +1,28 @@
-"""Pretrain a Vision Transformer on images without labels, by a teacher that follows it.
+"""Pretrain a Vision Transformer without labels by self-distillation (DINO).
 
     python recipes/dino.py
 
-shows a student two large and some small crops of handwritten digits. It is
-to say what its teacher, a moving average of itself, says of the large ones.
-Then the teacher's frozen features are asked for the classes, by neighbours
-and a linear probe, beside those of new weights. Small crops are resized to
-the size of the images, so that they show less of an image, not fewer pixels.
+gives a student two large and some small crops of handwritten digits. The
+student learns to predict the outputs of its teacher, a moving average of the
+student, for the large crops. Then k nearest neighbours and a linear probe
+classify the teacher's frozen features; the same is done with random weights.
+Small crops are resized to the size of the images, so they show a smaller part
+of an image with as many pixels.
 
     python recipes/dino.py --preset vit_micro_patch2_8 --image-size 28 \\
         --patch-size 7 --data idx:PATH/fashion-mnist --steps 1500 --flip \\
         --global-crop 0.4,1 --local-crop 0.15,0.5 --probe-images 3000
-            # torch, CPU: test accuracy of neighbours 0.619 with new weights
-            # and 0.686 after, of the linear probe 0.664 and 0.736
+            # torch, CPU: test accuracy of neighbours 0.619 with random
+            # weights and 0.686 after, of the linear probe 0.664 and 0.736
     python recipes/vit.py --weights runs/dino/model \\
         --data idx:PATH/fashion-mnist
-            # continues with the encoder, and labels
+            # continues with the encoder and labels
 
-Logged beside the loss are two entropies as shares of the largest: "entropy",
-of what the teacher says of a view, and "marginal_entropy", of the mean over
-views. Where the first is 1 or the second is 0, the teacher says the same of
-all images. "divergence" is how far the student is from the teacher.
+Besides the loss, the logs have two entropies of the teacher's outputs as
+shares of the largest possible one: "entropy" of a view, and
+"marginal_entropy" of the mean over views. If the first is 1 or the second is
+0, the teacher has collapsed: its outputs are the same for all images.
+"divergence" is the divergence of the student from the teacher.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
@@ -40,41 +42,45 @@ class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture: a registered name or a directory")
     weights: str | None = flag(None, "start from the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
-    image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    patch_size: int | None = flag(None, "side of a patch in pixels, likewise")
-    skip_bad: bool = flag(False, "leave unreadable images out, and list them")
+    image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
+    patch_size: int | None = flag(None, "side of a patch in pixels; default: the preset's")
+    skip_bad: bool = flag(False, "skip unreadable images and list them")
     epochs: int = flag(30, "passes over the training images", small=2)
     batch_size: int = flag(64, "images per step, over all devices")
     # Views
-    local_views: int = flag(2, "small crops of each image, beside two large ones")
+    local_views: int = flag(2, "small crops of each image, in addition to two large ones")
     global_crop: str = flag("0.6,1", "least and largest share of the area of a large crop")
-    local_crop: str = flag("0.4,0.8", "the same of a small crop")
+    local_crop: str = flag("0.4,0.8", "least and largest share of the area of a small crop")
     flip: bool = flag(False, "flip images horizontally at random")
-    rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
+    rand_augment: str | None = flag(
+        None, "RandAugment: number of operations and magnitude, e.g. 2,9"
+    )
     # Student and teacher
     units: int = flag(128, "number of prototypes (output size of the head)")
     hidden_dim: int = flag(256, "width of the head")
-    student_temperature: float = flag(0.1, "the student's logits are divided by it")
-    teacher_temperature: float = flag(0.02, "the teacher's logits likewise")
-    first_temperature: float | None = flag(None, "the same at the first step; by default no other")
-    temperature_warmup: float = flag(0.3, "share of the steps until it is the other")
-    momentum: float = flag(0.98, "of the teacher at the first step; 1 at the last")
-    centering: str = flag(
-        "sinkhorn_knopp", "of the teacher's logits", choices=("sinkhorn_knopp", "mean")
+    student_temperature: float = flag(0.1, "softmax temperature of the student")
+    teacher_temperature: float = flag(0.02, "softmax temperature of the teacher")
+    first_temperature: float | None = flag(
+        None, "temperature of the teacher at the first step; default: the final one"
     )
-    center_momentum: float = flag(0.9, "of the center, where it is a mean")
+    temperature_warmup: float = flag(0.3, "share of the steps until the final temperature")
+    momentum: float = flag(0.98, "momentum of the teacher at the first step; it rises to 1")
+    centering: str = flag(
+        "sinkhorn_knopp", "centering of the teacher's logits", choices=("sinkhorn_knopp", "mean")
+    )
+    center_momentum: float = flag(0.9, "momentum of the center, with --centering mean")
     # Optimizer
     learning_rate: float = flag(1e-3, "highest learning rate")
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.04, "decoupled decay of matrices")
-    clip_norm: float = flag(3.0, "largest global norm of the gradients; 0 for no limit")
-    # What the features are asked
-    pooling: str = flag("gap", "what stands for an image", choices=("gap", "token"))
+    weight_decay: float = flag(0.04, "decoupled weight decay of matrices")
+    clip_norm: float = flag(3.0, "gradient clipping: largest global norm; 0 for no limit")
+    # Evaluation of the features
+    pooling: str = flag("gap", "features of an image", choices=("gap", "token"))
     probe_images: int = flag(10000, "training images with labels for the probe; 0 for all")
-    neighbours: int = flag(20, "images that vote")
+    neighbours: int = flag(20, "number of neighbours that vote")
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -83,28 +89,28 @@ FIXED = (
     *("local_views", "units", "hidden_dim", "pooling", "momentum", "temperature_warmup"),
     "centering",
 )
-# Large crops, which the teacher sees too.
+# Large crops, which the teacher gets too.
 LARGE = 2
 
 
 def loss_fn(models: Any, batch: Any, training: bool) -> Any:
-    """The student's views against the teacher's, and by how much the teacher has collapsed."""
+    """Returns the DINO loss of a batch, and entropies that reveal a collapse of the teacher."""
     import keras
 
     ops, views = keras.ops, batch[0]
     shape = tuple(views.shape[2:])
 
-    def said(model: Any, views: Any, training: bool) -> Any:
-        found = model(ops.reshape(views, (-1, *shape)), training=training)
-        return ops.reshape(found, (-1, views.shape[1], found.shape[-1]))
+    def logits(model: Any, views: Any, training: bool) -> Any:
+        rows = model(ops.reshape(views, (-1, *shape)), training=training)
+        return ops.reshape(rows, (-1, views.shape[1], rows.shape[-1]))
 
-    teacher = said(models["teacher"], views[:, :LARGE], False)
-    student = said(models["student"], views, training)
+    teacher = logits(models["teacher"], views[:, :LARGE], False)
+    student = logits(models["student"], views, training)
     loss = ops.mean(models["loss"](student, teacher, training=training))
-    found = models["loss"].entropies(teacher)
-    # The cross-entropy is the teacher's entropy and how far the student is from it.
-    found["divergence"] = loss - found["entropy"] * math.log(teacher.shape[-1])
-    return loss, found
+    logs = models["loss"].entropies(teacher)
+    # The cross-entropy is the sum of the teacher's entropy and the divergence.
+    logs["divergence"] = loss - logs["entropy"] * math.log(teacher.shape[-1])
+    return loss, logs
 
 
 def momentum(first: float, total: int) -> Callable[[Any], Any]:
@@ -134,9 +140,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         ViTImageClassifier,
         ViTImageClassifierPreprocessor,
     )
-    from kmodels.runs import classification, plots
+    from kmodels.runs import plots, results
     from kmodels.runs.probe import Probe
-    from kmodels.runs.results import result
 
     recipe.prepare(settings)
 
@@ -144,15 +149,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
-    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
-    height, width, channels = found["image_shape"]
+    config = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    height, width, channels = config["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)
     data = open_dataset(
         settings.data, image_size=size, seed=settings.seed, skip_bad=settings.skip_bad
     )
-    assert data.validation is not None and data.test is not None  # drawn where they lack
+    assert data.validation is not None and data.test is not None  # split off if missing
     for file, reason in data.skipped:
-        recipe.say(f"left out {file}: {reason}")
+        recipe.say(f"skipped {file}: {reason}")
     shape = (*size, data.image_shape[-1] if named else channels)
 
     # === Models ===
@@ -160,7 +165,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     sizes = recipe.given(image_shape=shape, patch_size=settings.patch_size)
 
-    def made() -> tuple[Any, Any]:
+    def build() -> tuple[Any, Any]:
         features = ViTImageClassifier.from_preset(
             origin,
             num_classes=0,
@@ -173,12 +178,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         )
         return features, keras.Model(features.input, head(features.output))
 
-    (_, student), (features, teacher) = made(), made()
+    (_, student), (features, teacher) = build(), build()
     teacher.set_weights(student.get_weights())
     preprocessor = features.preprocessor or ViTImageClassifierPreprocessor(
         size, data.mean, data.std
     )
-    features.preprocessor = None  # The loaders normalise, after augmentation of the pixels.
+    features.preprocessor = None  # The loaders normalize, after augmentation.
 
     # === Batches ===
     common = {
@@ -203,7 +208,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Features before ===
     probe = Probe(data, settings.probe_images, settings.batch_size, settings.neighbours, common)
-    recipe.working("asking neighbours and the linear probe before anything is learnt")
+    recipe.working("evaluating neighbours and the linear probe before training")
     before = "given_" if settings.weights else "new_"
     metrics = probe.ask(features, before)
 
@@ -232,7 +237,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     step = recipe.parallelize(step)
     step.compile(optimizer)
-    facts = classification.facts(settings.data, data)
+    facts = results.image_facts(settings.data, data)
     facts["details"] = f"{len(views)} views of each image"
     steps = 0 if settings.evaluate else total
     recipe.introduce(folder, student, facts, steps=steps, steps_per_epoch=len(loader))
@@ -246,9 +251,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    recipe.working("asking neighbours and the linear probe")
+    recipe.working("evaluating neighbours and the linear probe")
     metrics |= probe.ask(features) | (runner.metrics if runner else {})
-    content = result(teacher, recipe="dino", settings=settings, metrics=metrics, runner=runner)
+    content = results.result(folder, teacher, metrics, runner)
     if runner is None:
         folder.write_json("evaluation.json", content)
     else:
@@ -259,8 +264,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         folder.write_json("result.json", content)
         if metrics["entropy"] > 0.99 or metrics["marginal_entropy"] < 0.1:
             recipe.say(
-                f"the teacher says the same of all images (entropy {metrics['entropy']:.2f}, "
-                f"marginal_entropy {metrics['marginal_entropy']:.2f}): it has collapsed"
+                "the teacher has collapsed: its outputs are the same for all images (entropy "
+                f"{metrics['entropy']:.2f}, marginal_entropy {metrics['marginal_entropy']:.2f})"
             )
     recipe.working(None)
     recipe.say(f"\n  {'test accuracy':24}neighbours  linear", 0)

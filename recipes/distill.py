@@ -1,16 +1,16 @@
-"""Teach a small Vision Transformer by what a larger one says about the images.
+"""Train a small Vision Transformer to imitate a larger one (knowledge distillation).
 
     python recipes/distill.py
 
-first trains the teacher on handwritten digits, then a student of two blocks. Others:
+first trains the teacher on handwritten digits, then a student of two blocks. Another example:
 
     python recipes/distill.py --teacher runs/mine/model --data folder:PATH \\
         --layers 4 --temperature 3 --share 0.9 --precision mixed_bfloat16
 
 The loss is share * T^2 * KL(teacher, student) + (1 - share) * cross-entropy of the labels, with
 logits divided by the temperature T in the first part (Hinton et al. 2015); test_loss, and the
-losses of --evaluate, are the student's own cross-entropy. `loss_function` below is all there is to
-the training step. The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
+losses of --evaluate, are the cross-entropy of the student. `loss_function` below is the whole
+training step. The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
@@ -26,28 +26,24 @@ from kmodels.runs.recipe import flag
 class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture of the student")
     layers: int = flag(2, "blocks of the student")
-    teacher: str | None = flag(
-        None, "a directory or file with the teacher; trained here by default"
-    )
-    teacher_preset: str = flag(
-        "vit_micro_patch2_8", "architecture of a teacher that is trained here"
-    )
-    teacher_epochs: int = flag(20, "passes over the images for it", small=1)
+    teacher: str | None = flag(None, "directory or file of the teacher; default: train one here")
+    teacher_preset: str = flag("vit_micro_patch2_8", "architecture of a teacher trained here")
+    teacher_epochs: int = flag(20, "epochs of a teacher trained here", small=1)
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     epochs: int = flag(20, "passes over the training images", small=2)
     batch_size: int = flag(32, "images per step, over all devices")
-    temperature: float = flag(2.0, "logits are divided by it")
-    share: float = flag(0.9, "of the teacher in the loss, the labels have the rest")
+    temperature: float = flag(2.0, "softmax temperature of the distillation loss")
+    share: float = flag(0.9, "share of the distillation loss; the labels have the rest")
     # Optimizer
     learning_rate: float = flag(3e-3, "highest learning rate")
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled decay of matrices")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
-    ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
+    ema: float | None = flag(None, "decay of a moving average of the weights (EMA), e.g. 0.999")
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -58,7 +54,7 @@ FIXED = (
 
 
 def loss_function(temperature: float, share: float) -> Callable[[Any, Any, bool], Any]:
-    """Returns what the student makes small; weights are those of rows that fill up a batch."""
+    """Returns the loss of a batch; weights of 0 mark rows that fill up the last batch."""
     import keras
 
     ops, losses = keras.ops, keras.losses
@@ -66,9 +62,9 @@ def loss_function(temperature: float, share: float) -> Callable[[Any, Any, bool]
     def loss_fn(models: Any, batch: Any, training: bool) -> Any:
         images, labels, *weights = batch
         logits = models["student"](images, training=training)
-        wanted = ops.log_softmax(models["teacher"](images, training=False) / temperature)
-        found = ops.log_softmax(logits / temperature)
-        soft = ops.sum(ops.exp(wanted) * (wanted - found), axis=-1)
+        teacher = ops.log_softmax(models["teacher"](images, training=False) / temperature)
+        student = ops.log_softmax(logits / temperature)
+        soft = ops.sum(ops.exp(teacher) * (teacher - student), axis=-1)
         hard = losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
         rows = share * temperature**2 * soft + (1 - share) * hard
         if weights:
@@ -91,7 +87,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import ImageLoader, open_dataset
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.runs import classification
+    from kmodels.runs import results
 
     recipe.prepare(settings)
 
@@ -114,8 +110,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         teacher = ViTImageClassifier.from_preset(origin, dtype=settings.precision)
         if teacher.num_classes != data.num_classes:
             raise recipe.InputError(
-                f"the teacher knows {teacher.num_classes} classes, the data {data.num_classes}; "
-                "give a teacher of this data"
+                f"the teacher has {teacher.num_classes} classes, the data {data.num_classes}; "
+                "give a teacher trained on this data"
             )
     else:
         teacher = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes)
@@ -125,7 +121,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     preprocessor = teacher.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )
-    teacher.preprocessor = student.preprocessor = None  # The loaders normalise.
+    teacher.preprocessor = student.preprocessor = None  # The loaders normalize.
 
     # === Batches ===
     common = {
@@ -157,12 +153,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             loader.set_epoch(epoch)
             teacher.fit(loader, shuffle=False, verbose=0)
         teacher.save_to_preset(own)
-    facts = classification.facts(settings.data, data)
+    facts = results.image_facts(settings.data, data)
     if validation is not None:
         recipe.working("evaluating the teacher")
-        found = teacher.evaluate(validation, return_dict=True, verbose=0)
-        reached = f"teacher: validation accuracy {found['accuracy']:.4f}"
-        facts["details"] = f"{reached}, {teacher.count_params():,} parameters"
+        logs = teacher.evaluate(validation, return_dict=True, verbose=0)
+        accuracy = f"teacher: validation accuracy {logs['accuracy']:.4f}"
+        facts["details"] = f"{accuracy}, {teacher.count_params():,} parameters"
 
     # === Student ===
     total = settings.steps or settings.epochs * len(loader)
@@ -190,11 +186,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    classification.report(folder, student, data, runner, validation, test, preprocessor)
+    results.report_classes(folder, student, data, runner, validation, test, preprocessor)
 
 
 def optimizer(settings: Settings, learning_rate: Any) -> Any:
-    """Returns an optimizer for the teacher and the student alike."""
+    """Returns an optimizer for the teacher or the student."""
     from kmodels import training
 
     return training.AdamW(

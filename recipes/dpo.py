@@ -1,16 +1,16 @@
-"""Fine-tune Gemma with LoRA on answers that people preferred (DPO, Rafailov et al. 2023).
+"""Fine-tune Gemma with LoRA on preferred answers (DPO, Rafailov et al. 2023).
 
     python recipes/dpo.py         # a demonstration, offline, in minutes
     python recipes/dpo.py --weights DIR_OR_GGUF --data FILE.jsonl \\
         --sequence-length 512 --precision bfloat16 --learning-rate 5e-5 \\
         --beta 0.1
 
-A line of FILE.jsonl holds prompt, chosen and rejected, three texts. The reference is the model
-itself without its adapters, so it takes no memory. The run's directory gets result.json, the
+A line of FILE.jsonl holds three texts: prompt, chosen and rejected. The reference is the model
+without its adapters, so it takes no additional memory. The run's directory gets result.json, the
 adapter in PEFT's format, and the merged model.
 
-The backend is KERAS_BACKEND's: jax, torch or tensorflow; `loss_function` below is all there is to
-the training step. All flags: --help.
+`loss_function` below is the whole training step. The backend is KERAS_BACKEND's: jax, torch or
+tensorflow. All flags: --help.
 """
 
 import sys
@@ -26,9 +26,9 @@ from kmodels.runs.recipe import flag
 class Settings(recipe.Common):
     preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
-    data: str | None = flag(None, "a .jsonl file; by default instructions that come with kmodels")
-    held_out: float = flag(0.1, "share of the pairs that is kept for validation")
-    sequence_length: int = flag(128, "tokens per row; longer ones are cut")
+    data: str | None = flag(None, "a .jsonl file; default: instructions that come with kmodels")
+    held_out: float = flag(0.1, "share of pairs held out for validation")
+    sequence_length: int = flag(128, "tokens per row; longer rows are cut")
     beta: float = flag(0.1, "DPO beta: strength of the penalty for leaving the reference")
     # LoRA
     rank: int = flag(8, "LoRA rank")
@@ -44,13 +44,13 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
-    first_steps: int = flag(60, "training of the demonstration's base model", small=2)
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
+    first_steps: int = flag(60, "training steps of the demonstration's base model", small=2)
 
 
-# Settings that a resumed run must share with the one it continues; its checkpoint knows a hash of
-# the base.
+# Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
+# base weights.
 FIXED = (
     *("preset", "data", "sequence_length", "beta", "rank", "alpha", "targets"),
     *("batch_size", "accumulate", "seed"),
@@ -60,7 +60,7 @@ PAIRS = 200
 
 
 def loss_function(beta: float) -> Callable[[Any, Any, bool], Any]:
-    """Returns the loss: -log sigmoid of how much more the model prefers the chosen answer."""
+    """Returns the DPO loss, -log sigmoid(beta * margin)."""
     import keras
 
     from kmodels import lora
@@ -71,20 +71,22 @@ def loss_function(beta: float) -> Callable[[Any, Any, bool], Any]:
         # Chosen and rejected side by side: (pairs, 2, tokens).
         inputs, labels, weights = batch
         flat = {name: ops.reshape(x, (-1, x.shape[-1])) for name, x in inputs.items()}
-        learnt = ops.cast(weights > 0, "float32")
+        in_loss = ops.cast(weights > 0, "float32")
 
-        def answers(training: bool) -> Any:
+        def log_likelihood(training: bool) -> Any:
             logits = model(flat, training=training)
             rows = ops.log_softmax(ops.cast(logits, "float32"))
             tokens = ops.reshape(labels, (-1, labels.shape[-1], 1))
-            found = ops.take_along_axis(rows, tokens, axis=-1)
-            return ops.sum(ops.reshape(found, ops.shape(labels)) * learnt, axis=-1)
+            scores = ops.take_along_axis(rows, tokens, axis=-1)
+            return ops.sum(ops.reshape(scores, ops.shape(labels)) * in_loss, axis=-1)
 
         with lora.disabled(model):
-            reference = ops.stop_gradient(answers(False))
-        gained = answers(training) - reference
-        margin = beta * (gained[:, 0] - gained[:, 1])
-        real = ops.cast(ops.any(weights > 0, axis=(1, 2)), "float32")  # Others fill the batch up.
+            reference = ops.stop_gradient(log_likelihood(False))
+        change = log_likelihood(training) - reference
+        margin = beta * (change[:, 0] - change[:, 1])
+        real = ops.cast(
+            ops.any(weights > 0, axis=(1, 2)), "float32"
+        )  # The others fill up the batch.
         count = ops.maximum(ops.sum(real), 1.0)
         logs = {
             "accuracy": ops.sum(ops.cast(margin > 0, "float32") * real) / count,
@@ -110,20 +112,20 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Data ===
     recipe.working(f"reading the data: {settings.data or 'pairs that come with kmodels'}")
     pairs = read_pairs(settings.data)
-    kept = min(max(round(settings.held_out * len(pairs)), 1), len(pairs) - 1)
-    chosen = order(len(pairs), settings.seed, 0)
-    learnt, held_out = ([pairs[i] for i in part] for part in (chosen[kept:], chosen[:kept]))
+    count = min(max(round(settings.held_out * len(pairs)), 1), len(pairs) - 1)
+    indices = order(len(pairs), settings.seed, 0)
+    trained_on, held_out = ([pairs[i] for i in part] for part in (indices[count:], indices[:count]))
 
     # === Model ===
     origin: Any = settings.weights or folder.path / "base"
     if settings.weights is None and not (origin / "config.json").is_file():
-        recipe.say("demonstration: a small Gemma trained here, without Google's weights")
+        recipe.say("demonstration: trains a small Gemma here, without Google's weights")
         first_training(settings, pairs).save_to_preset(origin)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
     model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
-            f"{origin} holds no tokenizer; put tokenizer.json beside the weights"
+            f"{origin} holds no tokenizer; put tokenizer.json next to the weights"
         )
     model.enable_lora(
         settings.rank,
@@ -137,7 +139,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, "responses"
     size, shuffled = settings.batch_size, {"shuffle": True, "seed": settings.seed}
-    loader = TextLoader(encode_pairs(text, learnt), size, **shuffled)
+    loader = TextLoader(encode_pairs(text, trained_on), size, **shuffled)
     validation = TextLoader(encode_pairs(text, held_out), size)
 
     # === Training ===
@@ -156,7 +158,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     facts = {
         "source": settings.data or "pairs that come with kmodels",
         "unit": "pairs",
-        "train": len(learnt),
+        "train": len(trained_on),
         "validation": len(held_out),
         "details": str(text.cut),
     }
@@ -176,14 +178,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Results ===
     recipe.working("evaluating")
-    found = step.evaluate(validation, return_dict=True, verbose=0)
-    metrics = {f"val_{name}": float(found[name]) for name in ("loss", "accuracy", "margin")}
+    logs = step.evaluate(validation, return_dict=True, verbose=0)
+    metrics = {f"val_{name}": float(logs[name]) for name in ("loss", "accuracy", "margin")}
     metrics = (dict(runner.metrics) if runner else {}) | metrics
     recipe.working(None)
     recipe.say_metrics(metrics)
-    content = results.result(
-        model, recipe=folder.recipe, settings=settings, metrics=metrics, runner=runner
-    )
+    content = results.result(folder, model, metrics, runner)
     if runner is None:
         folder.write_json("evaluation.json", content)
         return
@@ -198,29 +198,31 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
 
 def read_pairs(path: str | None) -> list[dict[str, str]]:
-    """Prompts with a chosen and a rejected answer; by default an answer to something else."""
+    """Returns pairs; those of the demonstration reject the answer to another prompt."""
     from kmodels.text import demo
     from kmodels.text import read_pairs as read_file
 
     if path is not None:
         rows = read_file(path)
     else:
-        given = demo.instructions().rows[:PAIRS]
+        records = demo.instructions().rows[:PAIRS]
         rows = [
             {
                 "prompt": f"{row['instruction']}\n{row['context']}".strip() + "\n",
                 "chosen": row["response"],
                 "rejected": other["response"],
             }
-            for row, other in zip(given, [*given[1:], given[0]], strict=True)
+            for row, other in zip(records, [*records[1:], records[0]], strict=True)
         ]
     if len(rows) < 2:
-        raise recipe.InputError(f"the data has {len(rows)} pairs; give at least 2, to hold one out")
+        raise recipe.InputError(
+            f"the data has {len(rows)} pairs; give at least 2, one of them to hold out"
+        )
     return rows
 
 
 def first_training(settings: Settings, pairs: list[dict[str, str]]) -> Any:
-    """A small Gemma and its tokenizer, which has seen both answers."""
+    """Returns a small Gemma with its tokenizer, trained on both answers."""
     import keras
 
     from kmodels import training

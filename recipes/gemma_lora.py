@@ -26,30 +26,32 @@ from kmodels.runs.recipe import flag
 class Settings(recipe.Common):
     preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
-    data: str | None = flag(None, "a .jsonl file; by default instructions that come with kmodels")
-    skip_bad: bool = flag(False, "leave bad lines out, and count them")
-    held_out: float = flag(0.1, "share of the records that is kept for evaluation")
+    data: str | None = flag(None, "a .jsonl file; default: instructions that come with kmodels")
+    skip_bad: bool = flag(False, "skip bad lines and count them")
+    held_out: float = flag(0.1, "share of records held out for evaluation")
     # Text
     template: str = flag(
         "auto",
-        "auto (messages by the tokenizer's own chat template, all else by instruction) | "
-        "chat_template | instruction | alpaca | gemma or gemma4 (chat), or a text of your own",
+        "auto (chat template for messages, else instruction) | chat_template | instruction | "
+        "alpaca | gemma | gemma4, or your own text",
     )
-    loss_on: str = flag("all", "tokens to learn", choices=("all", "responses"))
-    sequence_length: int = flag(128, "tokens of a row", small=64)
+    loss_on: str = flag("all", "tokens in the loss", choices=("all", "responses"))
+    sequence_length: int = flag(128, "tokens per row", small=64)
     pack: bool = flag(False, "pack several examples into each row")
     # LoRA
     rank: int = flag(4, "LoRA rank")
     alpha: float | None = flag(None, "LoRA alpha; default: the rank (scale 1)")
-    targets: str = flag("query,value", "names or patterns of layers, or all-linear")
-    lora_dropout: float = flag(0.0, "rate on what goes into the adapters")
+    targets: str = flag("query,value", "layers with adapters: names or patterns, or all-linear")
+    lora_dropout: float = flag(0.0, "LoRA dropout")
     rslora: bool = flag(False, "rank-stabilized LoRA: divide alpha by the root of the rank")
     dora: bool = flag(False, "DoRA: train magnitude and direction separately")
     quantize: str | None = flag(
         None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4")
     )
     remat: str = flag(
-        "none", "compute again in place of keeping", choices=("none", "block", "attention", "mlp")
+        "none",
+        "recompute activations in the backward pass to save memory (gradient checkpointing)",
+        choices=("none", "block", "attention", "mlp"),
     )
     # Optimizer
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
@@ -60,24 +62,24 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.05, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.0, "decoupled decay of the adapters")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
+    weight_decay: float = flag(0.0, "decoupled weight decay of the adapters")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
     non_finite: str = flag(
         "stop",
         "what to do when the loss or a gradient is NaN or infinite",
         choices=("stop", "skip"),
     )
-    # What is shown and written
+    # Output
     ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
-    samples: int = flag(3, "held-out prompts answered before and after", small=1)
-    sample_tokens: int = flag(48, "longest answer", small=4)
-    export: bool = flag(False, "also write the merged model as transformers reads it")
-    first_steps: int = flag(120, "training of the demonstration's base model", small=2)
+    samples: int = flag(3, "held-out prompts answered before and after training", small=1)
+    sample_tokens: int = flag(48, "longest answer in tokens", small=4)
+    export: bool = flag(False, "also write the merged model for transformers")
+    first_steps: int = flag(120, "training steps of the demonstration's base model", small=2)
 
 
-# Settings that a resumed run must share with the one it continues; its checkpoint knows a hash of
-# the base.
+# Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
+# base weights.
 FIXED = (
     *("preset", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
     *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
@@ -85,7 +87,7 @@ FIXED = (
 # The demonstration's base model is wider than the preset, which is made for tests.
 DEMO = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 384, "head_dim": 32}
 VOCABULARY = 1024
-# A longer one is not shown in full to the model when it answers samples.
+# Longer prompts are cut when the model answers samples.
 LONGEST_PROMPT = 2048
 
 
@@ -102,7 +104,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     recipe.prepare(settings)
     if settings.weights is None:
-        recipe.say("demonstration: a small Gemma trained here, without Google's weights")
+        recipe.say("demonstration: trains a small Gemma here, without Google's weights")
 
     # === Data ===
     source = settings.data or "instructions that come with kmodels"
@@ -113,8 +115,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         records = read_records(settings.data, skip_bad=settings.skip_bad)
         rows, skipped = records.rows, records.skipped
     if skipped:
-        recipe.say(f"left out {len(skipped)} bad lines, the first: {skipped[0]}")
-    learnt, held_out = split(rows, settings.held_out, settings.seed)
+        recipe.say(f"skipped {len(skipped)} bad lines, the first: {skipped[0]}")
+    trained_on, held_out = split(rows, settings.held_out, settings.seed)
 
     # === Model ===
     lora = LoraSettings(
@@ -127,7 +129,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     recipe.working("estimating the memory of a step")
     check_memory(settings, lora)
-    optimizer(settings, settings.learning_rate)  # Wrong values are told before the model is read.
+    optimizer(settings, settings.learning_rate)  # Raises for wrong values before reading the model.
     if settings.weights is None:
         origin = folder.path / "base"
         if not (origin / "config.json").is_file():
@@ -138,7 +140,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
         raise recipe.InputError(
-            f"{origin} holds no tokenizer; put tokenizer.json beside the weights"
+            f"{origin} holds no tokenizer; put tokenizer.json next to the weights"
         )
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, settings.loss_on
@@ -147,14 +149,14 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Batches ===
     recipe.working("tokenizing the examples")
     make = text.pack if settings.pack else text
-    loader = TextLoader(make(learnt), settings.batch_size, shuffle=True, seed=settings.seed)
+    loader = TextLoader(make(trained_on), settings.batch_size, shuffle=True, seed=settings.seed)
     validation = TextLoader(make(held_out), settings.batch_size)
     filled = float(loader.inputs["padding_mask"].mean())
     total = settings.steps or settings.epochs * len(loader)
     facts = {
         "source": source,
         "unit": "examples",
-        "train": len(learnt),
+        "train": len(trained_on),
         "validation": len(held_out),
         "details": f"{loader.count} rows of {settings.sequence_length} tokens, {filled:.0%} filled;"
         f" {text.cut}",
@@ -165,7 +167,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === LoRA ===
     prompts = held_out[: settings.samples]
     if prompts and not recipe.can_generate(model):
-        recipe.say("no samples: each process holds a part of the weights, and generate needs all")
+        recipe.say("no samples: generate needs all weights, and each process holds a part of them")
         prompts = []
     recipe.working(f"answering {len(prompts)} samples before the training")
     before = {"answers": answers(model, prompts, settings)}
@@ -210,19 +212,14 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(None)
     recipe.say(f"after:  loss {after['loss']:.4f}  accuracy {after['accuracy']:.4f}")
     for record, old, new in zip(prompts, before["answers"], after["answers"], strict=True):
-        said = {"before": one_line(old), "after": one_line(new)}
-        recipe.say_facts(f"\n{recipe_prompt(record)}", said, fold=True)
-    content = results.result(
-        model,
-        recipe=folder.recipe,
-        settings=settings,
-        metrics=dict(runner.metrics) if runner else {f"val_{k}": after[k] for k in METRICS},
-        runner=runner,
-    )
+        replies = {"before": one_line(old), "after": one_line(new)}
+        recipe.say_facts(f"\n{recipe_prompt(record)}", replies, fold=True)
+    metrics = runner.metrics if runner else {f"val_{name}": after[name] for name in METRICS}
+    content = results.result(folder, model, metrics, runner)
     content |= {
         "before": before,
         "after": after,
-        "examples": len(learnt),
+        "examples": len(trained_on),
         "rows": loader.count,
         "filled": round(filled, 4),
         "tokens_to_learn": loader.tokens,
@@ -252,7 +249,7 @@ METRICS = ("loss", "accuracy")
 
 
 def optimizer(settings: Settings, learning_rate: Any) -> Any:
-    """The optimizer of the adapters."""
+    """Returns the optimizer of the adapters."""
     from kmodels import training
 
     return training.AdamW(
@@ -265,7 +262,7 @@ def optimizer(settings: Settings, learning_rate: Any) -> Any:
 
 
 def check_memory(settings: Settings, lora: Any) -> None:
-    """Stops before anything is allocated where a step needs clearly more memory than there is."""
+    """Raises InputError if a step needs clearly more memory than is available."""
     from kmodels.tools import plan
 
     setup = plan.Setup(
@@ -278,35 +275,35 @@ def check_memory(settings: Settings, lora: Any) -> None:
         accumulate=settings.accumulate,
         packed=settings.pack,
     )
-    found = plan.Plan(
+    estimate = plan.Plan(
         settings.weights or settings.preset,
         setup,
         overrides=None if settings.weights else demo_size(settings),
     )
     if not settings.ignore_memory_check:
-        plan.check(found, Settings, "--ignore-memory-check")
+        plan.check(estimate, Settings, "--ignore-memory-check")
 
 
 def demo_size(settings: Settings) -> dict[str, int]:
-    """Returns what the demonstration changes of its preset, which is made for tests."""
+    """Returns the sizes of the demonstration, whose preset is made for tests."""
     return DEMO if settings.preset == Settings.preset else {}
 
 
 def split(rows: list[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """Records to learn, and those held out, chosen by the seed."""
+    """Splits records by the seed into training and held-out ones."""
     from kmodels.data import order
 
     if len(rows) < 2:
         raise recipe.InputError(
-            f"the data has {len(rows)} record; give at least 2, to hold one out"
+            f"the data has {len(rows)} record; give at least 2, one of them to hold out"
         )
     count = min(max(round(share * len(rows)), 1), len(rows) - 1)
-    chosen = order(len(rows), seed, 0)
-    return [rows[i] for i in sorted(chosen[count:])], [rows[i] for i in sorted(chosen[:count])]
+    indices = order(len(rows), seed, 0)
+    return [rows[i] for i in sorted(indices[count:])], [rows[i] for i in sorted(indices[:count])]
 
 
 def first_training(settings: Settings) -> Any:
-    """A small Gemma and its tokenizer, trained on the texts that come with kmodels."""
+    """Returns a small Gemma with its tokenizer, trained on texts that come with kmodels."""
     import keras
 
     from kmodels import training
@@ -314,7 +311,7 @@ def first_training(settings: Settings) -> Any:
     from kmodels.text import TextLoader, demo
     from kmodels.text.training import train_tokenizer
 
-    # The other half of the instructions is what LoRA learns.
+    # LoRA trains on the other half of the instructions.
     texts = demo.texts() + [demo.plain(row) for row in demo.instructions().rows[:550]]
     text = GemmaCausalLMPreprocessor(
         train_tokenizer(texts, VOCABULARY), settings.sequence_length, template=settings.template
@@ -342,13 +339,13 @@ def first_training(settings: Settings) -> Any:
 
 
 def evaluate(model: Any, batches: Any) -> dict[str, Any]:
-    """Loss and accuracy per token to learn."""
+    """Returns loss and accuracy per token of the loss."""
     logs = model.evaluate(batches, return_dict=True, verbose=0)
     return {name: float(logs[name]) for name in METRICS}
 
 
 def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:
-    """Returns what the model writes when asked."""
+    """Returns the replies of the model to the records."""
     if not records:
         return []
     text = model.preprocessor
@@ -358,18 +355,18 @@ def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """An answer in one line, or what stands for none."""
+    """Returns an answer in one line; "(nothing)" if it is empty."""
     return " ".join(text.split()) or "(nothing)"
 
 
 def trained(model: Any) -> str:
-    """How many of the parameters the adapters are."""
+    """Returns the numbers of adapter and frozen parameters in words."""
     adapters = sum(math.prod(variable.shape) for variable in model.trainable_weights)
-    return f"{adapters:,} parameters, beside {model.count_params() - adapters:,} frozen ones"
+    return f"{adapters:,} parameters; {model.count_params() - adapters:,} are frozen"
 
 
 def recipe_prompt(record: dict[str, Any]) -> str:
-    """The question of a record, in one line."""
+    """Returns the prompt of a record in one line."""
     text = record.get("instruction") or record.get("prompts") or record.get("text")
     text = text or str(record["messages"][0].get("content", ""))
     return " ".join(text.split())[:200]

@@ -1,23 +1,22 @@
-"""Pretrain a Vision Transformer on images without labels, by what most of each image hides.
+"""Pretrain a Vision Transformer without labels as a masked autoencoder (MAE).
 
     python recipes/mae.py
 
-hides three quarters of the patches of handwritten digits, trains a masked
-autoencoder to say their pixels, and then asks its frozen features for the
-classes: by neighbours and a linear probe, beside those of new weights.
-reconstruction.png shows images, what was seen of them, and what it made
-of that.
+masks three quarters of the patches of handwritten digits and trains a masked
+autoencoder to predict their pixels. Then k nearest neighbours and a linear
+probe classify its frozen features; the same is done with random weights.
+reconstruction.png shows images, their visible patches and reconstructions.
 
     python recipes/mae.py --preset vit_micro_patch7_28 --patch-size 4 \\
         --data idx:PATH/fashion-mnist --steps 1500 --batch-size 128 \\
         --decoder-layers 1 --probe-images 3000
             # four epochs, torch, CPU: test accuracy of neighbours 0.587
-            # with new weights and 0.768 after, of the linear probe 0.725
+            # with random weights and 0.768 after, of the linear probe 0.725
             # and 0.805; with all labels a classifier reaches 0.913 in 42
             # epochs
     python recipes/vit.py --weights runs/mae/model \\
         --data idx:PATH/fashion-mnist
-            # continues with the encoder, and labels
+            # continues with the encoder and labels
     python recipes/mae.py --preset vit_small_patch16_224 \\
         --data folder:PATH --crop 0.2 --flip --precision mixed_bfloat16
 
@@ -37,13 +36,13 @@ class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture: a registered name or a directory")
     weights: str | None = flag(None, "start from the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
-    image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    patch_size: int | None = flag(None, "side of a patch in pixels, likewise")
-    skip_bad: bool = flag(False, "leave unreadable images out, and list them")
+    image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
+    patch_size: int | None = flag(None, "side of a patch in pixels; default: the preset's")
+    skip_bad: bool = flag(False, "skip unreadable images and list them")
     epochs: int = flag(100, "passes over the training images", small=2)
     batch_size: int = flag(64, "images per step, over all devices")
     # The task
-    mask_ratio: float = flag(0.75, "share of the patches that is hidden")
+    mask_ratio: float = flag(0.75, "share of masked patches")
     raw_pixels: bool = flag(False, "predict raw pixels instead of pixels normalized per patch")
     decoder_dim: int = flag(64, "width of the decoder")
     decoder_layers: int = flag(2, "blocks of the decoder")
@@ -54,16 +53,18 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled decay of matrices")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
     # Augmentation
     flip: bool = flag(False, "flip images horizontally at random")
-    crop: float | None = flag(None, "crop at least this share of the area, such as 0.2")
-    # What the features are asked
-    pooling: str = flag("gap", "what stands for an image", choices=("gap", "token"))
+    crop: float | None = flag(
+        None, "random resized crop of at least this share of the area, e.g. 0.2"
+    )
+    # Evaluation of the features
+    pooling: str = flag("gap", "features of an image", choices=("gap", "token"))
     probe_images: int = flag(10000, "training images with labels for the probe; 0 for all")
-    neighbours: int = flag(20, "images that vote")
+    neighbours: int = flag(20, "number of neighbours that vote")
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -71,7 +72,7 @@ FIXED = (
     *("preset", "weights", "data", "image_size", "patch_size", "batch_size", "accumulate", "seed"),
     *("mask_ratio", "raw_pixels", "decoder_dim", "decoder_layers", "decoder_heads"),
 )
-# Images of the figure.
+# Images in reconstruction.png.
 SHOWN = 12
 
 
@@ -80,8 +81,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         settings, epochs=1, image_size=1, patch_size=1, clip_norm=0, neighbours=1, probe_images=0
     )
     recipe.check_fractions(settings, "warmup", "mask_ratio")
-    import numpy as np
-
     from kmodels import training
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.models import (
@@ -90,9 +89,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         ViTImageClassifierPreprocessor,
         ViTMAEForPreTraining,
     )
-    from kmodels.runs import classification, plots
+    from kmodels.runs import plots, results
     from kmodels.runs.probe import Probe
-    from kmodels.runs.results import result
 
     recipe.prepare(settings)
 
@@ -100,15 +98,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
-    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
-    height, width, channels = found["image_shape"]
+    config = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    height, width, channels = config["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)
     data = open_dataset(
         settings.data, image_size=size, seed=settings.seed, skip_bad=settings.skip_bad
     )
-    assert data.validation is not None and data.test is not None  # drawn where they lack
+    assert data.validation is not None and data.test is not None  # split off if missing
     for file, reason in data.skipped:
-        recipe.say(f"left out {file}: {reason}")
+        recipe.say(f"skipped {file}: {reason}")
     shape = (*size, data.image_shape[-1] if named else channels)
 
     # === Model ===
@@ -126,7 +124,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         **sizes,
     )
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(size, data.mean, data.std)
-    model.preprocessor = None  # The loaders normalise, after augmentation of the pixels.
+    model.preprocessor = None  # The loaders normalize, after augmentation.
 
     # === Batches ===
     common = {
@@ -148,7 +146,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Features before ===
     features = ViTImageClassifier(model.backbone, num_classes=0, pooling=settings.pooling)
     probe = Probe(data, settings.probe_images, settings.batch_size, settings.neighbours, common)
-    recipe.working("asking neighbours and the linear probe before anything is learnt")
+    recipe.working("evaluating neighbours and the linear probe before training")
     before = "given_" if settings.weights else "new_"
     metrics = probe.ask(features, before)
 
@@ -165,8 +163,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     step = recipe.parallelize(training.TrainStep(model, model.loss_fn))
     step.compile(optimizer)
-    facts = classification.facts(settings.data, data)
-    facts["details"] = f"{model.num_seen} of {model.num_patches} patches are seen"
+    facts = results.image_facts(settings.data, data)
+    facts["details"] = f"{model.num_seen} of {model.num_patches} patches are visible"
     steps = 0 if settings.evaluate else total
     recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader))
     runner = None
@@ -179,15 +177,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    recipe.working("asking neighbours and the linear probe")
+    recipe.working("evaluating neighbours and the linear probe")
     metrics |= probe.ask(features) | (runner.metrics if runner else {})
-    content = result(model, recipe="mae", settings=settings, metrics=metrics, runner=runner)
+    content = results.result(folder, model, metrics, runner)
     if runner is None:
         folder.write_json("evaluation.json", content)
     else:
         recipe.working("drawing and saving the model")
-        chosen = np.linspace(0, len(data.test) - 1, min(SHOWN, len(data.test))).astype(int)
-        draw(folder, model, ImageLoader(data.test, 1, **common), chosen, preprocessor)
+        indices = plots.spread(len(data.test), SHOWN)
+        draw(folder, model, ImageLoader(data.test, 1, **common), indices, preprocessor)
         plots.curves(folder.path / "curves.png", runner.history.rows)
         model.preprocessor = preprocessor
         model.save_to_preset(folder.path / "model")
@@ -199,21 +197,21 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         recipe.say(f"  {name + ' weights':24}{knn:10.4f}{linear:8.4f}", 0)
 
 
-def draw(folder: recipe.Folder, model: Any, loader: Any, chosen: Any, preprocessor: Any) -> None:
-    """Writes reconstruction.png: images, what was seen of them, what the model made of that."""
+def draw(folder: recipe.Folder, model: Any, loader: Any, indices: Any, preprocessor: Any) -> None:
+    """Writes reconstruction.png: images, their visible patches, and reconstructions."""
     import keras
     import numpy as np
 
     from kmodels.runs import plots
 
-    images = np.concatenate([loader[int(i)][0] for i in chosen])
+    images = np.concatenate([loader[int(i)][0] for i in indices])
     noise = np.random.default_rng(folder.settings.seed).random((len(images), model.num_patches))
-    seen, made = model.reconstruct_images(images, noise.astype("float32"))
-    rows = [images, *map(keras.ops.convert_to_numpy, (seen, made))]
+    visible, predicted = model.reconstruct_images(images, noise.astype("float32"))
+    rows = [images, *map(keras.ops.convert_to_numpy, (visible, predicted))]
     mean, std = (np.asarray(x, "float32") for x in (preprocessor.mean, preprocessor.std))
-    pictures = [np.clip(row * std + mean, 0, 1) for row in rows]
-    names = ("image", "seen", "reconstruction")
-    plots.rows(folder.path / "reconstruction.png", dict(zip(names, pictures, strict=True)))
+    pixels = [np.clip(row * std + mean, 0, 1) for row in rows]
+    names = ("image", "visible", "reconstruction")
+    plots.rows(folder.path / "reconstruction.png", dict(zip(names, pixels, strict=True)))
 
 
 def main(argv: list[str] | None = None) -> int:

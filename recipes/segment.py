@@ -1,19 +1,19 @@
-"""Train a Vision Transformer to tell the class of each pixel of an image.
+"""Train a Vision Transformer for semantic segmentation: a class for each pixel.
 
     python recipes/segment.py
 
-trains on made scenes, shapes with textures in four classes on a ground (1,920 images of 48x48),
-to a mean IoU of 0.88 on held-out ones, and draws them with what the model says in predictions.png:
-2 minutes of CPU time on torch, 10 by the clock beside other work. Others:
+trains on rendered scenes, textured shapes of four classes on a ground (1,920 images of 48x48), to
+a mean IoU of 0.88 on held-out ones, and draws them with predictions in predictions.png: 2 minutes
+of CPU time on torch, 10 minutes on a busy machine. Another example:
 
     python recipes/segment.py --weights PATH --data folder:PATH \\
         --image-size 448 --crop 0.25 --flip --tune head \\
         --learning-rate 1e-3 --precision mixed_bfloat16
 
-The second is the linear evaluation of DINOv2: only batch norm and one dense layer on the patches
-are trained. With --tune lora the backbone has adapters. With --head eomt queries in the last blocks
-predict masks: 0.93 on the same scenes. PATH of the data has images/ and masks/, whose PNGs hold
-the classes; 255 is no class.
+This is the linear evaluation of DINOv2: only batch norm and one dense layer on the patches are
+trained. With --tune lora the backbone has adapters. With --head eomt queries in the last blocks
+predict masks: 0.93 on the same scenes. The data folder has images/ and masks/, whose PNGs hold
+class numbers; 255 marks unlabeled pixels.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
@@ -29,15 +29,17 @@ from kmodels.runs.recipe import flag
 class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch4_48", "architecture: a registered name or a directory")
     weights: str | None = flag(None, "start from the weights (and architecture) of this path")
-    data: str = flag("scenes", "scenes[:N] | folder:DIR, which has images and masks")
-    image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    ignore: int = flag(255, "value of pixels that have no class")
-    head: str = flag("linear", "linear on patches, or EoMT's queries", choices=("linear", "eomt"))
-    queries: int = flag(16, "of --head eomt: most segments of an image")
-    query_blocks: int = flag(2, "of --head eomt: last blocks, which carry queries")
-    upscale: int = flag(1, "of --head eomt: times that the grid of patches is doubled")
-    points: int = flag(256, "of --head eomt: pixels of each mask that the loss reads")
-    tune: str = flag("all", "what is trained", choices=("all", "head", "lora"))
+    data: str = flag("scenes", "scenes[:N] | folder:DIR with images/ and masks/")
+    image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
+    ignore: int = flag(255, "value of unlabeled pixels")
+    head: str = flag(
+        "linear", "linear layer on patches, or EoMT queries", choices=("linear", "eomt")
+    )
+    queries: int = flag(16, "with --head eomt: largest number of segments per image")
+    query_blocks: int = flag(2, "with --head eomt: number of last blocks with queries")
+    upscale: int = flag(1, "with --head eomt: how often the patch grid is doubled")
+    points: int = flag(256, "with --head eomt: pixels per mask in the loss")
+    tune: str = flag("all", "trained weights", choices=("all", "head", "lora"))
     rank: int = flag(8, "LoRA rank, with --tune lora")
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
@@ -47,19 +49,21 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled decay of matrices")
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
     layer_decay: float | None = flag(
         None, "learning-rate factor per block, from the head down (e.g. 0.75)"
     )
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
-    ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
-    # Regularisation and augmentation
-    batch_norm: bool = flag(True, "batch norm in the head; not over a mesh of torch or TensorFlow")
-    head_dropout: float = flag(0.0, "rate in front of the last layer")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
+    ema: float | None = flag(None, "decay of a moving average of the weights (EMA), e.g. 0.999")
+    # Regularization and augmentation
+    batch_norm: bool = flag(True, "batch norm in the head; not over a torch or TensorFlow mesh")
+    head_dropout: float = flag(0.0, "dropout rate before the last layer")
     drop_path: float | None = flag(None, "stochastic depth rate of the last block")
     flip: bool = flag(True, "flip images horizontally at random")
-    crop: float | None = flag(None, "crop at least this share of the area, such as 0.25")
+    crop: float | None = flag(
+        None, "random resized crop of at least this share of the area, e.g. 0.25"
+    )
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -80,7 +84,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         ViTImageSegmenter,
         ViTImageSegmenterPreprocessor,
     )
-    from kmodels.runs import segmentation
+    from kmodels.runs import results
 
     recipe.prepare(settings)
 
@@ -88,8 +92,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
-    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
-    height, width, channels = found["image_shape"]
+    config = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    height, width, channels = config["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)
     data = open_masks(settings.data, image_size=size, seed=settings.seed)
 
@@ -123,7 +127,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.tune == "head":
         model.backbone.trainable = False
     preprocessor = model.preprocessor or ViTImageSegmenterPreprocessor(size, data.mean, data.std)
-    model.preprocessor = None  # The loaders normalise, after augmentation of the pixels.
+    model.preprocessor = None  # The loaders normalize, after augmentation.
 
     # === Batches ===
     common = {
@@ -153,7 +157,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         accumulate=settings.accumulate,
         ema=settings.ema,
     )
-    loss = None  # EoMT has its own, of matched masks.
+    loss = None  # EoMT has its own loss of matched masks.
     if settings.head == "linear":
         loss = training.PixelCrossentropy(settings.ignore)
     metric = training.MeanIoU(data.num_classes, ignore_class=settings.ignore)
@@ -162,7 +166,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Training ===
     best = "val_mean_iou" if validation else None
-    facts = segmentation.facts(settings.data, data)
+    facts = results.image_facts(settings.data, data)
     steps = 0 if settings.evaluate else total
     recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
     runner = None
@@ -176,7 +180,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    segmentation.report(folder, model, data, runner, validation, test, preprocessor)
+    results.report_masks(folder, model, data, runner, validation, test, preprocessor)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,9 +1,10 @@
-"""Train a Vision Transformer to tell images apart.
+"""Train a Vision Transformer to classify images.
 
     python recipes/vit.py
 
-trains on handwritten digits (1,437 images of 8x8): on JAX, on two CPU cores, within a minute,
-to a validation accuracy of 0.97 or 0.98, by the processor, and 0.98 on the test part. Others:
+trains on handwritten digits (1,437 images of 8x8): on JAX with two CPU cores within a minute, to
+a validation accuracy of 0.97 or 0.98, depending on the processor, and a test accuracy of 0.98.
+Other examples:
 
     python recipes/vit.py --preset vit_micro_patch7_28 \\
         --data idx:PATH/fashion-mnist --epochs 42 --batch-size 128 \\
@@ -29,12 +30,14 @@ class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture: a registered name or a directory")
     weights: str | None = flag(None, "start from the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
-    image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    skip_bad: bool = flag(False, "leave unreadable images out, and list them")
+    image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
+    skip_bad: bool = flag(False, "skip unreadable images and list them")
     epochs: int = flag(50, "passes over the training images", small=2)
     batch_size: int = flag(32, "images per step, over all devices")
     remat: str = flag(
-        "none", "compute again in place of keeping", choices=("none", "block", "attention", "mlp")
+        "none",
+        "recompute activations in the backward pass to save memory (gradient checkpointing)",
+        choices=("none", "block", "attention", "mlp"),
     )
     # Optimizer
     learning_rate: float = flag(3e-3, "highest learning rate")
@@ -42,33 +45,39 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled decay of matrices")
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
     layer_decay: float | None = flag(
         None, "learning-rate factor per block, from the head down (e.g. 0.75)"
     )
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
-    accumulate: int = flag(1, "batches whose gradients make one update")
-    ema: float | None = flag(None, "momentum of a moving average of the weights, such as 0.999")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
+    accumulate: int = flag(1, "gradient accumulation: batches per update")
+    ema: float | None = flag(None, "decay of a moving average of the weights (EMA), e.g. 0.999")
     non_finite: str = flag(
         "stop",
         "what to do when the loss or a gradient is NaN or infinite",
         choices=("stop", "skip"),
     )
-    # Regularisation and augmentation
-    label_smoothing: float = flag(0.1, "share of each label spread over all classes")
-    dropout: float | None = flag(None, "rate within the blocks; the preset's by default")
+    # Regularization and augmentation
+    label_smoothing: float = flag(
+        0.1, "label smoothing: share of each label that is spread over all classes"
+    )
+    dropout: float | None = flag(None, "dropout rate in the blocks; default: the preset's")
     drop_path: float | None = flag(
         None, "stochastic depth rate of the last block; default: the preset's"
     )
-    patch_drop: float | None = flag(None, "share of the patches that each image loses in training")
-    token_merging: int | None = flag(
-        None, "tokens that each block merges with those most like them"
+    patch_drop: float | None = flag(None, "share of patches dropped in training")
+    token_merging: int | None = flag(None, "similar tokens merged in each block (ToMe)")
+    head_dropout: float | None = flag(
+        None, "dropout rate before the classifier; default: the preset's"
     )
-    head_dropout: float | None = flag(None, "rate in front of the classifier, likewise")
     flip: bool = flag(False, "flip images horizontally at random")
-    pad: int = flag(0, "pad by so many pixels and crop at random")
-    crop: float | None = flag(None, "instead crop at least this share of the area, such as 0.25")
-    rand_augment: str | None = flag(None, "operations and strength of RandAugment, such as 2,9")
+    pad: int = flag(0, "pad by this number of pixels, then crop at random")
+    crop: float | None = flag(
+        None, "random resized crop of at least this share of the area, e.g. 0.25"
+    )
+    rand_augment: str | None = flag(
+        None, "RandAugment: number of operations and magnitude, e.g. 2,9"
+    )
     erasing: float = flag(0.0, "probability of random erasing")
     mixup: float = flag(0.0, "alpha of MixUp")
     cutmix: float = flag(0.0, "alpha of CutMix")
@@ -88,7 +97,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.layers import rematerialize
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.runs import classification
+    from kmodels.runs import results
     from kmodels.tools import plan
 
     recipe.prepare(settings)
@@ -97,8 +106,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
-    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
-    shape = tuple(found["image_shape"])
+    config = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    shape = tuple(config["image_shape"])
     if settings.image_size:
         shape = (settings.image_size, settings.image_size, shape[-1])
     data = open_dataset(
@@ -107,9 +116,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if named:
         shape = (*shape[:2], data.image_shape[-1])
     for file, reason in data.skipped:
-        recipe.say(f"left out {file}: {reason}")
+        recipe.say(f"skipped {file}: {reason}")
     if data.skipped:
-        recipe.say(f"{len(data.skipped)} images left out")
+        recipe.say(f"{len(data.skipped)} images skipped")
 
     # === Model ===
     recipe.working(f"building {origin}")
@@ -132,20 +141,20 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     sizes = {"image_shape": shape, **overrides}
     if not settings.ignore_memory_check:
-        found = plan.Plan(origin, setup, overrides=sizes)
-        plan.check(found, Settings, "--ignore-memory-check")
+        estimate = plan.Plan(origin, setup, overrides=sizes)
+        plan.check(estimate, Settings, "--ignore-memory-check")
     labels = {} if own_head else {"class_names": data.class_names, "problem_type": None}
     model = ViTImageClassifier.from_preset(origin, dtype=settings.precision, **sizes, **labels)
     if model.class_names not in (None, list(data.class_names)):
         recipe.say(
-            f"the model's classes are called {', '.join(model.class_names[:5])}, ... and those of "
-            f"the data {', '.join(data.class_names[:5])}, ...; they are compared by their numbers"
+            f"class names of the model ({', '.join(model.class_names[:5])}, ...) and of the data "
+            f"({', '.join(data.class_names[:5])}, ...) differ; classes are matched by number"
         )
     rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )
-    model.preprocessor = None  # The loaders normalise, after augmentation of the pixels.
+    model.preprocessor = None  # The loaders normalize, after augmentation.
 
     # === Batches ===
     one_hot = settings.mixup or settings.cutmix or settings.label_smoothing
@@ -197,7 +206,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Training ===
     best = "val_accuracy" if validation else None
-    facts = classification.facts(settings.data, data)
+    facts = results.image_facts(settings.data, data)
     steps = 0 if settings.evaluate else total
     recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader), best=best)
     runner = None
@@ -211,7 +220,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    classification.report(folder, model, data, runner, validation, test, preprocessor)
+    results.report_classes(folder, model, data, runner, validation, test, preprocessor)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,14 +1,14 @@
-"""Find out how much the features of a Vision Transformer tell about images.
+"""Evaluate the features of a pretrained Vision Transformer.
 
     python recipes/vit_probe.py --weights PATH --data folder:PATH
 
-takes a pretrained model as it is (a directory or file of transformers, timm, big_vision or our
-own) and asks the nearest neighbours and a linear probe of its frozen features. With
+classifies the frozen features of a pretrained model (a directory or file of transformers, timm,
+big_vision or kmodels) with k nearest neighbours and a linear probe. With
 
     --tune lora     or     --tune full
 
-the same images also train adapters, or all weights. A table and probe.png show what each way
-reaches. The weights are new without --weights: the bar that any pretraining has to clear.
+the same images also train adapters, or all weights. A table and probe.png show the accuracies.
+Without --weights the weights are random, as a baseline for any pretraining.
 
     python recipes/vit.py --preset vit_micro_patch7_28 \\
         --data idx:PATH/fashion-mnist --epochs 4 --batch-size 128 \\
@@ -34,21 +34,21 @@ from kmodels.runs.recipe import flag
 @dataclass(frozen=True)
 class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture: a registered name or a directory")
-    weights: str | None = flag(None, "the weights (and architecture) of this path")
+    weights: str | None = flag(None, "use the weights (and architecture) of this path")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
-    image_size: int | None = flag(None, "height and width in pixels; the preset's by default")
-    skip_bad: bool = flag(False, "leave unreadable images out, and list them")
-    pooling: str | None = flag(None, "token | gap | token_gap | map; the checkpoint's by default")
-    neighbours: int = flag(20, "images that vote")
-    tune: str = flag("none", "what is trained besides", choices=("none", "lora", "full"))
-    # Of --tune
+    image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
+    skip_bad: bool = flag(False, "skip unreadable images and list them")
+    pooling: str | None = flag(None, "token | gap | token_gap | map; default: the checkpoint's")
+    neighbours: int = flag(20, "number of neighbours that vote")
+    tune: str = flag("none", "weights to train in addition", choices=("none", "lora", "full"))
+    # With --tune
     rank: int = flag(8, "LoRA rank")
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
     learning_rate: float = flag(1e-3, "highest learning rate; a tenth of it suits --tune full")
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled decay of matrices")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     flip: bool = flag(False, "flip images horizontally at random")
 
 
@@ -64,11 +64,12 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import Augment, ImageLoader, open_dataset
     from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-    from kmodels.runs import classification, plots, probe
-    from kmodels.runs.results import result
+    from kmodels.runs import plots, probe, results
 
     if settings.evaluate:
-        raise recipe.InputError("--evaluate has no meaning here: every run ends with its table")
+        raise recipe.InputError(
+            "--evaluate does not apply: every run ends with an evaluation; leave it out"
+        )
     probe.check_installed()
     recipe.prepare(settings)
 
@@ -76,25 +77,25 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(f"reading the data: {settings.data}")
     origin = settings.weights or settings.preset
     named = ViTBackbone.presets.get(origin)
-    found = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
-    height, width, channels = found["image_shape"]
+    config = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
+    height, width, channels = config["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)
     data = open_dataset(
         settings.data, image_size=size, seed=settings.seed, skip_bad=settings.skip_bad
     )
-    assert data.validation is not None and data.test is not None  # drawn where they lack
+    assert data.validation is not None and data.test is not None  # split off if missing
     for file, reason in data.skipped:
-        recipe.say(f"left out {file}: {reason}")
+        recipe.say(f"skipped {file}: {reason}")
     channels = data.image_shape[-1] if named else channels
-    chosen = recipe.given(
+    overrides = recipe.given(
         image_shape=(*size, channels), pooling=settings.pooling, dtype=settings.precision
     )
 
     # === Frozen features ===
     recipe.working(f"building {origin}")
-    model = ViTImageClassifier.from_preset(origin, num_classes=0, **chosen)
+    model = ViTImageClassifier.from_preset(origin, num_classes=0, **overrides)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(size, data.mean, data.std)
-    model.preprocessor = None  # The loaders normalise.
+    model.preprocessor = None  # The loaders normalize.
     common = {
         "image_size": size,
         "channels": channels,
@@ -109,13 +110,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         for name, part in parts.items()
     }
     labels = {name: part.labels for name, part in parts.items()}
-    facts = classification.facts(settings.data, data)
+    facts = results.image_facts(settings.data, data)
     recipe.introduce(folder, model, facts)
     model = recipe.parallelize(model)
     recipe.working(f"computing the features of {sum(map(len, parts.values())):,} images")
-    held = {name: probe.features(model, batches[name]) for name in parts}
-    recipe.working("asking neighbours and the linear probe")
-    table, strength = probe.compare(held, labels, data.num_classes, settings.neighbours)
+    features = {name: probe.features(model, batches[name]) for name in parts}
+    recipe.working("evaluating neighbours and the linear probe")
+    table, strength = probe.compare(features, labels, data.num_classes, settings.neighbours)
     metrics = {
         f"{way}_{part}_accuracy": score for way, row in table.items() for part, score in row.items()
     }
@@ -129,11 +130,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Training ===
     if settings.tune == "none":
         folder.write_config()
-        content = result(model, recipe="vit_probe", settings=settings, metrics=metrics)
+        content = results.result(folder, model, metrics)
     else:
         outputs = {"class_names": data.class_names, "problem_type": None}
         model = ViTImageClassifier.from_preset(
-            origin, num_classes=data.num_classes, **outputs, **chosen
+            origin, num_classes=data.num_classes, **outputs, **overrides
         )
         model.preprocessor = None
         if settings.tune == "lora":
@@ -158,7 +159,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner = training.Runner(model, folder.path, loader, batches["val"], schedule, **options)
         folder.write_config()
         runner.run()
-        content = classification.report(
+        content = results.report_classes(
             folder, model, data, runner, batches["val"], batches["test"], preprocessor
         )
         table[settings.tune] = {x: content["metrics"][f"{x}_accuracy"] for x in ("val", "test")}
@@ -168,11 +169,13 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(None)
     content["probe"] = {
         "ways": [{"name": ways[way], **row} for way, row in table.items()],
-        "map": probe.component_map(held["test"], labels["test"], data.class_names),
+        "map": probe.component_map(features["test"], labels["test"], data.class_names),
     }
     folder.write_json("result.json", content)
     scores = {ways[way]: row["test"] for way, row in table.items()}
-    plots.probe(folder.path / "probe.png", scores, held["test"], labels["test"], data.class_names)
+    plots.probe(
+        folder.path / "probe.png", scores, features["test"], labels["test"], data.class_names
+    )
     recipe.say(f"\n  {'accuracy':24}validation    test", 0)
     for way, row in table.items():
         recipe.say(f"  {ways[way]:24}{row['val']:10.4f}{row['test']:8.4f}", 0)

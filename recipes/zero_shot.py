@@ -1,16 +1,16 @@
-"""Train an image and a text tower on captions, then classify by the names of classes alone.
+"""Train an image and a text tower on captions, then classify by class names (zero-shot).
 
     python recipes/zero_shot.py
 
-makes captions of the classes of the training images by templates, trains both towers by which
-caption belongs to which image, and asks for each held-out image which class's texts are nearest.
+makes captions from the class names of the training images by templates, trains both towers with a
+contrastive loss, and assigns each held-out image the class with the most similar texts.
 
     python recipes/zero_shot.py --data idx:PATH/fashion-mnist
-        # one epoch, 54,000 images, two CPU cores beside other work: 2
-        # minutes on torch, 3 on TensorFlow, 5 on JAX; test accuracy 0.841,
-        # 0.844, 0.841, with one template in place of five 0.839, 0.843, 0.839
+        # one epoch, 54,000 images, two CPU cores, busy machine: 2 minutes
+        # on torch, 3 on TensorFlow, 5 on JAX; test accuracy 0.841, 0.844,
+        # 0.841, with one template instead of five 0.839, 0.843, 0.839
 
-With the sigmoid loss of SigLIP in place of CLIP's softmax:
+With the sigmoid loss of SigLIP instead of CLIP's softmax:
 
     python recipes/zero_shot.py --data idx:PATH/fashion-mnist \\
         --preset siglip_micro_patch7_28
@@ -38,7 +38,7 @@ VOCABULARY = 512
 
 @dataclass(frozen=True)
 class Settings(recipe.Common):
-    preset: str = flag("clip_micro_patch7_28", "architecture; siglip_micro_patch7_28 is another")
+    preset: str = flag("clip_micro_patch7_28", "architecture, such as siglip_micro_patch7_28")
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     epochs: int = flag(1, "passes over the training images", small=1)
     batch_size: int = flag(128, "pairs per step, over all devices")
@@ -48,8 +48,8 @@ class Settings(recipe.Common):
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled decay of matrices")
-    clip_norm: float = flag(1.0, "largest global norm of the gradients; 0 for no limit")
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
+    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
 
 
 # Settings that a resumed run must share with the one it continues.
@@ -60,8 +60,8 @@ def pairs(texts: Any, seed: int, source: Any, batch_size: int, **settings: Any) 
     """Returns a loader of images, each with one of the texts of its class.
 
     Args:
-        texts: what the towers take of each text, (classes, templates, tokens) each.
-        seed: seed of the order, and of which text an image gets.
+        texts: inputs of the text tower by name, (classes, templates, tokens) each.
+        seed: seed of the order and of the choice of texts.
         source: labelled images.
         batch_size: pairs per batch.
         **settings: of `ImageLoader`.
@@ -74,15 +74,15 @@ def pairs(texts: Any, seed: int, source: Any, batch_size: int, **settings: Any) 
         def __getitem__(self, index: int) -> Any:
             images, labels = super().__getitem__(index)
             rng = np.random.default_rng([seed, self.epoch, index + self.skip])
-            chosen = rng.integers(len(TEMPLATES), size=len(labels))
-            inputs = {name: x[labels, chosen] for name, x in texts.items()}
+            templates = rng.integers(len(TEMPLATES), size=len(labels))
+            inputs = {name: x[labels, templates] for name, x in texts.items()}
             return {"images": images, **inputs}, np.zeros(len(labels), "int32")
 
     return Pairs(source, batch_size, shuffle=True, seed=seed, drop_last=True, **settings)
 
 
 def plain(names: Sequence[str]) -> list[str]:
-    """Returns names of classes as they stand in a sentence."""
+    """Returns class names for use in a sentence: lower case, without / and _."""
     return [name.lower().replace("/", " or ").replace("_", " ") for name in names]
 
 
@@ -94,7 +94,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.data import open_dataset
     from kmodels.models import ImageTextPreprocessor, ImageTextSimilarity
-    from kmodels.runs import classification, plots, results
+    from kmodels.runs import plots, results
     from kmodels.text.training import train_tokenizer
 
     recipe.prepare(settings)
@@ -102,11 +102,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Data ===
     recipe.working(f"reading the data: {settings.data}")
     if settings.preset not in ImageTextSimilarity.presets:
-        raise recipe.InputError(f"--preset is {settings.preset}; give the name of two towers")
+        raise recipe.InputError(f"--preset is {settings.preset!r}; give a preset with two towers")
     fields = ImageTextSimilarity.presets[settings.preset]
     height, width, _ = fields["vision_encoder"]["image_shape"]
     data = open_dataset(settings.data, image_size=(height, width), seed=settings.seed)
-    assert data.test is not None  # drawn where it lacks
+    assert data.test is not None  # split off if missing
     names = plain(data.class_names)
     captions = [template.replace("{}", name) for name in names for template in TEMPLATES]
 
@@ -157,7 +157,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     model = recipe.parallelize(model)
     model.compile(optimizer)
-    facts = classification.facts(settings.data, data)
+    facts = results.image_facts(settings.data, data)
     steps = 0 if settings.evaluate else total
     recipe.introduce(folder, model, facts, steps=steps, steps_per_epoch=len(loader))
     runner = None
@@ -170,18 +170,16 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         runner.run()
 
     # === Results ===
-    recipe.working("classifying held-out images by the names of their classes")
+    recipe.working("classifying held-out images by class names")
     model.preprocessor = preprocessor
     pixels, labels = data.test.batch(np.arange(len(data.test)))
     metrics = dict(runner.metrics) if runner else {}
     for name, templates in (("", TEMPLATES), ("_of_one_template", TEMPLATES[:1])):
-        found = model.classify(pixels, names, templates, batch_size=256).argmax(axis=1)
-        metrics[f"test_accuracy{name}"] = float((found == labels).mean())
+        classes = model.classify(pixels, names, templates, batch_size=256).argmax(axis=1)
+        metrics[f"test_accuracy{name}"] = float((classes == labels).mean())
     recipe.working(None)
     recipe.say_metrics(metrics)
-    content = results.result(
-        model, recipe=folder.recipe, settings=settings, metrics=metrics, runner=runner
-    )
+    content = results.result(folder, model, metrics, runner)
     if runner is None:
         folder.write_json("evaluation.json", content)
         return

@@ -25,8 +25,7 @@ MODULES = (
     *("kmodels.transforms", "kmodels.weights"),
     "kmodels.models.interpret",
     *("kmodels.interop", "kmodels.interop.keras_hub", "kmodels.interop.keras_cv"),
-    *("kmodels.runs.recipe", "kmodels.runs.classification", "kmodels.runs.plots"),
-    *("kmodels.runs.probe", "kmodels.runs.results", "kmodels.runs.segmentation"),
+    *("kmodels.runs.recipe", "kmodels.runs.results", "kmodels.runs.plots", "kmodels.runs.probe"),
     *(
         "kmodels.tools.compare_backends.bench",
         "kmodels.tools.compare_backends.parity",

@@ -16,7 +16,7 @@ from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.runs import settings as flags
 from kmodels.tools import plan
 from kmodels.tools.plan import estimate
-from kmodels.tools.plan.arrays import (
+from kmodels.tools.plan.estimate import (
     ACTIVATIONS,
     FROZEN,
     GRADIENTS,
@@ -74,7 +74,7 @@ def test_weights_and_slots_are_those_of_the_real_model(name, setup):
     assert found.count(TRAINED) == sum(math.prod(v.shape) for v in trained)
     assert found.part(TRAINED) == weight(trained)
     assert found.part(FROZEN) == weight(frozen) - weight(seeds)
-    assert {h.name for h in found.held if h.part in (TRAINED, FROZEN)} == {
+    assert {h.name for h in found.arrays if h.part in (TRAINED, FROZEN)} == {
         v.path for v in (*trained, *frozen) if v not in seeds
     }
     optimizer = AdamW(1e-3)
@@ -120,7 +120,7 @@ def test_parts_follow_the_setup(monkeypatch):
     block, *parts = (changed(remat=mode) for mode in ("block", "attention", "mlp"))
     for part in parts:
         assert block.part(ACTIVATIONS) < part.part(ACTIVATIONS) < base.part(ACTIVATIONS)
-    kept = {held.name for held in block.held if held.part == ACTIVATIONS}
+    kept = {held.name for held in block.arrays if held.part == ACTIVATIONS}
     assert {name for name in kept if "head" not in name} == {"block_0/input", "block_1/input"}
     # The head holds tiles, never positions times vocabulary, for the loss that compile chooses.
     large = plan.Plan("gemma3_270m", Setup(4, 512)).estimate
@@ -150,11 +150,11 @@ def test_what_lowers_the_peak_is_told_with_its_worth():
     assert savings["--batch-size 4"] == found.bytes - less.bytes > 0
     assert list(savings.values()) == sorted(savings.values(), reverse=True)
     message, flags = (
-        r"needs about \d.* GiB and there are 1.0 GiB: ",
+        r"needs about \d.* GiB, and 1.0 GiB are available: ",
         ("--batch-size", "--precision"),
     )
     text = refused(message, plan.check, found, flags, ANYWAY)
-    assert "--batch-size 4 saves " in text and "--ignore-memory-check goes on" in text
+    assert "--batch-size 4 saves " in text and "--ignore-memory-check continues" in text
     assert "--optimizer" not in text
     plan.check(plan.Plan("vit_debug", Setup(8)), (), ANYWAY)
 
@@ -188,14 +188,14 @@ def test_nothing_is_proposed_that_does_not_help_enough():
     found = plan.Plan("vit_base_patch16_224", Setup(8), available=GIB // 64)
     settings = load("vit").Settings
     refused(
-        "no set of flags makes it fit, take a smaller",
+        "no set of flags makes it fit, use a smaller",
         plan.check,
         found,
         settings,
         ANYWAY,
     )
     refused(
-        "iB; take a smaller model; --ignore-memory-check",
+        "iB; use a smaller model; --ignore-memory-check",
         plan.check,
         found,
         (),
@@ -217,9 +217,9 @@ def test_the_command(capsys):
 
 MESHES = {
     "fsdp=3": "fsdp=3 does not divide the batch of 8; the nearest batches that work are 6",
-    "data=-1": "the mesh data=-1 takes the devices that are left; give all lengths",
-    "data=2,sequence=4": "data=2,sequence=4 cuts rows by their tokens, which a plan does not count;"
-    " leave seq",
+    "data=-1": "the mesh data=-1 has a length of -1; a plan needs all lengths",
+    "data=2,sequence=4": "the mesh data=2,sequence=4 has a sequence axis; plans do not support it, "
+    "leave it out",
 }
 
 
@@ -235,7 +235,7 @@ MESHES = {
         ("gemma3_debug --optimizer x", "optimizer is 'x'; choose adamw"),
         ("gemma3_debug --batch-size 0", "batch size is 0; give at least 1"),
         ("gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
-        ("gemma3_debug --image-size 32", "takes no images"),
+        ("gemma3_debug --image-size 32", "has no image input"),
         ("gemma3_debug --memory much", "'much' is not an amount of memory"),
         ("gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
         *((f"gemma_debug --mesh {mesh}", message) for mesh, message in MESHES.items()),

@@ -1,4 +1,4 @@
-"""A command line: errors are one line each, and standard output may be closed or full."""
+"""A command line: --help in groups, one-line errors, and standard output that fails."""
 
 import contextlib
 import difflib
@@ -9,20 +9,52 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
 
 from kmodels.core.backend_choice import hide_log_lines
 from kmodels.core.errors import InputError
-
-if TYPE_CHECKING:
-    import typer
-
 
 # Exit codes: of a process that SIGPIPE ended, and EX_IOERR of sysexits.
 CLOSED, FAILED = 128 + signal.SIGPIPE, 74
 
 
-def invoke(app: "typer.Typer", arguments: Sequence[str] | None, name: str) -> Any:
+class GroupedCommand(TyperCommand):
+    """A command whose --help has a section for each group of flags, as plain text.
+
+    Typer draws panels with rich, which would interpret descriptions as markup.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the sections, in the order of their first flags."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                group = getattr(parameter, "rich_help_panel", None) or kind
+                groups.setdefault(group, []).append(record)
+        # --help comes last.
+        groups["Options"] = groups.pop("Options", [])
+        for group, records in groups.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
+
+def option(group: str, text: str, *names: str) -> Any:
+    """Returns a Typer option in a group of --help.
+
+    Args:
+        group: title of the section.
+        text: text of --help.
+        names: spellings, such as "--lora/--full"; by default that of the parameter.
+    """
+    return typer.Option(*names, help=text, rich_help_panel=group)
+
+
+def invoke(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> Any:
     """Runs a command line and returns what its function returns.
 
     Args:
@@ -37,8 +69,6 @@ def invoke(app: "typer.Typer", arguments: Sequence[str] | None, name: str) -> An
         InputError: for an unknown command or flag, with the closest known one, and for a wrong
             value, with the value.
     """
-    import typer
-
     hide_log_lines()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -42,8 +42,8 @@ class Comparison:
 
     def __init__(self, folders: Sequence[str | Path]):
         if len(folders) < 2:
-            given = pluralize(len(folders), "run")
-            raise InputError(f"{given} cannot be compared; give at least 2 directories")
+            number = pluralize(len(folders), "run")
+            raise InputError(f"{number} cannot be compared; give at least 2 directories")
         paths = [local_path(folder).resolve() for folder in folders]
         for path in paths:
             if paths.count(path) > 1:
@@ -69,14 +69,14 @@ class Comparison:
     @property
     def settings(self) -> Rows:
         """Settings, recipe, backend and device in which the runs differ."""
-        held = [
+        settings_of_runs = [
             {"recipe": run.recipe, "backend": run.backend, "device": run.device, **run.settings}
             for run in self.runs
         ]
-        names = dict.fromkeys(name for settings in held for name in settings)
+        names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
         rows = []
         for name in names:
-            texts = [number(settings.get(name)) for settings in held]
+            texts = [number(settings.get(name)) for settings in settings_of_runs]
             if name not in OF_A_CALL and len(set(texts)) > 1:
                 rows.append((name, [_cell(text) for text in texts]))
         return rows
@@ -84,14 +84,14 @@ class Comparison:
     @property
     def samples(self) -> list[dict[str, Any]]:
         """Prompts with the first run's answer before training and every run's answer after it."""
-        found: dict[str, dict[str, Any]] = {}
+        by_prompt: dict[str, dict[str, Any]] = {}
         for place, (run, label) in enumerate(zip(self.runs, self.labels, strict=True)):
             for sample in run.result.get("samples", ()):
-                prompt = found.setdefault(sample["prompt"], {"answers": []})
+                prompt = by_prompt.setdefault(sample["prompt"], {"answers": []})
                 if not prompt["answers"] and "before" in sample:
                     prompt["answers"].append(("before", sample["before"], None))
                 prompt["answers"].append((label, sample["after"], place))
-        return [{"prompt": prompt, **rest} for prompt, rest in found.items()]
+        return [{"prompt": prompt, **rest} for prompt, rest in by_prompt.items()]
 
     def write(self, path: str | Path = NAME) -> Path:
         """Writes the page and returns its path."""
@@ -142,22 +142,22 @@ class Comparison:
         values = [_metrics(run).get(name) for run in self.runs]
         known = [value for value in values if value is not None]
         # No best training loss is marked: the smallest may belong to a run that overfits.
-        told = len(known) > 1 and len(set(known)) > 1 and _part(name) < 2
-        best = (max if more_is_better(name) else min)(known) if told else None
-        return [_cell(metric(value), told and value == best) for value in values]
+        has_best = len(known) > 1 and len(set(known)) > 1 and _part(name) < 2
+        best = (max if more_is_better(name) else min)(known) if has_best else None
+        return [_cell(metric(value), has_best and value == best) for value in values]
 
 
 def _metrics(run: Run) -> dict[str, Any]:
     """Returns the final metrics and the best value of the metric that compares epochs."""
     last = run.epochs[-1] if run.epochs else {}
     names = [n for n in last if n not in NOT_METRICS and isinstance(last[n], float)]
-    found = {name: last[name] for name in names} | {
+    metrics = {name: last[name] for name in names} | {
         name: value for name, value in run.metrics.items() if isinstance(value, int | float)
     }
     if run.best is not None:
         name, row = run.best
-        found[f"best {name}"] = row[name]
-    return found
+        metrics[f"best {name}"] = row[name]
+    return metrics
 
 
 def _part(name: str) -> int:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from kmodels.runs.run_folder import Folder
 
-# Longer lines are hard to read, whatever the width of the terminal.
+# Longer lines are hard to read, even on a wide terminal.
 MOST_COLUMNS = 100
 # Parts of the data in the order of tables, and the prefix of their logs in Keras.
 PREFIXES = {"training": "", "validation": "val_", "test": "test_"}
-# Work that takes less time gets no line.
+# Shorter work prints no line.
 SILENT_SECONDS = 1.0
 
 # Without a bar a line is printed after this many seconds without one.
@@ -33,7 +33,7 @@ QUIET_SECONDS = 30.0
 _NUMBER = 7
 _NONE = "", "", ""
 
-# The work under way; there is one terminal, so there is one of these.
+# The current work; there is one terminal.
 _working: "_Working | None" = None
 
 
@@ -263,7 +263,7 @@ def _training(steps: int, steps_per_epoch: int, settings: Any, unit: str) -> str
     whole = f"{pluralize(epochs, 'epoch')} of {pluralize(steps_per_epoch, 'step')}"
     if steps % steps_per_epoch:
         whole = f"{pluralize(steps, 'step')}, an epoch has {steps_per_epoch:,}"
-    return f"{whole}, {settings.batch_size} {unit} a step"
+    return f"{whole}, {settings.batch_size} {unit} per step"
 
 
 class Progress:
@@ -286,7 +286,7 @@ class Progress:
         """Shows the bar if there is a terminal."""
         self._said = perf_counter()
         if not sys.stdout.isatty():
-            working("compiling the first step")
+            working("running the first step")
             return
         working(None)
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -304,7 +304,7 @@ class Progress:
             transient=True,
         )
         self._task = self._bar.add_task(
-            "compiling the first step", total=self.total, completed=self.done, loss=""
+            "running the first step", total=self.total, completed=self.done, loss=""
         )
         self._bar.start()
 
@@ -384,8 +384,8 @@ class Progress:
             first = seconds(speed.first)
             each = seconds(speed.step_ms / 1000)
             self.say(
-                f"about {seconds(left)} for the {pluralize(steps, 'step')} left, "
-                f"validation aside ({each} a step; the first took {first})"
+                f"about {seconds(left)} left ({pluralize(steps, 'step')} of {each}; the first took "
+                f"{first}), not counting validation"
             )
 
     def stop(self) -> None:

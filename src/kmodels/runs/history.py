@@ -1,6 +1,6 @@
-"""history.csv: a row per step and one per epoch, on the disk soon after they happen.
+"""history.csv: a row per step and one per epoch, written soon after they end.
 
-Every run has the columns of `COLUMNS`; metrics of its own follow, one column each.
+Every run has the columns of `COLUMNS`; columns of further metrics follow.
 """
 
 import csv
@@ -35,13 +35,13 @@ class History:
 
     Args:
         path: the csv file. Rows of an earlier part of the run are read from it.
-        until: step up to which they are kept: what came after the checkpoint happens again.
-        epochs: finished epochs whose rows are kept.
-        writes: False keeps the rows in memory alone, as all but one process of a run do.
+        until: step of the checkpoint; rows of later steps are dropped, as those steps run again.
+        epochs: number of finished epochs whose rows are read.
+        writes: False for all processes except rank zero, which have the rows in memory only.
 
     Attributes:
         columns: names of the columns, in the order of the file.
-        tracker: experiment tracker that gets new rows too, or None.
+        tracker: experiment tracker for new rows, or None.
         missing: number of steps up to `until` whose rows are not in the file.
     """
 
@@ -63,8 +63,7 @@ class History:
             atomic_write(path, self._rewrite)
         if writes and self.missing:
             console.say(
-                f"history.csv lacks {self.missing} of {until} steps; the run goes on without their "
-                "rows"
+                f"history.csv lacks {self.missing} of {until} steps; the run continues without them"
             )
 
     def add(self, rows: list[dict[str, Any]]) -> None:
@@ -115,7 +114,7 @@ class History:
         self.add([row if speed is None else {**row, "samples_per_s": round(speed, 1)}])
 
     def sync(self) -> None:
-        """Waits until all rows are on the disk, so that none is lost with the power."""
+        """Waits until all rows are on the disk, so that a power failure loses none."""
         if self._writes:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -131,7 +130,7 @@ class History:
         return [row for row in self.rows if row["row"] == "epoch"]
 
     def _add_columns(self, rows: list[dict[str, Any]]) -> bool:
-        """Returns whether these rows brought columns that the file has not."""
+        """Returns True if these rows have columns that the file lacks."""
         known = len(self.columns)
         self.columns = list(dict.fromkeys([*self.columns, *(name for row in rows for name in row)]))
         return len(self.columns) > known
@@ -144,20 +143,20 @@ class History:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a history.csv; a warning says how many are damaged and left out.
+    """Returns the rows of a history.csv; a warning counts damaged rows, which are skipped.
 
-    A process that was killed may have left half a row at the end, which counts as not written.
+    A partial row at the end, left by a killed process, is dropped without a warning.
     """
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
         try:
-            found = [_parse(row) for row in reader]
+            rows = [_parse(row) for row in reader]
         except csv.Error as error:
             raise InputError(f"{path} is not a table: {error}; remove it") from None
-    damaged = found[:-1].count(None)
+    damaged = rows[:-1].count(None)
     if damaged:
-        log.warning("%s: %d of %d rows are damaged and left out", path, damaged, len(found))
-    return [row for row in found if row is not None]
+        log.warning("%s: skipped %d damaged rows of %d", path, damaged, len(rows))
+    return [row for row in rows if row is not None]
 
 
 def _text(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A recipe on a Ray cluster: its workers are the processes that train together."""
+"""Recipes on a Ray cluster, whose workers are the processes that train together."""
 
 import dataclasses
 import sys
@@ -14,20 +14,19 @@ Work = Callable[[Any], None]
 
 
 def run(recipe: str, settings: Any, train: Callable[..., None], work: Work) -> None:
-    """Runs a recipe on Ray, as its settings say, and waits for its end.
+    """Runs a recipe on Ray and waits for its end.
 
     Args:
-        recipe: its name.
+        recipe: name of the recipe.
         settings: a `Common` with `on`.
         train: the recipe's function.
-        work: what each worker calls with its settings.
+        work: function of each worker, called with its settings.
 
     Raises:
-        InputError: where Ray is missing, the directory cannot be used, or the run ends with an
-            error.
+        InputError: if Ray is missing, the directory cannot be used, or the run ends with an error.
     """
     if getattr(settings, "evaluate", False):
-        raise InputError("--evaluate needs one process; leave --on out")
+        raise InputError("--evaluate runs in one process; leave --on out")
     check_whole("--workers", settings.workers, 0)
     out = directory(recipe, settings)
     resources = _resources(settings.resources)
@@ -48,23 +47,23 @@ def run(recipe: str, settings: Any, train: Callable[..., None], work: Work) -> N
 def of_workers(
     settings: Any, train: Callable[..., None], work: Work, out: str
 ) -> Callable[[], None]:
-    """Returns what each worker calls, which carries the recipe's file with it.
+    """Returns the function of each worker, which is pickled with the recipe's code.
 
     Args:
         settings: a `Common`.
         train: the recipe's function.
-        work: what is called with the settings of a worker.
+        work: function that is called with the settings of a worker.
         out: `directory` of the run.
 
     Raises:
-        InputError: where Ray is missing.
+        InputError: if Ray is missing.
     """
     from kmodels.distribution.ray.cluster import check_installed
 
     check_installed()
     from ray import cloudpickle
 
-    # The file of a recipe is no module that workers could import.
+    # Workers cannot import the file of a recipe.
     module = sys.modules[train.__module__]
     if module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
@@ -72,26 +71,25 @@ def of_workers(
     inside = dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
 
     def call() -> None:
-        # Workers that are started again find checkpoints, which are their own.
+        # Restarted workers resume from their own checkpoints.
         work(dataclasses.replace(inside, resume=has_checkpoints(Path(out))))
 
     return call
 
 
 def directory(recipe: str, settings: Any) -> str:
-    """Returns the directory of a run, which Ray and all workers have to find.
+    """Returns the directory of a run, which must be visible to Ray and all workers.
 
     Args:
-        recipe: its name.
+        recipe: name of the recipe.
         settings: a `Common`.
 
     Raises:
-        InputError: for an address, or where it holds a run that is not to be resumed.
+        InputError: for an address, or a directory with a run that --resume does not continue.
     """
     if settings.out is not None and is_remote(settings.out):
         raise InputError(
-            f"{settings.out} is an address, and a recipe writes its files to a disk; give a "
-            "directory that all nodes see"
+            f"--out is the address {settings.out}; give a directory that all nodes share"
         )
     out = path_of(recipe, settings.out).resolve()
     check_new(out, settings.resume)
@@ -99,13 +97,13 @@ def directory(recipe: str, settings: Any) -> str:
 
 
 def _resources(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    resources: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, amount = part.partition("=")
         try:
-            found[name.strip()] = float(amount)
+            resources[name.strip()] = float(amount)
         except ValueError:
-            found[name.strip()] = -1.0
-    if not found or min(found.values()) < 0:
+            resources[name.strip()] = -1.0
+    if not resources or min(resources.values()) < 0:
         raise InputError(f"--resources is {text!r}; write it as in GPU=1,CPU=4")
-    return found
+    return resources

@@ -1,7 +1,7 @@
-"""Figures of a run by Matplotlib: curves, predictions, probes, rows of images.
+"""Figures of a run: curves, predictions, probes, rows of images.
 
-Matplotlib is a part of `kmodels[plots]` and is imported when a figure is drawn. If it is missing, a
-line says that figures are left out.
+Matplotlib is a part of `kmodels[plots]` and is imported when a figure is drawn. If it is missing,
+one line reports that figures are left out.
 """
 
 import warnings
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["captions", "confusion", "curves", "installed", "masks", "predictions", "probe", "rows"]
+__all__ = [
+    *("captions", "confusion", "curves", "installed", "masks", "predictions", "probe", "rows"),
+    "spread",
+]
 
 EXTRA = "pip install 'kmodels[plots]'"
 _INK = "#333333"
@@ -37,10 +40,10 @@ def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
     """Leaves a figure out if Matplotlib is not installed."""
 
     @wraps(draw)
-    def run(path: Path, *given: Any) -> None:
+    def run(path: Path, *arguments: Any) -> None:
         if installed():
-            with as_written(given):
-                draw(path, *given)
+            with as_written(arguments):
+                draw(path, *arguments)
         elif processes.is_rank_zero():
             _say_left_out()
 
@@ -49,7 +52,7 @@ def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
 
 @cache
 def _say_left_out() -> None:
-    print(f"figures are left out, as Matplotlib is not installed: {EXTRA}")
+    print(f"no figures: Matplotlib is not installed; {EXTRA}")
 
 
 @contextmanager
@@ -99,9 +102,9 @@ def _fonts(characters: str) -> tuple[tuple[str, ...], str]:
     for font in plain:
         if not missing:
             break
-        if found := missing & has(font):
+        if covered := missing & has(font):
             families.append(font.name)
-            missing -= found
+            missing -= covered
     return tuple(dict.fromkeys(families)), "".join(sorted(missing))
 
 
@@ -158,30 +161,34 @@ def predictions(
         probabilities: (n, classes).
         names: of the classes.
     """
-    said = [int(np.argmax(shares)) for shares in probabilities]
+    predicted = [int(np.argmax(shares)) for shares in probabilities]
     texts = [
-        f"{names[i]} {100 * shares[i]:.0f} %" for i, shares in zip(said, probabilities, strict=True)
+        f"{names[i]} {100 * shares[i]:.0f} %"
+        for i, shares in zip(predicted, probabilities, strict=True)
     ]
     right: list[str | None] = [
-        None if i == label else names[int(label)] for i, label in zip(said, labels, strict=True)
+        None if i == label else names[int(label)]
+        for i, label in zip(predicted, labels, strict=True)
     ]
     _pictures(path, images, texts, right)
 
 
 @_drawn
 def captions(
-    path: Path, images: Sequence[np.ndarray], said: Sequence[str], wanted: Sequence[str]
+    path: Path, images: Sequence[np.ndarray], texts: Sequence[str], expected: Sequence[str]
 ) -> None:
     """Draws held-out images with generated texts; wrong ones as in `predictions`.
 
     Args:
         path: the file to write.
         images: n of (H, W, C), values from 0 to 1.
-        said: n texts.
-        wanted: n texts.
+        texts: n generated texts.
+        expected: n texts.
     """
-    right = [None if ours == theirs else theirs for ours, theirs in zip(said, wanted, strict=True)]
-    _pictures(path, images, [text[:24] for text in said], right)
+    right = [
+        None if ours == theirs else theirs for ours, theirs in zip(texts, expected, strict=True)
+    ]
+    _pictures(path, images, [text[:24] for text in texts], right)
 
 
 def _pictures(
@@ -209,7 +216,7 @@ def masks(
     path: Path,
     images: Sequence[np.ndarray],
     truth: Sequence[np.ndarray],
-    said: Sequence[np.ndarray],
+    predicted: Sequence[np.ndarray],
     names: Sequence[str],
 ) -> None:
     """Draws images with their masks and predicted masks, with a color for each class.
@@ -218,7 +225,7 @@ def masks(
         path: the file to write.
         images: n of (H, W, C), values from 0 to 1.
         truth: n masks (H, W); pixels without a class are white.
-        said: n masks (H, W).
+        predicted: n masks (H, W).
         names: of the classes.
     """
     from matplotlib import colormaps
@@ -237,9 +244,9 @@ def masks(
     axes = np.reshape(axes, (-1, 3))
     for axis in axes.flat:
         axis.axis("off")
-    for row, image, wanted, found in zip(axes, images, truth, said, strict=False):
+    for row, image, mask, prediction in zip(axes, images, truth, predicted, strict=False):
         shown = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
-        parts = {"image": shown, "truth": painted(wanted), "prediction": painted(found)}
+        parts = {"image": shown, "truth": painted(mask), "prediction": painted(prediction)}
         for axis, (title, pixels) in zip(row, parts.items(), strict=True):
             axis.imshow(pixels, vmin=0, vmax=1, interpolation="nearest")
             axis.set_title(title, fontsize=8, color=_INK)
@@ -252,17 +259,17 @@ def masks(
 
 
 @_drawn
-def confusion(path: Path, labels: np.ndarray, said: np.ndarray, names: Sequence[str]) -> None:
+def confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> None:
     """Draws the confusion matrix.
 
     Args:
         path: the file to write.
         labels: int (n,).
-        said: int (n,), predicted classes.
+        predicted: int (n,), predicted classes.
         names: of the classes.
     """
     matrix = np.zeros((len(names), len(names)), int)
-    np.add.at(matrix, (labels, said), 1)
+    np.add.at(matrix, (labels, predicted), 1)
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = float(np.clip(0.5 * len(names), 4, 14))
     figure, axes = _figure(1, 1, (side + 1, side))
@@ -298,7 +305,7 @@ def probe(
     labels: np.ndarray,
     names: Sequence[str],
 ) -> None:
-    """Draws the accuracy of each way of using features, and the features of each class.
+    """Draws the accuracy of each use of the features, and the features of each class.
 
     Args:
         path: the file to write.
@@ -318,9 +325,9 @@ def probe(
     right.set(xlabel="first principal component", ylabel="second", xticks=[], yticks=[])
     if len(names) <= 20:
         handles, _ = shown.legend_elements(num=None if len(names) <= 10 else len(names))
-        found = [str(names[i]) for i in np.unique(labels)]
-        if len(handles) == len(found):
-            right.legend(handles, found, frameon=False, fontsize=8, bbox_to_anchor=(1, 1))
+        classes = [str(names[i]) for i in np.unique(labels)]
+        if len(handles) == len(classes):
+            right.legend(handles, classes, frameon=False, fontsize=8, bbox_to_anchor=(1, 1))
     _save(figure, path)
 
 
@@ -370,3 +377,8 @@ def principal_components(features: np.ndarray) -> np.ndarray:
     centred = unit - unit.mean(0)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
     return centred @ axes[:2].T
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """Returns evenly spaced indices of `count` items, at most `most`."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))

@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data import ImageLoader
-from kmodels.runs.plots import principal_components
+from kmodels.runs.plots import principal_components, spread
 from kmodels.training.evaluation import WholeBatches
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = [
     "principal_components",
 ]
 
-# Inverse regularization strengths, of which held-out images choose one.
+# Inverse regularization strengths; held-out images choose one.
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 # Queries whose similarities are in memory at once.
 CHUNK = 1024
@@ -43,12 +43,12 @@ def features(model: "keras.Model", batches: Any) -> np.ndarray:
     Returns:
         float32 (n, D), in the order of the images.
     """
-    found = np.asarray(model.predict(batches, verbose=0), "float32")
-    return found[: batches.samples]
+    outputs = np.asarray(model.predict(batches, verbose=0), "float32")
+    return outputs[: batches.samples]
 
 
 def compare(
-    held: Mapping[str, np.ndarray],
+    features: Mapping[str, np.ndarray],
     labels: Mapping[str, np.ndarray],
     classes: int,
     number: int = 20,
@@ -56,7 +56,7 @@ def compare(
     """Returns the accuracy of neighbours and the linear probe on unseen images.
 
     Args:
-        held: features (n, D) of the parts "train", "val" and "test".
+        features: (n, D) of the parts "train", "val" and "test".
         labels: int (n,), their classes.
         classes: number of classes.
         number: number of neighbours that vote.
@@ -67,20 +67,23 @@ def compare(
     Raises:
         InputError: for more neighbours than images.
     """
-    known, names = held["train"], labels["train"]
+    known, names = features["train"], labels["train"]
 
-    def scores(say: Callable[[np.ndarray], np.ndarray]) -> dict[str, float]:
-        return {part: float(np.mean(say(held[part]) == labels[part])) for part in ("val", "test")}
+    def scores(predict: Callable[[np.ndarray], np.ndarray]) -> dict[str, float]:
+        return {
+            part: float(np.mean(predict(features[part]) == labels[part]))
+            for part in ("val", "test")
+        }
 
-    near = scores(lambda asked: neighbours(known, names, asked, classes, number).argmax(-1))
-    fitted, strength = linear(known, names, held["val"], labels["val"])
-    return {"knn": near, "linear": scores(fitted.predict)}, strength
+    knn = scores(lambda queries: neighbours(known, names, queries, classes, number).argmax(-1))
+    fitted, strength = linear(known, names, features["val"], labels["val"])
+    return {"knn": knn, "linear": scores(fitted.predict)}, strength
 
 
 def neighbours(
     known: np.ndarray,
     labels: np.ndarray,
-    asked: np.ndarray,
+    queries: np.ndarray,
     classes: int,
     number: int = 20,
     temperature: float = 0.07,
@@ -92,7 +95,7 @@ def neighbours(
     Args:
         known: (n, D) features of labelled images.
         labels: int (n,), their classes.
-        asked: (m, D) features.
+        queries: (m, D) features.
         classes: number of classes.
         number: number of neighbours that vote.
         temperature: the weight of a vote is exp(cosine / temperature).
@@ -105,11 +108,11 @@ def neighbours(
     """
     check_whole("neighbours", number)
     if number > len(known):
-        raise InputError(f"neighbours is {number}; there are {len(known)} images to choose from")
-    known, asked = _unit(known), _unit(asked)
-    votes = np.zeros((len(asked), classes))
-    for start in range(0, len(asked), CHUNK):
-        cosines = asked[start : start + CHUNK] @ known.T
+        raise InputError(f"neighbours is {number}; give at most {len(known)}, the number of images")
+    known, queries = _unit(known), _unit(queries)
+    votes = np.zeros((len(queries), classes))
+    for start in range(0, len(queries), CHUNK):
+        cosines = queries[start : start + CHUNK] @ known.T
         nearest = np.argpartition(-cosines, number - 1, axis=1)[:, :number]
         near = np.take_along_axis(cosines, nearest, axis=1)
         # Differences to the largest, so that no exponential overflows.
@@ -135,14 +138,14 @@ def component_map(features: np.ndarray, labels: np.ndarray, names: Sequence[str]
     Returns:
         `points` (x, y, label) of some hundred images within a frame of 600 by 340, and `classes`.
     """
-    chosen = np.unique(np.linspace(0, len(features) - 1, min(MAPPED, len(features))).astype(int))
-    places = principal_components(features)[chosen]
+    shown = spread(len(features), MAPPED)
+    places = principal_components(features)[shown]
     low, high = places.min(0), places.max(0)
     size = np.array([MAP_WIDTH, MAP_HEIGHT]) - 20
     places = 10 + (places - low) / np.maximum(high - low, 1e-12) * size
     points = [
         [round(float(x), 1), round(float(y), 1), int(label)]
-        for (x, y), label in zip(places, labels[chosen], strict=True)
+        for (x, y), label in zip(places, labels[shown], strict=True)
     ]
     return {"points": points, "classes": [str(name) for name in names]}
 
@@ -212,20 +215,19 @@ class Probe:
         parts = {"train": data.train, "val": data.validation, "test": data.test}
         self.classes, self.neighbours = data.num_classes, neighbours
         count = len(data.train)
-        chosen = np.unique(np.linspace(0, count - 1, min(images or count, count)).astype(int))
-        parts["train"] = _Some(data.train, chosen)
+        parts["train"] = _Subset(data.train, spread(count, images or count))
         self.labels = {name: part.labels for name, part in parts.items()}
         self.batches = {
             name: WholeBatches(ImageLoader(part, batch_size, **settings))
             for name, part in parts.items()
         }
 
-    def ask(self, encoder: "keras.Model", before: str = "") -> dict[str, float]:
+    def ask(self, encoder: "keras.Model", prefix: str = "") -> dict[str, float]:
         """Returns the accuracies on the held-out parts.
 
         Args:
             encoder: a model whose outputs are features (B, D).
-            before: prefix of the names.
+            prefix: prefix of the names.
 
         Returns:
             "knn_val_accuracy", "knn_test_accuracy", "linear_val_accuracy" and
@@ -234,30 +236,25 @@ class Probe:
         Raises:
             InputError: for more neighbours than images.
         """
-        held = {name: features(encoder, batches) for name, batches in self.batches.items()}
-        table, _ = compare(held, self.labels, self.classes, self.neighbours)
+        outputs = {name: features(encoder, batches) for name, batches in self.batches.items()}
+        table, _ = compare(outputs, self.labels, self.classes, self.neighbours)
         return {
-            f"{before}{way}_{part}_accuracy": score
+            f"{prefix}{way}_{part}_accuracy": score
             for way, row in table.items()
             for part, score in row.items()
         }
 
 
-class _Some:
-    """A subset of the images of a source.
+class _Subset:
+    """The images of a source with these indices."""
 
-    Args:
-        source: a `kmodels.data.ImageSource`.
-        chosen: indices of the images.
-    """
-
-    def __init__(self, source: Any, chosen: np.ndarray):
-        self.source, self.chosen = source, chosen
-        self.labels = np.asarray(source.labels)[chosen]
+    def __init__(self, source: Any, indices: np.ndarray):
+        self.source, self.indices = source, indices
+        self.labels = np.asarray(source.labels)[indices]
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.indices)
 
     def batch(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
         """Returns images and labels, see `kmodels.data.ImageSource`."""
-        return self.source.batch(self.chosen[indices])
+        return self.source.batch(self.indices[indices])

@@ -85,14 +85,14 @@ RECIPES = {
 SUMMARIES = {
     "vit": "Train a Vision Transformer to classify images.",
     "gemma": "Fine-tune a language model with LoRA on instructions or texts.",
-    "probe": "Compare ways to use a pretrained backbone with few labels.",
+    "probe": "Evaluate the features of a pretrained backbone with few labels.",
     "distill": "Train a small classifier to imitate a large one.",
     "caption": "Train a Gemma 3 with its vision encoder on images with texts.",
-    "zero-shot": "Train two towers on images with captions, to classify by names.",
-    "dpo": "Train a language model on pairs of answers, by direct preference optimization.",
-    "segment": "Train a Vision Transformer to tell the class of each pixel.",
-    "mae": "Pretrain a Vision Transformer on images without labels, by hiding most of each.",
-    "dino": "Pretrain a Vision Transformer on images without labels, by a teacher that follows.",
+    "zero-shot": "Train two towers on images with captions, to classify by class names.",
+    "dpo": "Train a language model by direct preference optimization (DPO).",
+    "segment": "Train a Vision Transformer to predict the class of each pixel.",
+    "mae": "Pretrain a Vision Transformer without labels as a masked autoencoder (MAE).",
+    "dino": "Pretrain a Vision Transformer without labels by self-distillation (DINO).",
 }
 
 
@@ -128,16 +128,16 @@ def causal_lm_of(path: Any) -> type:
 
 
 def can_generate(model: "keras.Model") -> bool:
-    """Returns True if `generate` works; with FSDP2 layers have their weights only inside a step."""
+    """Returns True if `generate` works; under FSDP2 layers have weights only inside a step."""
     from kmodels.weights import gather
 
     return _passes(gather.check_callable, model)
 
 
 def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
-    """Returns True if adapters can be merged, for which a process must hold all weights.
+    """Returns True if adapters can be merged; otherwise prints how to merge them later.
 
-    Otherwise prints how to merge them afterwards.
+    Merging needs a process with all weights.
 
     Args:
         model: a model with adapters.
@@ -149,7 +149,7 @@ def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
     merges = _passes(gather.check_whole, model)
     if not merges:
         say(
-            "not merged, since each process holds a part of the weights; on one machine run "
+            "not merged: each process holds a part of the weights; on one machine run "
             f"kmodels convert {origin} merged --to hf --adapter {adapter}"
         )
     return merges
@@ -201,15 +201,15 @@ def main(
     program = program or f"{recipe}.py"
     try:
         with checked_output() as output, _interruptible(recipe):
-            chosen = parse(settings, argv, description, recipe, program)
+            parsed = parse(settings, argv, description, recipe, program)
             check_backend()
             output.trains = True
             command = _command(argv, program)
             bound = functools.partial(work, recipe=recipe, train=train, command=command)
-            if getattr(chosen, "on", None) is not None:
-                on_ray.run(recipe, chosen, train, bound)
+            if getattr(parsed, "on", None) is not None:
+                on_ray.run(recipe, parsed, train, bound)
             else:
-                bound(chosen)
+                bound(parsed)
         return output.code
     except InputError as error:
         working(None)
@@ -315,8 +315,8 @@ def _command(argv: Sequence[str] | None, program: str) -> str:
     words = [*program.split(), *(sys.argv[1:] if argv is None else argv)]
     if argv is None:
         words = ["python", sys.argv[0], *sys.argv[1:]]
-    chosen = os.environ.get("KERAS_BACKEND")
-    return (f"KERAS_BACKEND={chosen} " if chosen else "") + shlex.join(words)
+    backend = os.environ.get("KERAS_BACKEND")
+    return (f"KERAS_BACKEND={backend} " if backend else "") + shlex.join(words)
 
 
 def _say_error(text: str) -> None:
@@ -386,14 +386,14 @@ def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Cal
     """
     if command not in RECIPES:
         raise InputError(
-            f"there is no recipe {command!r}; give a function, or one of {', '.join(RECIPES)}"
+            f"{command!r} is not a recipe; give a function, or one of {', '.join(RECIPES)}"
         )
     name = RECIPES[command]
     module, words = load(name), [str(word) for word in arguments]
     program = f"kmodels {command}"
     settings = parse(module.Settings, words, module.__doc__ or "", name, program)
     if settings.on is not None:
-        raise InputError("the recipe is started on Ray already; leave --on out")
+        raise InputError("the recipe already runs on Ray; leave --on out")
     bound = functools.partial(
         work, recipe=name, train=module.train, command=" ".join([program, *words])
     )
@@ -410,12 +410,12 @@ def load(name: str) -> ModuleType:
     Raises:
         InputError: if the file is not installed.
     """
-    found = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
-    if not found:
-        raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels again, from a wheel")
-    spec = importlib.util.spec_from_file_location(f"kmodels_recipe_{name}", found[0])
+    files = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
+    if not files:
+        raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels from a wheel")
+    spec = importlib.util.spec_from_file_location(f"kmodels_recipe_{name}", files[0])
     if spec is None or spec.loader is None:
-        raise ImportError(f"Python cannot load {found[0]}")
+        raise ImportError(f"Python cannot load {files[0]}")
     module = importlib.util.module_from_spec(spec)
     # A dataclass finds the module of its annotations here.
     sys.modules[spec.name] = module

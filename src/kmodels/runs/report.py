@@ -26,10 +26,10 @@ _SHOWN_PAIRS, _SHOWN_CLASSES = 15, 10
 # Longer counts do not fit a cell of 25 pixels.
 _LARGEST_COUNT = 999
 GROUPS = {
-    "all": ("All mistakes", "What the model says and how sure it is, the surest first."),
-    "sure": ("Sure mistakes", "Wrong, and the model was sure: look at these labels first."),
-    "unsure": ("Unsure mistakes", "Wrong, but the model hardly preferred its answer."),
-    "narrow": ("Right, but only just", "The right answers that the model was least sure of."),
+    "all": ("All mistakes", "Predictions and confidences, the highest confidence first."),
+    "sure": ("Confident mistakes", "Wrong with high confidence: check these labels first."),
+    "unsure": ("Unsure mistakes", "Wrong with low confidence."),
+    "narrow": ("Barely right", "Right with the lowest confidences."),
 }
 _SHOWN_ROWS = 200
 
@@ -223,7 +223,7 @@ def confusion(predictions: dict[str, Any]) -> dict[str, Any]:
     percent = max(counts.values(), default=0) > _LARGEST_COUNT
     pairs = sorted(
         ((count, pair) for pair, count in counts.items() if pair[0] != pair[1]),
-        key=lambda found: (-found[0], found[1]),
+        key=lambda entry: (-entry[0], entry[1]),
     )
     rights = [counts.get((i, i), 0) / size if size else 1.0 for i, size in enumerate(sizes)]
     hardest = sorted(range(len(classes)), key=rights.__getitem__)[:_SHOWN_CLASSES]
@@ -258,12 +258,12 @@ def _cell(
     kinds = ["strong"] if part > 0.55 else []
     if count and row != column:
         kinds.append("error")
-    said = f"{count} of {sizes[row]} images of {classes[row]} ({share(part)})"
+    subject = f"{count} of {sizes[row]} images of {classes[row]} ({share(part)})"
     return {
         "text": "" if not count else f"{100 * part:.0f}" if percent else str(count),
         "share": round(part, 3),
         "kind": " ".join(kinds),
-        "title": f"{said} are taken for {classes[column]}",
+        "title": f"{subject} are predicted as {classes[column]}",
     }
 
 
@@ -271,7 +271,7 @@ def _cell(
 SPEED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("samples_per_s", "{unit} per second", number),
     ("step_ms_median", "median of a step", lambda value: console.seconds(value / 1000)),
-    ("compile_s", "more for the first step", console.seconds),
+    ("compile_s", "additional time of the first step", console.seconds),
     ("peak_memory_mb", "peak memory", lambda value: f"{value:,.0f} MB"),
     ("wait_for_data_share", "of the time waited for data", share),
 )
@@ -323,39 +323,39 @@ def _content(run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> str:
     """Returns a summary of one or two sentences."""
-    said = []
+    sentence = []
     if (began := run.started) is not None:
-        said.append(f"It ran on {date(began)}")
+        sentence.append(f"It ran on {date(began)}")
         if run.seconds is not None:
-            said.append(f"for {console.seconds(run.seconds)}")
+            sentence.append(f"for {console.seconds(run.seconds)}")
     if run.backend:
         where = f"{run.backend} on {run.device}, {run.precision}"
-        said.append(("with " if said else "It ran with ") + where)
-    text = " ".join(said) + "." if said else ""
+        sentence.append(("with " if sentence else "It ran with ") + where)
+    text = " ".join(sentence) + "." if sentence else ""
     last = run.epochs[-1]["epoch"] if run.epochs else None
     if run.best is not None:
         name, row = run.best
         best = f"its best by {name} was epoch {row['epoch']:.0f}"
         text += f" It trained for {last:.0f} {'epoch' if last == 1 else 'epochs'}"
         text += f"; {best}." if last != 1 else "."
-    return text.strip() or "The run has not come to its end."
+    return text.strip() or "The run has not ended."
 
 
 def _tiles(run: Run) -> list[tuple[str, str, bool]]:
     """Returns tuples of value, label, and True for the main result."""
-    metrics, found = run.metrics, []
-    chosen = () if run.best is None else (f"test_{run.best[0][4:]}", run.best[0])
+    metrics, tiles = run.metrics, []
+    main = () if run.best is None else (f"test_{run.best[0][4:]}", run.best[0])
     others = ("test_accuracy", "val_accuracy", "test_loss", "val_loss")
-    for name in dict.fromkeys((*chosen, *others)):
-        if metrics.get(name) is not None and len(found) < 2:
-            found.append((metric(metrics[name]), name, not found))
+    for name in dict.fromkeys((*main, *others)):
+        if metrics.get(name) is not None and len(tiles) < 2:
+            tiles.append((metric(metrics[name]), name, not tiles))
     if run.seconds is not None:
-        found.append((console.seconds(run.seconds), "in all", False))
+        tiles.append((console.seconds(run.seconds), "in total", False))
     unit = run.data.get("unit", "examples")
     for key, label, written in SPEED:
         if (value := run.result.get(key)) is not None:
-            found.append((written(value), label.format(unit=unit), False))
-    return found
+            tiles.append((written(value), label.format(unit=unit), False))
+    return tiles
 
 
 def _results(run: Run) -> dict[str, Any] | None:
@@ -388,8 +388,8 @@ def by_part(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     parts: dict[str, dict[str, float]] = {part: {} for part in console.PREFIXES}
     for log, value in row.items():
         # Metrics of a probe are in its table.
-        told = log not in NOT_METRICS and "_val_" not in log and "_test_" not in log
-        if told and isinstance(value, float):
+        is_metric = log not in NOT_METRICS and "_val_" not in log and "_test_" not in log
+        if is_metric and isinstance(value, float):
             part, name = console.part_and_name(log)
             parts[part][name] = value
     return {part: scores for part, scores in parts.items() if scores}
@@ -398,30 +398,30 @@ def by_part(row: dict[str, Any]) -> dict[str, dict[str, float]]:
 def _facts(run: Run) -> list[tuple[str, str, bool]]:
     """Returns tuples of name, value, and True for code."""
     data, notes, result = run.data, run.notes, run.result
-    found: list[tuple[str, Any, bool]] = []
+    facts: list[tuple[str, Any, bool]] = []
     unit = data.get("unit", "examples")
-    parts = {"train": "to train on", "validation": "for validation", "test": "for the test"}
+    parts = {"train": "for training", "validation": "for validation", "test": "for the test"}
     counts = [f"{data[key]:,} {text}" for key, text in parts.items() if data.get(key)]
-    found.append(("Data", data.get("source"), False))
-    found.append((unit.capitalize(), ", ".join(counts), False))
+    facts.append(("Data", data.get("source"), False))
+    facts.append((unit.capitalize(), ", ".join(counts), False))
     if classes := data.get("classes"):
         shown = ", ".join(classes[:40]) + (", …" if len(classes) > 40 else "")
-        found.append(("Classes", f"{len(classes)}: {shown}", False))
-    found.append(("Details", data.get("details"), False))
+        facts.append(("Classes", f"{len(classes)}: {shown}", False))
+    facts.append(("Details", data.get("details"), False))
     whole = result.get("parameters") or notes.get("parameters")
     trained = result.get("trainable_parameters") or notes.get("trainable_parameters")
     if whole:
-        share = "" if trained in (None, whole) else f", {trained:,} of them trained"
-        found.append(("Parameters", f"{whole:,}{share}", False))
+        share = "" if trained in (None, whole) else f", {trained:,} trained"
+        facts.append(("Parameters", f"{whole:,}{share}", False))
     for number, part in enumerate(notes.get("parts", ())):
         name = "Command" if number == 0 else f"Part {number + 1}"
-        found.append((name, part.get("command"), True))
+        facts.append((name, part.get("command"), True))
     if steps := result.get("steps") or notes.get("steps"):
-        found.append(("Steps", f"{steps:,} of {run.settings.get('batch_size')} {unit}", False))
+        facts.append(("Steps", f"{steps:,} of {run.settings.get('batch_size')} {unit}", False))
     if result.get("skipped_steps"):
-        found.append(("Skipped steps", f"{result['skipped_steps']:,}, not finite", False))
-    found.append(("Folder", str(run.folder), True))
-    return [(name, value, code) for name, value, code in found if value]
+        facts.append(("Skipped steps", f"{result['skipped_steps']:,}, not finite", False))
+    facts.append(("Folder", str(run.folder), True))
+    return [(name, value, code) for name, value, code in facts if value]
 
 
 def _any(rows: list[dict[str, Any]], name: str) -> bool:

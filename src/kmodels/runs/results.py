@@ -1,36 +1,51 @@
-"""result.json: the settings of a run in short, and its results."""
+"""Results of a run: metrics, result.json, predictions.json, figures, and the trained model."""
 
+import base64
+import io
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from kmodels.checkpoint.state import versions, weights_digest
 from kmodels.core import dispatch
 from kmodels.core.hardware import device_name, peak_memory_mb
+from kmodels.data.images.sources import DataBundle, ImageSource
+from kmodels.runs import console, plots
 from kmodels.runs.runner import Runner
+from kmodels.training.evaluation import WholeBatches
+from kmodels.training.step.step_loss import KEY
 
-__all__ = ["result"]
+if TYPE_CHECKING:
+    from kmodels.runs.run_folder import Folder
 
-# Losses by step of longer runs are in history.csv alone.
+__all__ = [
+    "evaluate",
+    "final_metrics",
+    "image_facts",
+    "report_classes",
+    "report_masks",
+    "result",
+]
+
+# Longer runs have their step losses in history.csv only.
 MOST_STEP_LOSSES = 1000
+# Images of predictions.png: of a classifier, and of a segmenter.
+_IMAGES, _MASKS = 32, 8
+# predictions.json: images of a group, and the longer side of one in pixels.
+MOST_IMAGES, MOST_SIDE = 12, 128
 
 
 def result(
-    model: keras.Model,
-    *,
-    recipe: str,
-    settings: Any,
-    metrics: dict[str, float],
-    runner: Runner | None = None,
+    folder: "Folder", model: keras.Model, metrics: dict[str, float], runner: Runner | None = None
 ) -> dict[str, Any]:
     """Returns the content of result.json.
 
     Args:
+        folder: directory of the run; the setting `preset` is the name of the architecture.
         model: the model at the end of the run.
-        recipe: name of the recipe.
-        settings: settings of the run; `preset` is the name of the architecture.
         metrics: values by Keras' log names.
         runner: the training; None if the run only evaluates.
 
@@ -38,12 +53,12 @@ def result(
         Plain values.
     """
     content = {
-        "recipe": recipe,
+        "recipe": folder.recipe,
         "backend": keras.backend.backend(),
         "versions": versions(),
         "device": device_name(),
         "precision": getattr(model, "backbone", model).dtype_policy.name,
-        "preset": settings.preset,
+        "preset": folder.settings.preset,
         "parameters": _count(model.weights),
         "trainable_parameters": _count(model.trainable_weights),
         "steps": 0,
@@ -78,3 +93,243 @@ def result(
 
 def _count(variables: Sequence[keras.Variable]) -> int:
     return sum(math.prod(variable.shape) for variable in variables)
+
+
+def image_facts(source: str, data: DataBundle) -> dict[str, Any]:
+    """Returns the facts about images for `kmodels.runs.recipe.introduce`.
+
+    Args:
+        source: value of --data.
+        data: the images.
+    """
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    counts = {name: 0 if part is None else len(part) for name, part in parts.items()}
+    return {"source": source, "unit": "images", **counts, "classes": list(data.class_names)}
+
+
+def report_classes(
+    folder: "Folder",
+    model: keras.Model,
+    data: DataBundle,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+    preprocessor: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluates a classifier, draws predictions, and writes result.json and the model.
+
+    Args:
+        folder: directory of the run.
+        model: compiled, in its final state.
+        data: the images.
+        runner: the training; None if the run only evaluates.
+        validation: batches of `data.validation`.
+        test: batches of `data.test`.
+        preprocessor: preprocessor of raw images, saved with the model.
+
+    Returns:
+        The content of result.json.
+    """
+    metrics = final_metrics(model, runner, validation, test)
+    if test is not None or validation is not None:
+        console.working("collecting example predictions")
+        _write_predictions(folder, model, data, test, validation)
+    model.preprocessor = preprocessor
+    return _finish(folder, model, metrics, runner, "accuracy")
+
+
+def _finish(
+    folder: "Folder",
+    model: keras.Model,
+    metrics: dict[str, float],
+    runner: Runner | None,
+    curve: str,
+) -> dict[str, Any]:
+    """Writes result.json, curves of the loss and of the metric `curve`, and the trained model.
+
+    A run that only evaluates writes evaluation.json, and result.json if there is none.
+    """
+    content = result(folder, model, metrics, runner)
+    if runner is None:
+        folder.write_json("evaluation.json", content)
+    else:
+        console.working("saving the model")
+        plots.curves(folder.path / "curves.png", runner.history.rows, curve)
+        model.save_to_preset(folder.path / "model")
+    if runner is not None or not (folder.path / "result.json").exists():
+        folder.write_json("result.json", content)
+    console.working(None)
+    console.say_metrics(metrics)
+    return content
+
+
+def final_metrics(
+    model: keras.Model,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+) -> dict[str, float]:
+    """Returns the metrics of a run's last epoch and of the test part.
+
+    Args:
+        model: compiled, in its final state.
+        runner: the training; None to evaluate the validation part instead.
+        validation: batches of the validation part, or None.
+        test: batches of the test part, or None.
+    """
+    metrics = dict(runner.metrics) if runner is not None else {}
+    console.working("evaluating")
+    if runner is None and validation is not None:
+        metrics |= evaluate(model, validation, "val_")
+    if test is not None:
+        metrics |= evaluate(model, test, "test_")
+    return metrics
+
+
+def evaluate(model: keras.Model, batches: WholeBatches, prefix: str) -> dict[str, float]:
+    """Returns loss and metrics of a part of the data.
+
+    Args:
+        model: compiled.
+        batches: batches of that part.
+        prefix: prefix of the names, such as "test_".
+    """
+    logs = model.evaluate(batches, return_dict=True, verbose=0)
+    return {prefix + name: float(value) for name, value in logs.items() if name != KEY}
+
+
+def _write_predictions(
+    folder: "Folder",
+    model: keras.Model,
+    data: DataBundle,
+    test: WholeBatches | None,
+    validation: WholeBatches | None,
+) -> None:
+    """Writes predictions.json and draws predictions of the test or else the validation part."""
+    batches = test or validation
+    assert batches is not None
+    path = folder.path
+    source = batches.loader.maker.source
+    logits = model.predict(batches, verbose=0)[: batches.samples]
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    part = "validation" if test is None else "test"
+    content = predictions(part, source, shares, data.class_names)
+    folder.write_json("predictions.json", content)
+    plots.confusion(path / "confusion.png", source.labels, logits.argmax(-1), data.class_names)
+    indices = plots.spread(len(source), _IMAGES)
+    images, labels = source.batch(indices)
+    shown = [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images]
+    plots.predictions(path / "predictions.png", shown, labels, shares[indices], data.class_names)
+
+
+def predictions(part: str, source: Any, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the content of predictions.json: confusions, and images of mistakes.
+
+    Args:
+        part: part of the data, such as "test".
+        source: a `kmodels.data` source of images.
+        shares: (n, classes), predicted probabilities.
+        names: names of the classes.
+
+    Returns:
+        Plain values: counts of (class, predicted class), and groups of images as data URLs.
+    """
+    labels, predicted = np.asarray(source.labels), shares.argmax(-1)
+    confidence = shares.max(-1)
+    wrong, right = np.flatnonzero(predicted != labels), np.flatnonzero(predicted == labels)
+    wrong = wrong[np.argsort(-confidence[wrong], kind="stable")]
+    right = right[np.argsort(confidence[right], kind="stable")]
+    narrow = right[:MOST_IMAGES]
+    if len(wrong) <= 2 * MOST_IMAGES:
+        groups = [("all", wrong), ("narrow", narrow)]
+    else:
+        unsure = wrong[::-1][:MOST_IMAGES]
+        groups = [("sure", wrong[:MOST_IMAGES]), ("unsure", unsure), ("narrow", narrow)]
+    pairs, counts = np.unique(np.stack([labels, predicted], 1), axis=0, return_counts=True)
+    return {
+        "part": part,
+        "samples": len(labels),
+        "right": len(right),
+        "classes": [str(name) for name in names],
+        "confusions": np.concatenate([pairs, counts[:, None]], 1).tolist(),
+        "groups": {
+            kind: _images(source, indices, shares, names)
+            for kind, indices in groups
+            if len(indices)
+        },
+    }
+
+
+def _images(
+    source: Any, indices: np.ndarray, shares: np.ndarray, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    images, labels = source.batch(indices)
+    entries = []
+    for image, label, row in zip(images, labels, shares[indices], strict=True):
+        second, first = np.argsort(row)[-2:] if len(row) > 1 else (0, 0)
+        entries.append(
+            {
+                **_image(np.asarray(image)),
+                "label": str(names[label]),
+                "said": str(names[first]),
+                "second": str(names[second]),
+                "confidence": round(float(row[first]), 4),
+                "label_share": round(float(row[label]), 4),
+            }
+        )
+    return entries
+
+
+def _image(pixels: np.ndarray) -> dict[str, Any]:
+    from PIL import Image
+
+    whole = np.clip(np.rint(pixels), 0, 255).astype("uint8")
+    image = Image.fromarray(whole[..., 0] if whole.shape[-1] == 1 else whole[..., :3])
+    image.thumbnail((MOST_SIDE, MOST_SIDE))
+    # Photographs are smaller as JPEG, drawings and digits as PNG.
+    kind = "JPEG" if image.mode == "RGB" and max(image.size) >= 64 else "PNG"
+    encoded = io.BytesIO()
+    image.save(encoded, kind, **({"quality": 85} if kind == "JPEG" else {}))
+    data = base64.b64encode(encoded.getvalue()).decode()
+    return {"image": f"data:image/{kind.lower()};base64,{data}", "side": max(image.size)}
+
+
+def report_masks(
+    folder: "Folder",
+    model: keras.Model,
+    data: DataBundle,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+    preprocessor: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluates a segmenter, draws predictions, and writes result.json and the model.
+
+    Args:
+        folder: directory of the run.
+        model: compiled, in its final state.
+        data: images with masks, of `open_masks`.
+        runner: the training; None if the run only evaluates.
+        validation: batches of `data.validation`.
+        test: batches of `data.test`.
+        preprocessor: preprocessor of raw images, saved with the model.
+
+    Returns:
+        The content of result.json.
+    """
+    metrics = final_metrics(model, runner, validation, test)
+    model.preprocessor = preprocessor
+    part = data.validation if data.test is None else data.test
+    if part is not None:
+        console.working("drawing example predictions")
+        _draw_masks(folder, model, part, data.class_names)
+    return _finish(folder, model, metrics, runner, "mean_iou")
+
+
+def _draw_masks(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:
+    images, truth = source.batch(plots.spread(len(source), _MASKS))
+    predicted = model.segment(list(images))
+    images = [np.clip(np.asarray(x, "float32") / 255, 0, 1) for x in images]
+    path = folder.path / "predictions.png"
+    plots.masks(path, images, list(truth), predicted, names)

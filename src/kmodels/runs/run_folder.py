@@ -18,7 +18,7 @@ from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
 from kmodels.runs import history
 
-# Suffixes of metrics that are better the larger they are; of others the smallest is the best.
+# Suffixes of metrics whose largest value is the best; of other metrics it is the smallest.
 MORE_IS_BETTER = ("accuracy", "margin")
 # By class of the model: the command that uses it, and the last line of an example in Python.
 _PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
@@ -248,7 +248,7 @@ def joined_processes() -> Any:
 
 
 def model_in(path: str) -> str:
-    """Returns where the model of a run lies, or the path itself if it is not of a run.
+    """Returns the directory of the model of a run; any other path is returned as it is.
 
     Raises:
         InputError: for a run that has no model yet.
@@ -260,11 +260,11 @@ def model_in(path: str) -> str:
         return str(folder / "model")
     if (folder / "adapter").is_dir() and (folder / "history.csv").is_file():
         raise InputError(
-            f"{path} has an adapter and no merged model; give the base model with --adapter "
+            f"{path} has an adapter but no merged model; give the base model with --adapter "
             f"{folder / 'adapter'}"
         )
     if (folder / "checkpoints").is_dir():
-        raise InputError(f"{path} is a run that has not ended; continue it with --resume")
+        raise InputError(f"{path} is an unfinished run; continue it with --resume")
     return path
 
 
@@ -396,8 +396,8 @@ class Run:
         }
 
     def _first(self, *names: str) -> Any:
-        found = (held.get(name) for held in (self.notes, self.result) for name in names)
-        return next(filter(None, found), None)
+        values = (file.get(name) for file in (self.notes, self.result) for name in names)
+        return next(filter(None, values), None)
 
 
 def more_is_better(name: str) -> bool:
@@ -435,10 +435,10 @@ def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
         return
     known = range(len(predictions["classes"]))
     if not known or any(x not in known for row in predictions["confusions"] for x in row[:2]):
-        raise InputError(f"{path} does not say what each image and class was taken for")
+        raise InputError(f"{path} has confusions of classes that it does not list; write it again")
 
 
 def _json(path: Path, shape: Shape) -> dict[str, Any]:
     """Returns the object in a file without null values, {} if there is no file."""
-    found = read_json(path, shape) if path.is_file() else {}
-    return {name: value for name, value in found.items() if value is not None}
+    content = read_json(path, shape) if path.is_file() else {}
+    return {name: value for name, value in content.items() if value is not None}

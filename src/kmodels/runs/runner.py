@@ -21,7 +21,7 @@ from kmodels.training.loop import run_request
 from kmodels.training.optim.schedules import WarmupSchedule
 from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
 
-# So many skipped steps in a row are no accident: the weights themselves are not finite.
+# After this many skipped steps in a row the weights themselves must be NaN or infinite.
 MOST_SKIPPED = 50
 # Steps after the first one that are timed to estimate the duration of the run.
 EARLY_STEPS = 4
@@ -33,16 +33,16 @@ class Runner(FitCallback):
     Args:
         model: compiled with `kmodels.training.AdamW`.
         folder: folder of the run, which receives `checkpoints/` and `history.csv`.
-        loader: training batches by (epoch, number), such as `kmodels.data.ImageLoader`: it has
-            `set_epoch(epoch, skip)`. All batches have the same size.
+        loader: training batches by (epoch, number) and of one size, such as
+            `kmodels.data.ImageLoader`.
         validation: `validation_data` of `fit`, or None.
         schedule: learning rate schedule of the optimizer, over the steps of the whole run.
         batch_size: images per batch.
-        log_every: steps between two fetches of the losses.
-        checkpoint_every: steps between two checkpoints, or seconds as in "300s"; 0 makes one after
+        log_every: steps between fetches of the losses.
+        checkpoint_every: steps between checkpoints, or seconds as in "300s"; 0 makes one after
             each epoch.
         keep: number of newest checkpoints to keep, besides the best.
-        best: log of an epoch whose best checkpoint is kept, or None.
+        best: log of an epoch that chooses the best checkpoint, which is kept too, or None.
         settings: plain values that a resumed run must share; saved in state.json.
         resume: continues from the newest checkpoint that verifies.
         origin: where frozen weights came from; saved in state.json with their hash.
@@ -52,7 +52,6 @@ class Runner(FitCallback):
 
     Attributes:
         epoch: finished epochs.
-        batch: finished batches of the running epoch.
         step: finished batches of the run.
         history: rows of history.csv.
         speed: measured times of the steps of this process.
@@ -88,10 +87,9 @@ class Runner(FitCallback):
             plan.check(model)
         # Over a mesh each process trains on its rows of every batch.
         self.feed = pipeline(loader, None if plan is None else plan.rule())
-        self.trained, self.loader, self.validation = model, self.feed.source.data, validation
-        self.total_steps, self.batch_size = schedule.total_steps, batch_size
-        self.log_every = max(log_every, 1)
-        self.loader.set_epoch(0, 0)
+        self.feed.clock.parameter = self.feed.clock.parameter and "--workers"
+        self.trained, self.validation, self.batch_size = model, validation, batch_size
+        self.total_steps, self.log_every = schedule.total_steps, max(log_every, 1)
         self.steps_per_epoch: int = self.feed.num_batches or 0
         self.epochs = math.ceil(self.total_steps / self.steps_per_epoch)
         self.checkpoint = Checkpoint(
@@ -108,11 +106,11 @@ class Runner(FitCallback):
         if self.checkpoint.prepare(model, self.steps_per_epoch) is None and resume:
             directory = console.short(self.checkpoint.directory)
             console.say(f"no checkpoint in {directory}; starting from the beginning")
-        begun = self.checkpoint.began_with
-        self.epoch, self.batch, self.step = begun.epoch, begun.batch, begun.step
-        # A run that ends within an epoch has an evaluation and a row for it all the same.
-        cut = self.batch > 0
-        self._unfinished = self.step < self.total_steps or (cut and not begun.validated)
+        start = self.checkpoint.began_with
+        self.epoch, self.step = start.epoch, start.step
+        # A run that ends within an epoch also evaluates and writes a row for that epoch.
+        cut = start.batch > 0
+        self._unfinished = self.step < self.total_steps or (cut and not start.validated)
         done = self.epoch + (cut and not self._unfinished)
         writes = processes.is_rank_zero()
         self.history = History(folder / "history.csv", self.step, done, writes)
@@ -121,10 +119,7 @@ class Runner(FitCallback):
             console.say(f"logging to {log_to}: {tracker.shown_by}")
         self.progress = Progress(self.total_steps, self.step, self.epochs)
         self.speed = Speed(batch_size)
-        if self.feed.clock.parameter is not None:
-            self.feed.clock.parameter = "--workers"
-        self._waited = False
-        self._skips = getattr(model.optimizer, "skip_non_finite", False)
+        self._advised = False
         self._skipped_in_a_row = 0
         # Losses on the device, of the steps since the last fetch.
         self._pending: list[Any] = []
@@ -138,23 +133,17 @@ class Runner(FitCallback):
             Interrupted: after a signal, when the state is saved.
             InputError: if the loss is not finite; no checkpoint holds that state.
         """
-        model = self.trained
-        self.loader.set_epoch(self.epoch, 0)
-        callbacks = [self, self.checkpoint]
-        steps = self.steps_per_epoch
+        model, epochs = self.trained, self.epochs
+        callbacks = StepCallbacks(
+            [self, self.checkpoint], model, epochs=epochs, steps=self.steps_per_epoch
+        )
+        options = {"epochs": epochs, "callbacks": callbacks, "shuffle": False, "verbose": 0}
+        held_out = self.validation
+        request = FitRequest.of(Method.FIT, x=self.feed, validation_data=held_out, **options)
         try:
             if self._unfinished:
                 self.progress.start()
                 with self.checkpoint.preemption.listen():
-                    request = FitRequest.of(
-                        Method.FIT,
-                        x=self.feed,
-                        validation_data=self.validation,
-                        epochs=self.epochs,
-                        callbacks=StepCallbacks(callbacks, model, epochs=self.epochs, steps=steps),
-                        shuffle=False,
-                        verbose=0,
-                    )
                     run_request(model, request)
         except Exception as error:
             if is_out_of_memory(error):
@@ -173,7 +162,7 @@ class Runner(FitCallback):
 
     @property
     def skipped(self) -> int:
-        """Returns the number of steps that were skipped since a gradient was not finite."""
+        """Returns the number of steps that were skipped because a gradient was not finite."""
         count = getattr(self.trained.optimizer, "skipped", None)
         return 0 if count is None else int(keras.ops.convert_to_numpy(count.value))
 
@@ -184,14 +173,12 @@ class Runner(FitCallback):
         self.speed.start()
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Sets the epoch of the loader."""
-        if epoch != self.epoch:
-            self.epoch, self.batch = epoch, 0
-        self.loader.set_epoch(epoch, 0)
+        """Starts the clock of an epoch."""
+        self.epoch = epoch
         self._epoch_started = perf_counter()
         if self.speed.windows:
             self.speed.start()
-            self.progress.doing(f"epoch {epoch + 1}/{self.epochs}")
+            self._show_epoch()
 
     def go_on(self) -> None:
         """Starts the clock of an epoch that was cut, unless all steps are done."""
@@ -202,11 +189,10 @@ class Runner(FitCallback):
         """Keeps the loss on the device, and fetches the losses every `log_every` steps."""
         self._pending.append(logs[KEY])  # type: ignore[index]
         self.step += 1
-        self.batch += 1
-        ends = self.batch == self.steps_per_epoch or self.step == self.total_steps
-        # The first step is compiled; the next ones tell how long the run will take.
-        windows = len(self.speed.windows)
-        early = not windows or (windows == 1 and len(self._pending) == EARLY_STEPS)
+        windows, count = len(self.speed.windows), len(self._pending)
+        # The first step is compiled; the next ones give the estimate of the duration.
+        early = windows == 0 or (windows == 1 and count == EARLY_STEPS)
+        ends = self.step % self.steps_per_epoch == 0 or self.step == self.total_steps
         if self.step % self.log_every == 0 or early or ends:
             self._fetch()
         self._stop_at_end()
@@ -215,29 +201,32 @@ class Runner(FitCallback):
         """Evaluates the moving average of the weights if there is one."""
         self.progress.doing("validation")
         self.trained.optimizer.swap_average()
-        self._validation_begun = perf_counter()
+        self._validation_started = perf_counter()
 
     def on_test_end(self, logs: Logs = None) -> None:
         """Continues with the weights themselves."""
-        self.speed.validation = perf_counter() - self._validation_begun
+        self.speed.validation = perf_counter() - self._validation_started
         self.trained.optimizer.swap_average()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Writes and shows the row of the epoch."""
         seconds = perf_counter() - self._epoch_started
         numbers = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
-        # The epoch may have had all of its steps in a former process.
+        # An earlier process may have run all steps of the epoch.
         speed = self.speed.samples_per_s if self.speed.windows else None
         self.history.add_epoch(epoch + 1, self.step, numbers, seconds, speed)
         self.progress.epoch(epoch + 1, numbers, speed, self._seconds_left)
         line = self.feed.clock.line()  # It ends the epoch's count, too.
-        if line is not None and not self._waited:
-            self._waited = True
+        if line is not None and not self._advised:
+            self._advised = True
             self.progress.say(line)
 
     def _stop_at_end(self) -> None:
-        if self.step == self.total_steps and self.batch < self.steps_per_epoch:
+        if self.step == self.total_steps and self.step % self.steps_per_epoch:
             self.trained.stop_training = True
+
+    def _show_epoch(self) -> None:
+        self.progress.doing(f"epoch {self.epoch + 1}/{self.epochs}")
 
     def _write_history(self) -> None:
         # The rows are on the disk before the checkpoint that counts them.
@@ -261,21 +250,22 @@ class Runner(FitCallback):
             raise self.checkpoint.not_finite(losses[bad], first + bad, rates[bad], last)
         self.progress.update(self.step, losses[-1], self._seconds_left)
         if len(self.speed.windows) == 1:
-            self.progress.doing(f"epoch {self.epoch + 1}/{self.epochs}")
+            self._show_epoch()
         elif len(self.speed.windows) == 2:
             self.progress.estimate(self.total_steps - self.step, self._seconds_left, self.speed)
 
     def _first_bad(self, first: int, losses: list[float]) -> int | None:
         """Returns the index of the first loss that ends the run since it is not finite, or None."""
-        bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        if bad is None or not self._skips:
-            self._skipped_in_a_row = 0
-            return bad
-        finite = [n for n, loss in enumerate(losses) if math.isfinite(loss)]
-        before = 0 if finite else self._skipped_in_a_row
-        self._skipped_in_a_row = before + len(losses) - 1 - max(finite, default=-1)
-        self.progress.say(f"step {first + bad} was not finite and was skipped")
-        return bad if self._skipped_in_a_row >= MOST_SKIPPED else None
+        finite = [math.isfinite(loss) for loss in losses]
+        trailing = [*reversed(finite), True].index(True)
+        self._skipped_in_a_row = trailing + (0 if any(finite) else self._skipped_in_a_row)
+        if all(finite):
+            return None
+        bad = finite.index(False)
+        if getattr(self.trained.optimizer, "skip_non_finite", False):
+            self.progress.say(f"step {first + bad} was not finite and was skipped")
+            return bad if self._skipped_in_a_row >= MOST_SKIPPED else None
+        return bad
 
     @property
     def _seconds_left(self) -> float:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
 from kmodels.core.shown import HIDDEN
-from kmodels.runs.command_line import invoke
+from kmodels.runs.command_line import GroupedCommand, invoke
 from kmodels.runs.trackers import MODULES
 
 # The groups of --help and their flags; other flags are in the group "Options".
@@ -53,24 +52,6 @@ GROUPS = {
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
 
 
-class _Grouped(TyperCommand):
-    """A command whose --help has a section for each group, as plain text.
-
-    Typer draws panels with rich, which would interpret descriptions as markup.
-    """
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the sections, in the order of `GROUPS`."""
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, "Options")}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                groups[getattr(parameter, "rich_help_panel", None) or "Options"].append(record)
-        for group, records in groups.items():
-            if records:
-                with formatter.section(group):
-                    formatter.write_dl(records)
-
-
 def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
     """Returns a field of a recipe's settings; its annotation decides the type of the flag.
 
@@ -90,23 +71,27 @@ class Common:
     """The flags of every recipe."""
 
     batch_size: int = flag(64, "examples per step, over all devices")
-    steps: int | None = flag(None, "batches in all, instead of epochs")
+    steps: int | None = flag(None, "steps in total, instead of epochs")
     precision: str = flag("float32", "dtype policy", choices=("float32", "mixed_bfloat16"))
     matmul_precision: str = flag(
         "default",
         "precision of float32 matrix products (TF32 on GPUs)",
         choices=("highest", "high", "default"),
     )
-    memory_fraction: float | None = flag(None, "share of an accelerator's memory to use")
-    mesh: str | None = flag(None, "devices, as in data=4, fsdp=8 or data=2,model=2")
-    workers: int = flag(0, "processes that prepare batches; with --on those that train")
+    memory_fraction: float | None = flag(None, "share of the accelerator's memory to use")
+    mesh: str | None = flag(None, "device mesh, e.g. data=4, fsdp=8 or data=2,model=2")
+    workers: int = flag(0, "processes that prepare batches; with --on, processes that train")
     seed: int = flag(0, "random seed for initial weights, shuffling, augmentation and dropout")
-    out: str | None = flag(None, "directory of the run; runs/<recipe>-<time> by default")
+    out: str | None = flag(None, "directory of the run; default: runs/<recipe>-<time>")
     resume: bool = flag(False, "continue from the newest checkpoint in --out, or of the newest run")
-    evaluate: bool = flag(False, "only evaluate the newest checkpoint in --out, or else --weights")
-    checkpoint_every: str = flag("0", "steps between checkpoints, or 300s; 0 makes one per epoch")
+    evaluate: bool = flag(
+        False, "only evaluate the newest checkpoint in --out, or --weights if there is none"
+    )
+    checkpoint_every: str = flag(
+        "0", "steps or seconds (300s) between checkpoints; 0: one per epoch"
+    )
     keep: int = flag(2, "newest checkpoints to keep")
-    log_every: int = flag(10, "steps between fetching and writing losses")
+    log_every: int = flag(10, "steps between fetches of the losses")
     log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
     on: str | None = flag(None, "run on a cluster", choices=("ray",))
     resources: str = flag("CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4")
@@ -137,14 +122,14 @@ def parse(
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
-    given = _given(settings, defaults, argv, description, program)
-    if recipe and given.get("resume") and not given.get("out"):
-        given["out"] = _newest_run(recipe)
-    if given.get("out") and (given.get("resume") or given.get("evaluate")):
-        former = _former(local_path(given["out"]) / "config.json", defaults)
-        _check_whole_addresses(former, given)
+    flags = _flags(settings, defaults, argv, description, program)
+    if recipe and flags.get("resume") and not flags.get("out"):
+        flags["out"] = _newest_run(recipe)
+    if flags.get("out") and (flags.get("resume") or flags.get("evaluate")):
+        former = _former(local_path(flags["out"]) / "config.json", defaults)
+        _check_whole_addresses(former, flags)
         defaults |= former
-    return settings(**{**defaults, **given})
+    return settings(**{**defaults, **flags})
 
 
 def _defaults(settings: type) -> dict[str, Any]:
@@ -157,7 +142,7 @@ def _defaults(settings: type) -> dict[str, Any]:
     }
 
 
-def _given(
+def _flags(
     settings: type,
     defaults: dict[str, Any],
     argv: Sequence[str] | None,
@@ -167,11 +152,11 @@ def _given(
     """Returns the values of the flags on the command line."""
 
     def collect(context: typer.Context, **values: object) -> dict[str, Any]:
-        def stands(name: str) -> bool:
+        def is_given(name: str) -> bool:
             source = context.get_parameter_source(name)
             return source is not None and source.name == "COMMANDLINE"
 
-        return {name: value for name, value in values.items() if stands(name)}
+        return {name: value for name, value in values.items() if is_given(name)}
 
     # Typer reads the signature of a function; the fields make this one.
     function: Any = collect
@@ -186,15 +171,15 @@ def _given(
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     names = {"help_option_names": ["-h", "--help"]}
     text = _examples_as_they_are(description)
-    app.command(cls=_Grouped, help=text, context_settings=names)(function)
-    given = invoke(app, argv, program)
-    if not isinstance(given, dict):  # --help returns an exit code
-        raise SystemExit(given)
-    return given
+    app.command(cls=GroupedCommand, help=text, context_settings=names)(function)
+    values = invoke(app, argv, program)
+    if not isinstance(values, dict):  # --help returns an exit code
+        raise SystemExit(values)
+    return values
 
 
 def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter]:
-    hints, found = typing.get_type_hints(settings), []
+    hints, options = typing.get_type_hints(settings), []
     order = {name: number for number, name in enumerate(_GROUP_OF)}
     fields = dataclasses.fields(settings)
     for field in sorted(fields, key=lambda field: order.get(field.name, len(order))):
@@ -204,7 +189,7 @@ def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter
         # A switch that is off by default needs no flag to turn it off.
         name = [f"--{field.name.replace('_', '-')}"] if kind is bool and not default else []
         shown = "" if default in (None, "", False) else f" (default: {default})"
-        found.append(
+        options.append(
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -220,7 +205,7 @@ def _options(settings: type, defaults: dict[str, Any]) -> list[inspect.Parameter
                 ],
             )
         )
-    return found
+    return options
 
 
 def _examples_as_they_are(description: str) -> str:
@@ -231,40 +216,42 @@ def _examples_as_they_are(description: str) -> str:
 
 def _newest_run(recipe: str) -> str:
     """Returns the directory in runs/ with the newest checkpoint of the recipe."""
-    found = [
+    runs = [
         (max(step.stat().st_mtime for step in steps), str(file.parent))
         for file in Path("runs").glob("*/config.json")
         if (steps := list(file.parent.glob("checkpoints/step_*")))
         and read_json(file).get("recipe") == recipe
     ]
-    if not found:
+    if not runs:
         raise InputError(
-            f"--resume finds no run of {recipe} with a checkpoint in {Path('runs').resolve()}; "
-            "give its directory by --out"
+            f"--resume found no run of {recipe} with a checkpoint in {Path('runs').resolve()}; "
+            "give its directory with --out"
         )
-    out = max(found)[1]
+    out = max(runs)[1]
     print(f"--resume continues with {out}, the newest run of {recipe}", flush=True)
     return out
 
 
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the continued run, except those of a single call."""
-    found = read_json(file) if file.exists() else {}
-    return {k: v for k, v in found.items() if k in known and k not in ("out", "resume", "evaluate")}
+    config = read_json(file) if file.exists() else {}
+    return {
+        k: v for k, v in config.items() if k in known and k not in ("out", "resume", "evaluate")
+    }
 
 
-def _check_whole_addresses(former: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raises InputError for an address whose password was not saved and is not given again."""
-    for name in former.keys() - given.keys():
+def _check_whole_addresses(former: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Raises InputError if an address lost its password and is not given again."""
+    for name in former.keys() - flags.keys():
         if HIDDEN in (value := str(former[name])) and ":/" in value:
             flag = name.replace("_", "-")
             raise InputError(
-                f"--{flag} was {value}, and the run keeps no passwords; give --{flag} again"
+                f"--{flag} was {value}, and passwords are not saved; give --{flag} again"
             )
 
 
 def given(**values: object) -> dict[str, Any]:
-    """Returns the values that are not None: without a flag the preset's value applies."""
+    """Returns the values that are not None, so that the preset decides the others."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -295,6 +282,6 @@ def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
         values = ()
     if len(values) != count:
         raise InputError(
-            f"--{name.replace('_', '-')} is {text!r}; give {count} numbers, a comma between them"
+            f"--{name.replace('_', '-')} is {text!r}; give {count} numbers separated by commas"
         )
     return tuple(int(value) if value == int(value) else value for value in values)

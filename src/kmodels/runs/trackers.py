@@ -1,8 +1,8 @@
 """Experiment trackers that `--log-to` names: TensorBoard, Weights & Biases, MLflow and Trackio.
 
-Each gets what history.csv gets: rows by step as `batch/loss` and rows by epoch as `epoch/val_loss`,
-as Keras' callbacks name them, and the results at the end as `result/accuracy`. A resumed run
-continues the tracker's run. The tracker's own settings say where it sends its data: WANDB_MODE,
+Each gets the rows of history.csv: steps as `batch/loss` and epochs as `epoch/val_loss`, as Keras'
+callbacks name them, and the results at the end as `result/accuracy`. A resumed run continues the
+tracker's run. The tracker's own settings decide where it sends its data: WANDB_MODE,
 WANDB_PROJECT, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, TRACKIO_DIR and so on.
 """
 
@@ -22,9 +22,9 @@ from kmodels.core.schema import read_json
 from kmodels.core.shown import shown
 
 PROJECT = "kmodels"
-# The run's id with the tracker, beside config.json, by which a resumed run finds it.
+# The tracker's id of the run, for a resumed run; next to config.json.
 ID_FILE = "tracker.json"
-# A tracker's module, and the extra that brings it.
+# The module of each tracker; the extra has the tracker's name.
 MODULES = {
     "tensorboard": "tensorboardX",
     "wandb": "wandb",
@@ -38,7 +38,7 @@ class Tracker(Protocol):
     """A tracker of one run.
 
     Attributes:
-        run_id: what the tracker calls the run.
+        run_id: id of the run in the tracker.
         shown_by: command or address that shows the run.
     """
 
@@ -55,7 +55,7 @@ class Tracker(Protocol):
 
 
 def check(name: str) -> None:
-    """Tells before a run begins whether its tracker is installed.
+    """Checks before a run begins that its tracker is installed.
 
     Args:
         name: a key of `MODULES`.
@@ -71,19 +71,19 @@ def check(name: str) -> None:
 
 
 def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tracker:
-    """Begins a tracker's run, or continues the one that this folder has begun.
+    """Starts a tracker's run, or continues the one of this folder.
 
     Args:
         name: a key of `MODULES`.
         folder: folder of the run; its name becomes the run's.
         settings: the recipe's settings.
-        step: steps that were made before, which this run may repeat.
+        step: finished steps of the resumed run.
 
     Returns:
-        The tracker, which `finish` closes.
+        The tracker; `finish` closes it.
 
     Raises:
-        InputError: where the tracker refuses, as without an account.
+        InputError: if the tracker cannot start, for example without an account.
     """
     global _open
     check(name)
@@ -91,8 +91,8 @@ def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tr
     try:
         tracker = _TRACKERS[name](folder, shown(dict(settings)), known.get(name), step)
     except Exception as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"--log-to {name} cannot start: {said}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"--log-to {name} cannot start: {reason}") from error
     text = json.dumps({**known, name: tracker.run_id}, indent=1) + "\n"
     atomic_write(folder / ID_FILE, lambda path: path.write_text(text))
     _open = tracker
@@ -104,7 +104,7 @@ def log_rows(tracker: Tracker, rows: list[dict[str, Any]]) -> None:
 
     Args:
         tracker: the tracker of the run.
-        rows: rows as `History.add` takes them.
+        rows: as in `History.add`.
     """
     for row in rows:
         part = "batch" if row["row"] == "step" else "epoch"
@@ -119,9 +119,9 @@ def finish(folder: Path) -> None:
         folder: folder of the run.
     """
     if _open is not None:
-        found = _read(folder / "result.json")
-        metrics = {f"result/{name}": value for name, value in found.get("metrics", {}).items()}
-        _open.log(metrics, found.get("steps", 0))
+        result = _read(folder / "result.json")
+        metrics = {f"result/{name}": value for name, value in result.get("metrics", {}).items()}
+        _open.log(metrics, result.get("steps", 0))
         _end(0)
 
 
@@ -145,15 +145,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class _TensorBoard:
-    """Event files in the run's folder, by tensorboardX: Keras' own callback needs TensorFlow."""
+    """Event files in the run's folder, by tensorboardX; Keras' callback needs TensorFlow."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], run_id: str | None, step: int):
         from tensorboardX import SummaryWriter
 
         self.run_id = "tensorboard"
         directory = str(folder / self.run_id)
-        # Steps after a checkpoint are made again; TensorBoard drops what it had of them. Files are
-        # named by the second, so a quick resume would replace the first without a suffix.
+        # Steps after a checkpoint run again; TensorBoard drops its rows of them. Files are named by
+        # the second, so without a suffix a quick resume would replace the first one.
         purge = step + 1 if run_id else None
         self._writer = SummaryWriter(directory, purge_step=purge, filename_suffix=f".{step}")
         self._writer.add_text("settings", f"```json\n{json.dumps(settings, indent=1)}\n```", step)
@@ -203,8 +203,8 @@ class _MLflow:
         self._client, self._metric = MlflowClient(), Metric
         if run_id is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-            found = self._client.get_experiment_by_name(name)
-            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            known = self._client.get_experiment_by_name(name)
+            experiment = known.experiment_id if known else self._client.create_experiment(name)
             run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
             params = [Param(key, str(value)) for key, value in settings.items()]
             self._client.log_batch(run_id, params=params)
@@ -217,8 +217,8 @@ class _MLflow:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        found = [self._metric(name, float(value), now, step) for name, value in metrics.items()]
-        self._client.log_batch(self.run_id, metrics=found)
+        rows = [self._metric(name, float(value), now, step) for name, value in metrics.items()]
+        self._client.log_batch(self.run_id, metrics=rows)
 
     def finish(self, code: int) -> None:
         self._client.set_terminated(self.run_id, "FINISHED" if code == 0 else "FAILED")
@@ -231,7 +231,7 @@ class _Trackio:
         import trackio
 
         resume = "allow" if run_id else "never"
-        # It prints several lines, of which `shown_by` says what matters.
+        # It prints several lines; `shown_by` has the important one.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 PROJECT, name=run_id or folder.name, config=settings, resume=resume, embed=False

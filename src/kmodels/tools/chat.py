@@ -1,4 +1,4 @@
-"""A chat with a model: its messages, replies, and the terminal or pipe that shows them."""
+"""A chat with a model, in the terminal or through a pipe."""
 
 import logging
 import sys
@@ -23,9 +23,9 @@ from kmodels.models.common.chat_prompts import ChatPrompts
 
 COMMANDS = {
     "/exit": "ends the chat, as Ctrl-D does",
-    "/clear": "forgets what was said",
+    "/clear": "starts a new chat",
     "/image": "adds an image to the next question: /image FILE",
-    "/help": "shows these lines",
+    "/help": "lists the commands",
 }
 PROMPT = "> "
 STOPPED = 130
@@ -36,7 +36,7 @@ class Conversation:
     """A chat with one model.
 
     Args:
-        model: the model, with a preprocessor that writes chats.
+        model: the model, with a preprocessor that has a chat format.
         system: text of a system message, or None.
         max_new_tokens: largest number of tokens of a reply.
         values: variables of the chat template.
@@ -81,8 +81,8 @@ class Conversation:
     def ask(self, text: str, show: Callable[[str], None]) -> str:
         """Returns the reply to a message and adds both to the chat.
 
-        If Ctrl-C stops the reply, the part so far is kept; if there is none, the chat does not
-        change.
+        If Ctrl-C stops the reply, the chat keeps the part so far; if there is none, the chat does
+        not change.
 
         Args:
             text: message of the user.
@@ -98,20 +98,20 @@ class Conversation:
             pieces.append(piece)
             show(piece)
 
-        said = [*self.messages, question(text, self.images)]
+        messages = [*self.messages, question(text, self.images)]
         try:
             settings = {"max_new_tokens": self.max_new_tokens, "stream": stream, **self.drafts}
             settings["stop"] = self.stop
-            reply = self.model.chat(said, **settings, **self.values)
+            reply = self.model.chat(messages, **settings, **self.values)
         except KeyboardInterrupt:
             if pieces:
-                self._answered(said, "".join(pieces))
+                self._answered(messages, "".join(pieces))
             raise
-        self._answered(said, reply)
+        self._answered(messages, reply)
         return reply
 
-    def _answered(self, said: list[dict[str, Any]], reply: str) -> None:
-        self.messages = [*said, {"role": "assistant", "content": reply}]
+    def _answered(self, messages: list[dict[str, Any]], reply: str) -> None:
+        self.messages = [*messages, {"role": "assistant", "content": reply}]
         self.images = []
 
     def is_cut(self, reply: str) -> bool:
@@ -190,9 +190,11 @@ def open_conversation(
     if prompt_lookup_num_tokens is not None:
         check_whole("--prompt-lookup-num-tokens", prompt_lookup_num_tokens)
         if assistant is not None:
-            raise InputError("--assistant and --prompt-lookup-num-tokens: give one of them")
-    given = {name: value for name, value in (sampling or {}).items() if value is not None}
-    Sampler(**given)  # checks the values
+            raise InputError(
+                "--assistant and --prompt-lookup-num-tokens exclude each other; give one of them"
+            )
+    changes = {name: value for name, value in (sampling or {}).items() if value is not None}
+    Sampler(**changes)  # checks the values
     cls: Any = presets.causal_lm_of(path, whole=True)
     text = cls.preprocessor_class.from_preset(path)
     check_images(text, images, "--image", cls.__name__)
@@ -203,8 +205,8 @@ def open_conversation(
         its_text = helper.preprocessor_class.from_preset(assistant)
         if not same_tokens(text.tokenizer, its_text.tokenizer):
             raise InputError(
-                f"--assistant {assistant} has a tokenizer with other tokens than {path}; give a "
-                "model that has the same vocabulary"
+                f"--assistant {assistant} has another vocabulary than {path}; give a model with "
+                "the same one"
             )
         say(f"reading weights from {assistant}")
         with _quietly(say):
@@ -217,22 +219,22 @@ def open_conversation(
     if adapter is not None:
         say(f"reading the adapter {adapter}")
         model.load_adapter(adapter)
-    model.use_sampler(choose_sampler(model.generation_config, given))
+    model.use_sampler(choose_sampler(model.generation_config, changes))
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
     return Conversation(model, system, max_new_tokens, values or {}, stop, drafts, list(images))
 
 
-def choose_sampler(config: Mapping[str, Any], given: Mapping[str, Any]) -> Sampler:
+def choose_sampler(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Sampler:
     """Returns the sampler of a checkpoint's generation_config.json with some arguments changed.
 
     Args:
         config: content of generation_config.json; empty for greedy sampling.
-        given: arguments of `Sampler` that override it.
+        changes: arguments of `Sampler` that override it.
     """
-    held = sampler_of(config)
-    if held.greedy and not given.keys().isdisjoint(("top_k", "top_p", "min_p")):
-        held = replace(held, temperature=1.0)  # These arguments imply sampling.
-    return replace(held, **given)
+    sampler = sampler_of(config)
+    if sampler.greedy and not changes.keys().isdisjoint(("top_k", "top_p", "min_p")):
+        sampler = replace(sampler, temperature=1.0)  # These arguments imply sampling.
+    return replace(sampler, **changes)
 
 
 @contextmanager
@@ -242,12 +244,12 @@ def _quietly(say: Callable[[str], None]) -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(record=True) as found:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             yield
     finally:
         log.setLevel(level)
-    for warning in found:
+    for warning in caught:
         say(str(warning.message).splitlines()[0])
 
 
@@ -288,7 +290,7 @@ def _through_pipe(conversation: Conversation) -> int:
 
 def _on_terminal(conversation: Conversation, console: Console) -> int:
     try:
-        # Its import adds editing and history to the prompt; some systems do not have it.
+        # Its import adds editing and history to the prompt; some systems lack it.
         import readline  # noqa: F401
     except ImportError:
         pass

@@ -4,10 +4,9 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
-from typer.core import TyperCommand
 
 from kmodels import __version__
 from kmodels.core.backend_choice import check_backend
@@ -15,7 +14,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
 from kmodels.core.shown import shown
 from kmodels.runs import console, recipe
-from kmodels.runs.command_line import checked_output, invoke
+from kmodels.runs.command_line import GroupedCommand, checked_output, invoke, option
 from kmodels.tools import use
 
 app = typer.Typer(
@@ -27,19 +26,36 @@ app = typer.Typer(
 )
 
 
-class BackendCommand(TyperCommand):
-    """A command that needs a backend, which it looks for once its flags are read.
+class BackendCommand(GroupedCommand):
+    """A command that needs a backend, which it checks after its flags are parsed.
 
     So --help works without one, and a wrong flag is reported before a wrong backend.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command, or raises `InputError` where Keras cannot have the backend."""
+        """Runs the command, or raises `InputError` if Keras cannot use the backend."""
         check_backend()
         return super().invoke(ctx)
 
 
 command = functools.partial(app.command, cls=BackendCommand)
+
+# Parameters that several commands share.
+Preset: TypeAlias = Annotated[str, typer.Argument(help="A registered name or a directory.")]
+BatchSize: TypeAlias = Annotated[int, option("Data", "Rows per step.")]
+SequenceLength: TypeAlias = Annotated[int, option("Data", "Tokens per row of text.")]
+ImageSize: TypeAlias = Annotated[int | None, option("Data", "Height and width in pixels.")]
+NumClasses: TypeAlias = Annotated[int | None, option("Data", "Number of classes of a classifier.")]
+Seed: TypeAlias = Annotated[int, option("Data", "Random seed of initial weights and data.")]
+Lora: TypeAlias = Annotated[
+    bool | None,
+    option("LoRA", "Adapters or all weights; default: adapters for texts.", "--lora/--full"),
+]
+Rank: TypeAlias = Annotated[int, option("LoRA", "LoRA rank.")]
+Limit: TypeAlias = Annotated[
+    float, option("Measurement", "Longest time for an answer of a process, in seconds.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def _show_version(asked: bool) -> None:
@@ -61,7 +77,7 @@ def _commands(
 
 
 def _add_recipe(name: str, summary: str) -> None:
-    """Adds a command that hands all its arguments, --help too, to a recipe."""
+    """Adds a command that passes all its arguments, including --help, to a recipe."""
     passed = {"allow_extra_args": True, "ignore_unknown_options": True}
 
     @app.command(name, help=summary, context_settings=passed, add_help_option=False)
@@ -80,54 +96,61 @@ command("generate")(use.generate)
 @command()
 def doctor(
     ops: Annotated[
-        bool, typer.Option("--ops", help="Also show each op: its override, or why it has none.")
+        bool,
+        typer.Option(
+            "--ops", help="Also show each op with its override, or the reason for having none."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show backend, versions, devices, precision, and how many ops run an override."""
     from kmodels.tools import doctor as checks
 
-    found = checks.report()
+    facts = checks.report()
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(facts, indent=1))
         return
     from rich.console import Console
 
-    checks.show(found, Console(markup=False, emoji=False), ops)
+    checks.show(facts, Console(markup=False, emoji=False), ops)
 
 
 @command()
 def plan(
-    preset: Annotated[str, typer.Option(help="A registered name or a directory.")],
-    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 8,
-    sequence_length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 512,
-    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes of a classifier.")
-    ] = None,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
-    lora: Annotated[
-        bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
-    ] = None,
-    rank: Annotated[int, typer.Option(help="LoRA rank.")] = 4,
-    targets: Annotated[str, typer.Option(help="Layers that get adapters.")] = "query,value",
+    preset: Annotated[str, option("Model", "A registered name or a directory.")],
+    precision: Annotated[str, option("Model", "float32, bfloat16 or mixed_*.")] = "float32",
+    batch_size: BatchSize = 8,
+    sequence_length: SequenceLength = 512,
+    image_size: ImageSize = None,
+    num_classes: NumClasses = None,
+    lora: Lora = None,
+    rank: Rank = 4,
+    targets: Annotated[str, option("LoRA", "Layers that get adapters.")] = "query,value",
     dora: Annotated[
-        bool, typer.Option("--dora", help="DoRA: train magnitude and direction separately.")
+        bool, option("LoRA", "DoRA: train magnitude and direction separately.", "--dora")
     ] = False,
-    quantize: Annotated[str | None, typer.Option(help="int8 or int4 for frozen kernels.")] = None,
-    remat: Annotated[str, typer.Option(help="none, block, attention or mlp.")] = "none",
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, lion, momentum or sgd.")] = "adamw",
-    accumulate: Annotated[int, typer.Option(help="Batches per update.")] = 1,
-    generate: Annotated[int, typer.Option(help="Tokens that generate keeps per row.")] = 0,
-    memory: Annotated[str | None, typer.Option(help="Memory of the device, such as 80GiB.")] = None,
-    mesh: Annotated[str | None, typer.Option(help="Devices, such as data=2,fsdp=8.")] = None,
+    quantize: Annotated[
+        str | None, option("LoRA", "int8 or int4 for the frozen base weights (QLoRA).")
+    ] = None,
+    optimizer: Annotated[str, option("Optimizer", "adamw, adam, lion, momentum or sgd.")] = "adamw",
+    accumulate: Annotated[int, option("Optimizer", "Batches per update.")] = 1,
+    remat: Annotated[
+        str, option("Memory", "Gradient checkpointing: none, block, attention or mlp.")
+    ] = "none",
+    generate: Annotated[
+        int, option("Memory", "Also show a KV cache for this number of tokens per row.")
+    ] = 0,
+    memory: Annotated[str | None, option("Memory", "Memory of the device, such as 80GiB.")] = None,
+    mesh: Annotated[str | None, option("Devices", "Mesh, such as data=2,fsdp=8.")] = None,
     accelerator: Annotated[
         bool | None,
-        typer.Option(
-            "--accelerator/--here", help="Count as on GPUs and TPUs; the default with a mesh."
+        option(
+            "Devices",
+            "Estimate for GPUs and TPUs; the default with a mesh.",
+            "--accelerator/--here",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the memory of a training step on each device, and which settings lower it."""
     from kmodels.core.units import parse_bytes
@@ -138,7 +161,7 @@ def plan(
     check_whole("generate", generate, 0)
     text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
     adapters = LoraSettings(rank, targets=targets.split(","), dora=dora)
-    found = plans.Plan(
+    estimate = plans.Plan(
         preset,
         plans.Setup(
             batch_size=batch_size,
@@ -157,60 +180,64 @@ def plan(
         mesh=mesh,
     )
     if as_json:
-        print(json.dumps(shown(found.to_dict(generate)), indent=1))
+        print(json.dumps(shown(estimate.to_dict(generate)), indent=1))
         return
     from rich.console import Console
 
-    plans.show(found, Console(markup=False, emoji=False), generate)
+    plans.show(estimate, Console(markup=False, emoji=False), generate)
 
 
 @command()
 def bench(
-    preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
-    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 8,
-    backends: Annotated[str, typer.Option(help="jax,torch,tensorflow, or all installed.")] = "all",
+    preset: Preset,
+    backends: Annotated[
+        str, option("Compared settings", "jax,torch,tensorflow, or all installed.")
+    ] = "all",
     precision: Annotated[
-        str, typer.Option(help="One or more of float32,tf32,mixed_bfloat16,bfloat16.")
+        str, option("Compared settings", "One or more of float32,tf32,mixed_bfloat16,bfloat16.")
     ] = "float32",
-    attention: Annotated[str, typer.Option(help="generic, fused (overrides) or both.")] = "",
-    ops: Annotated[str, typer.Option(help="generic, override or both, for all ops.")] = "",
+    attention: Annotated[
+        str, option("Compared settings", "generic, fused (overrides) or both.")
+    ] = "",
+    ops: Annotated[
+        str, option("Compared settings", "generic, override or both, for all ops.")
+    ] = "",
     compile: Annotated[
-        str, typer.Option(help="One or more of auto,none,inductor,openxla,xla.")
+        str, option("Compared settings", "One or more of auto,none,inductor,openxla,xla.")
     ] = "auto",
-    workers: Annotated[str, typer.Option(help="Workers of an image loader, such as 0,2.")] = "",
-    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes of a classifier.")
-    ] = None,
-    sequence_length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 512,
-    lora: Annotated[
-        bool | None, typer.Option("--lora/--full", help="Adapters or all weights.")
-    ] = None,
-    rank: Annotated[int, typer.Option(help="LoRA rank.")] = 4,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    rounds: Annotated[int, typer.Option(help="Rounds per row.")] = 10,
-    steps: Annotated[int, typer.Option(help="Steps per round.")] = 1,
+    workers: Annotated[
+        str, option("Compared settings", "Workers of an image loader, such as 0,2.")
+    ] = "",
+    batch_size: BatchSize = 8,
+    sequence_length: SequenceLength = 512,
+    image_size: ImageSize = None,
+    num_classes: NumClasses = None,
+    seed: Seed = 0,
+    lora: Lora = None,
+    rank: Rank = 4,
+    optimizer: Annotated[str, option("Optimizer", "adamw or sgd.")] = "adamw",
+    rounds: Annotated[int, option("Measurement", "Rounds of measurement.")] = 10,
+    steps: Annotated[int, option("Measurement", "Steps of each setting per round.")] = 1,
     check_steps: Annotated[
-        int, typer.Option(help="Number of first steps whose losses must agree.")
+        int, option("Measurement", "Number of first steps whose losses must agree.")
     ] = 3,
-    seed: Annotated[int, typer.Option(help="Random seed of initial weights and data.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads of each process.")] = None,
+    threads: Annotated[int | None, option("Measurement", "Threads of each process.")] = None,
+    together: Annotated[int, option("Measurement", "Largest number of processes at a time.")] = 16,
+    limit: Limit = 900.0,
+    python: Annotated[
+        list[str] | None, option("Measurement", "NAME=PATH: Python of a backend or of openxla.")
+    ] = None,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Also look for the largest batch.")
+        bool, option("Memory", "Also search for the largest batch.", "--largest-batch")
     ] = False,
     memory: Annotated[
-        str | None, typer.Option(help="Memory that a step may use, such as 8GiB.")
-    ] = None,
-    together: Annotated[int, typer.Option(help="Largest number of processes at a time.")] = 16,
-    limit: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 900.0,
-    python: Annotated[
-        list[str] | None, typer.Option(help="NAME=PATH: Python of a backend or of openxla.")
+        str | None, option("Memory", "Memory that a step may use, such as 8GiB.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory, or JSON file; runs/bench-<time> by default.")
+        Path | None, option("Output", "Directory or JSON file; default: runs/bench-<time>.")
     ] = None,
 ) -> None:
-    """Train a model on each backend in turn; show speed, memory and compile time side by side."""
+    """Train a model on each backend in turn; compare speed, memory and compile time."""
     import time
 
     from rich.console import Console
@@ -246,7 +273,7 @@ def bench(
         python=tuple(python or ()),
     )
     try:
-        found = shown(benches.run(options, Console(stderr=True, markup=False, emoji=False)))
+        result = shown(benches.run(options, Console(stderr=True, markup=False, emoji=False)))
     except benches.Refused as error:
         for line in error.lines:
             print(f"kmodels: refused: {line}", file=sys.stderr)
@@ -254,37 +281,34 @@ def bench(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    reports.show(found, Console(markup=False, emoji=False))
-    for path in reports.write(found, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
+    reports.show(result, Console(markup=False, emoji=False))
+    for path in reports.write(result, out or Path(f"runs/bench-{time.strftime('%Y%m%d-%H%M%S')}")):
         print(path)
-    if any(row["failed"] is not None for row in found["rows"]):
+    if any(row["failed"] is not None for row in result["rows"]):
         raise typer.Exit(2)
 
 
 @command()
 def parity(
-    preset: Annotated[str, typer.Argument(help="A registered name or a directory.")],
-    backends: Annotated[str, typer.Option(help="Two of jax, torch, tensorflow.")] = "jax,torch",
-    preset_b: Annotated[str | None, typer.Option(help="Preset of the second side.")] = None,
-    precision: Annotated[
-        str, typer.Option(help="One precision for both sides, or A,B.")
-    ] = "float32",
-    ops: Annotated[str, typer.Option(help="override or generic, or both as A,B.")] = "override",
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 3,
-    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 2,
-    sequence_length: Annotated[int, typer.Option(help="Tokens per row of text.")] = 16,
-    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes of a classifier.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of initial weights and data.")] = 0,
+    preset: Preset,
+    backends: Annotated[str, option("Sides", "Two of jax, torch, tensorflow.")] = "jax,torch",
+    preset_b: Annotated[str | None, option("Sides", "Preset of the second side.")] = None,
+    precision: Annotated[str, option("Sides", "One precision for both sides, or A,B.")] = "float32",
+    ops: Annotated[str, option("Sides", "override or generic, or both as A,B.")] = "override",
+    batch_size: BatchSize = 2,
+    sequence_length: SequenceLength = 16,
+    image_size: ImageSize = None,
+    num_classes: NumClasses = None,
+    seed: Seed = 0,
+    steps: Annotated[int, option("Measurement", "Training steps.")] = 3,
     tolerance: Annotated[
-        float | None, typer.Option(help="Allowed share of a tensor's largest value.")
+        float | None,
+        option("Measurement", "Allowed difference, as a share of a tensor's largest value."),
     ] = None,
-    limit: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 900.0,
-    out: Annotated[Path | None, typer.Option(help="Directory for parity.json.")] = None,
+    limit: Limit = 900.0,
+    out: Annotated[Path | None, option("Output", "Directory for parity.json.")] = None,
 ) -> None:
-    """Train on two backends from one seed; name the first layer that differs (exit code 1)."""
+    """Train on two backends with one seed; name the first layer that differs (exit code 1)."""
     from rich.console import Console
 
     from kmodels.core.files import atomic_write
@@ -310,22 +334,22 @@ def parity(
         limit=limit,
     )
     try:
-        found = shown(parities.run(options))
+        result = shown(parities.run(options))
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
-    reports.show(found, Console(markup=False, emoji=False))
+    reports.show(result, Console(markup=False, emoji=False))
     if out is not None:
-        text = json.dumps(found, indent=1) + "\n"
+        text = json.dumps(result, indent=1) + "\n"
         print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))
-    raise typer.Exit(0 if found["equal"] else 1)
+    raise typer.Exit(0 if result["equal"] else 1)
 
 
 @command()
 def report(
     folder: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.")],
 ) -> None:
-    """Write report.html, one page that shows a run; recipes do so when they end."""
+    """Write report.html, a page about a run; recipes write it when they end."""
     from kmodels.runs import report as reports
 
     print(reports.write(folder))
@@ -338,14 +362,14 @@ def compare(
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("compare.html"),
 ) -> None:
-    """Lay runs beside each other: results, settings that differ, curves, answers; on one page."""
+    """Compare runs on one page: results, different settings, curves, answers."""
     from rich.console import Console
 
     from kmodels.runs.compare import Comparison
 
-    found = Comparison(folders or [])
-    found.show(Console(width=console.width(), highlight=False, markup=False, emoji=False))
-    print(found.write(out))
+    comparison = Comparison(folders or [])
+    comparison.show(Console(width=console.width(), highlight=False, markup=False, emoji=False))
+    print(comparison.write(out))
 
 
 @command()
@@ -363,13 +387,13 @@ def convert(
     ] = False,
     mmproj: Annotated[Path | None, typer.Option(help="GGUF file for the vision tower.")] = None,
 ) -> None:
-    """Write a model for another package, run it there, and exit with 1 if its outputs differ."""
+    """Export a model, run it in its own runtime, and exit with 1 if outputs differ."""
     from rich.console import Console
 
     from kmodels.tools import convert as converting
 
     try:
-        found = converting.convert(
+        converted = converting.convert(
             source,
             destination,
             to,
@@ -382,21 +406,21 @@ def convert(
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    Console(soft_wrap=True, markup=False, emoji=False).print(found.line(), highlight=True)
+    Console(soft_wrap=True, markup=False, emoji=False).print(converted.line(), highlight=True)
 
 
 def _pair(what: str, text: str) -> tuple[str, str]:
     """Returns one value for both sides, or one for each."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 2 or (what == "backends" and len(parts) != 2):
-        raise InputError(f"{what} is {text!r}; give two, a comma between them")
+        raise InputError(f"{what} is {text!r}; give two, separated by a comma")
     return parts[0], parts[-1]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; wrong settings and unknown flags give one line and exit code 2.
 
-    Closed standard output gives 141, one that cannot be written 74.
+    The exit code is 141 if standard output was closed, and 74 if it cannot be written.
     """
     try:
         with checked_output():
@@ -414,32 +438,32 @@ if __name__ == "__main__":
 OVERVIEW = f"""kmodels {__version__}: Keras 3 models at native speed on JAX, PyTorch and TensorFlow.
 
 Train, resume or evaluate:
-  kmodels vit --data folder:IMAGES        a classifier, on a folder of images
-  kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA, on texts
-  kmodels probe --data folder:IMAGES      a linear probe of a frozen backbone
-  kmodels distill --data folder:IMAGES    a small model taught by a large one
+  kmodels vit --data folder:IMAGES        image classifier on a folder of images
+  kmodels gemma --data LINES.jsonl        Gemma or Qwen 3 with LoRA
+  kmodels probe --data folder:IMAGES      linear probe of a frozen backbone
+  kmodels distill --data folder:IMAGES    knowledge distillation
   kmodels caption --data FOLDER           Gemma 3 on images with texts
-  kmodels segment --data folder:DIR       the class of each pixel, by masks
-  kmodels zero-shot --data folder:IMAGES  two towers, to classify by names
-  kmodels mae --data folder:IMAGES        an encoder, from images without labels
-  kmodels dino --data folder:IMAGES       the same, by a teacher that follows it
-  kmodels dpo --data PAIRS.jsonl          a language model, on preferred answers
+  kmodels segment --data folder:DIR       semantic segmentation from masks
+  kmodels zero-shot --data folder:IMAGES  CLIP or SigLIP on class names
+  kmodels mae --data folder:IMAGES        masked autoencoder, without labels
+  kmodels dino --data folder:IMAGES       self-distillation, without labels
+  kmodels dpo --data PAIRS.jsonl          direct preference optimization
 
 Use a model or the model of a run:
-  kmodels predict RUN FILES           classes of images, or of their pixels
-  kmodels generate RUN --prompts FILE             replies to its prompts
-  kmodels chat MODEL                  a chat in the terminal, or through a pipe
+  kmodels predict RUN FILES           classify or segment images
+  kmodels generate RUN --prompts FILE             answer the prompts of a file
+  kmodels chat MODEL                  chat in the terminal or through a pipe
 
 Inspect models and machines:
   kmodels doctor                      backend, versions, devices, fast ops
-  kmodels plan --preset vit_base_patch16_224      the memory that training needs
-  kmodels bench vit_small_patch16_224             the speed of each backend
-  kmodels parity vit_debug            the first layer where two backends differ
-  kmodels report RUN                  the page of a run, report.html
-  kmodels compare RUN1 RUN2           runs beside each other, compare.html
+  kmodels plan --preset vit_base_patch16_224      memory of a training step
+  kmodels bench vit_small_patch16_224             speed of each backend
+  kmodels parity vit_debug            first layer where two backends differ
+  kmodels report RUN                  write the page of a run, report.html
+  kmodels compare RUN1 RUN2           compare runs on one page, compare.html
 
 Export models:
-  kmodels convert RUN/model FILE.gguf --to gguf   to another package or runtime
+  kmodels convert RUN/model FILE.gguf --to gguf   for other packages
 
 KERAS_BACKEND chooses the backend. Flags of a command: kmodels COMMAND --help
 """

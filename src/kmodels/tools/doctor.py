@@ -19,44 +19,43 @@ PACKAGES = (
     "jax", "jaxlib", "torch", "tensorflow", "numpy", "safetensors", "tokenizers",
     "scikit-learn", "pillow", "transformers", "timm", "peft", "keras-hub",
 )  # fmt: skip
-# Where a checkout keeps what `benchmarks/ops.py` measured; an installed package has none of it.
+# Results of `benchmarks/ops.py` in a checkout; an installed package has none.
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 class DoctorBackend(Protocol):
-    """The seam of one backend's part of the report."""
+    """The part of one backend in the report."""
 
     def devices(self) -> list[str]:
         """Returns the devices in words."""
         ...
 
-    def way(self, op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
-        """Returns which of its bodies an override takes for these arguments; None if it has one."""
+    def way(self, op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
+        """Returns the body that an override uses for these arguments; None if it has only one."""
         ...
 
     def platforms(
-        self, op: Op[Any, Any], *given: object, **more: object
+        self, op: Op[Any, Any], *arguments: object, **keywords: object
     ) -> dict[str, tuple[str, str | None]]:
-        """Returns by platform which body serves there, and why none better does (or None).
+        """Returns by platform the chosen body and the reason against a faster one, or None.
 
-        Nothing is asked of a device; an op that is the same everywhere has no platforms.
+        No device is needed; an op with the same choice everywhere has no platforms.
         """
         ...
 
 
 def report() -> dict[str, Any]:
-    """Collects everything `kmodels doctor` shows.
+    """Collects the facts for `kmodels doctor`.
 
     Returns:
         `backend`, `python`, `platform`, `versions` (package -> version, installed ones only),
-        `devices` (names), `dtype_policy`, `matmul_precision`, `jit_compile` (what "auto" does to
-        the blocks, and why), and `ops`: for each op `override`
-        (its file's name or `None`), `path` (`"override"` or `"generic"`), `reason` (why the
-        override is not in force, or `None`) in its plainest case, and `cases`, a list of:
-        `case` and `dtype` of tensors on the default device, the `path` that they take
-        (`"generic"`, or which body of the override), `reason`, `platforms` (by platform, there or
-        not, the path and the reason why none better serves), and `measured`: by result file, the
-        override's `time` and `memory` over the generic body's.
+        `devices` (names), `dtype_policy`, `matmul_precision`, `jit_compile` (the effect of "auto"
+        on the blocks, with the reason), and `ops`: for each op `override` (name of its function or
+        `None`), `path` (`"override"` or `"generic"`), `reason` (why the override is not used, or
+        `None`) in its plainest case, and `cases`, a list of: `case` and `dtype` of tensors on the
+        default device, `path` (`"generic"`, or the body of the override), `reason`, `platforms`
+        (by platform, the path and the reason against a faster one), and `measured`: by result
+        file, `time` and `memory` of the override over those of the generic body.
 
     Raises:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
@@ -77,18 +76,18 @@ def report() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    # A nightly build of Keras goes by another name as a package.
-    found = {"kmodels": __version__, "keras": keras.__version__}
+    # A nightly build of Keras is another package.
+    versions = {"kmodels": __version__, "keras": keras.__version__}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
-    """(op, case, arguments, keywords); cases that `benchmarks/ops.py` has bear its names."""
+    """Returns (op, case, arguments, keywords); cases of `benchmarks/ops.py` have its names."""
 
     def zeros(*shape: int, kind: str = dtype) -> Any:
         return keras.ops.zeros(shape, kind)
@@ -143,15 +142,15 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
 
 
 def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
-    """Asks each op, and its override, what they would do with those tensors."""
+    """Returns the choice of each op and its override for the tensors of `_cases`."""
     own = keras.config.dtype_policy().compute_dtype
     measured = _measured()
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for dtype in dict.fromkeys((own, "float32", "bfloat16")):
-        for op, case, given, more in _cases(dtype):
-            reason = op.declines(*given, **more)
+        for op, case, arguments, keywords in _cases(dtype):
+            reason = op.declines(*arguments, **keywords)
             name = None if op.override is None else op.override.__name__
-            entry = found.setdefault(
+            entry = entries.setdefault(
                 op.name,
                 {
                     "override": name,
@@ -160,78 +159,78 @@ def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
                     "cases": [],
                 },
             )
-            path = "generic" if reason else engine.way(op, *given, **more) or "override"
+            path = "generic" if reason else engine.way(op, *arguments, **keywords) or "override"
             ratios = {} if reason else measured.get((name, case, dtype), {})
             row = {"case": case, "dtype": dtype, "path": path, "reason": reason}
-            elsewhere = engine.platforms(op, *given, **more)
+            elsewhere = engine.platforms(op, *arguments, **keywords)
             entry["cases"].append({**row, "platforms": elsewhere, "measured": ratios})
-    return found
+    return entries
 
 
 def _measured() -> dict[Any, dict[str, dict[str, float]]]:
-    """Returns by override, case and dtype the files that measured it in force, and the ratios."""
-    found: dict[Any, dict[str, dict[str, float]]] = {}
+    """Returns, by override, case and dtype, the ratios of each file of results."""
+    by_case: dict[Any, dict[str, dict[str, float]]] = {}
     for path in sorted(RESULTS.glob(f"ops_{backend()}_*.json")):
         for row in json.loads(path.read_text())["rows"]:
             if row["declines"] is None:
                 ratios = {"time": row["time_ratio"], "memory": row.get("memory_ratio")}
                 key = (row["override"], row["case"], row["dtype"])
-                kept = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-                found.setdefault(key, {})[path.name] = kept
-    return found
+                known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+                by_case.setdefault(key, {})[path.name] = known
+    return by_case
 
 
-def show(found: dict[str, Any], console: Console, ops: bool = False) -> None:
-    """Prints a report: facts and how many ops run an override.
+def show(content: dict[str, Any], console: Console, ops: bool = False) -> None:
+    """Prints a report: facts and the number of ops that run an override.
 
     Args:
-        found: as `report` returns it.
+        content: result of `report`.
         console: where to print.
-        ops: also prints each op in typical cases, and what other platforms would run.
+        ops: also prints each op in typical cases, and the choices on other platforms.
     """
     facts = Table(show_header=False, title="kmodels doctor", title_justify="left")
     facts.add_column(no_wrap=True)
     facts.add_column()
     plain = ("backend", "python", "platform", "dtype_policy", "matmul_precision", "jit_compile")
     for name in plain:
-        facts.add_row(name.replace("_", " "), found[name])
-    facts.add_row("devices", "\n".join(found["devices"]))
-    facts.add_row("versions", ", ".join(f"{k} {v}" for k, v in found["versions"].items()))
+        facts.add_row(name.replace("_", " "), content[name])
+    facts.add_row("devices", "\n".join(content["devices"]))
+    facts.add_row("versions", ", ".join(f"{k} {v}" for k, v in content["versions"].items()))
     fast = [
         name
-        for name, entry in found["ops"].items()
+        for name, entry in content["ops"].items()
         if any(case["path"] == "override" for case in entry["cases"])
     ]
-    counts = f"{len(fast)} of {len(found['ops'])} run an override"
+    counts = f"{len(fast)} of {len(content['ops'])} run an override"
     facts.add_row("ops", counts + (f": {', '.join(fast)}" if fast else ""))
     console.print(facts)
     if not ops:
-        console.print("kmodels doctor --ops shows each op and why it runs no override")
+        console.print("kmodels doctor --ops shows each op and the reason if it runs no override")
         return
-    paths = Table("op", "case", "dtype", "path", "why, or beside the generic body")
+    paths = Table("op", "case", "dtype", "path", "reason, or ratio to the generic body")
     files: dict[str, int] = {}
-    for name, entry in found["ops"].items():
+    for name, entry in content["ops"].items():
         rows: dict[tuple[str, str, str], list[str]] = {}
         for case in entry["cases"]:
-            why = case["reason"] or _told(case["measured"], files)
+            why = case["reason"] or _ratios(case["measured"], files)
             rows.setdefault((case["case"], case["path"], why), []).append(case["dtype"])
         for (label, path, why), dtypes in sorted(rows.items(), key=lambda row: row[0][0]):
             paths.add_row(name, label, ", ".join(dtypes), path, why)
     console.print(paths)
-    _show_platforms(found, console)
+    _show_platforms(content, console)
     for file, number in files.items():
         console.print(f"({number}) benchmarks/results/{file}", highlight=False)
 
 
-def _show_platforms(found: dict[str, Any], console: Console) -> None:
-    """Prints what would serve on other platforms; on backends that tell it."""
+def _show_platforms(content: dict[str, Any], console: Console) -> None:
+    """Prints the choices on other platforms, if the backend has some."""
     rows: dict[tuple[str, str, str], dict[str, list[str]]] = {}
-    for name, entry in found["ops"].items():
+    for name, entry in content["ops"].items():
         for case in entry["cases"]:
             for place, (path, why) in case["platforms"].items():
                 row = rows.setdefault((f"{name} on {place}", path, why or ""), {})
                 row.setdefault(case["case"], []).append(case["dtype"])
-    table = Table("elsewhere", "path", "cases", "why none better")
+    table = Table("other platform", "path", "cases", "reason against a faster path")
     for (place, path, why), cases in sorted(rows.items()):
         words = "\n".join(f"{label}: {', '.join(dtypes)}" for label, dtypes in cases.items())
         table.add_row(place, path, words, why)
@@ -239,13 +238,13 @@ def _show_platforms(found: dict[str, Any], console: Console) -> None:
         console.print(table)
 
 
-def _told(measured: dict[str, dict[str, float]], files: dict[str, int]) -> str:
-    """Returns the ratios, and the numbers of their files, which are given here."""
+def _ratios(measured: dict[str, dict[str, float]], files: dict[str, int]) -> str:
+    """Returns the ratios in words, and the numbers of their files, which it assigns."""
     if not measured:
         return ""
     words = []
     for name in ("time", "memory"):
-        ratios = [f"{found[name]:.2f}" for found in measured.values() if name in found]
+        ratios = [f"{ratio[name]:.2f}" for ratio in measured.values() if name in ratio]
         if ratios:
             low, high = min(ratios), max(ratios)
             words.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")

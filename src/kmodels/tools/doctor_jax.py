@@ -1,4 +1,4 @@
-"""JAX's part of `kmodels.tools.doctor`."""
+"""The part of JAX in `kmodels.tools.doctor`."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from kmodels.overrides import _attention_choice_jax as choices
 from kmodels.overrides import attention_jax, dense_jax
 from kmodels.overrides.blocks import blocks
 
-# What `platforms` tells about, there or not.
+# Devices for `platforms`; they need not exist.
 DEVICES = {
     "cuda 9.0": choices.Device("cuda", (9, 0), cudnn=True),
     "cuda 8.0": choices.Device("cuda", (8, 0), cudnn=True),
@@ -26,37 +26,39 @@ def devices() -> list[str]:
     ]
 
 
-def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
-    """Returns which of its bodies an override takes here; None if it has only one."""
+def way(op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
+    """Returns the body that an override uses here; None if it has only one."""
     if op is ops.attention:
-        known = _facts(given, more)
+        known = _facts(arguments, keywords)
         return _words(attention_jax.chosen(known), known)
     if op is ops.dense:
-        return "product to float32" if dense_jax.narrow(given[0], given[1]) else "flat product"
+        return (
+            "product to float32" if dense_jax.narrow(arguments[0], arguments[1]) else "flat product"
+        )
     return None
 
 
 def platforms(
-    op: Op[Any, Any], *given: object, **more: object
+    op: Op[Any, Any], *arguments: object, **keywords: object
 ) -> dict[str, tuple[str, str | None]]:
-    """Returns by platform the body that serves there and why none better does; see `doctor`."""
+    """Returns by platform the chosen body and the reason against a faster one; see `doctor`."""
     if op is not ops.attention:
         return {}
-    here, found = _facts(given, more), {}
+    here, rows = _facts(arguments, keywords), {}
     for name, device in DEVICES.items():
         known = replace(here, device=device)
         choice = choices.choose(known)
-        found[name] = (_words(choice, known), choice.reason)
-    return found
+        rows[name] = (_words(choice, known), choice.reason)
+    return rows
 
 
-def _facts(given: tuple[object, ...], more: dict[str, object]) -> choices.Facts:
+def _facts(arguments: tuple[object, ...], keywords: dict[str, object]) -> choices.Facts:
     bind: Any = ops.attention.bind
-    return attention_jax.facts(bind(*given, **more))
+    return attention_jax.facts(bind(*arguments, **keywords))
 
 
 def _words(choice: choices.Choice, known: choices.Facts) -> str:
-    """Returns a body in words, and into how many blocks it cuts the queries on a CPU."""
+    """Returns a body in words, with its number of blocks of queries on a CPU."""
     length, keys = known.query[1] or 0, known.key[1] or 0
     if choice.body == "products":
         count = len(blocks(length, keys, known.causal, known.window, attention_jax.SIZE))

@@ -1,4 +1,4 @@
-"""TensorFlow's part of `kmodels.tools.doctor`."""
+"""The part of TensorFlow in `kmodels.tools.doctor`."""
 
 from typing import Any
 
@@ -15,20 +15,23 @@ def devices() -> list[str]:
     return [device.name for device in tf.config.list_logical_devices()]
 
 
-def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
-    """Returns which of its bodies an override takes here; None if it has only one."""
+def way(op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
+    """Returns the body that an override uses here; None if it has only one."""
     if op is ops.attention:
         bind: Any = ops.attention.bind
-        if attention_tensorflow.by_blocks(bind(*given, **more)):
+        if attention_tensorflow.by_blocks(bind(*arguments, **keywords)):
             return "the op's own body in float32, since this CPU rounds no products of bfloat16"
-        lengths, causal = (given[0].shape[1], given[1].shape[1]), more.get("causal", False)
+        lengths, causal = (
+            (arguments[0].shape[1], arguments[1].shape[1]),
+            keywords.get("causal", False),
+        )
         count = len(blocks(*lengths, causal, None, attention_tensorflow.SIZE))
         return "matrix products" if count == 1 else f"products by {count} blocks"
     return None
 
 
 def platforms(
-    op: Op[Any, Any], *given: object, **more: object
+    op: Op[Any, Any], *arguments: object, **keywords: object
 ) -> dict[str, tuple[str, str | None]]:
-    """Returns nothing: what serves elsewhere is not told here."""
+    """Returns {}: the choices on other platforms are not known."""
     return {}

@@ -1,4 +1,4 @@
-"""torch's part of `kmodels.tools.doctor`."""
+"""The part of torch in `kmodels.tools.doctor`."""
 
 from typing import Any
 
@@ -20,26 +20,26 @@ def devices() -> list[str]:
     return [*gpus, f"cpu ({torch.get_num_threads()} threads)"]
 
 
-def way(op: Op[Any, Any], *given: Any, **more: Any) -> str | None:
-    """Returns which of its bodies an override takes here; None if it has only one."""
-    if op in (ops.attention, ops.dense) and widens(given[0]):
+def way(op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
+    """Returns the body that an override uses here; None if it has only one."""
+    if op in (ops.attention, ops.dense) and widens(arguments[0]):
         return "products in float32, since this CPU has none of half precision"
     if op is ops.attention:
-        rate = more.get("dropout", 0.0)
-        products = by_products(given[0], given[1], more.get("causal", False), rate)
-        capped = more.get("soft_cap") is not None
+        rate = keywords.get("dropout", 0.0)
+        products = by_products(arguments[0], arguments[1], keywords.get("causal", False), rate)
+        capped = keywords.get("soft_cap") is not None
         return "matrix products" if products or capped else "SDPA"
     if op is ops.dense:
-        return "oneDNN" if by_onednn(given[0], given[1]) else "torch's linear"
+        return "oneDNN" if by_onednn(arguments[0], arguments[1]) else "torch's linear"
     return None
 
 
 def platforms(
-    op: Op[Any, Any], *given: object, **more: object
+    op: Op[Any, Any], *arguments: object, **keywords: object
 ) -> dict[str, tuple[str, str | None]]:
-    """Returns which kernel serves on CUDA and why none better does; see `doctor`."""
+    """Returns the kernel on CUDA and the reason against a faster one; see `doctor`."""
     if op is not ops.attention:
         return {}
     bind: Any = ops.attention.bind
-    choice = choose(attention_torch.known(bind(*given, **more)))
+    choice = choose(attention_torch.known(bind(*arguments, **keywords)))
     return {"cuda": (choice.kernel, choice.reason)}

@@ -1,4 +1,4 @@
-"""`kmodels predict`, `kmodels generate` and `kmodels chat`: the commands that use a model."""
+"""The commands that use a model: `kmodels predict`, `kmodels generate` and `kmodels chat`."""
 
 import json
 import sys
@@ -11,26 +11,30 @@ import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
+from kmodels.runs.command_line import option
 from kmodels.runs.run_folder import model_in
 
 MODEL = "Directory of a run, or a directory, file or address of a model."
 # Flags of every command that generates text.
 Temperature: TypeAlias = Annotated[
     float | None,
-    typer.Option(help="0 for the most likely token; by default as generation_config.json says"),
+    option("Sampling", "0: most likely token; default: generation_config.json."),
 ]
-TopK: TypeAlias = Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")]
+TopK: TypeAlias = Annotated[int | None, option("Sampling", "Sample from the k most likely tokens.")]
 TopP: TypeAlias = Annotated[
     float | None,
-    typer.Option(help="Nucleus sampling: the smallest set of tokens with this total probability."),
+    option("Sampling", "Nucleus sampling: the smallest set of tokens with this total probability."),
 ]
 MinP: TypeAlias = Annotated[
-    float | None, typer.Option(help="Min-p sampling: least share of the largest probability.")
+    float | None,
+    option("Sampling", "Min-p sampling: lower bound as a share of the largest probability."),
 ]
-RepetitionPenalty: TypeAlias = Annotated[float | None, typer.Option(help="Above 1: repeat less.")]
-Seed: TypeAlias = Annotated[int | None, typer.Option(help="Random seed of the draws.")]
+RepetitionPenalty: TypeAlias = Annotated[
+    float | None, option("Sampling", "Penalty of repeated tokens, above 1.")
+]
+Seed: TypeAlias = Annotated[int | None, option("Sampling", "Random seed.")]
 Stop: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="Text that ends a reply; repeat it for several.")
+    list[str] | None, option("Sampling", "Text that ends a reply; may be repeated.")
 ]
 
 
@@ -40,15 +44,15 @@ Stop: TypeAlias = Annotated[
 def predict(
     model: Annotated[str, typer.Argument(help=MODEL)],
     files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Images, or folders.")],
-    top: Annotated[int, typer.Option(help="Number of classes shown for each image.")] = 5,
+    top: Annotated[int, typer.Option(help="Number of classes shown per image.")] = 5,
     names: Annotated[
         str | None,
-        typer.Option(help="Classes for a CLIP or SigLIP, separated by commas: cat,dog."),
+        typer.Option(help="Class names for CLIP or SigLIP, separated by commas: cat,dog."),
     ] = None,
     masks: Annotated[
         Path | None, typer.Option(help="Directory for the masks of a segmenter, as PNG files.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -71,7 +75,7 @@ def predict(
         raise typer.Exit(2)
 
 
-def _images(given: Sequence[str]) -> list[Path]:
+def _images(paths: Sequence[str]) -> list[Path]:
     """Returns files, and the images below folders in the order of their names.
 
     Raises:
@@ -80,7 +84,7 @@ def _images(given: Sequence[str]) -> list[Path]:
     from kmodels.data.images.pictures import suffixes
 
     files: list[Path] = []
-    for path in map(local_path, given):
+    for path in map(local_path, paths):
         if not path.is_dir():
             files.append(path)
             continue
@@ -159,9 +163,9 @@ class _ZeroShot:
         from kmodels.models.common.class_names import best
 
         logits = self.model.classify(images, self.names, batch_size=len(images))
-        # A SigLIP scores each pair of image and text by itself.
-        apart = self.model.preprocessor.kind == "siglip"
-        shares = keras.ops.sigmoid(logits) if apart else keras.ops.softmax(logits, axis=-1)
+        # SigLIP scores each pair of image and text independently.
+        independent = self.model.preprocessor.kind == "siglip"
+        shares = keras.ops.sigmoid(logits) if independent else keras.ops.softmax(logits, axis=-1)
         scores = keras.ops.convert_to_numpy(shares)
         return [{"predictions": _labelled(pairs)} for pairs in best(scores, self.names, self.top)]
 
@@ -185,16 +189,18 @@ def _reader(path: str, names: str | None, precision: str, top: int, masks: Path 
         raise InputError(f"{path} holds a {cls.__name__}; {instead}")
     if (names is None) == (kinds[0] == "classify"):
         raise InputError(
-            f"{path} holds a {cls.__name__}, which has classes of its own; leave --names out"
+            f"{path} holds a {cls.__name__}, which has its own classes; leave --names out"
             if names is not None
             else f"{path} holds a {cls.__name__}; give the classes by --names cat,dog"
         )
     if masks is not None and kinds[0] != "segment":
-        raise InputError(f"{path} holds a {cls.__name__}, which makes no masks; leave --masks out")
+        raise InputError(
+            f"{path} holds a {cls.__name__}, which predicts no masks; leave --masks out"
+        )
     model = cls.from_preset(path, dtype=precision)
     if model.preprocessor is None:
         raise InputError(
-            f"{path} has no preprocessor, so it is unknown how its images are normalized; save the "
+            f"{path} has no preprocessor, so the normalization of images is unknown; save the "
             "model with one, or add preprocessor_config.json"
         )
     if names is not None:
@@ -207,17 +213,17 @@ def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict
     from kmodels.data.images.any_picture import open_picture
 
     rest = iter(files)
-    while some := list(islice(rest, batch_size)):
+    while batch := list(islice(rest, batch_size)):
         images, errors = {}, {}
-        for file in some:
+        for file in batch:
             try:
                 images[file] = open_picture(file)
             except InputError as error:
                 errors[file] = str(error)
         rows = reader(list(images.values()), list(images)) if images else []
-        found = dict(zip(images, rows, strict=True))
-        for file in some:
-            yield {"file": str(file), **(found.get(file) or {"error": errors.get(file)})}
+        by_file = dict(zip(images, rows, strict=True))
+        for file in batch:
+            yield {"file": str(file), **(by_file.get(file) or {"error": errors.get(file)})}
 
 
 def _labelled(pairs: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
@@ -239,19 +245,19 @@ def generate(
     prompts: Annotated[
         str,
         typer.Option(
-            help="File with a prompt a line, or .jsonl or .json with records or messages; - for "
-            "standard input."
+            help="File with one prompt per line, or .jsonl or .json with records or messages; "
+            "- for standard input."
         ),
     ],
     written_as: Annotated[
         str | None,
         typer.Option(
             "--as",
-            help="How a line becomes a prompt: chat (the default with a chat template), "
-            "instruction, or text, which is continued.",
+            help="Format of the prompts: chat (default with a chat template), instruction, or "
+            "text, which is continued.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens per reply.")] = 256,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -260,10 +266,10 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Prompts per batch.")] = 8,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object a line: prompt and reply.")
+        bool, typer.Option("--json", help="Print one JSON object per line: prompt and reply.")
     ] = False,
 ) -> None:
     """Answer the prompts of a file with a language model."""
@@ -275,12 +281,12 @@ def generate(
     ways = ("chat", "instruction", "text")
     if written_as not in (None, *ways):
         raise InputError(f"--as is {written_as!r}; choose one of {', '.join(ways)}")
-    given = _prompts(prompts)
+    texts = _prompts(prompts)
     path = model_in(model)
     cls: Any = presets.causal_lm_of(path)
     lm = cls.from_preset(path, dtype=precision)
     if lm.preprocessor is None:
-        raise InputError(f"{path} holds no tokenizer; put tokenizer.json beside the weights")
+        raise InputError(f"{path} holds no tokenizer; put tokenizer.json next to the weights")
     if adapter is not None:
         lm.load_adapter(adapter)
     settings = {
@@ -291,12 +297,12 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    lm.use_sampler(choose_sampler(lm.generation_config, chosen))
+    sampling = {name: value for name, value in settings.items() if value is not None}
+    lm.use_sampler(choose_sampler(lm.generation_config, sampling))
     way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
-    rest = iter(given)
-    while some := list(islice(rest, batch_size)):
-        for prompt, reply in _answered(lm, some, way, max_new_tokens, stop or None):
+    rest = iter(texts)
+    while batch := list(islice(rest, batch_size)):
+        for prompt, reply in _answered(lm, batch, way, max_new_tokens, stop or None):
             if as_json:
                 print(json.dumps({"prompt": prompt, "reply": reply}, ensure_ascii=False))
             else:
@@ -331,7 +337,7 @@ def _prompts(name: str) -> list[Any]:
             raise InputError(f"{name} cannot be read: {error}") from error
         prompts = [line.rstrip("\r") for line in text.split("\n") if line.strip()]
     if not prompts:
-        raise InputError(f"{name} holds no prompts; give one a line")
+        raise InputError(f"{name} holds no prompts; give one per line")
     return prompts
 
 
@@ -365,12 +371,12 @@ def _answered(
     texts = {i: prompt for i, prompt in others.items() if isinstance(prompt, str)}
     records = {i: prompt for i, prompt in others.items() if i not in texts}
     replies: dict[int, str] = {}
-    for some in (chats, texts, records):
-        if some:
-            found = model.generate(
-                list(some.values()), strip_prompt=True, max_new_tokens=tokens, stop=stop
+    for group in (chats, texts, records):
+        if group:
+            answers = model.generate(
+                list(group.values()), strip_prompt=True, max_new_tokens=tokens, stop=stop
             )
-            replies |= dict(zip(some, found, strict=True))
+            replies |= dict(zip(group, answers, strict=True))
     for i, prompt in enumerate(prompts):
         yield prompt, replies[i]
 
@@ -385,9 +391,11 @@ def chat(
     system: Annotated[str | None, typer.Option(help="Text of a system message.")] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(help="Image of the first question, for models that take images; repeat it."),
+        typer.Option(
+            help="Image of the first question, for models with image inputs; may be repeated."
+        ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens a reply.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens per reply.")] = 256,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -398,11 +406,13 @@ def chat(
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
     assistant: Annotated[
         str | None,
-        typer.Option(help="Directory, file or name of a smaller model, which drafts tokens."),
+        typer.Option(help="Smaller model that drafts tokens (assisted generation)."),
     ] = None,
-    num_assistant_tokens: Annotated[int, typer.Option(help="Tokens of each of its drafts.")] = 5,
+    num_assistant_tokens: Annotated[
+        int, typer.Option(help="Tokens per draft of the assistant.")
+    ] = 5,
     prompt_lookup_num_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of drafts that repeat earlier text.")
+        int | None, typer.Option(help="Tokens per draft copied from earlier text (prompt lookup).")
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     thinking: Annotated[
@@ -410,7 +420,7 @@ def chat(
         typer.Option("--thinking/--no-thinking", help="enable_thinking of the chat template."),
     ] = None,
 ) -> int:
-    """Chat with a model; each line that comes through a pipe is a question."""
+    """Chat with a model; through a pipe, each line is a question."""
     from kmodels.tools import chat as chats
 
     opened = chats.open_conversation(

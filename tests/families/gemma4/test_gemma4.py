@@ -16,7 +16,7 @@ from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
 from kmodels.models.common.per_layer import PerLayerEmbedding
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.tools.plan import Plan
-from kmodels.tools.plan.arrays import Setup
+from kmodels.tools.plan.estimate import Setup
 from tolerances import tolerance
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"

@@ -16,7 +16,7 @@ from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.common.sizes import sizes
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.tools.plan import estimate
-from kmodels.tools.plan.arrays import Setup
+from kmodels.tools.plan.estimate import Setup
 from refusals import refused
 from tolerances import tolerance
 

@@ -17,7 +17,7 @@ from kmodels.lora import LoraSettings
 from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.tools import cli
 from kmodels.tools.plan import Plan, Setup
-from kmodels.tools.plan.arrays import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
+from kmodels.tools.plan.estimate import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
 from kmodels.training import AdamW
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,7 +83,7 @@ def test_precision_lora_and_remat_count(backend):
     assert found["fsdp", "reduce-scatter", "gradients"] == 4 * adapters
     assert sent(planned("data=8", lora=LoraSettings(4)), "data") == 2 * 4 * adapters * 7 // 8
     # With rematerialisation a device has two blocks and no more, of the 28.
-    blocks = [h.size for h in lora.estimate.held if h.name == "weights of two blocks"]
+    blocks = [h.size for h in lora.estimate.arrays if h.name == "weights of two blocks"]
     assert blocks[0] < 2 * KERNELS / 4
     # On a model axis the blocks' first sums are done again.
     plain, again = (planned("model=8", remat=mode) for mode in ("none", "block"))

@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
         ({"storage": "/dev/null/run"}, "cannot write to /dev/null/run: Not a directory; give"),
         (
             {"recipe_or_function": "bert"},
-            "there is no recipe 'bert'; give a function, or one of vit, ",
+            "'bert' is not a recipe; give a function, or one of vit, ",
         ),
         (
             {"recipe_or_function": "vit", "arguments": ["--on", "ray"]},
-            "the recipe is started on Ray already; leave --on out",
+            "the recipe already runs on Ray; leave --on out",
         ),
         (
             {"recipe_or_function": "vit", "storage": "s3://bucket/run"},
@@ -48,10 +48,10 @@ def test_settings(given, said, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--evaluate"], "--evaluate needs one process; leave --on out"),
+        (["--evaluate"], "--evaluate runs in one process; leave --on out"),
         (["--workers", "-1"], "--workers is -1"),
         (["--resources", "GPU"], "--resources is 'GPU'; write it as in GPU=1,CPU=4"),
-        (["--out", "s3://bucket/run"], "give a directory that all nodes see"),
+        (["--out", "s3://bucket/run"], "give a directory that all nodes share"),
     ],
 )
 def test_flags(flags, said, capsys):

@@ -77,7 +77,7 @@ def by_the_generic_body(number: int, dtype: str):
     """Value and gradients, unrounded, of what tensors of a dtype hold.
 
     In bfloat16 XLA 0.12 adds some products of the generic body up in bfloat16, and is itself 3 %
-    off (docs/measured.md).
+    off (docs/measured/precision.md).
     """
     name, _, arrays, keywords = CASES[number]
     op = getattr(ops, name)

@@ -169,8 +169,8 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
     arguments += ["--sequence-length", "128", "--samples", "0"]
     assert recipe.main([*arguments, "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "demonstration: a small Gemma trained here, without Google's weights"
-    assert "left out 1 bad lines, the first: " in " ".join(" ".join(lines).split())
+    assert lines[0] == "demonstration: trains a small Gemma here, without Google's weights"
+    assert "skipped 1 bad lines, the first: " in " ".join(" ".join(lines).split())
     found = result(tmp_path / "out")
     assert found["skipped"] == 1 and found["rows"] < found["examples"] == 18
 
@@ -180,7 +180,10 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
     [
         (["--held-out", "1"], "--held-out is 1.0; give at least 0, below 1"),
         (["--loss-on", "prompts"], "Invalid value for '--loss-on': 'prompts' is not one of"),
-        (["--data", "one.jsonl"], "the data has 1 record; give at least 2, to hold one out"),
+        (
+            ["--data", "one.jsonl"],
+            "the data has 1 record; give at least 2, one of them to hold out",
+        ),
         (["--sequence-length", "1"], "sequence_length is 1; give a whole number from 2 on"),
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
         (["--targets", "query,keys"], "LoRA target 'keys' is not a linear layer of this model"),

@@ -103,9 +103,9 @@ def test_a_probe_ends_with_its_table_and_picture(tmp_path, capsys, tune):
         ("dino", ["--momentum", "1"], "--momentum is 1.0; give at least 0, below 1"),
         ("dino", ["--global-crop", "0.5"], "--global-crop is '0.5'; give 2 numbers"),
         ("mae", ["--mask-ratio", "1"], "--mask-ratio is 1.0; give at least 0, below 1"),
-        ("mae", ["--neighbours", "41"], "neighbours is 41; there are 40 images"),
-        ("vit_probe", ["--evaluate"], "--evaluate has no meaning here"),
-        ("vit_probe", ["--neighbours", "65"], "neighbours is 65; there are 64 images"),
+        ("mae", ["--neighbours", "41"], "neighbours is 41; give at most 40"),
+        ("vit_probe", ["--evaluate"], "--evaluate does not apply"),
+        ("vit_probe", ["--neighbours", "65"], "neighbours is 65; give at most 64"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(name, arguments, message, tmp_path, capsys):
@@ -124,7 +124,7 @@ def test_neighbours_vote_as_they_are_near():
         for i in sorted(range(30), key=lambda i: -cosines[i])[:6]:
             expected[labels[i]] += np.exp(cosines[i] / 0.5)
         np.testing.assert_allclose(shares, expected / expected.sum(), atol=1e-12)
-    with pytest.raises(InputError, match="neighbours is 31; there are 30 images"):
+    with pytest.raises(InputError, match="neighbours is 31; give at most 30"):
         probe.neighbours(known, labels, asked, 4, number=31)
 
 

@@ -136,4 +136,4 @@ def test_two_towers_learn_digits_by_their_names(tmp_path, preset, steps):
 def test_another_preset_than_of_two_towers_is_refused(tmp_path, capsys):
     arguments = ["--preset", "vit_debug", "--out", str(tmp_path / "run")]
     assert load("zero_shot").main(arguments) == 2
-    assert "--preset is vit_debug; give the name of two towers" in capsys.readouterr().err
+    assert "--preset is 'vit_debug'; give a preset with two towers" in capsys.readouterr().err

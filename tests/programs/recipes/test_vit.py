@@ -66,7 +66,7 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
     stop_at(monkeypatch, 3, 6)
     monkeypatch.chdir(tmp_path)
     assert recipe.main(["--resume"]) == 2
-    assert "--resume finds no run of vit with a checkpoint in" in capsys.readouterr().err
+    assert "--resume found no run of vit with a checkpoint in" in capsys.readouterr().err
     out = Path("runs") / "first"
     assert recipe.main([*arguments, "--out", str(out)]) == 143
     assert "stopped at step 3 by signal 15; continue with --resume" in capsys.readouterr().err

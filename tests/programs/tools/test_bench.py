@@ -121,5 +121,5 @@ def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
 
 
 def test_a_model_without_a_loss_of_its_own_is_refused():
-    with pytest.raises(InputError, match="which has no loss of its own to train with; give a"):
+    with pytest.raises(InputError, match="which has no default loss; give a"):
         work.make_model("clip_text_debug", "float32")

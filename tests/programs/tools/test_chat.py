@@ -116,7 +116,7 @@ def test_on_a_terminal(tiny, monkeypatch):
     for text in (first, second):
         assert "".join(c for c in text if c.isprintable() or c in "\n\t") in shown
     assert "Ctrl-D or /exit ends the chat" in shown
-    assert "/clear  forgets what was said" in shown
+    assert "/clear  starts a new chat" in shown
     assert "/nope is not a command; /help lists them" in shown
     shown = on_terminal(talk, monkeypatch, "/clear", "/exit", "never")
     assert talk.messages == [] and "a new chat" in shown
@@ -242,8 +242,11 @@ def test_wrong_uses_give_a_line(tiny, tmp_path, capsys):
         ([tmp_path / "bare"], "messages need a chat template: the tokenizer has none"),
         ([tmp_path / "strict", "--system", "Be brief."], "no system turn here"),
         ([folder, "--max-new-tokens", "0"], "--max-new-tokens is 0; give at least 1"),
-        ([folder, "--assistant", tmp_path / "other"], "a tokenizer with other tokens than"),
-        ([folder, *both], "--assistant and --prompt-lookup-num-tokens: give one of them"),
+        ([folder, "--assistant", tmp_path / "other"], "has another vocabulary than"),
+        (
+            [folder, *both],
+            "--assistant and --prompt-lookup-num-tokens exclude each other; give one of them",
+        ),
         ([folder, "--num-assistant-tokens", "0"], "--num-assistant-tokens is 0; give at least 1"),
         ([folder, "--prompt-lookup-num-tokens", "0"], "--prompt-lookup-num-tokens is 0; give at"),
     ):

@@ -36,10 +36,10 @@ def test_a_planted_difference_is_found(tmp_path, capsys):
     assert not found["equal"]
     first = found["first"]
     assert (first["step"], first["stage"], first["tensor"]) == (1, "forward", "block_1")
-    assert "they part in step 1, forward, at block_1: differs by" in printed
+    assert "first difference: step 1, forward, block_1: differs by" in printed
     weight = next(text for text in first["weights"] if "block_1/mlp/up/kernel" in text)
     assert weight.startswith(f"{kernel.path}: differs by 0.05 at (3, 5)")
-    assert f"before that step already: {weight}" in printed
+    assert f"already different before that step: {weight}" in printed
 
 
 @pytest.mark.across("torch")
@@ -116,7 +116,7 @@ def test_the_first_in_the_order_of_computation_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backends", "jax"), "backends is 'jax'; give two, a comma between them"),
+        (("--backends", "jax"), "backends is 'jax'; give two, separated by a comma"),
         (("--backends", "jax,theano"), "backends is 'theano'; give some of jax, torch"),
         (("--ops", "fast"), "ops is 'fast'; give some of override, generic"),
         (("--precision", "float32,float33"), "precision is 'float33'; give some of float32"),

@@ -135,12 +135,12 @@ def test_wrong_uses_of_predict_are_one_line(tmp_path, images, language, capsys):
     (tmp_path / "adapted/history.csv").touch()
     (tmp_path / "empty").mkdir()
     wrong = {
-        "classes of its own; leave --names out": ("model", images[0], "--names", "a"),
-        "makes no masks": ("model", images[0], "--masks", tmp_path / "masks"),
+        "its own classes; leave --names out": ("model", images[0], "--names", "a"),
+        "predicts no masks": ("model", images[0], "--masks", tmp_path / "masks"),
         "holds a ViTBackbone; give a classifier": ("backbone", images[0]),
         "use kmodels generate or kmodels chat": (language[1], images[0]),
         "has no preprocessor": ("raw", images[0]),
-        "a run that has not ended": ("unfinished", images[0]),
+        "is an unfinished run": ("unfinished", images[0]),
         "give the base model with --adapter": ("adapted", images[0]),
         "has no images": ("model", tmp_path / "empty"),
         "--top": ("model", images[0], "--top", "0"),

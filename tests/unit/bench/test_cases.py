@@ -69,7 +69,7 @@ def test_a_backend_takes_the_modes_that_it_has(there):
     modes = [" ".join(row.split(" · ")[:3:2]) for row in rows]
     assert modes == ["jax auto", "torch none", "torch inductor", "tensorflow none"]
     assert notes == [
-        "jax has no none or inductor: its own way is measured",
+        "jax has no none or inductor: its default is measured",
         "left out: tensorflow has no inductor",
     ]
     message = "compile is inductor, which no backend here has: jax has"
@@ -128,7 +128,7 @@ def test_lists_and_sizes():
     refused("'much' is not an amount of memory; give one such as 80GiB", parse_bytes, "much")
 
 
-WITHIN = "; 0.0001 of it is allowed between them"
+WITHIN = "; the allowed relative difference is 0.0001"
 
 
 def row(label, precision="float32", losses=(6.9, 6.8, 6.7), **facts):
@@ -221,7 +221,7 @@ def test_the_table_holds_the_rows_and_what_is_missing(measured, capsys):
     for word in (title, "images/s", "200 (150–300)", "1,234", "1,024"):
         assert word in printed
     for line in (
-        "losses agree, the largest relative difference is: float32 1e-06",
+        "losses agree; largest relative difference: float32 1e-06",
         "attention is generic in jax · row: was slower",
         "left out: something",
         "failed: tensorflow: no answer for 900 s, so it was killed",

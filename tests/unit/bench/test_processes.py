@@ -107,4 +107,4 @@ def test_what_another_interpreter_has(tmp_path):
     assert installed(str(python), ["json", "no_such_package"]) == {"json"}
     assert installed(sys.executable, ["json", "no_such_package"]) == {"json"}
     nowhere = str(tmp_path / "nowhere")
-    refused("nowhere is not a Python that runs", installed, nowhere, ["json"])
+    refused("nowhere does not run: .*; give the path of a Python", installed, nowhere, ["json"])

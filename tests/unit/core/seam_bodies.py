@@ -73,7 +73,7 @@ from kmodels.tools.doctor import DoctorBackend
 from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
 from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
 from kmodels.tools.plan import facts_torch as tools_plan_facts_torch
-from kmodels.tools.plan.arrays import FactsBackend
+from kmodels.tools.plan.estimate import FactsBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch

@@ -213,7 +213,10 @@ def test_overrides_have_the_types_of_their_op():
 # === What the page names ===
 
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
-WALKS = ("A walk of a batch", "A walk of a checkpoint", "A walk of a mesh")
+WALKS = (
+    *("A walk of a batch", "A walk of a checkpoint", "A walk of a mesh"),
+    "Where things are decided",
+)
 
 
 def section(title: str) -> str:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 
 from kmodels.data import ArraySource
-from kmodels.runs import classification
+from kmodels.runs import results
 from kmodels.runs.history import COLUMNS
 
 LONG = "/data/" + "a" * 300
@@ -76,7 +76,7 @@ def images(folder, classes=CLASSES, count=120):
         shares[row] = 0.2 / (len(classes) - 1)
         shares[row, labels[row]] = 0.8
     source = ArraySource(pictures, labels)
-    content = classification.summary("test", source, shares, classes)
+    content = results.predictions("test", source, shares, classes)
     (folder / "predictions.json").write_text(json.dumps(content))
     return folder, labels, shares
 

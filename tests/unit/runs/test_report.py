@@ -11,7 +11,7 @@ import command_line
 from browser import check_fits, look
 from kmodels import models
 from kmodels.data import ArraySource
-from kmodels.runs import classification, report
+from kmodels.runs import report, results
 from kmodels.runs.report import confusion
 from kmodels.runs.run_folder import USES, read
 from refusals import refused
@@ -20,8 +20,8 @@ from refusals import refused
 SHOWN = (
     *("vit_debug on /data/aaa", "23 November 2026, 14:46", "2 min 20 s", "jax on cpu x1"),
     *("0.9124", "1,411", "505 MB", "11%", "kmodels vit --resume", "Best epoch: 2", "ankle boot"),
-    *("1,437 to train on, 180 for validation, 120 for the test", "1,234,567, 1,000 of them"),
-    *("Sure mistakes", "Unsure mistakes", "Right, but only just", "Learning rate", "Throughput"),
+    *("1,437 for training, 180 for validation, 120 for the test", "1,234,567, 1,000 trained"),
+    *("Confident mistakes", "Unsure mistakes", "Barely right", "Learning rate", "Throughput"),
 )
 
 
@@ -138,7 +138,7 @@ def test_confusions_of_many_classes_are_pairs(tmp_path):
 @pytest.mark.parametrize(("shape", "kind"), [((8, 8, 1), "png"), ((300, 200, 3), "jpeg")])
 def test_pictures_are_small_files(shape, kind):
     source = ArraySource(np.zeros((2, *shape), "uint8"), np.array([0, 1]))
-    found = classification.summary("test", source, np.array([[1.0, 0.0], [0.6, 0.4]]), "ab")
+    found = results.predictions("test", source, np.array([[1.0, 0.0], [0.6, 0.4]]), "ab")
     (picture,) = found["groups"]["all"]
     assert picture["image"].startswith(f"data:image/{kind};base64,")
     assert picture["side"] == min(max(shape), 128)

@@ -23,7 +23,7 @@ SMALL = ("--preset", "vit_debug", "--data", "synthetic:48", "--batch-size", "8",
 SAID = (
     "vit: vit_debug, ",
     "synthetic:48",
-    "2 epochs of 6 steps, 8 images a step",
+    "2 epochs of 6 steps, 8 images per step",
     "results   out",
     "epoch     loss  accuracy     loss  accuracy  samples/s     left",
 )

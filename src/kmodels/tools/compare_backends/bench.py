@@ -103,7 +103,7 @@ class Case:
 
 
 def make_cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
-    """Returns all rows, sorted by precision, and a line for each thing that is left out.
+    """Returns all rows, sorted by precision, and a line for each omitted setting.
 
     Raises:
         InputError: if a named backend is not installed, or no row is left.
@@ -112,7 +112,7 @@ def make_cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
     notes: list[str] = []
     backends = _backends(options, pythons, notes)
     modes = _modes(options, backends, pythons, notes)
-    found = [
+    cases = [
         Case(backend, precision, mode, generic, workers, _python(pythons, backend, mode))
         for precision in options.precisions
         for backend in backends
@@ -120,9 +120,9 @@ def make_cases(options: BenchOptions) -> tuple[list[Case], list[str]]:
             modes[backend], _paths(options), options.workers or (None,)
         )
     ]
-    if not found:
+    if not cases:
         raise InputError("; ".join(notes))
-    return found, notes
+    return cases, notes
 
 
 def _python(pythons: dict[str, str], backend: str, mode: str = "") -> str:
@@ -130,52 +130,52 @@ def _python(pythons: dict[str, str], backend: str, mode: str = "") -> str:
 
 
 def _backends(options: BenchOptions, pythons: dict[str, str], notes: list[str]) -> list[str]:
-    found = []
+    names = []
     for backend in options.named or BACKENDS:
         # The interpreters of its modes may have a backend that this one does not.
         modes = [mode for mode in MODES[backend] if mode in options.compile]
         elsewhere = bool(modes) and all(mode in pythons for mode in modes)
         wanted = {backend, "keras"}
         if elsewhere or installed(_python(pythons, backend), [*wanted]) >= wanted:
-            found.append(backend)
+            names.append(backend)
             continue
         text = f"{backend} is not installed: pip install 'kmodels[{backend}]'"
         if options.named:
             raise InputError(text)
         notes.append(f"left out: {text}")
-    return found
+    return names
 
 
 def _modes(
     options: BenchOptions, backends: list[str], pythons: dict[str, str], notes: list[str]
 ) -> dict[str, list[str]]:
-    """Returns the modes of each backend; a mode that no backend has is an error."""
+    """Returns the modes of each backend; raises InputError for a mode that no backend has."""
     wanted = [mode for mode in options.compile if mode != AUTO]
     if nowhere := [mode for mode in wanted if not any(mode in MODES[name] for name in backends)]:
         has = "; ".join(f"{name} has {', '.join(MODES[name])}" for name in backends)
         raise InputError(f"compile is {', '.join(nowhere)}, which no backend here has: {has}")
-    found: dict[str, list[str]] = {}
+    modes: dict[str, list[str]] = {}
     for backend in backends:
-        found[backend] = [mode for mode in options.compile if mode in (AUTO, *MODES[backend])]
+        modes[backend] = [mode for mode in options.compile if mode in (AUTO, *MODES[backend])]
         absent = [mode for mode in wanted if mode not in MODES[backend]]
-        if not found[backend]:
-            found[backend] = [AUTO]
-            notes.append(f"{backend} has no {' or '.join(absent)}: its own way is measured")
+        if not modes[backend]:
+            modes[backend] = [AUTO]
+            notes.append(f"{backend} has no {' or '.join(absent)}: its default is measured")
         elif absent:
             notes.append(f"left out: {backend} has no {' or '.join(absent)}")
-        if OPENXLA in found[backend]:
+        if OPENXLA in modes[backend]:
             needed = ["torch", *NEEDS[OPENXLA]]
             if missing := {*needed} - installed(_python(pythons, backend, OPENXLA), needed):
-                found[backend].remove(OPENXLA)
+                modes[backend].remove(OPENXLA)
                 notes.append(f"left out: openxla needs {', '.join(sorted(missing))}; {HOW}")
-    return found
+    return modes
 
 
 def _paths(options: BenchOptions) -> list[str]:
     """Returns values of KMODELS_GENERIC_OPS."""
-    found = ["" if name == "override" else "all" for name in options.ops]
-    found += ["" if name == "fused" else "attention" for name in options.attention]
-    return list(dict.fromkeys(found)) or [""]
+    paths = ["" if name == "override" else "all" for name in options.ops]
+    paths += ["" if name == "fused" else "attention" for name in options.attention]
+    return list(dict.fromkeys(paths)) or [""]
 
 
 def run(options: BenchOptions, console: Console | None = None) -> dict[str, Any]:
@@ -196,13 +196,13 @@ def run(options: BenchOptions, console: Console | None = None) -> dict[str, Any]
         InputError: for wrong settings.
         Refused: if rows differ in more than the compared settings; lists all differences.
     """
-    chosen, notes = make_cases(options)
+    cases, notes = make_cases(options)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     shown = console is not None and console.is_terminal
     bar = Progress(*columns, console=console, transient=True, disable=not shown)
     with stopped_by_signals(), bar as progress:
-        bench = _Bench(options, progress, notes, len(chosen))
-        for _, members in groupby(chosen, lambda case: case.precision):
+        bench = _Bench(options, progress, notes, len(cases))
+        for _, members in groupby(cases, lambda case: case.precision):
             bench.measure(list(members))
         if options.largest_batch:
             bench.find_largest()
@@ -317,8 +317,8 @@ class _Bench:
 
     def _compare(self) -> None:
         good = [row.values for row in self._good()]
-        if found := differences(good):
-            raise Refused(found)
+        if lines := differences(good):
+            raise Refused(lines)
         first: dict[str, dict[str, Any]] = {}
         for values in good:
             beside = first.setdefault(values["precision"], values)
@@ -399,14 +399,14 @@ def differences(rows: Sequence[dict[str, Any]]) -> list[str]:
         rows: with `label`, `precision`, `losses` and `facts`; the others are compared with the
             first row, and with the first row of their precision.
     """
-    found = []
+    lines = []
     first: dict[str, dict[str, Any]] = {}
     for row in rows:
         beside = first.setdefault(row["precision"], row)
-        found += _facts(rows[0], row, ALL)
-        found += _facts(beside, row, OF_PRECISION)
-        found += _losses(beside, row)
-    return found
+        lines += _facts(rows[0], row, ALL)
+        lines += _facts(beside, row, OF_PRECISION)
+        lines += _losses(beside, row)
+    return lines
 
 
 def _facts(beside: dict[str, Any], row: dict[str, Any], names: Sequence[str]) -> list[str]:
@@ -426,7 +426,7 @@ def _losses(beside: dict[str, Any], row: dict[str, Any]) -> list[str]:
         if not abs(ours - theirs) <= allowed * abs(theirs):
             return [
                 f"{row['label']}: the loss of step {step} is {ours:.6g}, {beside['label']} has "
-                f"{theirs:.6g}; {allowed:g} of it is allowed between them"
+                f"{theirs:.6g}; the allowed relative difference is {allowed:g}"
             ]
     return []
 

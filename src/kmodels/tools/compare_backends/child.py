@@ -67,7 +67,7 @@ def hide(packages: Iterable[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Has Linux kill this process when its parent ends in any way."""
+    """Makes Linux kill this process when its parent ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != parent:

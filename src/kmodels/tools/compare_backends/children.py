@@ -209,8 +209,8 @@ class Child:
         text = Path(self._log.name).read_text(errors="replace").strip()
         self.close()
         if code == -signal.SIGKILL:
-            return OutOfMemory(f"{self.name}: killed by the system, most likely for its memory")
-        last = text.splitlines()[-1][:_SHOWN] if text else "it said nothing"
+            return OutOfMemory(f"{self.name}: killed by the system, probably out of memory")
+        last = text.splitlines()[-1][:_SHOWN] if text else "no output"
         return ChildError(f"{self.name}: ended with status {code}: {last}")
 
 
@@ -234,7 +234,9 @@ def installed(python: str, packages: Sequence[str]) -> set[str]:
             timeout=60,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise InputError(f"{python} is not a Python that runs: {error}") from None
+        raise InputError(
+            f"{python} does not run: {error}; give the path of a Python interpreter"
+        ) from None
     return set(done.stdout.split())
 
 

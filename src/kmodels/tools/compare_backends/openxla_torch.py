@@ -13,10 +13,10 @@ import torch
 import torchax  # pyright: ignore[reportMissingImports], of an environment of its own
 from torchax import interop, tensor, view  # pyright: ignore[reportMissingImports]
 
-# The device on which torchax' tensors say that they are.
+# The device that torchax' tensors report.
 DEVICE = "jax"
-# Their own memory is not torch's, so they say that they are abstract; Keras would take them for
-# shapes without values.
+# Their memory is not torch's, so they report being abstract, and Keras would treat them as shapes
+# without values.
 for _kind in (tensor.Tensor, view.View):
     _kind.is_meta = property(lambda self: False)
 
@@ -31,11 +31,11 @@ def train(model: keras.Model, data: Iterable[Any], count: Callable[[Any], None])
     """
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
-    held = (model.trainable_variables, optimizer.variables, model.non_trainable_variables)
+    groups = (model.trainable_variables, optimizer.variables, model.non_trainable_variables)
     environment = torchax.default_env()
-    state = environment.to_xla([[v.value.detach() for v in group] for group in held])
+    state = environment.to_xla([[v.value.detach() for v in group] for group in groups])
     # The state is written over, as in every other step.
-    step = interop.jax_jit(_step(model, held), {"donate_argnums": 0})
+    step = interop.jax_jit(_step(model, groups), {"donate_argnums": 0})
     with environment:
         for batch in data:
             values = keras.tree.map_structure(torch.from_numpy, batch)
@@ -43,9 +43,9 @@ def train(model: keras.Model, data: Iterable[Any], count: Callable[[Any], None])
             count(loss.numpy())
 
 
-def _step(model: keras.Model, held: tuple[list, list, list]) -> Callable[..., Any]:
+def _step(model: keras.Model, groups: tuple[list, list, list]) -> Callable[..., Any]:
     """(state, x, y, weights) to the state after a step and the loss."""
-    weights, slots, others = held
+    weights, slots, others = groups
     optimizer = model.optimizer
 
     def forward(
@@ -55,8 +55,8 @@ def _step(model: keras.Model, held: tuple[list, list, list]) -> Callable[..., An
         y: torch.Tensor,
         sample_weight: torch.Tensor | None = None,
     ) -> Any:
-        given = [*zip(weights, values, strict=True), *zip(others, rest, strict=True)]
-        with keras.device(DEVICE), keras.StatelessScope(state_mapping=given) as scope:
+        mapping = [*zip(weights, values, strict=True), *zip(others, rest, strict=True)]
+        with keras.device(DEVICE), keras.StatelessScope(state_mapping=mapping) as scope:
             outputs = model(x, training=True)
             arguments = {"x": x, "y": y, "y_pred": outputs, "sample_weight": sample_weight}
             loss = model.compute_loss(**arguments, training=True)
@@ -67,8 +67,8 @@ def _step(model: keras.Model, held: tuple[list, list, list]) -> Callable[..., An
     def step(state: list, *batch: torch.Tensor) -> Any:
         values, own, rest = state
         (loss, rest), gradients = gradient(values, rest, *batch)
-        given = [*zip(weights, values, strict=True), *zip(slots, own, strict=True)]
-        with keras.device(DEVICE), keras.StatelessScope(state_mapping=given) as scope:
+        mapping = [*zip(weights, values, strict=True), *zip(slots, own, strict=True)]
+        with keras.device(DEVICE), keras.StatelessScope(state_mapping=mapping) as scope:
             rate = keras.ops.cast(optimizer.learning_rate, "float32")
             for change, variable in zip(gradients, weights, strict=True):
                 optimizer.update_step(change, variable, rate)

@@ -157,7 +157,7 @@ class BenchOptions(ModelOptions):
             InputError: for an entry that is not NAME=PATH.
         """
         names = {*BACKENDS, OPENXLA}
-        found = {}
+        paths = {}
         for entry in (*listed(os.environ.get(ENVIRONMENT, "")), *self.python):
             name, equals, path = entry.partition("=")
             if not equals or name not in names or not path:
@@ -165,8 +165,8 @@ class BenchOptions(ModelOptions):
                     f"the interpreter {entry!r} is not NAME=PATH, where NAME is one of "
                     f"{', '.join(sorted(names))}"
                 )
-            found[name] = os.path.expanduser(path)
-        return found
+            paths[name] = os.path.expanduser(path)
+        return paths
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -181,18 +181,20 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         InputError: for anything else.
     """
     if wrong := [part for part in listed(text) if not re.fullmatch(r"\d+", part)]:
-        raise InputError(f"{name} is {', '.join(wrong)}; give whole numbers, a comma between them")
+        raise InputError(f"{name} is {', '.join(wrong)}; give whole numbers separated by commas")
     return tuple(int(part) for part in listed(text))
 
 
-def check_names(what: str, given: Sequence[str], known: Collection[str], some: bool = True) -> None:
+def check_names(
+    what: str, values: Sequence[str], known: Collection[str], some: bool = True
+) -> None:
     """Raises `InputError` for an unknown name, a repeated name, or none."""
-    if some and not given:
+    if some and not values:
         raise InputError(f"{what} is empty; give some of {', '.join(known)}")
-    for name in given:
+    for name in values:
         if name not in known:
             raise InputError(f"{what} is {name!r}; give some of {', '.join(known)}")
-        if list(given).count(name) > 1:
+        if list(values).count(name) > 1:
             raise InputError(f"{what} names {name} twice")
 
 

@@ -80,12 +80,12 @@ class Stage:
     @property
     def first(self) -> Difference | None:
         """The first tensor that differs too much."""
-        return next((found for found in self.differences if found.is_beyond), None)
+        return next((one for one in self.differences if one.is_beyond), None)
 
     @property
     def worst(self) -> Difference:
         """The tensor with the largest difference relative to what is allowed."""
-        return max(self.differences, key=lambda found: found.largest / found.allowed)
+        return max(self.differences, key=lambda one: one.largest / one.allowed)
 
 
 def difference(
@@ -138,11 +138,11 @@ def stages(
         arrays = [np.asarray(left[f"{name}:{tensor}"]) for tensor in tensors]
         largest = [float(np.max(np.abs(array), initial=0.0)) for array in arrays]
         scale = FLOOR * max([value for value in largest if np.isfinite(value)], default=0.0)
-        found = (
+        differences = (
             difference(tensor, array, right.get(f"{name}:{tensor}", ()), tolerance, scale)
             for tensor, array in zip(tensors, arrays, strict=True)
         )
-        yield Stage(step, name, tuple(found))
+        yield Stage(step, name, tuple(differences))
 
 
 def run(options: ParityOptions) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def run(options: ParityOptions) -> dict[str, Any]:
             name = side.backend
             raise InputError(f"{name} is not installed: pip install 'kmodels[{name}]'")
     names = [options.left.label(options.right), options.right.label(options.left)]
-    found: list[Stage] = []
+    compared: list[Stage] = []
     first = None
     with stopped_by_signals(), ExitStack() as stack:
         children = [stack.enter_context(_child(options, side, stack)) for side in sides]
@@ -182,8 +182,8 @@ def run(options: ParityOptions) -> dict[str, Any]:
             before = {"before": order.pop("before")}
             if last is not None:
                 order = {last: order[last]}
-            found += stages(number, order, left, right, options.allowed)
-            if first := _first(found):
+            compared += stages(number, order, left, right, options.allowed)
+            if first := _first(compared):
                 start = next(iter(stages(number, before, left, right, options.allowed)))
                 break
     return {
@@ -196,7 +196,7 @@ def run(options: ParityOptions) -> dict[str, Any]:
         "tolerance": options.allowed,
         "equal": first is None,
         "first": None if first is None else _first_difference(first, start),
-        "stages": [_summary(stage) for stage in found],
+        "stages": [_summary(stage) for stage in compared],
     }
 
 
@@ -244,14 +244,14 @@ def _check_same(facts: list[dict[str, Any]], names: list[str]) -> None:
 
 
 def _arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
-    with np.load(answer["file"]) as held:
-        found = {key: held[str(i)] for i, key in enumerate(answer["keys"])}
+    with np.load(answer["file"]) as archive:
+        arrays = {key: archive[str(i)] for i, key in enumerate(answer["keys"])}
     Path(answer["file"]).unlink()
-    return found
+    return arrays
 
 
-def _first(found: list[Stage]) -> tuple[Stage, Difference] | None:
-    for stage in found:
+def _first(compared: list[Stage]) -> tuple[Stage, Difference] | None:
+    for stage in compared:
         if stage.first is not None:
             return stage, stage.first
     return None
@@ -260,8 +260,8 @@ def _first(found: list[Stage]) -> tuple[Stage, Difference] | None:
 def _first_difference(first: tuple[Stage, Difference], start: Stage) -> dict[str, Any]:
     stage, tensor = first
     layer = tensor.name if stage.name == "forward" else tensor.name.rpartition("/")[0]
-    differing = [found for found in start.differences if found.is_beyond]
-    inside = [str(found) for found in differing if f"{found.name}/".startswith(f"{layer}/")]
+    differing = [one for one in start.differences if one.is_beyond]
+    inside = [str(one) for one in differing if f"{one.name}/".startswith(f"{layer}/")]
     return {
         "step": stage.step,
         "stage": stage.name,

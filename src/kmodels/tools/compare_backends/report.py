@@ -14,7 +14,7 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.units import pluralize
 from kmodels.runs import plots
 
-# The colours of the precisions that have rows; colour-blind eyes tell them apart.
+# Colours of the precisions, distinguishable with colour blindness.
 _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
 _INK = "#333333"
 
@@ -43,7 +43,9 @@ def _show_bench(result: dict[str, Any], console: Console) -> None:
         if row["failed"] is not None:
             console.print(f"failed: {row['failed']}", highlight=False, soft_wrap=True, markup=False)
     if rows and len({row["group"] for row in rows}) > len({row["precision"] for row in rows}):
-        console.print("not all rows of a precision were alive at once: see group in the JSON")
+        console.print(
+            "not all rows of a precision ran in turns with each other: see group in the JSON"
+        )
 
 
 def _table(result: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
@@ -83,8 +85,8 @@ def _agreement(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         name = row["precision"]
         largest[name] = max(largest.get(name, 0.0), row["loss_difference"])
-    found = ", ".join(f"{name} {value:.0e}" for name, value in largest.items())
-    return f"losses agree, the largest relative difference is: {found}"
+    parts = ", ".join(f"{name} {value:.0e}" for name, value in largest.items())
+    return f"losses agree; largest relative difference: {parts}"
 
 
 def _short(number: float) -> str:
@@ -94,13 +96,13 @@ def _short(number: float) -> str:
 
 def _paths(rows: list[dict[str, Any]]) -> list[str]:
     """Returns the rows whose attention declined its override, by reason."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for row in rows:
         took = row["took"].get("attention", "override")
         if row["ops"] == "override" and took not in ("override", "not called"):
             why = "there is no override" if took == "generic" else took
-            found.setdefault(why, []).append(row["label"])
-    return [f"attention is generic in {', '.join(who)}: {why}" for why, who in found.items()]
+            by_reason.setdefault(why, []).append(row["label"])
+    return [f"attention is generic in {', '.join(who)}: {why}" for why, who in by_reason.items()]
 
 
 def write(result: dict[str, Any], out: str | Path) -> list[Path]:
@@ -193,9 +195,9 @@ def _tick(row: dict[str, Any]) -> str:
 def _show_parity(result: dict[str, Any], console: Console) -> None:
     left, right = result["sides"]
     table = Table(title=f"kmodels parity: {left} and {right}", title_justify="left")
-    for heading in ("step", "stage", "tensors", "most apart"):
+    for heading in ("step", "stage", "tensors", "largest difference"):
         table.add_column(heading, justify="right" if heading in ("step", "tensors") else "left")
-    table.add_column("of what is allowed", justify="right")
+    table.add_column("over allowed", justify="right")
     former = 1
     for stage in result["stages"]:
         if stage["step"] != former:
@@ -206,12 +208,14 @@ def _show_parity(result: dict[str, Any], console: Console) -> None:
     console.print(table)
     plain: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
     if result["dropout"]:
-        console.print("with dropout the forward pass without it is all that is compared", **plain)
+        console.print(
+            "the model has dropout, so only the forward pass without dropout is compared", **plain
+        )
     if (first := result["first"]) is None:
         console.print(f"equal in {result['steps']} steps, to {result['tolerance']:g}", **plain)
         return
     console.print(
-        f"they part in step {first['step']}, {first['stage']}, at {first['text']}", **plain
+        f"first difference: step {first['step']}, {first['stage']}, {first['text']}", **plain
     )
     for line in first["weights"]:
-        console.print(f"before that step already: {line}", **plain)
+        console.print(f"already different before that step: {line}", **plain)

@@ -1,4 +1,4 @@
-"""The work of a child process: it builds the model of one row or side, and trains on request."""
+"""The work of a child process: builds the model of one row or side, and trains on request."""
 
 import os
 import time
@@ -69,14 +69,14 @@ def make_model(
         with keras_internals.without_values():
             outline = task.from_preset(preset, load_weights=False, preprocessor=None, **changes)
         if is_text(outline):
-            raise InputError(f"{preset} takes no images; leave --image-size out")
+            raise InputError(f"{preset} has no image input; leave --image-size out")
         channels = outline.backbone.config.image_shape[-1]
         changes["image_shape"] = (image_size, image_size, channels)
     model = task.from_preset(preset, dtype=policy, preprocessor=None, **changes)
     if is_text(model) and not model.gives_logits:
         raise InputError(
-            f"{preset} is a {task.__name__}, which has no loss of its own to train with; give a "
-            "classifier or a causal model"
+            f"{preset} is a {task.__name__}, which has no default loss; give a classifier or a "
+            "causal model"
         )
     if lora or (lora is None and is_text(model)):
         model.enable_lora(rank)
@@ -151,15 +151,17 @@ def batches(
         InputError: for workers with a language model.
     """
     if workers is None:
-        made = [batch(model, rows, length, seed + number) for number in range(ready)]
-        kept = [(x, y) if weights is None else (x, y, weights) for x, y, weights in made]
-        return Batches(lambda index: kept[index % ready])
+        ready_batches = [batch(model, rows, length, seed + number) for number in range(ready)]
+        repeated = [
+            (x, y) if weights is None else (x, y, weights) for x, y, weights in ready_batches
+        ]
+        return Batches(lambda index: repeated[index % ready])
     if is_text(model):
-        raise InputError("--workers is about images; a model of text has its batches ready")
+        raise InputError("--workers needs a model with image inputs; leave it out")
     height, width, channels = model.backbone.config.image_shape
     # The labels of these images are 0 to 9.
     if model.num_classes < 10:
-        raise InputError(f"--workers needs 10 classes or more; this model has {model.num_classes}")
+        raise InputError(f"--workers needs at least 10 classes; this model has {model.num_classes}")
     data = open_dataset(f"synthetic:{_LOADED * rows}", image_size=(height, width), seed=seed)
     return ImageLoader(data.train, rows, workers=workers, channels=channels, mean=0.5, std=0.5)
 
@@ -192,13 +194,13 @@ def facts(model: keras.Model, device: HardwareBackend) -> dict[str, Any]:
 
 def dropouts(model: keras.Model) -> dict[str, float]:
     """Returns the dropout rates above 0 by the path of their layer."""
-    found = {}
+    rates = {}
     for layer in keras_internals.sublayers(model):
         for name in ("rate", "dropout"):
             rate = getattr(layer, name, None)
             if isinstance(rate, float) and rate:
-                found[layer.path] = rate
-    return dict(sorted(found.items()))
+                rates[layer.path] = rate
+    return dict(sorted(rates.items()))
 
 
 def _version(package: str) -> str:
@@ -307,19 +309,21 @@ def _bench(model: Any, job: dict[str, Any], turns: Turns, device: HardwareBacken
     shape = (job["batch_size"], job["sequence_length"], job["seed"])
     data = batches(model, *shape, job["workers"], job["ready"])
     track_step_loss(model)
-    found = facts(model, device)
-    found |= {"compile": _mode(model, job["compile"]), "device": device_name()}
-    found |= {"cpu": device.is_cpu(), "text": is_text(model)}
-    found |= {"host_bytes": host_bytes()}
-    if found["dropout"] and job["compile"] == OPENXLA:
-        raise LeftOut("torchax traces no random generator of torch; use a model without dropout")
-    if found["dropout"]:
+    answer = facts(model, device)
+    answer |= {"compile": _mode(model, job["compile"]), "device": device_name()}
+    answer |= {"cpu": device.is_cpu(), "text": is_text(model)}
+    answer |= {"host_bytes": host_bytes()}
+    if answer["dropout"] and job["compile"] == OPENXLA:
+        raise LeftOut(
+            "torchax does not support torch's random generator; use a model without dropout"
+        )
+    if answer["dropout"]:
         # Each backend drops other values, so only the loss without dropout can be compared.
         x, y, weights = batch(model, *shape)
         options: dict[str, Any] = {"batch_size": len(y), "verbose": 0, "return_dict": True}
         logs = model.evaluate(x, y, sample_weight=weights, **options)
-        found["evaluated"] = float(logs["loss"])
-    turns.ready(found)
+        answer["evaluated"] = float(logs["loss"])
+    turns.ready(answer)
     if job["compile"] == OPENXLA:
         engine = backend_module(
             "kmodels.tools.compare_backends.openxla", OpenXLABackend, optional=True
@@ -405,18 +409,18 @@ def step(
         float32 arrays by "stage:name" in the order of computation; gradients come in the order of
         the backward pass, and "before" holds the weights that the step starts from.
     """
-    found = {f"before:{path}": _array(v) for path, v in named(model.trainable_variables).items()}
+    arrays = {f"before:{path}": _array(v) for path, v in named(model.trainable_variables).items()}
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
     for name, value in model.backbone.intermediates(inputs).items():
-        found[f"forward:{name}"] = _numbers(value)
-    found["forward:logits"] = _numbers(model(inputs, training=False))
+        arrays[f"forward:{name}"] = _numbers(value)
+    arrays["forward:logits"] = _numbers(model(inputs, training=False))
     model.reset_metrics()
     logs = model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
-    found["loss:loss"] = np.asarray(logs["loss"], "float32")
+    arrays["loss:loss"] = np.asarray(logs["loss"], "float32")
     paths = list(named(model.trainable_variables))
     for path, slot in reversed(list(zip(paths, optimizer.gradients, strict=True))):
-        found[f"gradients:{path}"] = _array(slot)
-    return found | {
+        arrays[f"gradients:{path}"] = _array(slot)
+    return arrays | {
         f"weights:{path}": _array(v) for path, v in named(model.trainable_variables).items()
     }
 

@@ -46,7 +46,7 @@ class ExportFormat:
 
     Args:
         name: value of `--to`.
-        what: description.
+        what: description in the table of docs/convert.md.
         runtime: runtime of the comparison.
         stand_in: runtime of the comparison if `runtime` is not installed.
         suffix: suffix of the file; "" for a directory.
@@ -105,7 +105,7 @@ class ExportFormat:
         if backend() not in self.backends:
             able = list(self.backends)
             raise InputError(
-                f"{self.name} cannot be written from {backend()} but from {' and '.join(able)}: "
+                f"{self.name} can be written from {' and '.join(able)}, not from {backend()}: "
                 f"set KERAS_BACKEND={able[0]}"
             )
         if absent := missing(self.backends[backend()]):
@@ -157,7 +157,7 @@ def find(name: str) -> ExportFormat:
     if name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"there is no format {name!r}; choose one of {', '.join(FORMATS)}{hint}")
+        raise InputError(f"{name!r} is not a format; choose one of {', '.join(FORMATS)}{hint}")
     return FORMATS[name]
 
 

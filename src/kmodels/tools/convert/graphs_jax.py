@@ -26,8 +26,8 @@ def stablehlo(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None
     names = iter(("batch", "length"))
     text = ", ".join(next(names) if size is None else str(size) for size in spec.shape)
     shape = jax.ShapeDtypeStruct(export.symbolic_shape(text), spec.dtype)
-    found = export.export(jax.jit(lambda x: model(x)), platforms=PLATFORMS)(shape)
-    path.write_bytes(found.serialize())
+    program = export.export(jax.jit(lambda x: model(x)), platforms=PLATFORMS)(shape)
+    path.write_bytes(program.serialize())
 
 
 def run_stablehlo(

@@ -51,13 +51,13 @@ def onnx(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
 def openvino(model: "keras.Model", spec: "keras.InputSpec", path: Path) -> None:
     """Writes OpenVINO from a program, as it lacks ops of the graph that Keras traces."""
     ov: Any = importlib.import_module("openvino")
-    held = path / "model.pt2"
-    torch_export(model, spec, held)
-    found = ov.convert_model(torch.export.load(held))
-    held.unlink()
-    found.inputs[0].get_tensor().set_names({spec.name})
-    found.reshape({spec.name: [-1 if size is None else size for size in spec.shape]})
-    ov.save_model(found, path / "model.xml", compress_to_fp16=False)
+    program = path / "model.pt2"
+    torch_export(model, spec, program)
+    converted = ov.convert_model(torch.export.load(program))
+    program.unlink()
+    converted.inputs[0].get_tensor().set_names({spec.name})
+    converted.reshape({spec.name: [-1 if size is None else size for size in spec.shape]})
+    ov.save_model(converted, path / "model.xml", compress_to_fp16=False)
 
 
 def _free(spec: "keras.InputSpec") -> dict[int, Any]:
@@ -78,38 +78,38 @@ def run_transformers(path: Path, samples: Arrays, model: keras.Model) -> list[np
     """Runs transformers on a directory in float32."""
     package: Any = importlib.import_module("transformers")
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    made = getattr(package, described["architectures"][0])
-    peer = made.from_pretrained(path, dtype=torch.float32).eval()
-    found = []
+    cls = getattr(package, described["architectures"][0])
+    peer = cls.from_pretrained(path, dtype=torch.float32).eval()
+    outputs = []
     with torch.no_grad():
         for sample in samples:
             if sample.ndim == 2:
-                given = {"input_ids": torch.from_numpy(sample).long()}
+                inputs = {"input_ids": torch.from_numpy(sample).long()}
             elif described["model_type"].startswith("siglip2"):
-                given = _patches(sample, model)
+                inputs = _patches(sample, model)
             else:
-                given = {"pixel_values": _channels_first(sample)}
-            output = peer(**given)
+                inputs = {"pixel_values": _channels_first(sample)}
+            output = peer(**inputs)
             if (path / "modules.json").is_file():
-                found.append(_vectors(path, output.last_hidden_state).numpy())
+                outputs.append(_vectors(path, output.last_hidden_state).numpy())
             else:
-                found.append(_chosen(output, peer, model).numpy())
-    return found
+                outputs.append(_chosen(output, peer, model).numpy())
+    return outputs
 
 
 def _vectors(path: Path, x: torch.Tensor) -> torch.Tensor:
     """Applies the modules of an embedder after its transformer to hidden states (B, T, D)."""
     for module in json.loads((path / "modules.json").read_text(encoding="utf-8"))[1:]:
         folder, kind = path / module["path"], module["type"].rpartition(".")[2]
-        held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if kind == "Pooling":
-            first = held["pooling_mode_cls_token"]
-            x = x.mean(1) if held["pooling_mode_mean_tokens"] else x[:, 0 if first else -1]
+            first = config["pooling_mode_cls_token"]
+            x = x.mean(1) if config["pooling_mode_mean_tokens"] else x[:, 0 if first else -1]
         elif kind == "Dense":
             tensors = read_safetensors(folder)
             weights = {name: torch.from_numpy(t.read()).float() for name, t in tensors.items()}
             x = torch.nn.functional.linear(x, weights["linear.weight"], weights.get("linear.bias"))
-            x = x.tanh() if held["activation_function"].endswith("Tanh") else x
+            x = x.tanh() if config["activation_function"].endswith("Tanh") else x
         else:
             x = torch.nn.functional.normalize(x, dim=-1)
     return x
@@ -134,14 +134,14 @@ def run_gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray
     names = reading.get_tensor_name_map(kinds[kind], form["num_hidden_layers"])
     # Norms multiply by the weight in llama.cpp, and in transformers by as much more as here.
     less = model.backbone.config.norm_offset
-    scalars = [held for held in peer.named_buffers() if held[0].endswith("layer_scalar")]
+    scalars = [buffer for buffer in peer.named_buffers() if buffer[0].endswith("layer_scalar")]
     with torch.no_grad():
         for name, weight in (*peer.named_parameters(), *scalars):
             known = names.get_name(name, (".weight",))
             values = torch.from_numpy(tensors[known if known in tensors else f"{known}.weight"])
             weight.copy_(values - less if name.endswith("norm.weight") else values)
-        given = ({"input_ids": torch.from_numpy(sample).long()} for sample in samples)
-        return [peer.eval()(**inputs).logits.numpy() for inputs in given]
+        rows = ({"input_ids": torch.from_numpy(sample).long()} for sample in samples)
+        return [peer.eval()(**inputs).logits.numpy() for inputs in rows]
 
 
 def _chosen(output: Any, peer: Any, model: keras.Model) -> torch.Tensor:

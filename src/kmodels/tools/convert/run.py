@@ -1,4 +1,4 @@
-"""Writes a model in a format, and compares the outputs of the file in the runtime that reads it."""
+"""Writes a model in a format, and compares the outputs of the file in its runtime."""
 
 import importlib
 import importlib.metadata
@@ -27,7 +27,7 @@ from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_ima
 from kmodels.weights import native
 from kmodels.weights.native import refuse_to_replace
 
-# Shares of the largest output. A wrong file differs by far more, and float32 by far less. llama.cpp
+# Shares of the largest output. A wrong file differs far more, float32 rounding far less. llama.cpp
 # uses a table of GELU in half precision and rounds inputs of matrix products to as few bits as the
 # weights have, which changes outputs about as much as rounding the weights.
 LIMIT, LIMIT_ROUGH, ROUNDINGS = 1e-3, 5e-2, 4.0
@@ -136,24 +136,26 @@ def convert(
         destination = local_path(destination)
     _check_destination(form, destination)
     form.check_backend()
-    made = isinstance(source, str | Path)
-    if made and Path(source).expanduser().resolve() == destination.resolve():
+    is_path = isinstance(source, str | Path)
+    if is_path and Path(source).expanduser().resolve() == destination.resolve():
         raise InputError(f"{destination} is the source; give another destination")
-    if not made and adapter is not None:
-        raise InputError("an adapter goes with a source that is read; load it and call merge_lora")
+    if not is_path and adapter is not None:
+        raise InputError(
+            "adapter needs a source that is a path; load the adapter and call merge_lora"
+        )
     # The host has more memory, no TF32, and writes files that run anywhere.
-    with keras.device("cpu") if made else nullcontext():
+    with keras.device("cpu") if is_path else nullcontext():
         whole = not text_only and not form.traced
         read = "float32" if form.rounds else kind
-        model = _open(source, read, adapter, whole) if made else source
+        model = _open(source, read, adapter, whole) if is_path else source
         _check_model(form, model, kind)
         presets.check_parts(model, text_only, form.what)
         _check_mmproj(form, model, destination, kind, text_only, mmproj)
-        held: list[Converted] = []
+        results: list[Converted] = []
 
         def write(path: Path) -> None:
             _write(form, model, path, kind)
-            held.append(_compare(form, model, path, kind, sequence_length, destination))
+            results.append(_compare(form, model, path, kind, sequence_length, destination))
             if mmproj is not None:
                 model.projector.write(model, mmproj, kind)
 
@@ -165,11 +167,11 @@ def convert(
                     write(folder)
                 finish(target)
     # With text_only the caller knows that the other parts are missing.
-    whole = whole_of(source, type(model)) if made and not text_only else ""
+    whole = whole_of(source, type(model)) if is_path and not text_only else ""
     if not whole:
-        return held[0]
-    part = f"it has the {type(model).__name__} of a {whole} alone"
-    return replace(held[0], part=part)
+        return results[0]
+    part = f"it has only the {type(model).__name__} of a {whole}"
+    return replace(results[0], part=part)
 
 
 def _check_destination(form: ExportFormat, destination: Path) -> None:
@@ -177,10 +179,10 @@ def _check_destination(form: ExportFormat, destination: Path) -> None:
         refuse_to_replace(destination, form.files)
     elif destination.suffix != form.suffix:
         raise InputError(
-            f"{form.name} is a file whose name ends in {form.suffix}, which {destination} does not"
+            f"{destination} does not end in {form.suffix}; give the name of such a file"
         )
     elif destination.is_dir():
-        raise InputError(f"{destination} is a directory; {form.name} is a file")
+        raise InputError(f"{destination} is a directory; {form.name} is a file, give its name")
 
 
 def _check_mmproj(
@@ -195,8 +197,8 @@ def _check_mmproj(
         model.check_mmproj(destination, dtype, text_only, mmproj)
     elif mmproj is not None:
         raise InputError(
-            f"mmproj is {mmproj}; only gguf keeps a vision encoder in a file of its own, so leave "
-            "it out"
+            f"mmproj is {mmproj}; only gguf has a separate file for the vision encoder; leave "
+            "mmproj out"
         )
 
 
@@ -215,8 +217,8 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
     backbone = getattr(model, "backbone", model)
     if takes_pairs(backbone):
         raise InputError(
-            f"{form.name} is written of one tower, and {type(model).__name__} has two; its own "
-            "export_to_transformers writes both"
+            f"{form.name} holds one tower, and {type(model).__name__} has two; use its "
+            "export_to_transformers"
         )
     if form.method and not hasattr(model, form.method):
         raise InputError(
@@ -228,12 +230,12 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
             f"{form.name} holds a graph with one input, and {type(model).__name__} takes texts and "
             "images; write hf, keras-hub or gguf"
         )
-    if not form.rounds and (held := backbone.variable_dtype) != dtype:
-        raise InputError(f"the model is {held}; give dtype={held!r}, or one that is {dtype}")
+    if not form.rounds and (own := backbone.variable_dtype) != dtype:
+        raise InputError(f"the model is {own}; give dtype={own!r}, or one that is {dtype}")
     size = sum(int(np.prod(weight.shape)) for weight in model.weights) * 4
     if form.limited and size >= MOST_BYTES:
         raise InputError(
-            f"{form.name} ends at {human(MOST_BYTES)}, and the model has {human(size)}; "
+            f"{form.name} is limited to {human(MOST_BYTES)}, and the model has {human(size)}; "
             "write hf, gguf, savedmodel or torch-export"
         )
 
@@ -251,9 +253,9 @@ def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> No
         getattr(importlib.import_module(f"kmodels.tools.convert.{name}"), function)(model, path)
         return
     graphs = backend_module("kmodels.tools.convert.graphs", GraphsBackend)
-    kept = graphs.KEEPS.get(form.name, ())
+    overridden = graphs.KEEPS.get(form.name, ())
     served, spec = runtimes.serve(model)
-    generic = [op for op in dispatch.ops() if op not in kept]
+    generic = [op for op in dispatch.ops() if op not in overridden]
     # Exporters warn about their internals, and support the ops of the generic bodies best.
     try:
         with warnings.catch_warnings(), dispatch.generic_only(*generic):
@@ -262,7 +264,7 @@ def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> No
     except Exception as error:  # each exporter has its own
         others = [name for name in form.backends if name != dispatch.backend()]
         raise InputError(
-            f"{form.name} could not be written of this model from {dispatch.backend()} "
+            f"{form.name} could not be written from {dispatch.backend()} "
             f"({str(error).strip().partition(chr(10))[0] or type(error).__name__}); "
             f"try {' or '.join(others) if others else 'another format'}"
         ) from error
@@ -283,10 +285,10 @@ def _compare(
         exact, expected = expected, _outputs(again, samples)
         rounding = _distance(exact, expected) if form.rounds else None
     reader = form.reader()
-    found, advice = _ask(reader, path, samples, model)
+    outputs, advice = _ask(reader, path, samples, model)
     difference, runtime = None, ""
-    if found is not None:
-        difference = _distance(found, expected)
+    if outputs is not None:
+        difference = _distance(outputs, expected)
         runtime = f"{reader.name} {_version(reader.packages[0])}"
         rough = max(LIMIT_ROUGH * largest, ROUNDINGS * (rounding or 0.0))
         if not difference <= (rough if reader.rough else LIMIT * largest):
@@ -312,7 +314,7 @@ def _ask(
 ) -> tuple[list[np.ndarray] | None, str]:
     """Returns the outputs of the runtime, or None and the reason for which it cannot run."""
     if absent := reader.missing():
-        return None, f"{', '.join(absent)} is not here, pip install {reader.install}"
+        return None, f"{', '.join(absent)} is not installed, pip install {reader.install}"
     name, function = reader.call
     try:
         module = importlib.import_module(f"kmodels.tools.convert.{name}")
@@ -321,7 +323,7 @@ def _ask(
             return getattr(module, function)(path, samples, model), ""
     except ImportError as error:
         reason = " ".join(str(error).split())
-        return None, f"{reader.name} cannot be imported here ({reason})"
+        return None, f"{reader.name} cannot be imported ({reason})"
 
 
 def _without_preprocessor(model: keras.Model) -> dict[str, None]:
@@ -330,8 +332,8 @@ def _without_preprocessor(model: keras.Model) -> dict[str, None]:
 
 def _outputs(model: keras.Model, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the outputs in float32, since NumPy cannot compare bfloat16."""
-    found = (runtimes.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
-    return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in found]
+    arrays = (runtimes.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
+    return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in arrays]
 
 
 def _distance(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
@@ -358,11 +360,11 @@ def whole_of(source: str | Path, cls: type) -> str:
         return ""
     description = read_json(path / "config.json")
     if native.is_ours(path, description):
-        held, task = description.get("class", ""), description.get("task") or {}
+        name, task = description.get("class", ""), description.get("task") or {}
         # A classifier without classes is only its backbone.
-        return held if held != cls.__name__ and task and "num_classes" not in task else ""
-    held = next(iter(description.get("architectures") or ()), "")
+        return name if name != cls.__name__ and task and "num_classes" not in task else ""
+    name = next(iter(description.get("architectures") or ()), "")
     known = {task.__name__ for family in registry.families() for task in family.tasks}
     towers = {"text_config", "vision_config"} <= set(description)
     part = towers and not takes_images(getattr(cls, "backbone_class", cls))
-    return held if part or (held in known and held != cls.__name__) else ""
+    return name if part or (name in known and name != cls.__name__) else ""

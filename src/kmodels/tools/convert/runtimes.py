@@ -108,14 +108,14 @@ def litert(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Runs LiteRT's interpreter."""
     runtime: Any = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = runtime.Interpreter(model_path=str(path))
-    given, found = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    source, output = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
     outputs = []
     for sample in samples:
-        interpreter.resize_tensor_input(given["index"], sample.shape)
+        interpreter.resize_tensor_input(source["index"], sample.shape)
         interpreter.allocate_tensors()
-        interpreter.set_tensor(given["index"], sample)
+        interpreter.set_tensor(source["index"], sample)
         interpreter.invoke()
-        outputs.append(interpreter.get_tensor(found["index"]))
+        outputs.append(interpreter.get_tensor(output["index"]))
     return outputs
 
 
@@ -165,18 +165,18 @@ def write_keras_hub(model: keras.Model, path: Path) -> None:
 def keras_hub(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Runs keras-hub on a directory, on the running backend."""
     package: Any = importlib.import_module("keras_hub")
-    held, more = path / TASK, {"preprocessor": None}
-    if not held.is_file():
-        held, more = path / BACKBONE, {}
-    name = json.loads(held.read_text(encoding="utf-8"))["class_name"]
+    file, more = path / TASK, {"preprocessor": None}
+    if not file.is_file():
+        file, more = path / BACKBONE, {}
+    name = json.loads(file.read_text(encoding="utf-8"))["class_name"]
     peer = getattr(package.models, name).from_preset(str(path), **more)
-    found = []
+    arrays = []
     for sample in samples:
         inputs = keras.ops.convert_to_tensor(sample)
-        given = peer.input if isinstance(peer.input, dict) else {}
-        if "images" in given and "token_ids" not in given:  # its DINOv2
-            given_back = peer({"images": inputs}, training=False)
+        names = peer.input if isinstance(peer.input, dict) else {}
+        if "images" in names and "token_ids" not in names:  # its DINOv2
+            output = peer({"images": inputs}, training=False)
         else:
-            given_back = outputs(peer, inputs)
-        found.append(keras.ops.convert_to_numpy(given_back))
-    return found
+            output = outputs(peer, inputs)
+        arrays.append(keras.ops.convert_to_numpy(output))
+    return arrays

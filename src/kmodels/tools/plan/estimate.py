@@ -1,46 +1,193 @@
-"""An estimate of the memory of a training step, from shapes alone: nothing is allocated.
+"""The memory of a training step, estimated from shapes alone: nothing is allocated.
 
 A model built inside `keras_internals.without_values()` has the paths, shapes and layers of the real
-one and no numbers. The sizes of its weights, gradients and optimizer slots follow by arithmetic;
-the arrays that the blocks keep for the backward pass follow from `Sizes`, which each family derives
+one but no numbers. The sizes of its weights, gradients and optimizer slots follow by arithmetic;
+the arrays that the blocks save for the backward pass follow from `Sizes`, which each family derives
 from its config.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError, check_whole
 from kmodels.core.hardware import host_bytes
+from kmodels.core.precision import check_policy
+from kmodels.distribution.mesh import Mesh
 from kmodels.layers import quantized, remat
 from kmodels.layers.adapter import matrices, name_in
 from kmodels.layers.layout_family import family_of
-from kmodels.layers.shard_granularity import granularity_of
+from kmodels.layers.shard_granularity import Granularity, granularity_of
+from kmodels.lora import LoraSettings
 from kmodels.lora.enable import chosen
 from kmodels.lora.targets import linear_layers
 from kmodels.models.common.sizes import BlockSizes, Sizes
 from kmodels.ops.linear_cross_entropy import tile_of
 from kmodels.overrides.blocks import blocks
-from kmodels.tools.plan.arrays import (
-    ACTIVATIONS,
-    FROZEN,
-    GATHERED,
-    GRADIENTS,
-    HEAD,
-    MOVING,
-    OPTIMIZER,
-    PARTS,
-    SCRATCH,
-    SLOTS,
-    TRAINED,
-    Facts,
-    FactsBackend,
-    Held,
-    Setup,
-    width_of,
-)
+
+# Number of optimizer slots of a weight.
+SLOTS = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
+# The parts of the memory of a step, in the order of the table.
+FROZEN, TRAINED = "frozen weights", "trained weights"
+GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+ACTIVATIONS, HEAD, SCRATCH = "activations", "head", "scratch"
+# Whole weights and gradients that a device with sharded ones holds for a moment.
+GATHERED = "gathered"
+PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+# The parts that are allocated and freed within a step; allocators add to them.
+MOVING = (ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings of a step that the user chooses.
+
+    Args:
+        batch_size: rows of a step, over all devices.
+        sequence_length: tokens of a row of text.
+        precision: name of the dtype policy.
+        lora: adapters on a frozen backbone, or None to train all weights.
+        quantize: "int8" or "int4" for the frozen kernels, or None.
+        remat: see `layers.remat`.
+        optimizer: a key of `SLOTS`.
+        accumulate: batches per update.
+        ema: keeps a moving average of the trained weights.
+        packed: several texts in a row, separated by a mask.
+        accelerator: estimates for a GPU or TPU, even if this process has none.
+
+    Raises:
+        InputError: for values out of range.
+    """
+
+    batch_size: int
+    sequence_length: int = 0
+    precision: str = "float32"
+    lora: LoraSettings | None = None
+    quantize: str | None = None
+    remat: str = "none"
+    optimizer: str = "adamw"
+    accumulate: int = 1
+    ema: bool = False
+    packed: bool = False
+    accelerator: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("batch size", self.batch_size)
+        check_whole("accumulate", self.accumulate)
+        check_policy(self.precision)
+        if self.optimizer not in SLOTS:
+            raise InputError(f"optimizer is {self.optimizer!r}; choose {', '.join(SLOTS)}")
+        if self.remat not in remat.MODES:
+            raise InputError(f"remat is {self.remat!r}; choose {', '.join(remat.MODES)}")
+        if self.quantize is not None:
+            quantized.check_mode(self.quantize)
+            if self.lora is None:
+                raise InputError(
+                    f"quantize is {self.quantize!r} but all weights are trained; add LoRA"
+                )
+
+
+@dataclass(frozen=True)
+class StepArray:
+    """One array of a step.
+
+    Args:
+        part: one of `PARTS`.
+        name: path of the variable, or block and role of an activation.
+        shape: shape of the whole, over all devices.
+        dtype: dtype of the elements.
+        axes: kinds of its dimensions, as in `distribution.layout`, and "batch" for rows; () if each
+            device holds all of it. Weights, gradients and slots are sharded like the variable of
+            that path.
+        granularity: granularity of a variable, see `layers.shard_granularity`.
+        family: family of a variable, see `layers.layout_family`.
+    """
+
+    part: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[str | None, ...] = ()
+    granularity: Granularity | None = None
+    family: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * width_of(self.dtype)
+
+
+def width_of(dtype: str) -> int:
+    """Returns the bytes of an element."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Measured facts about a backend (docs/measured/memory.md).
+
+    Args:
+        norm: float32 arrays that the generic RMS norm saves in addition to its input.
+        gelu: arrays that the generic GELU saves in addition to its input, its result included.
+        moments: arrays of the size of a block's largest that live at the same time.
+        table: copies of the embedding table in the compute dtype that the head makes.
+        slack: share that allocator and scheduler add to the memory that is freed within a step.
+        remat: True if gradient checkpointing lowers the peak.
+        compiler: bytes for compiling and running the first step.
+        gathers_again: sharded weights are freed after the forward pass of a layer and gathered
+            again for its backward pass, even without gradient checkpointing.
+        attention: attention weights saved on an accelerator if the override does not decline:
+            "plain" for all, "kernel" for none; None to ask the ops of this process.
+    """
+
+    norm: int
+    gelu: int
+    moments: int
+    table: int
+    slack: float
+    remat: bool
+    compiler: int
+    gathers_again: bool = False
+    attention: str | None = None
+
+
+class FactsBackend(Protocol):
+    """Facts of one backend about memory."""
+
+    @property
+    def FACTS(self) -> Facts:
+        """The facts for the device of this process."""
+        ...
+
+    @property
+    def ACCELERATOR(self) -> Facts:
+        """The facts for an accelerator."""
+        ...
+
+    def device_bytes(self) -> int | None:
+        """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
+        ...
+
+    def by_blocks(self, x: Any, causal: bool, dropout: float) -> bool:
+        """Returns True if attention on x (B, T, N, H) is by blocks and keeps their weights."""
+        ...
+
+    def supposed(self, mesh: Mesh) -> AbstractContextManager[None]:
+        """Makes ops choose inside the block as on this mesh, whose devices need not exist."""
+        ...
+
 
 # Approximate number of queries in a block of attention.
 BLOCK = 128
@@ -58,20 +205,20 @@ class Estimate:
     """The memory of a step.
 
     Attributes:
-        held: every array.
+        arrays: every array.
         overhead: additional bytes of allocator, scheduler and compiler.
     """
 
-    held: tuple[Held, ...]
+    arrays: tuple[StepArray, ...]
     overhead: int = 0
 
     def part(self, name: str) -> int:
         """Returns bytes of one part."""
-        return sum(held.bytes for held in self.held if held.part == name)
+        return sum(array.bytes for array in self.arrays if array.part == name)
 
     def count(self, name: str) -> int:
         """Returns elements of one part."""
-        return sum(held.size for held in self.held if held.part == name)
+        return sum(array.size for array in self.arrays if array.part == name)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -81,32 +228,32 @@ class Estimate:
     @property
     def blocks(self) -> dict[str, int]:
         """Bytes that each block keeps for the backward pass."""
-        found: dict[str, int] = {}
-        for held in self.held:
-            if held.part == ACTIVATIONS:
-                block = held.name.partition("/")[0]
-                found[block] = found.get(block, 0) + held.bytes
-        return found
+        sizes: dict[str, int] = {}
+        for array in self.arrays:
+            if array.part == ACTIVATIONS:
+                block = array.name.partition("/")[0]
+                sizes[block] = sizes.get(block, 0) + array.bytes
+        return sizes
 
     @property
     def bytes(self) -> int:
         """The peak: activations are freed before all gradients exist, so the larger one counts."""
         parts = self.parts
         forward, backward = parts[ACTIVATIONS] + parts[HEAD], parts[GRADIENTS]
-        kept = parts[FROZEN] + parts[TRAINED] + parts[OPTIMIZER]
+        constant = parts[FROZEN] + parts[TRAINED] + parts[OPTIMIZER]
         moving = max(forward, backward) + parts[GATHERED] + parts[SCRATCH]
-        return kept + moving + self.overhead
+        return constant + moving + self.overhead
 
 
-def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
-    """Goes through the variables of the model with its adapters and quantized kernels.
+def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
+    """Yields the variables of the model with its adapters and quantized kernels.
 
     Args:
         model: a task, with or without values, neither quantized nor with adapters.
         setup: the step.
 
     Yields:
-        Each variable, as it lies in memory.
+        Each variable with its shape and dtype in memory.
 
     Raises:
         InputError: for LoRA targets that the model does not have.
@@ -124,7 +271,7 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
             yield from _quantized(kernels[variable.path], setup.quantize)
         else:
             shape, granularity = tuple(variable.shape), granularity_of(variable)
-            yield Held(
+            yield StepArray(
                 part,
                 variable.path,
                 shape,
@@ -134,11 +281,11 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
             )
     if setup.lora is not None:
         for layer in chosen(backbone, setup.lora).values():
-            made = matrices(layer, setup.lora.rank)
+            shapes = matrices(layer, setup.lora.rank)
             if setup.lora.dora:
-                made["lora_magnitude"] = ((layer.units,), layer.shard_granularity[1:])
-            for name, (shape, granularity) in made.items():
-                yield Held(
+                shapes["lora_magnitude"] = ((layer.units,), layer.shard_granularity[1:])
+            for name, (shape, granularity) in shapes.items():
+                yield StepArray(
                     TRAINED,
                     name_in(layer, name),
                     shape,
@@ -148,9 +295,9 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[Held]:
                 )
 
 
-def _quantized(layer: keras.Layer, mode: str) -> Iterator[Held]:
+def _quantized(layer: keras.Layer, mode: str) -> Iterator[StepArray]:
     for name, (shape, dtype) in quantized.shapes(mode, layer.input_dim, layer.units).items():
-        yield Held(
+        yield StepArray(
             FROZEN,
             f"{layer.path}/{name}",
             shape,
@@ -160,7 +307,7 @@ def _quantized(layer: keras.Layer, mode: str) -> Iterator[Held]:
         )
 
 
-def held_by(model: keras.Model, sizes: Sizes, setup: Setup) -> list[Held]:
+def held_by(model: keras.Model, sizes: Sizes, setup: Setup) -> list[StepArray]:
     """Returns all arrays of a training step, whole.
 
     Args:
@@ -171,19 +318,21 @@ def held_by(model: keras.Model, sizes: Sizes, setup: Setup) -> list[Held]:
     Raises:
         InputError: for LoRA targets or ranks that the model does not have.
     """
-    held = list(weights(model, setup))
-    trained = [h for h in held if h.part == TRAINED]
+    arrays = list(weights(model, setup))
+    trained = [array for array in arrays if array.part == TRAINED]
     slots = SLOTS[setup.optimizer] + (setup.accumulate > 1) + setup.ema
-    held += [replace(h, part=GRADIENTS) for h in trained]
-    held += [replace(h, part=OPTIMIZER, shape=(slots, *h.shape)) for h in trained if slots]
-    return held + list(of_step(held, sizes, setup))
+    arrays += [replace(array, part=GRADIENTS) for array in trained]
+    arrays += [
+        replace(array, part=OPTIMIZER, shape=(slots, *array.shape)) for array in trained if slots
+    ]
+    return arrays + list(of_step(arrays, sizes, setup))
 
 
-def estimate(held: Sequence[Held], setup: Setup) -> Estimate:
+def estimate(arrays: Sequence[StepArray], setup: Setup) -> Estimate:
     """Returns the estimate of a step from the arrays that a device holds."""
     known = facts(setup.accelerator)
-    slack = known.slack * sum(h.bytes for h in held if h.part in MOVING)
-    return Estimate(tuple(held), round(slack) + known.compiler)
+    slack = known.slack * sum(array.bytes for array in arrays if array.part in MOVING)
+    return Estimate(tuple(arrays), round(slack) + known.compiler)
 
 
 def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
@@ -202,8 +351,8 @@ def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
 def available_bytes() -> int | None:
     """Returns the free bytes of the device, on a CPU those of the host; None if unknown."""
     engine = backend_module("kmodels.tools.plan.facts", FactsBackend)
-    found = engine.device_bytes()
-    return host_bytes() if found == 0 else found
+    free = engine.device_bytes()
+    return host_bytes() if free == 0 else free
 
 
 def facts(accelerator: bool = False) -> Facts:
@@ -212,7 +361,7 @@ def facts(accelerator: bool = False) -> Facts:
     return engine.ACCELERATOR if accelerator else engine.FACTS
 
 
-def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Held]:
+def of_step(weights: Sequence[StepArray], sizes: Sizes, setup: Setup) -> Iterator[StepArray]:
     """Yields the arrays of one step.
 
     Args:
@@ -223,7 +372,7 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
     Yields:
         The arrays that the blocks keep, then those of the head, then scratch arrays.
     """
-    trained = {held.name.rpartition("/")[0] for held in weights if held.part == TRAINED}
+    trained = {array.name.rpartition("/")[0] for array in weights if array.part == TRAINED}
     step = _Step(sizes, setup)
     mode = setup.remat if step.facts.remat else "none"
     first = 0
@@ -231,25 +380,25 @@ def of_step(weights: Sequence[Held], sizes: Sizes, setup: Setup) -> Iterator[Hel
         # Nothing below the first adapter needs a gradient.
         blocks = (i for i in range(sizes.layers) if step.learns(i, trained))
         first = next(blocks, sizes.layers)
-    largest: list[Held] = []
+    largest: list[StepArray] = []
     for index in range(first, sizes.layers):
         block = list(step.block(index, trained))
-        again: list[Held] = []
+        again: list[StepArray] = []
         if mode == "block":
-            again = [held for held in block if held.name != f"block_{index}/input"]
+            again = [array for array in block if array.name != f"block_{index}/input"]
         elif mode in remat.PARTS:
-            again = [held for held in block if f"/{mode}/" in held.name]
+            again = [array for array in block if f"/{mode}/" in array.name]
             yield step.wide(f"block_{index}/normed", sizes.width)
-        yield from (held for held in block if held not in again)
-        largest = max(largest, again, key=lambda arrays: sum(held.bytes for held in arrays))
+        yield from (array for array in block if array not in again)
+        largest = max(largest, again, key=lambda arrays: sum(array.bytes for array in arrays))
     # One block at a time is computed again.
-    yield from (replace(held, part=SCRATCH) for held in largest)
+    yield from (replace(array, part=SCRATCH) for array in largest)
     yield from step.head(weights)
     yield from step.moments(weights)
 
 
-def _trained(weights: Sequence[Held], name: str) -> list[Held]:
-    return [held for held in weights if held.part == TRAINED and held.name == name]
+def _trained(weights: Sequence[StepArray], name: str) -> list[StepArray]:
+    return [array for array in weights if array.part == TRAINED and array.name == name]
 
 
 class _Step:
@@ -277,21 +426,23 @@ class _Step:
         dtype: str | None = None,
         part: str = ACTIVATIONS,
         axis: str | None = None,
-    ) -> Held:
+    ) -> StepArray:
         """Returns an array (B, T, width); `axis` is the kind of its last dimension."""
         shape = (self.setup.batch_size, self.tokens, width)
-        return Held(part, name, shape, dtype or self.dtype, ("batch", None, axis))
+        return StepArray(part, name, shape, dtype or self.dtype, ("batch", None, axis))
 
-    def heads(self, name: str, count: int, width: int, dtype: str | None = None) -> Held:
+    def heads(self, name: str, count: int, width: int, dtype: str | None = None) -> StepArray:
         """Returns an array (B, T, count, width)."""
         shape = (self.setup.batch_size, self.tokens, count, width)
-        return Held(ACTIVATIONS, name, shape, dtype or self.dtype, ("batch", None, "heads", None))
+        return StepArray(
+            ACTIVATIONS, name, shape, dtype or self.dtype, ("batch", None, "heads", None)
+        )
 
     def learns(self, index: int, trained: Collection[str]) -> bool:
         """Returns True if a block has a trained weight."""
         return any(f"/block_{index}/" in f"/{path}/" for path in trained)
 
-    def block(self, index: int, trained: Collection[str]) -> Iterator[Held]:
+    def block(self, index: int, trained: Collection[str]) -> Iterator[StepArray]:
         """Yields the arrays that one block keeps for the backward pass."""
         sizes, own, prefix = self.sizes, self.sizes.blocks[index], f"block_{index}"
         width = sizes.width
@@ -329,11 +480,11 @@ class _Step:
             if not sizes.gated:
                 yield self.wide(f"{prefix}/mlp/dropout", own.mlp_dim, "bool", axis="mlp")
 
-    def experts(self, name: str, block: BlockSizes) -> Iterator[Held]:
+    def experts(self, name: str, block: BlockSizes) -> Iterator[StepArray]:
         """Yields inputs and outputs of the experts of each token."""
         for norm in ("mlp_result", "input", "result"):
             yield from self.norm(f"{name}/{norm}", self.sizes.width)
-        chosen = block.experts_per_token
+        experts = block.experts_per_token
         for role, width in (
             ("rows", self.sizes.width),
             ("gate_up", 2 * block.expert_dim),
@@ -341,15 +492,15 @@ class _Step:
             ("results", self.sizes.width),
             ("in_order", self.sizes.width),
         ):
-            yield self.wide(f"{name}/{role}", chosen * width)
+            yield self.wide(f"{name}/{role}", experts * width)
 
-    def norm(self, name: str, width: int) -> Iterator[Held]:
+    def norm(self, name: str, width: int) -> Iterator[StepArray]:
         """Yields a norm's input and further arrays that the backend keeps."""
         yield self.wide(name, width)
         for number in range(self.norms):
             yield self.wide(f"{name}/norm_{number}", width, "float32")
 
-    def attention(self, name: str, block: BlockSizes) -> Iterator[Held]:
+    def attention(self, name: str, block: BlockSizes) -> Iterator[StepArray]:
         """Yields queries, keys, values, and attention weights unless a kernel recomputes them."""
         batch, tokens, way = self.setup.batch_size, self.tokens, self.ways[block]
         heads, groups, width = block.heads, block.groups, block.head_dim
@@ -362,7 +513,7 @@ class _Step:
             yield self.wide(f"{name}/mask", tokens, "bool")
         yield self.heads(f"{name}/turned_query", heads, width)
         if way == "kernel":
-            # Kernels need as many key heads as query heads.
+            # Kernels repeat key heads to the number of query heads.
             for role in ("keys", "values", "out"):
                 yield self.heads(f"{name}/{role}", heads, width)
             return
@@ -370,18 +521,18 @@ class _Step:
             yield self.heads(f"{name}/{role}", groups, width)
         shape, axes = (batch, heads, tokens, tokens), ("batch", "heads", None, None)
         if block.attention_dropout:
-            yield Held(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
+            yield StepArray(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
         if way == "blocks":
             cut = blocks(tokens, tokens, self.sizes.causal, block.window, BLOCK)
             pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
-            kept = (batch, heads, pairs)
-            yield Held(ACTIVATIONS, f"{name}/weights", kept, self.dtype, axes[:3])
+            shape = (batch, heads, pairs)
+            yield StepArray(ACTIVATIONS, f"{name}/weights", shape, self.dtype, axes[:3])
             return
-        yield Held(ACTIVATIONS, f"{name}/weights", shape, "float32", axes)
+        yield StepArray(ACTIVATIONS, f"{name}/weights", shape, "float32", axes)
         if self.dtype != "float32" or block.attention_dropout:
-            yield Held(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype, axes)
+            yield StepArray(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype, axes)
         if block.soft_cap:
-            yield Held(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
+            yield StepArray(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
 
     def way_of_attention(self, block: BlockSizes) -> str:
         """Returns which attention weights are kept: "plain" (all), "blocks" or "kernel" (none)."""
@@ -396,7 +547,7 @@ class _Step:
         engine = backend_module("kmodels.tools.plan.facts", FactsBackend)
         return "blocks" if engine.by_blocks(x, causal, dropout) else "kernel"
 
-    def head(self, weights: Sequence[Held]) -> Iterator[Held]:
+    def head(self, weights: Sequence[StepArray]) -> Iterator[StepArray]:
         """Yields a tile of logits and the gradient of the hidden states, or all logits."""
         sizes = self.sizes
         yield from self.norm("head/hidden", sizes.width)
@@ -415,14 +566,16 @@ class _Step:
         yield self.wide("head/tile", tile, self.dtype, HEAD, "vocab")
         for copy in range(self.facts.table):
             shape = (sizes.vocabulary, sizes.width)
-            yield Held(HEAD, f"head/table_{copy}", shape, self.dtype)
+            yield StepArray(HEAD, f"head/table_{copy}", shape, self.dtype)
         # The loss appends the adapter of an output layer to the table as columns.
-        for rank in (held.shape[0] for held in _trained(weights, "token_embedding/reverse_lora_b")):
+        for rank in (
+            array.shape[0] for array in _trained(weights, "token_embedding/reverse_lora_b")
+        ):
             shape = (sizes.vocabulary, sizes.width + rank)
             for name in ("widened_table", "gradient_of_table"):
-                yield Held(HEAD, f"head/{name}", shape, self.dtype)
+                yield StepArray(HEAD, f"head/{name}", shape, self.dtype)
 
-    def moments(self, weights: Sequence[Held]) -> Iterator[Held]:
+    def moments(self, weights: Sequence[StepArray]) -> Iterator[StepArray]:
         """Yields the temporary arrays in the backward pass of a block."""
         sizes, setup = self.sizes, self.setup
         mlp_dim = max((block.mlp_dim for block in sizes.blocks), default=0)
@@ -432,15 +585,15 @@ class _Step:
         if plain:
             shape = (setup.batch_size, max(plain), self.tokens, self.tokens)
             axes = ("batch", "heads", None, None)
-            shapes.append(Held(SCRATCH, "scratch", shape, "float32", axes))
-        largest = max(shapes, key=lambda held: held.bytes)
+            shapes.append(StepArray(SCRATCH, "scratch", shape, "float32", axes))
+        largest = max(shapes, key=lambda array: array.bytes)
         yield from [largest] * self.facts.moments
-        kernels = [held for held in weights if "/kernel_int" in held.name]
+        kernels = [array for array in weights if "/kernel_int" in array.name]
         if kernels:
-            widest = max(kernels, key=lambda held: held.size)
+            widest = max(kernels, key=lambda array: array.size)
             rows = widest.shape[0] * (2 if widest.name.endswith("int4") else 1)
             for dtype in ("float32", self.dtype):
-                yield Held(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
+                yield StepArray(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
 
 
 def _head_declines(dtype: str) -> str | None:

@@ -12,10 +12,10 @@ from kmodels.core import keras_internals
 from kmodels.core.types import Tensor
 from kmodels.distribution.engines.engine_jax import Replicated, ShardedLayouts
 from kmodels.distribution.mesh import Mesh
-from kmodels.tools.plan.arrays import Facts
+from kmodels.tools.plan.estimate import Facts
 
-# Unless this flag is given, XLA on a CPU starts operations as early as it can: more arrays are
-# alive at a time, and arrays that remat should recompute late are computed first.
+# Without this flag, XLA on a CPU starts operations as early as possible: more arrays are alive at a
+# time, and arrays that remat should recompute late are computed first.
 _EAGER = (
     jax.default_backend() == "cpu"
     and "--xla_cpu_enable_concurrency_optimized_scheduler=false"
@@ -37,8 +37,8 @@ def device_bytes() -> int | None:
     """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
     if jax.default_backend() == "cpu":
         return 0
-    held = jax.local_devices()[0].memory_stats() or {}
-    return held["bytes_limit"] - held["bytes_in_use"] if "bytes_limit" in held else None
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
 
 
 def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
@@ -58,9 +58,9 @@ def supposed(mesh: Mesh) -> Iterator[None]:
     names = [f"cpu:{number}" for number in range(mesh.size)]
     if mesh.size == mesh.data:
         grid = keras.distribution.DeviceMesh((mesh.size,), ("data",), names)
-        made = Replicated(grid, auto_shard_dataset=False)
+        distribution = Replicated(grid, auto_shard_dataset=False)
     else:
         grid = keras.distribution.DeviceMesh(tuple(mesh.grid.values()), tuple(mesh.grid), names)
-        made = ShardedLayouts(mesh, grid)
-    with made.scope(), keras_internals.without_values():
+        distribution = ShardedLayouts(mesh, grid)
+    with distribution.scope(), keras_internals.without_values():
         yield

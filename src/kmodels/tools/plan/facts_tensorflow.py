@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from kmodels.core.types import Tensor
 from kmodels.distribution.mesh import Mesh
-from kmodels.tools.plan.arrays import Facts
+from kmodels.tools.plan.estimate import Facts
 
-# A step on a CPU that computes again takes as much as one that keeps (docs/measured.md).
+# On a CPU, remat saves nothing (docs/measured/gradient_checkpointing.md).
 FACTS = Facts(
     norm=1,
     gelu=4,

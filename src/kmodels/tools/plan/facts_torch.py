@@ -8,7 +8,7 @@ import torch
 
 from kmodels.distribution.mesh import Mesh
 from kmodels.overrides.attention_torch import by_products
-from kmodels.tools.plan.arrays import Facts
+from kmodels.tools.plan.estimate import Facts
 
 # glibc returns blocks below 32 MiB late; with MALLOC_MMAP_THRESHOLD_=1048576 there is no slack.
 FACTS = Facts(

@@ -5,12 +5,12 @@ or a reduce-scatter, and twice that for an all-reduce (Patarasuk & Yuan 2009). W
 
 - `data` has each device reduce its gradients: one all-reduce of them.
 - `fsdp` (Rajbhandari et al. 2020, section 7.2.2) gathers weights for the forward pass and again for
-  the backward pass, and reduces gradients to the parts that each device keeps. Weights that are not
-  cut are reduced as on `data`. XLA keeps what it gathered instead of gathering again, but for
-  blocks that are rematerialised.
-- `model` (Shoeybi et al. 2019, section 3) sums what heads and MLPs on different devices found, in
-  each block twice forward and twice backward; words that lie apart cost one sum in front of the
-  blocks, one behind them, and four numbers a token for the loss.
+  the backward pass, and reduces gradients to the shard of each device. Gradients of unsharded
+  weights are reduced as on `data`. XLA keeps gathered weights instead of gathering again, except
+  in blocks with gradient checkpointing.
+- `model` (Shoeybi et al. 2019, section 3) sums the results of heads and MLPs on different devices,
+  in each block twice forward and twice backward; a sharded vocabulary costs one sum before the
+  blocks, one after them, and four numbers per token for the loss.
 
 Small messages, such as metrics and norms of gradients, are not counted.
 """
@@ -26,17 +26,17 @@ import keras
 from kmodels.distribution import layout
 from kmodels.distribution.mesh import Mesh
 from kmodels.models.common.sizes import Sizes
-from kmodels.tools.plan.arrays import (
+from kmodels.tools.plan.estimate import (
     FROZEN,
     GATHERED,
     GRADIENTS,
     OPTIMIZER,
     TRAINED,
-    Held,
     Setup,
+    StepArray,
+    facts,
     width_of,
 )
-from kmodels.tools.plan.estimate import facts
 
 RING = "Patarasuk & Yuan 2009"
 ZERO = "Rajbhandari et al. 2020, 7.2.2"
@@ -50,28 +50,28 @@ WEIGHTS = (FROZEN, TRAINED)
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
 
 
-def share(held: Held, mesh: Mesh) -> Held:
+def share(array: StepArray, mesh: Mesh) -> StepArray:
     """Returns the part of an array on one device.
 
     Variables, gradients and slots are sharded by `distribution.layout`; rows over `data` and
     `fsdp`; heads, MLPs and vocabulary of activations over `model`, like their weights.
     """
-    if held.part == OPTIMIZER:
-        slots, *shape = held.shape
-        one = share(replace(held, part=TRAINED, shape=tuple(shape)), mesh)
-        return replace(held, shape=(slots, *one.shape))
-    if held.part in (*WEIGHTS, GRADIENTS):
-        axes = layout.axes(held.name, held.shape, mesh, held.granularity, held.family)
+    if array.part == OPTIMIZER:
+        slots, *shape = array.shape
+        one = share(replace(array, part=TRAINED, shape=tuple(shape)), mesh)
+        return replace(array, shape=(slots, *one.shape))
+    if array.part in (*WEIGHTS, GRADIENTS):
+        axes = layout.axes(array.name, array.shape, mesh, array.granularity, array.family)
         lengths = [mesh.lengths[axis] if axis else 1 for axis in axes]
     else:
-        words = held.axes or (None,) * len(held.shape)
+        words = array.axes or (None,) * len(array.shape)
         lengths = [_length(word, mesh) for word in words]
     # An indivisible dimension is not sharded; `layout.axes` ensures that for variables.
     shape = tuple(
         size // length if size % length == 0 else size
-        for size, length in zip(held.shape, lengths, strict=True)
+        for size, length in zip(array.shape, lengths, strict=True)
     )
-    return replace(held, shape=shape)
+    return replace(array, shape=shape)
 
 
 def _length(word: str | None, mesh: Mesh) -> int:
@@ -80,7 +80,7 @@ def _length(word: str | None, mesh: Mesh) -> int:
     return mesh.lengths[layout.MESH_AXES[word]] if word else 1
 
 
-def gathered(held: Iterable[Held], mesh: Mesh, setup: Setup) -> list[Held]:
+def gathered(arrays: Iterable[StepArray], mesh: Mesh, setup: Setup) -> list[StepArray]:
     """Returns the arrays that `fsdp` gathers on each device.
 
     The weights of a block are whole while it is computed, in the compute dtype, and those of the
@@ -91,26 +91,28 @@ def gathered(held: Iterable[Held], mesh: Mesh, setup: Setup) -> list[Held]:
         return []
     dtype = keras.dtype_policies.get(setup.precision).compute_dtype
     whole = replace(mesh, fsdp=1)
-    kept = 0
+    constant = 0
     weights: dict[int, int] = {}
     gradients: dict[int, int] = {}
-    for one in (h for h in held if h.part in WEIGHTS and on_axis(h, mesh, "fsdp")):
+    for one in (
+        array for array in arrays if array.part in WEIGHTS and on_axis(array, mesh, "fsdp")
+    ):
         group, there = group_of(one.name), share(one, whole)
         size = replace(there, dtype=dtype).bytes
         if gathers_again(one.name, setup):
             weights[group] = weights.get(group, 0) + size
         else:
-            kept += size
+            constant += size
         if one.part == TRAINED:
             gradients[group] = gradients.get(group, 0) + there.bytes
     in_turn = [weights[group] for group in sorted(weights)]
     together = [here + following for here, following in itertools.pairwise(in_turn)]
-    found = {
-        "weights kept": kept,
+    sizes = {
+        "weights kept": constant,
         "weights of two blocks": max(together or in_turn, default=0),
         "gradients of a block": max(gradients.values(), default=0),
     }
-    return [Held(GATHERED, name, (size,), "int8") for name, size in found.items() if size]
+    return [StepArray(GATHERED, name, (size,), "int8") for name, size in sizes.items() if size]
 
 
 def gathers_again(path: str, setup: Setup) -> bool:
@@ -123,18 +125,18 @@ def gathers_again(path: str, setup: Setup) -> bool:
 
 def group_of(path: str) -> int:
     """Returns the block that a variable belongs to, -1 for those outside of all blocks."""
-    found = _BLOCK.search(path)
-    return int(found[1]) if found else -1
+    match = _BLOCK.search(path)
+    return int(match[1]) if match else -1
 
 
-def on_axis(held: Held, mesh: Mesh, axis: str) -> bool:
+def on_axis(array: StepArray, mesh: Mesh, axis: str) -> bool:
     """Returns True if a variable is sharded along an axis of the mesh."""
-    return axis in layout.axes(held.name, held.shape, mesh, held.granularity, held.family)
+    return axis in layout.axes(array.name, array.shape, mesh, array.granularity, array.family)
 
 
-def on_device(held: Sequence[Held], mesh: Mesh, setup: Setup) -> list[Held]:
+def on_device(arrays: Sequence[StepArray], mesh: Mesh, setup: Setup) -> list[StepArray]:
     """Returns the arrays of a step on one device: its shards and gathered arrays."""
-    return [share(h, mesh) for h in held] + gathered(held, mesh, setup)
+    return [share(array, mesh) for array in arrays] + gathered(arrays, mesh, setup)
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,13 @@ class Exchange:
         return {name: getattr(self, name) for name in names} | {"formula": FORMULAS[self.kind]}
 
 
-def exchanges(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> list[Exchange]:
+def exchanges(
+    arrays: Sequence[StepArray], sizes: Sizes, setup: Setup, mesh: Mesh
+) -> list[Exchange]:
     """Returns the messages of a step.
 
     Args:
-        held: arrays of the step, whole.
+        arrays: arrays of the step, whole.
         sizes: sizes of the blocks.
         setup: the step.
         mesh: the devices.
@@ -181,68 +185,70 @@ def exchanges(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> l
     Returns:
         The messages that are not empty, by axis.
     """
-    found = [
-        *_gradients(held, mesh),
-        *_weights(held, setup, mesh),
-        *_inside(held, sizes, setup, mesh),
+    messages = [
+        *_gradients(arrays, mesh),
+        *_weights(arrays, setup, mesh),
+        *_inside(arrays, sizes, setup, mesh),
     ]
-    return [one for one in found if one.size and one.devices > 1]
+    return [one for one in messages if one.size and one.devices > 1]
 
 
-def _bytes(arrays: Sequence[Held], mesh: Mesh, dtype: str | None = None) -> int:
-    return sum(replace(share(h, mesh), dtype=dtype or h.dtype).bytes for h in arrays)
+def _bytes(arrays: Sequence[StepArray], mesh: Mesh, dtype: str | None = None) -> int:
+    return sum(replace(share(array, mesh), dtype=dtype or array.dtype).bytes for array in arrays)
 
 
-def _gradients(held: Sequence[Held], mesh: Mesh) -> Iterator[Exchange]:
-    trained = [h for h in held if h.part == TRAINED]
-    cut = [h for h in trained if on_axis(h, mesh, "fsdp")]
-    whole = [h for h in trained if h not in cut]
+def _gradients(arrays: Sequence[StepArray], mesh: Mesh) -> Iterator[Exchange]:
+    trained = [array for array in arrays if array.part == TRAINED]
+    cut = [array for array in trained if on_axis(array, mesh, "fsdp")]
+    whole = [array for array in trained if array not in cut]
     unparted = replace(mesh, fsdp=1)
     yield Exchange("data", "all-reduce", "gradients", _bytes(cut, mesh), mesh.data, RING)
     lengths = {"data": mesh.data, "fsdp": mesh.fsdp}
     over = "+".join(axis for axis, length in lengths.items() if length > 1) or "data"
-    what = "gradients of uncut weights" if mesh.fsdp > 1 else "gradients"
+    what = "gradients of unsharded weights" if mesh.fsdp > 1 else "gradients"
     yield Exchange(over, "all-reduce", what, _bytes(whole, mesh), mesh.replicas, RING)
     size = _bytes(cut, unparted)
     yield Exchange("fsdp", "reduce-scatter", "gradients", size, mesh.fsdp, ZERO)
 
 
-def _weights(held: Sequence[Held], setup: Setup, mesh: Mesh) -> Iterator[Exchange]:
+def _weights(arrays: Sequence[StepArray], setup: Setup, mesh: Mesh) -> Iterator[Exchange]:
     dtype = keras.dtype_policies.get(setup.precision).compute_dtype
     unparted = replace(mesh, fsdp=1)
-    cut = [h for h in held if h.part in WEIGHTS and on_axis(h, mesh, "fsdp")]
+    cut = [weight for weight in arrays if weight.part in WEIGHTS and on_axis(weight, mesh, "fsdp")]
     # A table is read before the blocks, and after them for the logits.
     tables = [
-        h
-        for h in cut
-        if "vocab" in (layout.dimensions(h.name, len(h.shape), h.family) or ())
-        and gathers_again(h.name, setup)
+        weight
+        for weight in cut
+        if "vocab" in (layout.dimensions(weight.name, len(weight.shape), weight.family) or ())
+        and gathers_again(weight.name, setup)
     ]
-    first = first_learned(held)
+    first = first_learned(arrays)
     # A tiled head with a frozen table computes its gradient together with the loss.
-    once = setup.lora is not None and not any(h.name == "head/logits" for h in held)
+    once = setup.lora is not None and not any(weight.name == "head/logits" for weight in arrays)
     back = [
-        h
-        for h in cut
-        if gathers_again(h.name, setup)
-        and (group_of(h.name) >= first if group_of(h.name) >= 0 else not once)
+        weight
+        for weight in cut
+        if gathers_again(weight.name, setup)
+        and (group_of(weight.name) >= first if group_of(weight.name) >= 0 else not once)
     ]
-    for what, arrays in (("weights, forward", cut + tables), ("weights, backward", back)):
-        size = _bytes(arrays, unparted, dtype)
+    for what, sent in (("weights, forward", cut + tables), ("weights, backward", back)):
+        size = _bytes(sent, unparted, dtype)
         yield Exchange("fsdp", "all-gather", what, size, mesh.fsdp, ZERO)
 
 
-def first_learned(held: Sequence[Held]) -> int:
+def first_learned(arrays: Sequence[StepArray]) -> int:
     """Returns the first block that the backward pass reaches; -1 if it goes below all blocks."""
-    return min((group_of(h.name) for h in held if h.part == TRAINED), default=-1)
+    return min((group_of(array.name) for array in arrays if array.part == TRAINED), default=-1)
 
 
-def _inside(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> Iterator[Exchange]:
+def _inside(
+    arrays: Sequence[StepArray], sizes: Sizes, setup: Setup, mesh: Mesh
+) -> Iterator[Exchange]:
     """Yields the all-reduces over `model` inside layers."""
     dtype = keras.dtype_policies.get(setup.precision).compute_dtype
     tokens = setup.batch_size // mesh.replicas * (sizes.tokens or setup.sequence_length)
     hidden = tokens * sizes.width * width_of(dtype)
-    first = first_learned(held)
+    first = first_learned(arrays)
     attention = [int(block.heads % mesh.model == 0) for block in sizes.blocks]
     mlp = [int(block.mlp_dim % mesh.model == 0) for block in sizes.blocks]
     learned = range(max(first, 0), sizes.layers)
@@ -267,12 +273,12 @@ def _inside(held: Sequence[Held], sizes: Sizes, setup: Setup, mesh: Mesh) -> Ite
     if whole:
         yield sums("gradients of keys and values that are whole", sum(whole))
     ranks = [
-        h.shape[1] if h.name.endswith("lora_a") else h.shape[0]
-        for h in held
-        if h.part == TRAINED
-        and h.name.endswith(("lora_a", "lora_b"))
-        and on_axis(h, mesh, "model")
-        and len(h.shape) == 2  # those of experts are whole on their device
+        array.shape[1] if array.name.endswith("lora_a") else array.shape[0]
+        for array in arrays
+        if array.part == TRAINED
+        and array.name.endswith(("lora_a", "lora_b"))
+        and on_axis(array, mesh, "model")
+        and len(array.shape) == 2  # those of experts are whole on their device
     ]
     yield sums("inside adapters", sum(ranks) * tokens * width_of(dtype))
     if sizes.vocabulary is not None and sizes.vocabulary % mesh.model == 0:

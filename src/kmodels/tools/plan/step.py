@@ -1,4 +1,4 @@
-"""The plan of a training step: its memory and traffic, and the settings that lower them."""
+"""The plan of a training step: memory, traffic, and settings that lower the peak."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from kmodels.layers import remat
 from kmodels.lora import LoraSettings
 from kmodels.models.common.sizes import Sizes
 from kmodels.tools.plan import estimate
-from kmodels.tools.plan.arrays import (
+from kmodels.tools.plan.estimate import (
     ACTIVATIONS,
     FROZEN,
     GATHERED,
@@ -28,8 +28,8 @@ from kmodels.tools.plan.arrays import (
     SLOTS,
     TRAINED,
     FactsBackend,
-    Held,
     Setup,
+    StepArray,
 )
 from kmodels.tools.plan.mesh import FORMULAS, exchanges, on_device
 
@@ -45,10 +45,10 @@ class Saving(NamedTuple):
 
 
 class Plan:
-    """The memory of one training step of one model, and what its devices send each other.
+    """The memory of one training step of one model, and the traffic between its devices.
 
     Args:
-        origin: a registered name, or what `from_preset` reads; of a file only the header is read.
+        origin: a registered name or a path for `from_preset`; only headers of files are read.
         setup: the step.
         image_size: height and width in pixels; by default the origin's.
         overrides: fields of the config and arguments of the task to change.
@@ -58,7 +58,7 @@ class Plan:
     Attributes:
         estimate: every array that one device holds during the step.
         mesh: the devices.
-        exchanges: what each device sends in a step.
+        exchanges: messages of each device in a step.
         available: bytes, None if unknown, as for an accelerator that this process does not have.
 
     Raises:
@@ -86,7 +86,7 @@ class Plan:
         if image_size is not None:
             shape = getattr(self._model.backbone.config, "image_shape", None)
             if shape is None:
-                raise InputError(f"{origin} takes no images; leave image_size out")
+                raise InputError(f"{origin} has no image input; leave image_size out")
             changed["image_shape"] = (image_size, image_size, shape[-1])
             self._model = outline()
         self._sizes: Sizes = family.sizes(self._model.backbone.config)
@@ -96,13 +96,10 @@ class Plan:
             )
         self.mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh or Mesh()
         if REST in self.mesh.lengths.values():
-            raise InputError(
-                f"the mesh {self.mesh} takes the devices that are left; give all lengths"
-            )
+            raise InputError(f"the mesh {self.mesh} has a length of -1; a plan needs all lengths")
         if self.mesh.sequence > 1:
             raise InputError(
-                f"the mesh {self.mesh} cuts rows by their tokens, which a plan does not count; "
-                "leave sequence out"
+                f"the mesh {self.mesh} has a sequence axis; plans do not support it, leave it out"
             )
         check_batch(self.mesh, setup.batch_size)
         self.origin, self.setup = str(origin), setup
@@ -116,7 +113,7 @@ class Plan:
             available = estimate.available_bytes()
         self.available = available
 
-    def _held(self, setup: Setup) -> list[Held]:
+    def _held(self, setup: Setup) -> list[StepArray]:
         """Returns the whole arrays of a step; ops choose as on the mesh."""
         engine = backend_module("kmodels.tools.plan.facts", FactsBackend)
         with engine.supposed(self.mesh):
@@ -124,10 +121,10 @@ class Plan:
 
     def _estimate(self, setup: Setup) -> estimate.Estimate:
         """Returns the estimate for one device; indivisible rows count in parts."""
-        held = self._held(setup)
+        arrays = self._held(setup)
         if self.mesh.size > 1:
-            held = on_device(held, self.mesh, setup)
-        return estimate.estimate(held, setup)
+            arrays = on_device(arrays, self.mesh, setup)
+        return estimate.estimate(arrays, setup)
 
     @property
     def bytes(self) -> int:
@@ -160,21 +157,21 @@ class Plan:
         self, setup: Setup, peak: int, accepts: Callable[[str], bool]
     ) -> list[tuple[Saving, Setup]]:
         """Returns changes of a setup that lower its peak, largest saving first."""
-        found = []
+        changes = []
         experts = any(block.experts for block in self._sizes.blocks)
         for flag, changed in _leaner(setup, self._sizes.tokens is None, self.mesh.replicas):
             if not accepts(flag) or (experts and changed.quantize):
                 continue  # There is no quantized form of experts.
             saved = peak - self._estimate(changed).bytes
             if saved > peak // 100:
-                found.append((Saving(flag, saved), changed))
-        return sorted(found, key=lambda change: -change[0].bytes)
+                changes.append((Saving(flag, saved), changed))
+        return sorted(changes, key=lambda change: -change[0].bytes)
 
     def fitting(self, accepts: Callable[[str], bool]) -> tuple[list[str], int] | None:
         """Returns flags that together make the step fit, and its peak with them; None if none do.
 
-        The change that saves most comes first, again and again; a later value of a flag takes the
-        place of an earlier one.
+        The largest saving is applied first, repeatedly; a later value of a flag replaces an earlier
+        one.
 
         Args:
             accepts: returns True for a flag with its value that the caller may propose.
@@ -215,32 +212,32 @@ class Plan:
 
 
 def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
-    found = []
+    changes = []
     if setup.batch_size % (2 * replicas) == 0 or (setup.batch_size > 1 and replicas == 1):
         half = setup.batch_size // 2
-        found.append((f"--batch-size {half}", replace(setup, batch_size=half)))
+        changes.append((f"--batch-size {half}", replace(setup, batch_size=half)))
     if text and setup.sequence_length >= 64:
         half = setup.sequence_length // 2
-        found.append((f"--sequence-length {half}", replace(setup, sequence_length=half)))
+        changes.append((f"--sequence-length {half}", replace(setup, sequence_length=half)))
     for mode in remat.MODES[1:]:
         if setup.remat == "none":
-            found.append((f"--remat {mode}", replace(setup, remat=mode)))
+            changes.append((f"--remat {mode}", replace(setup, remat=mode)))
     if setup.lora is None:
         lora = replace(setup, lora=LoraSettings(4), quantize=None)
-        found.append(("--lora --rank 4", lora))
+        changes.append(("--lora --rank 4", lora))
     elif setup.quantize is None:
-        found += [
+        changes += [
             (f"--quantize {mode}", replace(setup, quantize=mode)) for mode in ("int8", "int4")
         ]
     precisions = {"float32": ("bfloat16", "mixed_bfloat16")}.get(setup.precision, ("bfloat16",))
-    found += [
+    changes += [
         (f"--precision {name}", replace(setup, precision=name))
         for name in precisions
         if name != setup.precision
     ]
     if SLOTS[setup.optimizer]:
-        found.append(("--optimizer sgd", replace(setup, optimizer="sgd")))
-    return found
+        changes.append(("--optimizer sgd", replace(setup, optimizer="sgd")))
+    return changes
 
 
 def _accepted(settings: type | Sequence[str]) -> Callable[[str], bool]:
@@ -261,7 +258,7 @@ def _accepted(settings: type | Sequence[str]) -> Callable[[str], bool]:
 
 
 def check(plan: Plan, flags: Sequence[str] | type, anyway: str) -> None:
-    """Stops a run that cannot fit into memory.
+    """Raises InputError for a run that cannot fit into memory.
 
     Args:
         plan: plan of its step.
@@ -278,16 +275,16 @@ def check(plan: Plan, flags: Sequence[str] | type, anyway: str) -> None:
     accepts = _accepted(flags)
     parts = sorted(plan.estimate.parts.items(), key=lambda part: -part[1])[:3]
     known = [saving for saving in plan.savings() if accepts(saving.flag)][:3]
-    hint = "; take a smaller model"
+    hint = "; use a smaller model"
     if known:
         hint = f"; {', '.join(f'{s.flag} saves {human(s.bytes)}' for s in known)}"
         if (fitting := plan.fitting(accepts)) is None:
-            hint += "; no set of flags makes it fit, take a smaller model"
+            hint += "; no set of flags makes it fit, use a smaller model"
         else:
             hint += f"; {' '.join(fitting[0])} would fit with {human(fitting[1])}"
     raise InputError(
-        f"a step needs about {human(plan.bytes)} and there are {human(plan.available)}: "
-        f"{', '.join(f'{name} {human(size)}' for name, size in parts)}{hint}; {anyway} goes on"
+        f"a step needs about {human(plan.bytes)}, and {human(plan.available)} are available: "
+        f"{', '.join(f'{name} {human(size)}' for name, size in parts)}{hint}; {anyway} continues"
     )
 
 
@@ -312,17 +309,21 @@ def show(plan: Plan, console: Console, slots: int = 0) -> None:
         table.add_row(
             "of a token", "", f"{plan.active_parameters:,} parameters, without idle experts"
         )
-    table.add_row("peak of a step", human(plan.bytes), "activations and gradients take turns")
+    table.add_row(
+        "peak of a step", human(plan.bytes), "activations are freed before all gradients exist"
+    )
     if plan.available is not None:
         table.add_row("available", human(plan.available), "it fits" if plan.fits else "too little")
     if slots:
-        table.add_row("cache of generate", human(plan.cache_bytes(slots)), f"{slots} tokens a row")
+        table.add_row(
+            "cache of generate", human(plan.cache_bytes(slots)), f"{slots} tokens per row"
+        )
     console.print(table)
     if plan.exchanges:
         console.print(_sent(plan))
-    if found := plan.savings():
-        saved = Table("flag", "saves", title="what lowers the peak", title_justify="left")
-        for saving in found:
+    if savings := plan.savings():
+        saved = Table("flag", "saves", title="flags that lower the peak", title_justify="left")
+        for saving in savings:
             saved.add_row(saving.flag, human(saving.bytes))
         console.print(saved)
 
@@ -330,7 +331,7 @@ def show(plan: Plan, console: Console, slots: int = 0) -> None:
 def _sent(plan: Plan) -> Table:
     table = Table(
         *("axis", "n", "collective", "of", "S", "sent"),
-        title="what each device sends in a step",
+        title="traffic of each device in a step",
         caption="\n".join(_sources(plan)),
         title_justify="left",
         caption_justify="left",
@@ -346,6 +347,6 @@ def _sent(plan: Plan) -> Table:
 def _sources(plan: Plan) -> list[str]:
     """Returns the formulas of the collectives and their sources."""
     kinds = {one.kind for one in plan.exchanges}
-    found = [f"{kind} sends {formula}" for kind, formula in FORMULAS.items() if kind in kinds]
+    formulas = [f"{kind} sends {formula}" for kind, formula in FORMULAS.items() if kind in kinds]
     sources = dict.fromkeys(one.source for one in plan.exchanges)
-    return [f"{'; '.join(found)} on a ring of n devices", *(f"after {name}" for name in sources)]
+    return [f"{'; '.join(formulas)} on a ring of n devices", *(f"after {name}" for name in sources)]
