@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import keras
 import numpy as np
 
-from kmodels.core import malloc
+from kmodels.core import runtime
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
@@ -23,7 +23,7 @@ from kmodels.training.loop import Model
 from kmodels.training.losses import warn_of_logits
 from kmodels.training.optim.other_variables import follow_variables, noted_slots
 
-malloc.watch()
+runtime.native.trim_after_compiling()
 
 
 class Named:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch
 
 # `torch.autocast` casts the arguments of ops that multiply matrices, and nothing else.
 NARROW = {

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.backend_choice import hide_log_lines
+from kmodels.core.environment import hide_log_lines
 from kmodels.core.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import keras
 
 from kmodels.checkpoint.state import versions, weights_digest
 from kmodels.core import dispatch
-from kmodels.core.hardware import device_name, peak_memory_mb
+from kmodels.core.runtime import device_name, peak_memory_mb
 from kmodels.runs.runner import Runner
 
 __all__ = ["result"]

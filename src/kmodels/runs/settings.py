@@ -11,10 +11,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import HIDDEN, InputError
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
-from kmodels.core.shown import HIDDEN
 from kmodels.runs.command_line import invoke
 from kmodels.runs.trackers import MODULES
 

@@ -10,10 +10,9 @@ import typer
 from typer.core import TyperCommand
 
 from kmodels import __version__
-from kmodels.core.backend_choice import check_backend
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.environment import check_backend
+from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import local_path
-from kmodels.core.shown import shown
 from kmodels.runs import console, recipe
 from kmodels.runs.command_line import checked_output, invoke
 from kmodels.tools import use
@@ -130,7 +129,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the memory of a training step on each device, and which settings lower it."""
-    from kmodels.core.units import parse_bytes
+    from kmodels.core.errors import parse_bytes
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
     from kmodels.tools import plan as plans
@@ -215,7 +214,7 @@ def bench(
 
     from rich.console import Console
 
-    from kmodels.core.units import parse_bytes
+    from kmodels.core.errors import parse_bytes
     from kmodels.tools.compare_backends import bench as benches
     from kmodels.tools.compare_backends import report as reports
 

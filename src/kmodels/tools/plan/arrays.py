@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.precision import check_policy
+from kmodels.core.runtime import check_policy
 from kmodels.distribution.mesh import Mesh
 from kmodels.layers import quantized, remat
 from kmodels.layers.shard_granularity import Granularity

@@ -13,7 +13,7 @@ import keras
 
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
-from kmodels.core.hardware import host_bytes
+from kmodels.core.runtime import host_bytes
 from kmodels.layers import quantized, remat
 from kmodels.layers.adapter import matrices, name_in
 from kmodels.layers.layout_family import family_of
