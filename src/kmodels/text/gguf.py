@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders
 
 from kmodels.core.errors import InputError
 from kmodels.text import byte_level, pieces
-from kmodels.text.marks import MARKS
+from kmodels.text.pieces import MARKS
 from kmodels.text.settings import DEFAULT, ROLES
 from kmodels.weights.gguf import Settings, open_gguf
 
