@@ -119,7 +119,7 @@ def decline_all(reason: str | None) -> None:
 
 
 def _is_special() -> bool:
-    """Returns whether something else than the arguments and the switches decides."""
+    """Returns True if something else than the arguments and the switches decides."""
     return False
 
 

@@ -66,7 +66,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def matmul_precision() -> str:
-    """Returns whether TF32 is allowed."""
+    """Returns True if TF32 is allowed."""
     allowed = tf.config.experimental.tensor_float_32_execution_enabled()
     return "high (TF32 allowed)" if allowed else "highest"
 

@@ -140,13 +140,13 @@ def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, 
 
 
 def _held(value: dict[str, Any], name: str) -> bool:
-    """Returns whether a record has images of this name."""
+    """Returns True if a record has images of this name."""
     given = value.get(name)
     return given is not None and not (isinstance(given, list | tuple | str) and not given)
 
 
 def holds_pictures(record: object) -> bool:
-    """Returns whether a record has images, beside its texts or in a message."""
+    """Returns True if a record has images, beside its texts or in a message."""
     if not isinstance(record, dict):
         return False
     messages = record.get("messages")
@@ -156,7 +156,7 @@ def holds_pictures(record: object) -> bool:
 
 
 def has_picture(message: object) -> bool:
-    """Returns whether a message's content is in parts of which one is an image."""
+    """Returns True if a message's content is in parts of which one is an image."""
     content = message.get("content") if isinstance(message, dict) else None
     return isinstance(content, list | tuple) and any(
         isinstance(part, dict) and part.get("type") == "image" for part in content

@@ -139,7 +139,7 @@ SHAPE: Shape = {
 
 
 def is_ours(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory is of this format, by `description`, its config.json."""
+    """Returns True if a directory is of this format, by `description`, its config.json."""
     return "kmodels" in description or (path / NAME).is_file()
 
 
