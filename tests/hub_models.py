@@ -4,8 +4,7 @@ import keras
 import numpy as np
 
 from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.text.marks import TURNS
-from kmodels.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, build
+from kmodels.text.pieces import BYTE, CONTROL, NORMAL, TURNS, UNKNOWN, USER_DEFINED, Piece, build
 from kmodels.text.training import train_tokenizer
 
 SIZES = {"patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16}

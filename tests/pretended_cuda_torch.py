@@ -15,8 +15,7 @@ from torch.nn.attention import flex_attention as flexible
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kmodels.core import keras_internals
-from kmodels.core.host import numbers_torch
+from kmodels.core import keras_internals, numbers_torch
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import (
     _tensors_torch,

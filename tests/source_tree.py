@@ -24,7 +24,7 @@ ROWS = (
     ("callbacks", "task", "presets"),
     ("models",),
     ("interop", "runs", "tools"),
-    ("__main__",),
+    ("__main__", "registration"),
 )
 ROW = {unit: row for row, units in enumerate(ROWS) for unit in units}
 

@@ -55,7 +55,7 @@ def wait(result: Any = None) -> None:
 
 def hardware() -> dict[str, Any]:
     """The device, its driver and the versions of all packages."""
-    from kmodels.core import hardware as of_keras
+    from kmodels.core import runtime
 
     versions = {}
     for name in PACKAGES:
@@ -63,7 +63,7 @@ def hardware() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "absent"
-    found = {"device": of_keras.device_name(), "processor": platform.processor() or "unknown"}
+    found = {"device": runtime.device_name(), "processor": platform.processor() or "unknown"}
     found |= {"cpus": os.cpu_count(), "python": platform.python_version(), "versions": versions}
     driver = Path("/proc/driver/nvidia/version")
     if driver.is_file():

@@ -24,7 +24,7 @@ import tally
 
 from kmodels.core.errors import InputError
 from kmodels.weights import read_npz, read_safetensors
-from kmodels.weights.readers import INDEX, PICKLED
+from kmodels.weights.files import INDEX, PICKLED
 
 CANARY = "kmodels_canary"
 _watched: dict[str, Any] = {"inside": None, "found": []}

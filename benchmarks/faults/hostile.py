@@ -36,7 +36,7 @@ from kmodels.data import ImageLoader, open_dataset
 from kmodels.models import GemmaBackbone, ViTBackbone
 from kmodels.training import load_keras_file
 from kmodels.weights import read_npz, read_safetensors
-from kmodels.weights.readers import PICKLED
+from kmodels.weights.files import PICKLED
 
 CANARY = files.CANARY
 RUN = (

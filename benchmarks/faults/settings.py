@@ -26,7 +26,7 @@ import tally
 
 from kmodels import data, generation, lora, models, presets, text, training
 from kmodels.callbacks import Checkpoint
-from kmodels.core import precision
+from kmodels.core import runtime
 from kmodels.core.dispatch import generic_only
 from kmodels.core.errors import InputError
 from kmodels.distribution import check_batch, distribute, parse_mesh
@@ -151,7 +151,7 @@ def prompt(**settings: Any) -> Any:
 ViT: Any = models.ViTBackbone
 Save: Any = Checkpoint
 AdamW: Any = training.AdamW
-set_matmul_precision: Any = precision.set_matmul_precision
+set_matmul_precision: Any = runtime.set_matmul_precision
 Pictures, Texts = models.ViTImageClassifierPreprocessor, models.GemmaCausalLMPreprocessor
 FUNCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     "config of no layers": (lambda: ViT(num_layers=0), "0", "at least 1"),
@@ -201,7 +201,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
     "mesh of none": (lambda: parse_mesh("data=-2"), "'-2'", "from 1"),
     "batch on a mesh": (lambda: check_batch("data=4", 10), "10", "8 and 12"),
     "matmul precision": (lambda: set_matmul_precision("x"), "'x'", "highest"),
-    "memory": (lambda: precision.memory_fraction(0.0), "0.0", "(0, 1]"),
+    "memory": (lambda: runtime.memory_fraction(0.0), "0.0", "(0, 1]"),
     "an op": (lambda: generic_only("atention").__enter__(), "atention", "attention"),
     "size of pictures": (lambda: Pictures((0, 8)), "(0, 8)", "at least 1"),
     "mean": (lambda: Pictures((8, 8), mean=(0.5,)), "1", "std"),

@@ -4,9 +4,9 @@ import importlib
 import sys
 from typing import Any
 
-from kmodels.core.backend_choice import check_backend as _check_backend
-from kmodels.core.backend_choice import check_keras as _check_keras
-from kmodels.core.backend_choice import choose_backend as _choose_backend
+from kmodels.core.environment import check_backend as _check_backend
+from kmodels.core.environment import check_keras as _check_keras
+from kmodels.core.environment import choose_backend as _choose_backend
 
 __version__ = "0.1.0"
 
@@ -18,7 +18,7 @@ _EXPORTS = {
     "generic_only": "kmodels.core.dispatch",
     "predict": "kmodels.training.loop",
     "reset_decisions": "kmodels.core.dispatch",
-    "set_matmul_precision": "kmodels.core.precision",
+    "set_matmul_precision": "kmodels.core.runtime",
     "train_state": "kmodels.training.step.train_state",
     "train_step": "kmodels.training.step.train_state",
 }
@@ -32,7 +32,7 @@ __all__ = ["__version__", *_EXPORTS, *_MODULES]
 _check_keras()
 _choose_backend()
 if "keras" in sys.modules:  # Without it there is no table yet.
-    from kmodels.core import registration
+    from kmodels import registration
 
     registration.register(sys.modules["keras"].saving.get_custom_objects())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import keras
 import numpy as np
 
-from kmodels.core import malloc, remote
+from kmodels.core import remote, runtime
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import local_path
 from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
@@ -25,7 +25,7 @@ from kmodels.training.losses import warn_of_logits
 from kmodels.training.optim.other_variables import follow_variables, noted_slots
 from kmodels.weights import gather
 
-malloc.watch()
+runtime.native.trim_after_compiling()
 
 
 class Named:

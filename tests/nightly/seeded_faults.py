@@ -67,8 +67,8 @@ FAULTS = {
         ("overrides/rms_norm_torch.py", "((width * epsilon) **", "((epsilon) **"),
     ],
     "weights": [
-        ("weights/transforms.py", "(x, (2, 3, 1, 0))", "(x, (3, 2, 1, 0))"),
-        ("weights/transforms.py", "lambda x: x[:, rows:]", "lambda x: x[:, :-rows]"),
+        ("weights/rules.py", "(x, (2, 3, 1, 0))", "(x, (3, 2, 1, 0))"),
+        ("weights/rules.py", "lambda x: x[:, rows:]", "lambda x: x[:, :-rows]"),
         ("weights/positions.py", "(rows + 0.5) * scale", "rows * scale"),
         ("weights/positions.py", "_cubic(distance, -0.75)", "_cubic(distance, -0.5)"),
         ("weights/engine.py", "zip(targets, parts, strict", "zip(targets, parts[::-1], strict"),
@@ -79,7 +79,7 @@ FAULTS = {
             "np.concatenate(parts[::-1], axis=rule.axis)",
         ),
         ("weights/native.py", "_hash(file) != entry", "False and _hash(file) != entry"),
-        ("weights/readers.py", "if dtype.hasobject:", "if False:"),
+        ("weights/files.py", "if dtype.hasobject:", "if False:"),
         (
             "models/vit/weights/dinov2.py",
             '"block_{i}/attention_scale/scale"',

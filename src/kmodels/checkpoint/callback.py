@@ -18,11 +18,9 @@ from kmodels.checkpoint import format, manager, state
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.state import RunState
-from kmodels.core import keras_internals
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core import keras_internals, remote
+from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import is_remote, local_path, unlock
-from kmodels.core.remote import mirror
-from kmodels.core.shown import shown
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.pipeline import batches_ahead
 from kmodels.data.pipeline.position import Continued
@@ -110,8 +108,8 @@ class Checkpoint(FitCallback):
         stop_on_non_finite: bool = True,
     ):
         super().__init__()
-        remote = is_remote(directory)
-        self.directory = (mirror.local_directory if remote else local_path)(directory)
+        to_local = remote.local_directory if is_remote(directory) else local_path
+        self.directory = to_local(directory)
         if mode not in ("auto", "min", "max"):
             raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
         if mode == "auto":

@@ -22,10 +22,9 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
+from kmodels.weights.files import read_safetensors, write_safetensors
 from kmodels.weights.parts import Start, read_parts, write_parts
-from kmodels.weights.readers import read_safetensors
 from kmodels.weights.tensors import LazyArray
-from kmodels.weights.writer import write_safetensors
 
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")

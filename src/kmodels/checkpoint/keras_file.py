@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint import state
-from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError
+from kmodels.core.files import check_zip
 from kmodels.core.remote import local_copy
 
 WEIGHTS = "model.weights.h5"

@@ -16,7 +16,6 @@ two files and renames the directory, once all others are done; nothing is a chec
 On reading each process verifies a share of the files, and tells the others of damage.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -33,6 +32,7 @@ import keras
 from kmodels.checkpoint import format, sharded, state
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
+from kmodels.core import remote
 from kmodels.core.errors import InputError
 from kmodels.core.files import (
     atomic_directory,
@@ -40,9 +40,9 @@ from kmodels.core.files import (
     lock,
     remove_directory,
     remove_leftovers,
+    stamp,
     sync,
 )
-from kmodels.core.remote import mirror
 from kmodels.core.schema import check_shape
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise
@@ -170,8 +170,8 @@ def take(directory: Path, resume: bool) -> None:
         # If this process has locked it before, the leftovers are being written by itself.
         if lock(directory):
             remove_leftovers(directory)
-            if directory in mirror.ADDRESSES:
-                mirror.pull(directory)
+            if directory in remote.ADDRESSES:
+                remote.pull(directory)
         if processes.count() > 1:
             token = uuid.uuid4().hex
             atomic_write(directory / _TOKEN, lambda path: path.write_text(token))
@@ -261,17 +261,17 @@ def save(
             text = json.dumps({"format": FORMAT, **run.to_json()}, indent=1)
             (new / STATE).write_text(text + "\n")
             manifest = {name: stamp for told in stamps for name, stamp in told.items()}
-            manifest |= {STATE: _stamp(new / STATE)}
+            manifest |= {STATE: stamp(new / STATE)}
             text = json.dumps(dict(sorted(manifest.items())), indent=1)
             (new / MANIFEST).write_text(text + "\n")
             stack.close()
-            published = folder in mirror.ADDRESSES
+            published = folder in remote.ADDRESSES
             if published:
-                mirror.push(folder, target)
+                remote.push(folder, target)
             if keep is not None or published:
                 _remove_old(folder, target, keep or 2, best, mode)
             if published and keep is not None:
-                mirror.remove_others(folder, target)
+                remote.remove_others(folder, target)
 
         processes.broadcast("checkpoint ends", saying(end))
     return target
@@ -290,7 +290,7 @@ def _write(new: Path, run: RunState, arrays: Mapping[str, Arrays]) -> dict[str, 
     files = [file for part, values in parts for file in format.write(new, part, values)]
     for file in files if not processes.is_rank_zero() else ():
         sync(file)  # On a disk of the network nobody else can do it.
-    return {file.name: _stamp(file) for file in files}
+    return {file.name: stamp(file) for file in files}
 
 
 def _remove_old(folder: Path, target: Path, keep: int, best: str | None, mode: str) -> None:
@@ -359,7 +359,7 @@ def verify(path: Path) -> RunState:
             )
         arrays = sorted(set(manifest) - {STATE})
         for name in (STATE, *arrays[processes.index() :: processes.count()]):
-            if _stamp(path / name) != manifest[name]:
+            if stamp(path / name) != manifest[name]:
                 raise CheckpointError(f"{path / name} is not what was written (size or sha256)")
         found = json.loads((path / STATE).read_text())
         check_shape(found, STATE_SHAPE, path / STATE)
@@ -435,7 +435,7 @@ def restore_newest(folder: str | Path, model: keras.Model) -> Path:
         CheckpointError: if no checkpoint verifies, or it is of another model.
     """
     # Each process reads a copy of its own.
-    folder = all_or_raise("checkpoints are here", lambda: mirror.copy_to_read(folder))
+    folder = all_or_raise("checkpoints are here", lambda: remote.copy_to_read(folder))
     while True:
         found = newest(folder)
         if found is None:
@@ -474,9 +474,3 @@ def restore(path: Path, run: RunState, model: keras.Model) -> None:
             f"{' (' + str(base['origin']) + ')' if base.get('origin') else ''}; give the same base"
         )
     state.fill(path, {part: wanted[part] for part in ("model", "optimizer")})
-
-
-def _stamp(file: Path) -> dict[str, Any]:
-    with file.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    return {"bytes": file.stat().st_size, "sha256": digest}

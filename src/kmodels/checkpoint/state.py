@@ -26,7 +26,7 @@ from kmodels.checkpoint.format import Arrays, as_counted, from_first
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import NUMBER, Shape
+from kmodels.core.schema import NUMBER, Shape
 from kmodels.data.pipeline import prefetch
 from kmodels.distribution import processes
 from kmodels.distribution.processes import all_or_raise

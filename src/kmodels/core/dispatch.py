@@ -21,12 +21,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.types.op_call import OF_MODE, OpCall, Supports, call_type
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +74,7 @@ def backend_module(stem: str, seam: type[Seam], optional: Literal[True]) -> Seam
 def backend_module(stem: str, seam: type[Seam], optional: bool = False, of: str = "") -> Any:
     """Imports the part of a module that only the running backend has.
 
-        precision = backend_module("kmodels.core.precision", PrecisionBackend)
+        precision = backend_module("kmodels.core.runtime", PrecisionBackend)
 
     Args:
         stem: dotted name without the suffix.
@@ -110,7 +119,7 @@ def decline_all(reason: str | None) -> None:
 
 
 def _is_special() -> bool:
-    """Returns whether something else than the arguments and the switches decides."""
+    """Returns True if something else than the arguments and the switches decides."""
     return False
 
 
@@ -165,6 +174,53 @@ if backend() == "torch":
         return False
 
 
+class OpCall:
+    """The arguments of an op's call by name, with defaults; `supports` of an override takes it.
+
+    def supports(call: OpCall) -> str | None:
+        return "there is no soft cap" if call.soft_cap is not None else None
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+Supports: TypeAlias = Callable[[OpCall], str | None]
+# The functions that `of_mode` marked.
+_OF_MODE: set[Supports] = set()
+
+
+def of_mode(supports: Supports) -> Supports:
+    """Marks a `supports` that depends on the mode of the framework alone, not on the arguments.
+
+    It is not called if nothing is compiled or recorded, see `settle`.
+    """
+    _OF_MODE.add(supports)
+    return supports
+
+
+def _call_type(generic: Callable[..., Any]) -> type[OpCall]:
+    """Returns the class of an op's calls; its constructor takes the parameters of the op.
+
+    It is compiled once, as in `dataclasses`, since ops are called for each layer and token:
+    `inspect.Signature.bind` would take a hundred times as long.
+    """
+    names = list(inspect.signature(generic).parameters)
+    code = generic.__code__
+    plain, keyword = names[: code.co_argcount], names[code.co_argcount :]
+    parameters = ", ".join(["self", *plain, *(["*", *keyword] if keyword else [])])
+    lines = [f"def __init__({parameters}):", *(f"    self.{name} = {name}" for name in names)]
+    namespace: dict[str, Any] = {}
+    # Names of parameters of our own functions, which Python has accepted as such.
+    exec("\n".join(lines), namespace)  # nosec B102
+    init = namespace["__init__"]
+    init.__defaults__, init.__kwdefaults__ = generic.__defaults__, generic.__kwdefaults__
+    return type("OpCall", (OpCall,), {"__slots__": tuple(names), "__init__": init})
+
+
 class Op(Generic[P, R]):
     """A function with a body for all backends and, maybe, one for the running backend.
 
@@ -182,7 +238,7 @@ class Op(Generic[P, R]):
         self.generic = generic
         self.override: Callable[..., R] | None = None
         self.supports: Supports | None = None
-        self.bind: Callable[..., OpCall] = call_type(generic)
+        self.bind: Callable[..., OpCall] = _call_type(generic)
         self.always = False
         self.__name__ = self.name
         self.__doc__ = generic.__doc__
@@ -290,7 +346,7 @@ def override(
             )
         target.override = function
         target.supports = supports
-        target.always = supports is None or supports in OF_MODE
+        target.always = supports is None or supports in _OF_MODE
         return function
 
     return register

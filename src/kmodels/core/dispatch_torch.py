@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch
 
 # `torch.autocast` casts the arguments of ops that multiply matrices, and nothing else.
 NARROW = {
@@ -21,7 +21,7 @@ NARROW = {
 
 
 def is_special() -> bool:
-    """Returns whether `transformed` or `autocasts` may have a say, or torch.compile is at work."""
+    """Returns True if `transformed` or `autocasts` may have a say, or torch.compile is at work."""
     return (
         torch.compiler.is_compiling()
         or internals_torch.in_autocast()
@@ -40,7 +40,7 @@ def transformed() -> str | None:
 
 
 def autocasts(args: tuple) -> bool:
-    """Returns whether `torch.autocast` is on for the device of an op's first argument."""
+    """Returns True if `torch.autocast` is on for the device of an op's first argument."""
     first = args[0] if args else None
     return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
 

@@ -1,10 +1,16 @@
-"""The one error that is the user's to mend."""
+"""The error for wrong user input, checks that raise it, and the words of its messages."""
 
 import difflib
+import math
+import os
+import re
 from collections.abc import Collection, Iterable
 from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from kmodels.core.shown import shown
+if TYPE_CHECKING:
+    import keras
 
 
 class InputError(ValueError):
@@ -12,8 +18,8 @@ class InputError(ValueError):
 
     The message is one line: what was given, what is allowed, what to do. Recipes and the command
     line print it alone, without a stack trace, and end with exit code 2. Passwords in addresses are
-    replaced by "***", see `kmodels.core.shown`; what a file put into a message neither breaks its
-    line nor controls the terminal.
+    replaced by "***", see `shown`; text from a file can neither break the line nor control the
+    terminal.
     """
 
     def __init__(self, *args: object):
@@ -28,17 +34,17 @@ def _plain(value: object) -> object:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the message of an error in one line, or its kind where it has none."""
+    """Returns the message of an error in one line, or its class if there is none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Raises `InputError` for what is not a whole number, or too small.
+    """Raises `InputError` unless `value` is a whole number of at least `least`.
 
     Args:
         name: name of the setting, for the message.
-        value: as given.
-        least: the smallest that is allowed.
+        value: the user's value.
+        least: the smallest allowed value.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}; give a whole number, at least {least}")
@@ -49,13 +55,13 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 def check_names(
     owner: str, given: Iterable[str], known: Collection[str], others: Collection[str] = ()
 ) -> None:
-    """Raises `InputError` for names that a function or a class does not have.
+    """Raises `InputError` for arguments that a function or a class does not take.
 
     Args:
         owner: name of the function or class, for the message.
-        given: names of the arguments that the user gave.
-        known: names that are allowed; the message has the nearest one, or all.
-        others: names that mean something to the caller, which the message may propose too.
+        given: names of the user's arguments.
+        known: allowed names; the message proposes the nearest one, or all.
+        others: further names that the message may propose.
     """
     unknown = sorted(set(given) - set(known))
     if not unknown:
@@ -66,3 +72,116 @@ def check_names(
     if len(near) < len(unknown):
         advice = f"it takes {', '.join(known) or 'no such arguments'}"
     raise InputError(f"{owner} takes no {', '.join(unknown)}; {advice}")
+
+
+# === Words of messages: addresses without passwords, amounts of memory, counts ===
+
+HIDDEN = "***"
+# "s3://bucket/x", and "s3:/bucket/x" as pathlib makes of it, within any text.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S+")
+# "name:password@", where a password may hold slashes, but a port is none.
+_USER = re.compile(r"(?<=:/)(/*)([^/:@?]*:(?!\d+/)\S*?@(?![^/?]*@)|[^/:@?]+@)")
+# What stands in front of "@" is a name there, such as a container of Azure or a revision.
+_NAMES = re.compile(r"(abfss?|wasbs?|ssh|sftp|hf|hdfs|smb):", re.IGNORECASE)
+_QUERY = re.compile(r"([?&#;][^=?&#;\s/]+=)[^&#\s]*?(?=[;,.:)'\"]*(?:[&#\s]|$))")
+
+
+def shown(value: Any) -> Any:
+    """Returns a text with the passwords and query values of its addresses replaced by "***".
+
+    Args:
+        value: a text, a path, or dictionaries and lists of these; anything else is returned
+            unchanged.
+    """
+    if isinstance(value, dict):
+        return {key: shown(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(part) for part in value]
+    if isinstance(value, Path):
+        value = os.fspath(value)
+    return _ADDRESS.sub(_hide, value) if isinstance(value, str) else value
+
+
+def _hide(match: re.Match[str]) -> str:
+    # "simplecache::s3://..." chains addresses, each of which may have a password.
+    return "::".join(map(_hide_one, match[0].split("::")))
+
+
+def _hide_one(address: str) -> str:
+    def user(match: re.Match[str]) -> str:
+        named = ":" not in match[2] and _NAMES.match(address)
+        return match[0] if named else f"{match[1]}{HIDDEN}@"
+
+    return _QUERY.sub(rf"\g<1>{HIDDEN}", _USER.sub(user, address, count=1))
+
+
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def human(size: int) -> str:
+    """Returns bytes as "1.2 GiB"."""
+    name, factor = [(unit, step) for unit, step in UNITS.items() if size >= step or unit == "B"][-1]
+    return f"{size} B" if name == "B" else f"{size / factor:.1f} {name}"
+
+
+def parse_bytes(text: str) -> int:
+    """Returns the number of bytes of a text such as "80GiB".
+
+    Raises:
+        InputError: for any other text.
+    """
+    number = text.strip().rstrip("KMGTiB")
+    unit = text.strip()[len(number) :]
+    try:
+        return int(float(number) * UNITS[unit or "B"])
+    except (KeyError, ValueError):
+        raise InputError(f"{text!r} is not an amount of memory; give one such as 80GiB") from None
+
+
+def pluralize(number: int, thing: str) -> str:
+    """Returns a number of things: "1 worker", "2 workers"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+# === Out of memory: the names that JAX, torch and TensorFlow give the error ===
+
+_WORDS = ("resource_exhausted", "out of memory", "failed to allocate", "can't allocate memory")
+_CLASSES = ("OutOfMemoryError", "ResourceExhaustedError", "MemoryError")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Returns True if a device ran out of memory; False if a data worker on the host did."""
+    # TensorFlow raises a worker's error again as one of its own classes, with the same text.
+    if isinstance(error, InputError) or "a data worker" in str(error):
+        return False
+    if any(kind.__name__ in _CLASSES for kind in type(error).__mro__):
+        return True
+    return any(word in str(error).lower() for word in _WORDS)
+
+
+def out_of_memory(model: "keras.Model", batch_size: int) -> InputError:
+    """Returns an InputError with the sizes of a model's parts, and with settings that need less.
+
+    Args:
+        model: compiled.
+        batch_size: rows of a step, over all devices.
+    """
+    trained = _mib(model.trainable_variables)
+    parts = [
+        f"parameters {_mib(model.weights):,.0f}",
+        f"gradients {trained:,.0f}",
+        f"optimizer {_mib(model.optimizer.variables):,.0f}",
+    ]
+    return InputError(
+        f"out of memory: {', '.join(parts)} MiB, the rest is activations and logits of "
+        f"{batch_size} rows; lower --batch-size and raise --accumulate, or give --remat block, "
+        "--precision mixed_bfloat16 or a smaller --preset where the recipe has them; kmodels plan "
+        "tells what fits"
+    )
+
+
+def _mib(variables: Iterable[Any]) -> float:
+    import ml_dtypes  # noqa: F401, which gives NumPy bfloat16
+    import numpy as np
+
+    return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in variables) / 2**20

@@ -1,18 +1,22 @@
-"""Writing files so that a crash or a full disk never costs what was there before."""
+"""Paths and archives from users, checked, and files that are written whole or not at all."""
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
 import shutil
+import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from kmodels.core.errors import InputError
 
-# File handles of this process by directory: held until they are let go or the process ends.
+# File handles of this process by locked directory.
 _LOCKS: dict[Path, int] = {}
 # "gs://bucket", and "gs:/bucket" as pathlib makes of it; one letter is a drive.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -24,10 +28,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def local_path(path: str | Path) -> Path:
-    """Returns the path with the user's home filled in; all that a user gives comes through here.
+    """Returns a user's path with the home directory filled in.
 
     Args:
-        path: path of a file or directory on a disk of this machine, or that as "file:///path".
+        path: path of a local file or directory, or its "file:///path".
 
     Raises:
         InputError: for an address such as "gs://bucket/run": it would become a folder called "gs:".
@@ -44,20 +48,20 @@ def local_path(path: str | Path) -> Path:
 
 
 def is_remote(path: str | Path) -> bool:
-    """Returns whether a path is an address of remote storage; "file://" is a local path."""
+    """Returns True for an address of remote storage; "file://" is a local path."""
     text = os.fspath(path)
     return _SCHEME.match(text) is not None and not text.lower().startswith("file:")
 
 
 def named_file(name: str, folder: str | Path) -> str:
-    """Returns the path or address of a file that data names; it is checked, never opened.
+    """Returns the path or address of a file that data names, without opening it.
 
     Data may come from anybody, so a name has one of three forms: a path relative to the data's
     folder, an absolute local path, or an address with the scheme of the data's own address.
 
     Args:
-        name: as it stands in a record, a table or a list.
-        folder: path or address of the folder of the data, as the user gave it.
+        name: the name in a record, a table or a list.
+        folder: the user's path or address of the folder of the data.
 
     Raises:
         InputError: for an address of another scheme, one that chains file systems by "::", or
@@ -85,11 +89,18 @@ def named_file(name: str, folder: str | Path) -> str:
 
 
 def is_inside(name: object) -> bool:
-    """Returns True if a name that a file holds leads to no place outside of that file's folder."""
+    """Returns True if a name in a file is a path within that file's folder."""
     if not isinstance(name, str) or not name or _CONTROL.search(name):
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
+
+
+def stamp(file: Path) -> dict[str, Any]:
+    """Returns size and sha256 of a file, as `{"bytes": int, "sha256": str}`."""
+    with file.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": digest}
 
 
 def sync(path: Path) -> None:
@@ -116,13 +127,13 @@ def no_link(path: str | Path, flags: int) -> int:
 
 
 def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
-    """Replaces `path` by the file that `write(temporary)` makes, or leaves it as it was.
+    """Replaces `path` by the file that `write(temporary)` makes, or leaves it unchanged.
 
     The umask of the process decides the permissions. A link is replaced, not followed.
 
     Args:
         path: the file to make or replace; missing parent folders are created.
-        write: writes the whole file to the path it is given.
+        write: writes the whole file to a path.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,10 +151,10 @@ def atomic_write(path: str | Path, write: Callable[[Path], object]) -> Path:
 
 @contextmanager
 def atomic_directory(path: str | Path) -> Iterator[Path]:
-    """Gives an empty folder to fill; it takes the place of `path` when the block ends well.
+    """Yields an empty folder to fill; it replaces `path` if the block raises nothing.
 
-    The former folder stays whole until the new one is on the disk, and comes back if the exchange
-    fails half-way. The umask of the process decides the permissions.
+    The former folder stays whole until the new one is on the disk, and is restored if the exchange
+    fails. The umask of the process decides the permissions.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +190,7 @@ def _exchange(new: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Removes a directory such that nobody meets it half removed."""
+    """Removes a directory; other processes never find a part of it under its name."""
     hidden = path.with_name(f".{path.name}.removed")
     try:
         os.replace(path, hidden)
@@ -191,10 +202,10 @@ def remove_directory(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Removes temporary files and directories that a killed process left in a folder.
 
-    A directory that was moved away for its successor comes back if the successor never came.
+    A directory that was moved away for its successor is restored if there is no successor.
 
     Args:
-        folder: held by a lock of this process: another process may still be writing otherwise.
+        folder: locked by this process: another process may still be writing otherwise.
     """
     for entry in folder.iterdir():
         if (leftover := _LEFTOVER.fullmatch(entry.name)) is None:
@@ -208,7 +219,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _remove(entry: Path) -> None:
-    """Removes a file, a directory with all in it, or a link but not its target."""
+    """Removes a file, a directory with its contents, or a link but not its target."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry, ignore_errors=True)
     else:
@@ -216,15 +227,13 @@ def _remove(entry: Path) -> None:
 
 
 def lock(directory: Path) -> bool:
-    """Keeps other processes out of a directory until `unlock`, or until this process ends.
-
-    A process that holds it already goes on holding it.
+    """Locks a directory against other processes until `unlock`, or until this process ends.
 
     Returns:
-        Whether it was taken now.
+        True if it was not locked by this process before.
 
     Raises:
-        InputError: where another process holds it, or the directory cannot be written.
+        InputError: if another process has locked it, or it cannot be written.
     """
     key = directory.resolve()
     if key in _LOCKS:
@@ -248,6 +257,36 @@ def lock(directory: Path) -> bool:
 
 
 def unlock(directory: Path) -> None:
-    """Lets go of a directory that this process holds."""
+    """Unlocks a directory that this process has locked."""
     if (handle := _LOCKS.pop(directory.resolve(), None)) is not None:
         os.close(handle)
+
+
+# Weights and images hardly shrink, so a file that unpacks to far more looks like an attack.
+MOST_EXPANSION = 100
+ALWAYS_ALLOWED = 2**26
+
+
+def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raises `InputError` for a zip file that looks malicious.
+
+    Readers differ in the member that they take of several with one name. The sum of all members is
+    compared with the size of the file, since members may also overlap.
+
+    Args:
+        archive: the open file.
+        path: its path.
+    """
+    twice = [name for name, count in Counter(archive.namelist()).items() if count > 1]
+    if twice:
+        raise InputError(f"{path} holds {', '.join(twice[:8])} more than once; write it again")
+    paths = map(PurePosixPath, archive.namelist())
+    if outside := [str(p) for p in paths if p.is_absolute() or ".." in p.parts]:
+        raise InputError(f"{path} holds {outside[0]!r}, a place outside of it; write it again")
+    size = sum(entry.file_size for entry in archive.infolist())
+    held = path.stat().st_size
+    if size > max(MOST_EXPANSION * held, ALWAYS_ALLOWED):
+        raise InputError(
+            f"{path} has {held:,} bytes and would unpack to {size:,}; at most "
+            f"{MOST_EXPANSION} times as many are unpacked: write it again without compression"
+        )

@@ -1,4 +1,4 @@
-"""The only place that looks inside Keras, for what its public interface does not give.
+"""The private names of Keras that kmodels uses; no other file uses any.
 
 `tests/numerics/core/test_keras_internals.py` has a contract test for each private name in it.
 """
@@ -26,26 +26,26 @@ from keras.src.utils import rng_utils
 
 from kmodels.core.types import InitializerLike, Tensor, Tree
 
-# === Keras' optional import of TensorFlow, left to those who use it ===
+# === Keras' optional import of TensorFlow ===
 
-# To write or read a config, Keras asks whether an object is one of TensorFlow's types, and imports
-# TensorFlow for that question if it is installed: seconds, a gigabyte and lines of log in a process
-# that computes with another backend. No public name turns that off. An object of a package that
-# nobody has imported cannot exist, so the answer is the same without the import.
+# To write or read a config, Keras tests if an object has one of TensorFlow's types, and imports
+# TensorFlow for that if it is installed: seconds, a gigabyte and lines of log in a process that
+# computes with another backend. No public name turns that off. An object of a package that was not
+# imported cannot exist, so the result is the same without the import.
 
-# They ask `tf.available and isinstance(obj, tf.<type>)`, and nothing else of it.
+# These modules evaluate `tf.available and isinstance(obj, tf.<type>)`, and nothing else of `tf`.
 ASKING = (serialization_lib, json_utils)
 
 
 class OnceImported:
-    """A module that Keras imports lazily, as available only after somebody else imported it."""
+    """A lazily imported module of Keras that is available only after another import of it."""
 
     def __init__(self, lazy: Any):
         self.lazy = lazy
 
     @property
     def available(self) -> bool:
-        """Whether it is imported, and can be."""
+        """True if the module was imported."""
         return self.lazy.name in sys.modules and self.lazy.available
 
     def __getattr__(self, name: str) -> Any:
@@ -53,7 +53,7 @@ class OnceImported:
 
 
 def leave_unimported() -> None:
-    """Has Keras' questions about types import nothing; on Keras' own backend it stays as it is."""
+    """Keeps Keras' tests of types from importing TensorFlow, unless that is the backend."""
     for module in ASKING:
         if module.tf.name != keras.backend.backend() and not isinstance(module.tf, OnceImported):
             module.tf = OnceImported(module.tf)
@@ -73,12 +73,12 @@ def set_random_seed(seed: int) -> None:
 
 
 def children(layer: keras.Layer) -> list[Any]:
-    """Returns the layers that are parts of a layer, without theirs."""
+    """Returns the direct sublayers of a layer."""
     return list(layer._layers)
 
 
 def made_trainable(layer: keras.Layer) -> list[Any]:
-    """Returns a layer's own variables that were made to be trained, frozen or not."""
+    """Returns a layer's own variables that were made trainable, even if frozen now."""
     return list(layer._trainable_variables)
 
 
@@ -88,23 +88,23 @@ def own_variables(layer: keras.Layer) -> list[Any]:
 
 
 def set_trainable(layer: keras.Layer, trainable: bool) -> None:
-    """Sets a layer's own flag; its variables, and the layers below it, stay as they are."""
+    """Sets a layer's own flag, but not those of its variables and sublayers."""
     layer._trainable = trainable
 
 
 def sublayers(layer: keras.Layer) -> list[Any]:
-    """Returns the layer itself and all below it, in no order to rely on."""
+    """Returns the layer and all layers below it, in an undefined order."""
     return list(layer._flatten_layers())
 
 
 def has_mask(mask: Any) -> bool:
-    """Returns whether Keras passes a mask: of inputs by name it passes their names with None."""
+    """Returns True if a mask is given: for inputs by name Keras passes their names with None."""
     return mask is not None and any(part is not None for part in keras.tree.flatten(mask))
 
 
 @contextmanager
 def changing(layer: keras.Layer) -> Iterator[None]:
-    """Lets a built layer take new variables and seeds inside the block."""
+    """Allows a built layer new variables and seeds in the block."""
     locked = layer._tracker.locked
     layer._tracker.unlock()
     try:
@@ -115,20 +115,20 @@ def changing(layer: keras.Layer) -> Iterator[None]:
 
 
 def attach(layer: keras.Layer, variables: Iterable[Any]) -> None:
-    """Makes variables that exist part of a layer."""
+    """Adds existing variables to a layer."""
     with changing(layer):
         for variable in variables:
             layer._track_variable(variable)
 
 
 def detach(layer: keras.Layer, variables: Iterable[Any]) -> None:
-    """Takes variables out of a layer; they keep their values."""
+    """Removes variables from a layer; they keep their values."""
     for variable in variables:
         layer._untrack_variable(variable)
 
 
 def keep_keywords(layer: keras.Layer) -> None:
-    """Has Keras leave the arguments of a layer's calls as they are, see `converted`."""
+    """Keeps Keras from converting the arguments of a layer's calls, see `converted`."""
     layer._convert_input_args = False
 
 
@@ -141,46 +141,37 @@ def converted(layer: keras.Layer, args: tuple) -> tuple:
 _CONTEXT = "current_call_ctx"
 
 
-@contextmanager
-def call_context(context: object) -> Iterator[None]:
-    """Lets layers see this context inside the block, and with it whether they are in training."""
-    before = global_state.get_global_attribute(_CONTEXT)
-    global_state.set_global_attribute(_CONTEXT, context)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_CONTEXT, before)
+class call_context:
+    """Sets the context of layers' calls in the block, which says if they are in training."""
 
+    def __init__(self, context: Any):
+        self.context = context
 
-def current_call_context() -> Any:
-    """Returns the context of the call that is running, or None."""
-    return global_state.get_global_attribute(_CONTEXT)
-
-
-class entering:
-    """Opens the context of a call for a model that no layer is calling, as Keras does.
-
-    Args:
-        model: the model that is called.
-    """
-
-    def __init__(self, model: keras.Model):
-        self.context = CallContext(model)
-
-    def __enter__(self) -> CallContext:
+    def __enter__(self) -> Any:
+        self.former = global_state.get_global_attribute(_CONTEXT)
         global_state.set_global_attribute(_CONTEXT, self.context)
         return self.context
 
     def __exit__(self, *_: object) -> None:
-        global_state.set_global_attribute(_CONTEXT, None)
+        global_state.set_global_attribute(_CONTEXT, self.former)
+
+
+def entering(model: keras.Model) -> call_context:
+    """Opens the context of a call of a model that no layer is calling, as Keras does."""
+    return call_context(CallContext(model))
+
+
+def current_call_context() -> Any:
+    """Returns the context of the running call, or None."""
+    return global_state.get_global_attribute(_CONTEXT)
 
 
 def losses_of(layer: keras.Layer) -> list[Any]:
-    """Returns the list in which a layer keeps what `add_loss` took; it stays the same list."""
+    """Returns the list of a layer's `add_loss` calls, always the same list object."""
     return layer._losses
 
 
-# What `needs_keras_call` looks at.
+# Attributes that `needs_keras_call` reads.
 CALL_ATTRIBUTES = (
     "built",
     "autocast",
@@ -192,10 +183,9 @@ CALL_ATTRIBUTES = (
 
 
 def needs_keras_call(layer: keras.Layer) -> str | None:
-    """Returns what `keras.layers.Layer.__call__` has to do for this layer (a clause), or None.
+    """Returns why a layer needs `keras.layers.Layer.__call__` (a clause), or None.
 
-    It is about the layer alone: its arguments, and the dtype in which it reads its variables, are
-    looked at elsewhere.
+    Only the layer is tested, not its arguments, nor the dtype in which it reads its variables.
     """
     if not layer.built:
         return "Keras builds it"
@@ -211,7 +201,7 @@ def needs_keras_call(layer: keras.Layer) -> str | None:
 
 
 def reads_variables_as(layer: keras.Layer, compute_dtype: str) -> bool:
-    """Returns whether its variables are read in its compute dtype where the program stands."""
+    """Returns True if a layer's variables are read in its compute dtype at this point."""
     scope = get_autocast_scope()
     if scope is None:
         return layer.variable_dtype == compute_dtype
@@ -219,35 +209,35 @@ def reads_variables_as(layer: keras.Layer, compute_dtype: str) -> bool:
 
 
 def set_rematerialized(layer: keras.Layer, active: bool) -> None:
-    """Sets whether Keras asks `rematerialized_call` how to call this layer."""
+    """Sets if Keras calls this layer through `rematerialized_call`."""
     layer._remat_mode = active or None
 
 
 def is_rematerialized(layer: keras.Layer) -> bool:
-    """Returns whether `set_rematerialized`, or a scope of Keras' own, made this layer so."""
+    """Returns True if `set_rematerialized`, or Keras' own scope, was applied to this layer."""
     return bool(layer._remat_mode)
 
 
 def keep_part(layer: keras.Layer, name: str, value: object) -> None:
-    """Lets a part of a layer be read at once, where torch would look for it last and in Python."""
+    """Speeds up reading a part of a layer, which torch looks up last and in Python."""
     if isinstance(value, keras.Layer) and "_modules" in vars(layer):
         vars(layer)[name] = value
 
 
 def forget_part(layer: keras.Layer, name: str) -> None:
-    """Ends `keep_part`, for a part that is about to be replaced or deleted."""
+    """Undoes `keep_part` before a part is replaced or deleted."""
     held = vars(layer)
     if name in held and name in held.get("_modules", ()):
         del held[name]
 
 
 def forget_parameters(model: keras.Model) -> None:
-    """Has a model list its parameters again on torch, so that it lets go of those it lost."""
+    """Rebuilds a model's list of parameters on torch, without parameters that were removed."""
     vars(model).get("_modules", {}).pop("_torch_params", None)
 
 
 def forget_losses(layer: keras.Layer) -> None:
-    """Lets go of what `add_loss` took in former calls of a layer and those below it."""
+    """Clears the `add_loss` values of earlier calls of a layer and those below it."""
     layer._clear_losses()
 
 
@@ -261,18 +251,18 @@ def symbolic_calls(layer: "keras.Layer") -> Iterator[tuple[dict[str, Any], list[
 
 
 class ClonedAs:
-    """A functional model that `keras.models.clone_model` makes another graph of.
+    """A functional model that can change the graph which `keras.models.clone_model` makes.
 
-    Keras asks no config of a functional model, and walks its graph with new layers instead. The
+    Keras does not read the config of a functional model, but walks its graph with new layers. The
     result is a plain functional model.
     """
 
     def clone_graph(self, inputs: Tree, clone: Callable[..., Any], call: Callable[..., Any]) -> Any:
-        """Outputs of the clone.
+        """Returns the outputs of the clone.
 
         Args:
             inputs: inputs of the clone, in the structure of the model's own.
-            clone: gives the new layer for one of this model, always the same.
+            clone: returns the new layer of a layer, always the same.
             call: `call(layer, *args, **kwargs)`, which may add others.
         """
         return super()._run_through_graph(inputs, operation_fn=clone, call_fn=call)  # type: ignore[misc]
@@ -292,17 +282,17 @@ def through_graph(
 
 
 def standardized(model: "keras.Model", inputs: Tree) -> list[Any]:
-    """Returns the inputs of a functional model as tensors of the dtype and rank that it has."""
+    """Returns inputs as tensors of the dtype and rank of a functional model's inputs."""
     return model._standardize_inputs(inputs)
 
 
 def give_shape(tensor: "keras.KerasTensor", shape: Sequence[int | None]) -> None:
-    """Gives a KerasTensor another shape, in all graphs that it is part of."""
+    """Sets the shape of a KerasTensor, in all graphs that it is part of."""
     tensor._shape = tuple(shape)
 
 
 def warn_of_inputs(model: "keras.Model", inputs: Tree) -> None:
-    """Keras' warning that a functional model is given other inputs than its graph has."""
+    """Issues Keras' warning if the structure of inputs differs from the model's graph."""
     model._maybe_warn_inputs_struct_mismatch(inputs)
 
 
@@ -313,11 +303,10 @@ _UNINITIALIZED = "uninitialized_variables"
 
 @contextmanager
 def without_values() -> Iterator[list[Any]]:
-    """Models built in this block have shapes, paths and layers; no numbers are allocated.
+    """Models built in this block have shapes, paths and layers, but no values.
 
-    Keras would give what it calls uninitialized variables their values when the next such block
-    ends, so they are taken off its list. The list that is given here holds them when the block is
-    over, for `give_value` and `draw_values`.
+    Keras would initialize such variables when the next such block ends, so they are removed from
+    its list. The yielded list holds them after the block, for `give_value` and `draw_values`.
     """
     waiting = list(global_state.get_global_attribute(_UNINITIALIZED, [], set_to_default=True))
     made: list[Any] = []
@@ -330,12 +319,12 @@ def without_values() -> Iterator[list[Any]]:
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Returns False for a variable made in `without_values` that has got none since."""
+    """Returns False for a variable made in `without_values` that has no value yet."""
     return variable._value is not None
 
 
 def give_value(variable: keras.Variable, value: Tensor) -> None:
-    """Sets the first value of a variable that has none: a tensor of its shape and dtype."""
+    """Sets the first value of a variable: a tensor of its shape and dtype."""
     variable._initialize(value)
     variable._initializer = None
 
@@ -349,11 +338,11 @@ def begin_with(variable: keras.Variable, initializer: Any) -> None:
 
 
 def draw_values(variables: Iterable[Any]) -> None:
-    """Lets each variable that has no value yet draw it.
+    """Initializes each variable that has no value yet.
 
-    Over a mesh on JAX Keras would compile a program that holds the numbers of a large variable as
-    constants. Initializers that draw on the host, those with `values`, give each device its part
-    there.
+    Over a mesh on JAX Keras would compile a program with the values of a large variable as
+    constants. With initializers that draw on the host, those with `values`, each device gets its
+    part instead.
     """
     place = _place()
     for variable in variables:
@@ -367,22 +356,22 @@ def draw_values(variables: Iterable[Any]) -> None:
 
 
 def _place() -> Any:
-    """Returns the function by which the distribution places arrays of the host, or None."""
+    """Returns the distribution's function that places arrays of the host, or None."""
     return getattr(keras.distribution.distribution(), "place", None)
 
 
 def in_stateless_scope() -> bool:
-    """Tells whether variables are read from and written to a `keras.StatelessScope`."""
+    """Returns True if variables are read from and written to a `keras.StatelessScope`."""
     return stateless_scope.in_stateless_scope()
 
 
 def draws_later() -> bool:
-    """Returns whether variables are made `without_values` and drawn by `draw_values`."""
+    """Returns True if variables are made `without_values` and drawn by `draw_values`."""
     return _place() is not None and not in_stateless_scope()
 
 
 class _Reading(threading.local):
-    """A thread's flag: after `read_stored` no scope has a say about variables."""
+    """A thread's flag: after `read_stored` no scope changes the values of variables."""
 
     stored = False
 
@@ -393,8 +382,8 @@ _reading = _Reading()
 def value_of(variable: keras.Variable, cast: bool = True) -> Any:
     """Returns a variable's value, directly if no scope would change it.
 
-    Keras looks for scopes, devices and symbolic tensors first, which takes as long as a small
-    product.
+    Keras tests for scopes, devices and symbolic tensors first, which takes as long as a small
+    matrix product.
 
     Args:
         variable: the variable.
@@ -412,12 +401,12 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
 
 
 def _gives_stored(dtype: str | None) -> bool:
-    """Returns whether no open scope changes the value of a variable.
+    """Returns True if no open scope changes the value of a variable.
 
-    `dtype` is the variable's, or any name that is no dtype for all of them; None where no autocast
-    is asked for.
+    `dtype` is the variable's, or any name that is not a dtype for all variables; None without
+    autocast.
     """
-    # What holds in this thread; Keras' own look-up takes several times as long.
+    # The scopes of this thread; Keras' own look-up takes several times as long.
     scopes = vars(global_state.GLOBAL_STATE_TRACKER)
     if scopes.get("stateless_scope") is not None or scopes.get("torch_device") is not None:
         return False
@@ -426,16 +415,16 @@ def _gives_stored(dtype: str | None) -> bool:
 
 
 def read_stored() -> bool:
-    """Has `value_of` look for scopes no more, if there are none; returns whether it does so.
+    """Makes `value_of` skip the tests for scopes, if none is open; returns True if it does.
 
-    It holds in this thread until `read_through_scopes`; no scope may open before.
+    It holds in this thread until `read_through_scopes`; no scope may be opened before.
     """
     _reading.stored = _gives_stored("every")
     return _reading.stored
 
 
 def read_through_scopes() -> None:
-    """Ends `read_stored`."""
+    """Undoes `read_stored`."""
     _reading.stored = False
 
 
@@ -446,12 +435,12 @@ def no_autocast() -> AutocastScope:
 
 def autocast(policy: keras.DTypePolicy) -> AutocastScope:
     """Returns a block in which variables are read in the compute dtype, as in a layer's call."""
-    # Named where it changes nothing too: under AutocastScope(None) a variable's `dtype` is float32.
+    # Also if it is float32: under AutocastScope(None) a variable's `dtype` is float32.
     return AutocastScope(policy.compute_dtype)
 
 
 def autocasts(variable: keras.Variable) -> bool:
-    """Tells whether a layer reads this variable in its compute dtype."""
+    """Returns True if a layer reads this variable in its compute dtype."""
     return variable._autocast
 
 
@@ -461,34 +450,34 @@ def layout_of(variable: keras.Variable) -> Any:
 
 
 def change_class(variable: keras.Variable, kind: type) -> None:
-    """Makes a variable one of a subclass of `keras.Variable`, in place.
+    """Changes the class of a variable to a subclass of `keras.Variable`, in place.
 
-    Layers and optimizers make their variables themselves and hold them by identity, so one that is
-    to read or take values another way cannot be replaced by a new one.
+    Layers and optimizers make their variables themselves and hold them by identity, so a variable
+    that should read or assign values differently cannot be replaced by a new one.
     """
     variable.__class__ = kind
 
 
 def let_value_go(variable: keras.Variable) -> None:
-    """Takes the tensor out of a variable, for a class that finds its value elsewhere."""
+    """Removes the tensor of a variable, for a class that stores its value elsewhere."""
     vars(variable).pop("_value", None)
 
 
 def first_value(variable: keras.Variable, shape: Sequence[int]) -> Any:
-    """Returns what the initializer of a variable without a value gives for a shape."""
+    """Returns the values of a shape from the initializer of a variable without a value."""
     return variable._initializer(tuple(shape), dtype=variable.dtype)
 
 
 class OwnAssign(keras.Variable):
-    """A variable that takes values by `take`, which a subclass defines."""
+    """A variable that is assigned by `take`, which a subclass defines."""
 
     def take(self, value: Tensor) -> None:
-        """Takes a value of the variable's whole shape."""
+        """Assigns a value of the variable's whole shape."""
         raise NotImplementedError
 
     @property
     def held(self) -> Any:
-        """The tensor in the dtype of the variable, whatever scope is in force; None without one."""
+        """The tensor in the dtype of the variable, independent of scopes, or None."""
         return self._value
 
     def _direct_assign(self, value: Tensor) -> None:
@@ -496,14 +485,14 @@ class OwnAssign(keras.Variable):
 
 
 class ValueElsewhere(OwnAssign):
-    """A variable whose tensor a subclass finds by `found`, whenever it is read."""
+    """A variable that reads its tensor by `found`, which a subclass defines."""
 
     def found(self) -> Any:
-        """Returns the tensor, or None as long as there is none."""
+        """Returns the tensor, or None before there is one."""
         raise NotImplementedError
 
     def has_taken(self) -> None:
-        """Notes that the variable has a value, so that its initializer is not asked any more."""
+        """Notes that the variable has a value, so its initializer is not called any more."""
         self._initializer = None
 
     @property
@@ -514,18 +503,18 @@ class ValueElsewhere(OwnAssign):
         self.take(value)
 
     def _initialize_with_initializer(self, initializer: InitializerLike) -> None:
-        # The whole is drawn on the host: a device may not have the room.
+        # On the host: a device may lack the memory for the whole value.
         with keras.device("cpu"):
             super()._initialize_with_initializer(initializer)
 
 
-# === The seeds of Keras: the process's own, and how often something was drawn since it was set ===
+# === Seeds: the global seed, draws since it was set, and a change of all draws ===
 
 
 class _Seed(int):
-    """The seed of `set_random_seed`, with what was counted since.
+    """The seed of `set_random_seed`, with counts.
 
-    Setting a seed, the same one too, puts a plain int in its place, and with that ends the count.
+    Setting a seed again, even the same one, replaces it by a plain int and so ends the counts.
     """
 
     counts: Counter[str]
@@ -535,15 +524,15 @@ _counts_without_seed: Counter[str] = Counter()
 
 
 def random_seed() -> int | None:
-    """Returns the seed given to `keras.utils.set_random_seed`, or None where none was."""
+    """Returns the seed of `keras.utils.set_random_seed`, or None if none was set."""
     seed = rng_utils.get_random_seed()
     return None if seed is None else int(seed)
 
 
 def count_since_seed(what: str) -> int:
-    """Returns how many times this function was called with `what` before, since the seed was set.
+    """Returns the number of earlier calls with `what` since the seed was set.
 
-    Where no seed was set it counts from the beginning of the process.
+    If no seed was set, it counts from the start of the process.
     """
     seed = rng_utils.get_random_seed()
     if seed is None:
@@ -559,7 +548,7 @@ def count_since_seed(what: str) -> int:
 
 
 def global_seed() -> Any:
-    """Returns the state variable of Keras' global seed generator; None before its use."""
+    """Returns the state variable of Keras' global seed generator; None before its first use."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
 
@@ -568,16 +557,15 @@ _next_of_keras: list[Any] = []
 
 
 def change_draws(change: Callable[[Any], Any] | None) -> None:
-    """Has what every `keras.random.SeedGenerator` gives for a draw go through a function.
+    """Passes the state of every draw of a `keras.random.SeedGenerator` through a function.
 
-    The method is replaced for the whole process, since nothing narrower sees all draws. Layers of
-    Keras and of users make generators of their own, at any time, and Keras one for draws without a
-    seed; none of them can be given another class, and Keras calls no hook where it draws. The
-    state cannot be changed instead: it is saved and compared like weights.
+    The method is replaced for the whole process: layers of Keras and of users make generators at
+    any time, and Keras has no hook for draws. The state cannot be changed instead: it is saved and
+    compared like weights.
 
     Args:
-        change: takes the state of a draw, (2,) integers, and returns the one to draw from; None
-            gives the method back.
+        change: takes the state of a draw, (2,) integers, and returns the state to draw from; None
+            restores the method.
     """
     generator: Any = keras.random.SeedGenerator
     if _next_of_keras:
@@ -593,23 +581,22 @@ def change_draws(change: Callable[[Any], Any] | None) -> None:
     generator.next = changed
 
 
-# === Puts a function in front of the one by which Keras makes tensors of numbers and arrays ===
+# === Conversion of numbers and arrays to tensors ===
 
-# What was asked for, Keras' own function, and the one in its place.
+# The change in force, Keras' own function, and its replacement.
 _in_force: list[tuple[Callable[..., Any], Any, Any]] = []
 
 
 def change_conversion(change: Callable[..., Any] | None) -> None:
-    """Has what Keras' backend makes a tensor of go through a function first.
+    """Puts a function in front of the backend's `convert_to_tensor`.
 
-    The function is replaced for the whole process and in each module that imported it: layers,
-    losses, metrics and optimizers of Keras and of users come to it by many names, and there is no
-    hook in it.
+    It is replaced for the whole process and in each module that imported it: layers, losses,
+    metrics and optimizers use it by many names, and it has no hook.
 
     Args:
-        change: takes Keras' own function, the value, and the dtype or None for the one that the
-            value has, and returns a tensor, or None to have Keras make it; None gives Keras its own
-            function back.
+        change: takes Keras' own function, the value, and the dtype or None for the value's own, and
+            returns a tensor, or None to leave the conversion to Keras; None restores Keras' own
+            function.
     """
     if _in_force:
         former, original, changed = _in_force[0]
@@ -630,7 +617,7 @@ def change_conversion(change: Callable[..., Any] | None) -> None:
 
 
 def device() -> Any:
-    """Returns where Keras puts tensors in this thread, on the backend that has one such place."""
+    """Returns the device on which Keras puts tensors in this thread, if the backend has one."""
     return backend.core.get_device()
 
 
@@ -640,18 +627,18 @@ def _replace(old: object, new: object) -> None:
             module.convert_to_tensor = new  # type: ignore[attr-defined]
 
 
-# === The arrays that Keras saves of a model, without a file ===
+# === The arrays of a .weights.h5 file, without the file ===
 
 
 def saved_arrays(model: keras.Model) -> dict[str, Any]:
-    """Returns what Keras would write to a .weights.h5 file, mostly variables, by path."""
+    """Returns the values that Keras would write to a .weights.h5 file by path, mostly variables."""
     names = _Names()
     saving_lib._save_state(model, names, None, "", set())
     return names.found
 
 
 class _Names(saving_lib.H5IOStore):
-    """Keras' file of weights without a file: it notes what it is asked to write."""
+    """A store that collects the values that Keras writes."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
@@ -672,9 +659,9 @@ class _Entry(dict):
         self._found[f"{self._path}/{name}"] = value
 
 
-# === The slots of an optimizer, and what it counts and accumulates ===
+# === Slots, counts and accumulated gradients of an optimizer ===
 
-# Lists of an optimizer that are not slots: all its variables, and the weights themselves.
+# Lists of an optimizer that are not slots: all its variables, and the weights.
 _NO_SLOTS = ("_variables", "_trainable_variables")
 
 
@@ -684,14 +671,14 @@ def built_for(optimizer: "keras.Optimizer") -> list[Any]:
 
 
 def variable_index(optimizer: "keras.Optimizer", variable: "keras.Variable") -> int:
-    """Returns the place of a variable among those that the optimizer was built for."""
+    """Returns the index of a variable in `built_for`."""
     return optimizer._get_variable_index(variable)
 
 
 def slot_lists(optimizer: "keras.Optimizer") -> Iterator[tuple[str, list[Any]]]:
-    """Yields attribute and list of each kind of slot of a built optimizer.
+    """Yields attribute name and list of each kind of slot of a built optimizer.
 
-    Keras keeps slots in lists in the order of `built_for`; their names differ from class to class.
+    The lists have the order of `built_for`; their names differ between classes.
     """
     count = len(optimizer._trainable_variables)
     for attribute, held in vars(optimizer).items():
@@ -700,15 +687,15 @@ def slot_lists(optimizer: "keras.Optimizer") -> Iterator[tuple[str, list[Any]]]:
 
 
 def moving_averages(optimizer: "keras.Optimizer") -> list[tuple[Any, Any]]:
-    """Returns each weight of a built optimizer with its moving average; empty without any."""
+    """Returns pairs of (weight, moving average) of a built optimizer; empty without averages."""
     held = getattr(optimizer, "_model_variables_moving_average", None)
     return list(zip(optimizer._trainable_variables, held, strict=True)) if held else []
 
 
 def adam_slots(optimizer: "keras.Optimizer", variable: "keras.Variable") -> tuple[Any, Any, Any]:
-    """Returns the first and second moment of a variable in Keras' Adam, and the highest second.
+    """Returns a variable's first, second and highest second moment in Keras' Adam.
 
-    The last one is None but with `amsgrad`.
+    The last one is None without `amsgrad`.
     """
     index = optimizer._get_variable_index(variable)
     highest = optimizer._velocity_hats[index] if optimizer.amsgrad else None
@@ -716,17 +703,17 @@ def adam_slots(optimizer: "keras.Optimizer", variable: "keras.Variable") -> tupl
 
 
 def accumulated_gradient(optimizer: "keras.Optimizer", variable: "keras.Variable") -> Any:
-    """Returns the variable that holds the sum of a variable's gradients since the last update."""
+    """Returns the variable with the sum of a variable's gradients since the last update."""
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
 
 
 def batches_seen(optimizer: "keras.Optimizer") -> Any:
-    """Returns the count of batches; `iterations` counts updates where gradients are accumulated."""
+    """Returns the count of batches; with gradient accumulation `iterations` counts updates."""
     return optimizer._iterations
 
 
 def updates_next(optimizer: "keras.Optimizer") -> Any:
-    """Tells whether the next batch is the last one of its update, where gradients accumulate."""
+    """Returns True if the next batch is the last of its update, with gradient accumulation."""
     return (optimizer._iterations + 1) % optimizer.gradient_accumulation_steps == 0
 
 
@@ -736,11 +723,11 @@ def strategy_of(optimizer: "keras.Optimizer") -> Any:
 
 
 def unbuild(optimizer: "keras.Optimizer", restart: bool) -> None:
-    """Takes an optimizer's slots away, so that `build` makes others.
+    """Removes an optimizer's slots, so that `build` makes new ones.
 
     Args:
-        optimizer: built; with one inside, as under "mixed_float16", that one, too.
-        restart: begins the count of steps again.
+        optimizer: a built optimizer; also its inner one, as under "mixed_float16".
+        restart: resets the count of steps.
     """
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         unbuild(inner, restart)
@@ -758,22 +745,21 @@ def unbuild(optimizer: "keras.Optimizer", restart: bool) -> None:
 
 
 def average_by_update(optimizer: keras.Optimizer) -> None:
-    """Has an optimizer move its averages of the weights where it moves the weights.
+    """Makes an optimizer update its moving averages only together with the weights.
 
-    Keras moves an average at every batch, so with `gradient_accumulation_steps=k` it counts each
+    Keras updates an average at every batch, so with `gradient_accumulation_steps=k` it counts each
     state of the weights k times, and `ema_overwrite_frequency` writes it into the model between
-    updates too. Its documentation says that an optimizer's variables change only where the weights
-    do. After this call they do, and a run equals the one with batches k times as large.
+    updates too. Its documentation says that an optimizer's variables change only with the weights.
+    After this call that holds, and a run equals the one with batches k times as large.
 
     Args:
-        optimizer: an optimizer of any class; one that does not accumulate, or keeps no average,
-            stays as it is.
+        optimizer: any optimizer; without accumulation or averages it is unchanged.
     """
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         average_by_update(inner)
     if not (optimizer.use_ema and optimizer.gradient_accumulation_steps):
         return
-    # Methods of the instance, since its class names what a saved model is loaded with.
+    # Methods of the instance, since a saved model names the class.
     optimizer._update_model_variables_moving_average = MethodType(_move_average, optimizer)
     if optimizer.ema_overwrite_frequency:
         optimizer._backend_apply_gradients = MethodType(_apply_and_overwrite, optimizer)
@@ -804,38 +790,37 @@ def _apply_and_overwrite(
             variable.assign(keras.ops.where(due, average.value, variable.value))
 
 
-# === First bases of optimizers that take part in the steps of Keras' own ===
+# === First bases of optimizers that change parts of Keras' steps ===
 
-# A method of a base does what Keras does there, and is called where Keras would do it: a subclass
-# overrides it and calls `super()`.
+# Each method does the same as Keras until a subclass overrides it.
 
 
 class OwnDecay(keras.optimizers.Optimizer):
-    """An optimizer that decays the weights in its own step; Keras' decay before it does nothing."""
+    """An optimizer that decays the weights in its own step, without Keras' decay before it."""
 
     def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
-        """Does nothing: each step decays with the variable's own learning rate."""
+        """Does nothing."""
 
 
 class ParallelSteps:
-    """The parts of a step over all variables at once, on the backend that has one."""
+    """The parts of a step over all variables at once, if the backend has one."""
 
     def apply_all(self: Any, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
-        """Moves all variables by clipped gradients, with accumulation and averages."""
+        """Updates all variables by clipped gradients, with accumulation and averages."""
         super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
 
     def clip_all(self: Any, grads: list[Any]) -> Any:
-        """Returns the gradients clipped as `clipnorm`, `global_clipnorm` or `clipvalue` says."""
+        """Returns the gradients clipped by `clipnorm`, `global_clipnorm` or `clipvalue`."""
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def move_all(
         self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
     ) -> None:
-        """Moves variables by the optimizer's formula."""
+        """Updates variables by the optimizer's formula."""
         super()._parallel_update_step(grads, variables, learning_rate)  # type: ignore[misc]
 
     def average_all(self: Any, variables: Sequence[keras.Variable]) -> None:
-        """Moves the averages of the weights towards the weights."""
+        """Updates the moving averages of the weights."""
         super()._update_model_variables_moving_average(variables)  # type: ignore[misc]
 
     def _backend_apply_gradients(
@@ -858,12 +843,12 @@ class ParallelSteps:
 
 
 class ReplicatedSteps:
-    """The parts of a step in which replicas wait for each other, on the backend that has them."""
+    """The parts of a step in which replicas communicate, if the backend has them."""
 
     def move_replicas(
         self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
     ) -> None:
-        """Moves variables, as one of the replicas."""
+        """Updates variables, as one of the replicas."""
         super()._backend_update_step(grads, variables, learning_rate)  # type: ignore[misc]
 
     def move_once(
@@ -872,15 +857,15 @@ class ReplicatedSteps:
         pairs: Iterable[tuple[Any, keras.Variable]],
         learning_rate: Tensor,
     ) -> None:
-        """Moves variables, for all replicas of a strategy; pairs of (gradient, variable)."""
+        """Updates variables for all replicas of a strategy; pairs of (gradient, variable)."""
         self._distributed_tf_update_step(strategy, pairs, learning_rate)
 
     def add_gradients(self: Any, grads: list[Any], sums: list[Any]) -> None:
-        """Adds the gradients of a batch to what is accumulated."""
+        """Adds the gradients of a batch to the accumulated ones."""
         super()._backend_increment_gradient_accumulators(grads, sums)  # type: ignore[misc]
 
     def sum_replicas(self: Any, pairs: Iterable[tuple[Any, keras.Variable]]) -> Any:
-        """Returns pairs of (gradient, variable) with the sums over the replicas."""
+        """Returns pairs of (gradient summed over the replicas, variable)."""
         return super()._all_reduce_sum_gradients(pairs)  # type: ignore[misc]
 
     def _backend_update_step(
@@ -903,12 +888,12 @@ class ReplicatedSteps:
 
 
 def initial_epoch(model: keras.Model) -> int | None:
-    """Returns the epoch that a callback, as Keras' BackupAndRestore, had `fit` begin with."""
+    """Returns the first epoch of `fit` that a callback such as BackupAndRestore has set."""
     return model._initial_epoch
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Makes the `fit` that is beginning start at this epoch; None takes that back."""
+    """Sets the first epoch of the running `fit`; None undoes that."""
     model._initial_epoch = epoch
 
 
@@ -937,7 +922,7 @@ def _spec(x: Any) -> keras.KerasTensor:
 
 
 def metrics_built(model: keras.Model) -> bool:
-    """Returns whether the metrics given to `compile` have their variables."""
+    """Returns True if the metrics given to `compile` have their variables."""
     if (built := getattr(model, "metrics_built", None)) is not None:
         return built
     return model._compile_metrics is None or model._compile_metrics.built
@@ -961,7 +946,7 @@ def part_of_loss(mean: Tensor) -> Any:
 
 
 def sync_values(model: keras.Model) -> None:
-    """Puts what a running `fit` has computed into the variables, where Keras holds it elsewhere."""
+    """Writes the state of a running `fit` of Keras into the variables."""
     # Keras' steps on JAX carry the state outside of the variables during an epoch.
     if (sync := getattr(model, "jax_state_sync", None)) is not None:
         sync()
@@ -973,25 +958,25 @@ def loss_tracker(model: keras.Model) -> Any:
 
 
 def set_loss_tracker(model: keras.Model, tracker: keras.Metric) -> None:
-    """Puts another metric in the place of `loss_tracker`, as `compile` does."""
+    """Replaces `loss_tracker`, as `compile` does."""
     # Around Keras' __setattr__, which refuses new state on a built model.
     object.__setattr__(model, "_loss_tracker", tracker)
 
 
 def build_metrics(model: keras.Model, y: Tree, y_pred: Tree) -> None:
-    """Makes the variables of the metrics given to `compile`, where they have none yet."""
+    """Makes the variables of the metrics given to `compile`, if they have none yet."""
     held = model._compile_metrics
     if held is not None and not held.built:
         held.build(y, y_pred)
 
 
 def forget_metrics(model: keras.Model) -> None:
-    """Lets go of the metrics of a `compile`, which Keras keeps where the next one has none."""
+    """Removes the metrics of a `compile`, which Keras keeps if the next one has none."""
     model._compile_metrics = None
 
 
 def additional_losses(model: keras.Model) -> list[Any]:
-    """Returns what `add_loss` and regularizers add to the loss of a step, a scalar each."""
+    """Returns the terms of `add_loss` and regularizers in the loss of a step, scalars."""
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
 
 
@@ -1011,9 +996,9 @@ def loss_of(
 
 
 def preserve_monitor(callback: keras.callbacks.Callback, attributes: Iterable[str]) -> None:
-    """Keeps what a callback that watches a number has found, when it first looks at that number.
+    """Keeps attributes of a callback that monitors a metric when it first reads that metric.
 
-    It settles then what "better" means, and starts its best again or turns the sign of its
+    It then chooses the direction of "better", and resets its best or changes the sign of its
     tolerance.
     """
     if (settle := getattr(callback, "_set_monitor_op", None)) is None:

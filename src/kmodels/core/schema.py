@@ -1,16 +1,29 @@
-"""JSON files of any origin: read as objects, their values checked and unknown settings named."""
+"""JSON files of any origin: reading them, checking the shapes of their values, unknown settings."""
 
 import json
 import logging
 import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
-from kmodels.core.file_shapes import FILES, Needed, Shape
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A shape of a value that may be neither absent nor null."""
+
+    shape: "Shape"
+
+
+# A type, a range of numbers, [shape] for a list, [shape, shape] for one of two, {"key": shape}
+# for an object, {"*": shape} for any keys, {} for any object, or several of these as a tuple. An
+# absent or null value has every shape.
+Shape = type | range | Needed | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 log = logging.getLogger("kmodels")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -21,14 +34,14 @@ _WORDS: dict[type, str] = {
 
 
 def read_json(path: Path, shape: Shape | None = None) -> Any:
-    """Returns the object in a JSON file, or the list if its shape is one.
+    """Returns the object in a JSON file, or the list if the shape is a list.
 
     Args:
         path: path of the file, UTF-8.
-        shape: that it must have, see `check_shape`; that of its name in `FILES` by default.
+        shape: the expected shape, see `check_shape`; by default the one in `FILES`.
 
     Raises:
-        InputError: for a file that does not hold one, or a value of another shape.
+        InputError: for a file that is not JSON, or a value of another shape.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -47,13 +60,13 @@ def warn_of_unknown(
     known: Collection[str],
     idle_at: Mapping[str, Collection[object]] = MappingProxyType({}),
 ) -> None:
-    """Logs a warning with the names of settings that are not followed; null is never logged.
+    """Logs a warning with the names of settings that kmodels does not follow; null is not logged.
 
     Args:
         file: path of the file, for the message.
         settings: settings of the file.
-        known: names of those that are read, and of those that change nothing.
-        idle_at: names of those that change nothing at some values alone, and these values.
+        known: names of settings that are read or have no effect.
+        idle_at: the values at which a setting has no effect, by its name.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     unknown = [name for name in given if name not in known and name not in idle_at]
@@ -73,11 +86,11 @@ def warn_of_unknown(
 
 
 def check_shape(value: Any, shape: Shape, where: object) -> None:
-    """Raises InputError for a value of another shape, naming its place.
+    """Raises InputError for a value of another shape, with the path to the value.
 
     Args:
-        value: of a JSON file.
-        shape: types by key; keys that it does not name may hold anything.
+        value: a value of a JSON file.
+        shape: the expected shape; keys that it does not name may hold anything.
         where: the file, and the keys on the way to the value.
     """
     if isinstance(shape, Needed):
@@ -87,7 +100,7 @@ def check_shape(value: Any, shape: Shape, where: object) -> None:
     if value is None:
         return
     if isinstance(shape, tuple):
-        # Of several the one is checked whose kind of value is there, for its message.
+        # The first alternative of the value's kind gives the best message.
         fits = [one for one in shape if _is_of_kind(value, one)]
         if not fits:
             raise InputError(f"{where} is {_shown(value)}; give {_words(shape)}")
@@ -129,3 +142,189 @@ def _words(shape: Shape) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# === Shapes of the files of other packages. Keys that kmodels does not read may hold anything ===
+
+NUMBER = (int, float)
+# Sizes of a model; the largest in use is a vocabulary, of 2**18 tokens.
+SIZE, COUNT = range(1, 2**24), range(2**24)
+# The deepest published models have under 200 layers; many times more would use up memory and time.
+LAYERS, HEADS = range(1001), range(1, 2**14)
+PIXELS, TOKEN = range(1, 2**14), range(-1, 2**31)
+SIZES: Any = (PIXELS, [Needed(PIXELS)] * 2)
+TEXTS: Any = (str, [Needed(str)])
+NUMBERS: Any = [Needed(NUMBER)]
+
+
+def _all(shape: Shape, names: str) -> dict[str, Shape]:
+    return dict.fromkeys(names.split(), shape)
+
+
+_ROPE: dict[str, Any] = {
+    **_all(str, "type rope_type"),
+    **_all(NUMBER, "rope_theta factor partial_rotary_factor attention_factor beta_fast beta_slow"),
+    **_all(NUMBER, "mscale_all_dim mscale original_max_position_embeddings"),
+    "truncate": bool,
+}
+_ROPE |= _all(_ROPE, "full_attention sliding_attention")
+
+# config.json of transformers, timm, keras-hub and the modules of sentence-transformers, whose names
+# do not clash: what one says of a model, and of the models in it.
+CONFIG: dict[str, Any] = {
+    **_all(LAYERS, "num_hidden_layers num_layers decoder_num_hidden_layers num_blocks"),
+    **_all(LAYERS, "num_upscale_blocks num_kv_shared_layers"),
+    **_all(HEADS, "num_attention_heads num_key_value_heads num_query_heads num_heads"),
+    **_all(HEADS, "decoder_num_attention_heads num_global_key_value_heads attn_pool_num_heads"),
+    **_all(SIZE, "vocab_size vocabulary_size hidden_size hidden_dim intermediate_size mlp_dim"),
+    **_all(SIZE, "intermediate_dim head_dim global_head_dim projection_dim decoder_hidden_size"),
+    **_all(SIZE, "decoder_intermediate_size moe_intermediate_size"),
+    **_all(SIZE, "embedding_dimension word_embedding_dimension embed_dim num_features pooled_dim"),
+    **_all(SIZE, "num_channels num_queries num_patches position_embedding_size"),
+    **_all(SIZE, "mm_tokens_per_image pooling_kernel_size num_vision_tokens_per_image"),
+    **_all(
+        COUNT, "num_register_tokens reg_tokens num_experts top_k_experts num_classes num_labels"
+    ),
+    **_all(COUNT, "hidden_size_per_layer_input vocab_size_per_layer_input max_window_layers"),
+    **_all(SIZES, "image_size patch_size img_size decoder_patch_size"),
+    "pool_size": (SIZE, [Needed(SIZE)] * 2),
+    "input_size": [Needed(PIXELS)] * 3,
+    "ref_feat_shape": [Needed(PIXELS)] * 2,
+    # Where a window is no positive number its reader tells what is wrong.
+    **_all(int, "sliding_window_size sliding_window"),
+    **_all(int, "sliding_window_pattern _sliding_window_pattern"),
+    **_all(TOKEN, "bos_token_id pad_token_id image_token_id image_token_index boi_token_id"),
+    **_all(TOKEN, "boi_token_index eoi_token_id eoi_token_index max_position_embeddings"),
+    "eos_token_id": (TOKEN, [Needed(TOKEN)]),
+    **_all(NUMBER, "rms_norm_eps layer_norm_eps layer_norm_epsilon dropout attention_dropout"),
+    **_all(NUMBER, "hidden_dropout_prob attention_probs_dropout_prob drop_path_rate mlp_ratio"),
+    **_all(NUMBER, "attn_logit_softcapping final_logit_softcapping attention_logit_soft_cap"),
+    **_all(NUMBER, "final_logit_soft_cap query_pre_attn_scalar rope_theta rope_local_base_freq"),
+    **_all(NUMBER, "layerscale_value logit_scale_init_value rope_temperature rope_grid_offset"),
+    **_all(NUMBER, "mask_ratio crop_pct"),
+    **_all(NUMBERS, "mean std"),
+    **_all(_ROPE, "rope_parameters rope_scaling"),
+    **_all(bool, "attention_bias attention_k_eq_v enable_moe_block tie_word_embeddings"),
+    **_all(bool, "use_double_wide_mlp use_sliding_window qkv_bias query_bias key_bias value_bias"),
+    **_all(bool, "proj_bias mlp_bias use_gated_mlp use_swiglu_ffn use_mask_token bias"),
+    **_all(bool, "vision_use_head norm_pix_loss is_embedding_model use_class_token"),
+    **_all(bool, "include_prompt use_mean_pooling"),
+    "use_bidirectional_attention": (bool, str),
+    **_all(str, "hidden_act activation hidden_activation pooler_act activation_function act_layer"),
+    **_all(str, "model_type architecture global_pool pos_embed norm_layer crop_mode class_name"),
+    "interpolation": str,
+    **_all([Needed(str)], "architectures layer_types label_names"),
+    "pooling_mode": TEXTS,
+    "per_layer_config": {"*": Needed({"*": (*NUMBER, str, bool)})},
+    **_all({}, "quantization_config id2label text_config_dict vision_config_dict"),
+}
+CONFIG |= _all(CONFIG, "config text_config vision_config model_args pretrained_cfg")
+CONFIG |= _all((str, CONFIG), "backbone_config backbone")
+
+PREPROCESSOR: dict[str, Any] = {
+    **_all(bool, "do_resize do_rescale do_normalize do_center_crop do_pad do_split_image"),
+    **_all(bool, "do_convert_rgb do_pan_and_scan"),
+    **_all((*NUMBER, NUMBERS), "image_mean image_std"),
+    **_all((*SIZES, {"*": PIXELS}), "size crop_size patch_size"),
+    **_all(SIZE, "max_num_patches image_seq_length max_soft_tokens pooling_kernel_size"),
+    **_all(SIZE, "pan_and_scan_min_crop_size pan_and_scan_max_num_crops"),
+    **_all(NUMBER, "rescale_factor pan_and_scan_min_ratio_to_activate"),
+    **_all(str, "image_processor_type feature_extractor_type"),
+    "resample": int,
+}
+PROCESSOR = {**PREPROCESSOR, "image_processor": PREPROCESSOR}
+
+_NAMED_TOKEN: Any = (str, {"content": Needed(str)})
+TOKENIZER: dict[str, Any] = {
+    **_all(_NAMED_TOKEN, "bos_token eos_token pad_token unk_token sep_token cls_token mask_token"),
+    **_all(bool, "add_bos_token add_eos_token clean_up_tokenization_spaces do_lower_case"),
+    **_all(bool, "split_special_tokens"),
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": bool,
+    "added_tokens_decoder": {
+        "*": Needed(
+            {
+                "content": Needed(str),
+                **_all(bool, "single_word lstrip rstrip normalized special"),
+            }
+        )
+    },
+    "chat_template": (
+        str,
+        [Needed({"name": Needed(str), "template": Needed(str)})],
+        {"*": Needed(str)},
+    ),
+    "additional_special_tokens": [Needed(_NAMED_TOKEN)],
+    "extra_special_tokens": ({"*": _NAMED_TOKEN}, [Needed(_NAMED_TOKEN)]),
+    "model_specific_special_tokens": {"*": _NAMED_TOKEN},
+    # transformers writes 10**30 for no limit.
+    "model_max_length": (range(1, 2**100), float),
+    "tokenizer_class": str,
+}
+
+GENERATION: dict[str, Any] = {
+    **_all((TOKEN, [Needed(TOKEN)]), "bos_token_id pad_token_id eos_token_id"),
+    **_all(NUMBER, "temperature top_p min_p repetition_penalty"),
+    **_all(NUMBER, "max_length max_new_tokens min_length min_new_tokens"),
+    **{"top_k": int, "do_sample": bool, "stop_strings": TEXTS},
+}
+
+_RANK = range(1, 2**16)
+ADAPTER: dict[str, Any] = {
+    **{"r": _RANK, "lora_alpha": NUMBER, "lora_dropout": NUMBER},
+    **{"rank_pattern": {"*": Needed(_RANK)}, "alpha_pattern": {"*": Needed(NUMBER)}},
+    **_all(TEXTS, "target_modules exclude_modules target_parameters modules_to_save"),
+    **_all(bool, "use_rslora use_dora ensure_weight_tying"),
+    "trainable_token_indices": ([Needed(TOKEN)], {"*": Needed([Needed(TOKEN)])}),
+    "init_lora_weights": (bool, str),
+    **_all(str, "bias peft_type"),
+}
+
+# Settings of a GGUF file without their first word, "general" or an architecture. Lists of a whole
+# vocabulary are checked where they are read.
+GGUF: dict[str, Any] = {
+    **_all(LAYERS, "block_count vision.block_count attention.shared_kv_layers"),
+    **_all(SIZE, "embedding_length vision.embedding_length vision.feed_forward_length"),
+    **_all(SIZE, "attention.key_length attention.key_length_swa attention.value_length"),
+    **_all(SIZE, "attention.value_length_swa vision.projection_dim rope.dimension_count"),
+    **_all(SIZE, "rope.dimension_count_swa"),
+    **_all(HEADS, "attention.head_count vision.attention.head_count"),
+    "attention.head_count_kv": (HEADS, [Needed(HEADS)]),
+    "feed_forward_length": (SIZE, [Needed(SIZE)]),
+    **_all(COUNT, "attention.sliding_window expert_count expert_used_count"),
+    **_all(COUNT, "embedding_length_per_layer_input"),
+    "attention.sliding_window_pattern": (int, [Needed((bool, int))]),
+    **_all(PIXELS, "vision.image_size vision.patch_size"),
+    # An image is pooled to at least one token.
+    "vision.projector.scale_factor": range(1, 1025),
+    **_all(NUMBER, "attention.layer_norm_rms_epsilon vision.attention.layer_norm_epsilon"),
+    **_all(NUMBER, "attn_logit_softcapping final_logit_softcapping context_length"),
+    **_all(NUMBER, "rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.factor"),
+    **_all(NUMBER, "rope.scaling.original_context_length rope.scaling.attn_factor"),
+    **_all(NUMBER, "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"),
+    **_all(NUMBER, "sampling.temp sampling.top_k sampling.top_p sampling.min_p"),
+    **_all(str, "architecture type rope.scaling.type projector_type chat_template"),
+    **{"count": COUNT, "chat_templates": [Needed(str)]},
+    **_all(NUMBERS, "vision.image_mean vision.image_std"),
+    **_all(bool, "use_gelu has_vision_encoder"),
+}
+
+# A file with one of these names has this shape, whoever reads it.
+FILES: dict[str, Shape] = {
+    "config.json": CONFIG,
+    "preprocessor_config.json": PREPROCESSOR,
+    "processor_config.json": PROCESSOR,
+    "tokenizer_config.json": TOKENIZER,
+    "added_tokens.json": {"*": Needed(TOKEN)},
+    "chat_template.json": {"chat_template": TOKENIZER["chat_template"]},
+    "generation_config.json": GENERATION,
+    "adapter_config.json": ADAPTER,
+    "sentence_bert_config.json": {
+        **{"max_seq_length": SIZE, "do_lower_case": bool},
+        **_all({}, "modality_config processing_kwargs model_kwargs model_args"),
+    },
+    "modules.json": [Needed({"type": Needed(str), "path": Needed(str)})],
+    "config_sentence_transformers.json": {
+        **{"prompts": {"*": str}, "default_prompt_name": str, "similarity_fn_name": str},
+        "truncate_dim": SIZE,
+    },
+}

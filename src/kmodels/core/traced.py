@@ -1,32 +1,24 @@
-"""Tells whether code that was traced from a model is still valid.
+"""Tests whether code that was traced from a model is still valid.
 
-A compiled step is what Python did while it was traced. Adapters that are put on, merged or disabled
-since, quantized kernels, frozen variables and `generic_only` are not in it. Whatever keeps compiled
-code therefore keeps the `TracedState` in which it was traced, and compares it before each call.
+A compiled step repeats the calls that Python made while it was traced. Adapters that were added,
+merged or disabled later, quantized kernels, frozen variables and `generic_only` are not in it. So
+whoever keeps compiled code keeps the `TracedState` of its trace, and compares it before each call.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import keras
 
-from kmodels.core import dispatch, keras_internals
+from kmodels.core import dispatch, keras_internals, runtime
 
 log = logging.getLogger("kmodels")
 
 
-class TracedBackend(Protocol):
-    """A backend that runs a step without Python once it is traced."""
-
-    def tracing(self) -> bool:
-        """Returns whether a function is being traced just now."""
-        ...
-
-
-# It is None where Python runs each step, as on torch: `torch.compile` looks at attributes itself.
-_steps = dispatch.backend_module("kmodels.core.traced", TracedBackend, optional=True)
+# On torch Python runs each step, and `torch.compile` looks at attributes itself.
+_RUNS_TRACED = runtime.native.runs_traced()
 _changes = 0
 # Maps a model to the state in which each of Keras' functions was made.
 _made: WeakKeyDictionary[Any, dict[str, "TracedState"]] = WeakKeyDictionary()
@@ -35,14 +27,14 @@ _around: WeakSet[Any] = WeakSet()
 
 
 class TracedState:
-    """The state that traced code depends on; equal where one trace serves both.
+    """The state that traced code depends on; equal states can share one trace.
 
-    It holds every variable and whether it is trained, what layers have as `variant` (adapters,
-    quantized kernels), copies of variables, policies of dtypes, and the ops that are generic. It
-    keeps nothing alive.
+    It consists of the variables and their `trainable`, the `variant` of layers (adapters, quantized
+    kernels), copies of variables, dtype policies, and the ops that are generic. It keeps nothing
+    alive.
 
     Args:
-        *models: built.
+        *models: built models.
     """
 
     __slots__ = ("_hash", "_held", "_values")
@@ -77,13 +69,13 @@ class TracedState:
 
 
 class Watch:
-    """The state of models in a loop: a number is compared in each step, and little else.
+    """The state of models in a loop; in most steps only a number is compared.
 
-    A change of what is trained may go unseen.
+    A change of `trainable` alone is not noticed.
 
     Args:
-        models: built.
-        changed: called where a layer's `variant` is another one.
+        models: built models.
+        changed: called if the `variant` of a layer has changed.
     """
 
     def __init__(self, models: Sequence[keras.Layer], changed: Callable[[], None]):
@@ -93,7 +85,7 @@ class Watch:
         self._state = TracedState(*models)
 
     def state(self) -> TracedState:
-        """Returns the state now."""
+        """Returns the current state."""
         if self._seen != (now := (_changes, dispatch.generic_now())):
             self._changed()
             self._seen, self._state = now, TracedState(*self._models)
@@ -107,7 +99,7 @@ def follow(model: keras.Model, name: str) -> None:
         model: built.
         name: "train_function", "test_function" or "predict_function".
     """
-    if _steps is None:
+    if not _RUNS_TRACED:
         return
     state = TracedState(model)
     made = _made.setdefault(model, {})
@@ -117,33 +109,28 @@ def follow(model: keras.Model, name: str) -> None:
         setattr(model, name, None)
 
 
-def tracing() -> bool:
-    """Returns True if a function is being traced just now, so that arrays have no values."""
-    return _steps is not None and _steps.tracing()
-
-
 def changes() -> int:
-    """Returns a number that is another one after each change of a layer's `variant`."""
+    """Returns the number of changes of a layer's `variant` so far."""
     return _changes
 
 
 def changed() -> None:
-    """Call it where a layer's `variant` changes."""
+    """Counts a change of a layer's `variant`; the layer calls it."""
     global _changes
     _changes += 1
     # A change while a step is traced is a part of that step.
-    if not _around or tracing():
+    if not _around or runtime.native.tracing():
         return
     for model in list(_around):
         _begin_optimizer_anew(model)
-        for kind in ("train", "test", "predict") if _steps is not None else ():
+        for kind in ("train", "test", "predict") if _RUNS_TRACED else ():
             if getattr(model, f"{kind}_function", None) is not None:
                 # Made, not traced yet; and never None, as `fit` may be running.
                 getattr(model, f"make_{kind}_function")(force=True)
 
 
 def _begin_optimizer_anew(model: keras.Model) -> None:
-    """Has the optimizer of a user's model built again if that trains what it has no slots for."""
+    """Builds the optimizer of a user's model again if it lacks slots for a trained variable."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return
@@ -161,18 +148,18 @@ def _begin_optimizer_anew(model: keras.Model) -> None:
 
 
 class Noted(keras.layers.Layer if TYPE_CHECKING else object):
-    """First base of the first layer of a model, so that users' models around it are known."""
+    """First base of the first layer of a model, which notes a user's model around it."""
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Keras' call."""
-        if _steps is None:  # else layers note it, once per trace
+        """Calls the layer."""
+        if not _RUNS_TRACED:  # else layers note it, once per trace
             _note()
         return super().__call__(*args, **kwargs)
 
 
 def note() -> None:
-    """A layer with a `variant` calls it, so that a user's model around it notices changes."""
-    if _steps is not None:
+    """Notes a user's model around a layer with a `variant`; the layer calls it in each call."""
+    if _RUNS_TRACED:
         _note()
 
 

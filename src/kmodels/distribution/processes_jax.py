@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
+from kmodels.core import internals_jax
 from kmodels.core.errors import InputError
-from kmodels.core.framework_internals import internals_jax
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 # Variables that tell that JAX finds the cluster by itself.

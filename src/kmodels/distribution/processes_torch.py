@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from kmodels.core import internals_torch
 from kmodels.core.errors import InputError
-from kmodels.core.framework_internals import internals_torch
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The first one holds what all exchange; by then they have read why it ends.

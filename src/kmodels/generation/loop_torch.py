@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core.host import numbers_torch
+from kmodels.core import numbers_torch
 from kmodels.core.types import Tensor
 from kmodels.generation import steps
 from kmodels.generation.sampler import Sampler

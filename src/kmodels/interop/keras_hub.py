@@ -20,9 +20,8 @@ import numpy as np
 from kmodels import lora, presets
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import Needed
 from kmodels.core.remote import local_copy
-from kmodels.core.schema import read_json
+from kmodels.core.schema import Needed, read_json
 from kmodels.interop.packages import need
 from kmodels.lora import LoraSettings
 from kmodels.lora.targets import linear_layers
@@ -31,8 +30,7 @@ from kmodels.models.common.image_text.image_converter import HUB
 from kmodels.models.common.keras_hub_mapping import KerasHubMapping
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, engine, gather
-from kmodels.weights.rules import Bound, bind_sources
-from kmodels.weights.transforms import source_shape
+from kmodels.weights.rules import Bound, bind_sources, source_shape
 
 log = logging.getLogger("kmodels")
 

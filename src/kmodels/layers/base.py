@@ -8,7 +8,7 @@ from typing import Any, Self
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.precision import check_policy
+from kmodels.core.runtime import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import changes, initializers, layout_family, remat
 from kmodels.layers import copies as trained_copies

@@ -12,10 +12,9 @@ from typing import Any
 import keras
 import torch
 
-from kmodels.core import keras_internals
+from kmodels.core import internals_torch, keras_internals
 from kmodels.core.dispatch import generic_now
 from kmodels.core.errors import InputError
-from kmodels.core.framework_internals import internals_torch
 from kmodels.layers.direct_calls import direct_calls
 
 # Training and inference, full batches and a smaller last one, the last block, rates of drop path.

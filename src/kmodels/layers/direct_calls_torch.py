@@ -7,8 +7,7 @@ import keras
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from kmodels.core import keras_internals
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch, keras_internals
 from kmodels.layers import direct_calls
 
 if TYPE_CHECKING:

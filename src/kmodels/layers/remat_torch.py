@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from kmodels.core.framework_internals import internals_torch
-from kmodels.core.host import seeds_torch
+from kmodels.core import internals_torch, seeds_torch
 
 if TYPE_CHECKING:
     import keras

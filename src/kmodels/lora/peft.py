@@ -30,8 +30,8 @@ from kmodels.lora.enable import is_merged, trained_parts
 from kmodels.lora.modules import BIAS, HEAD, TABLE, TABLES, WEIGHT, Module
 from kmodels.lora.targets import expert_layers, linear_layers, matching
 from kmodels.weights import LazyArray, gather, write_safetensors
+from kmodels.weights.files import read_metadata, read_tensors
 from kmodels.weights.native import WriteBy, refuse_to_replace
-from kmodels.weights.readers import read_metadata, read_tensors
 
 STEM = "adapter_model"
 CONFIG, WEIGHTS = "adapter_config.json", f"{STEM}.safetensors"

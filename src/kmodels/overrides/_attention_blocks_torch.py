@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 import keras
 import torch
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch
 from kmodels.ops._attention_blockwise import MASKED, allowed_pairs
 from kmodels.overrides._attention_products_torch import (
     as_heads,

@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch.nn.attention import flex_attention as flexible
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch
 from kmodels.ops.attention import attention
 from kmodels.overrides._attention_choice_torch import Facts
 from kmodels.overrides._backward_torch import Context, backward

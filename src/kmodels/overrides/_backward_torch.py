@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from kmodels.core.types.op_call import OpCall, of_mode
+from kmodels.core.dispatch import OpCall, of_mode
 
 
 class Context(Protocol):

@@ -7,7 +7,7 @@ import torch
 from keras import Variable
 from torch.compiler import is_compiling
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch
 from kmodels.core.keras_internals import no_autocast, value_of
 
 # Others belong to a mode of torch, as that of shapes without numbers.

@@ -15,8 +15,8 @@ import jax
 import keras
 from jax import numpy as jnp
 
+from kmodels.core import internals_jax
 from kmodels.core.dispatch import OpCall, override
-from kmodels.core.framework_internals import internals_jax
 from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, cuts
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import _attention_calls_jax as calls

@@ -13,10 +13,9 @@ import keras
 import torch
 from torch.nn import functional
 
+from kmodels.core import internals_torch, seeds_torch
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
-from kmodels.core.framework_internals import internals_torch
-from kmodels.core.host import seeds_torch
 from kmodels.ops._attention_blockwise import allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import _attention_cuda_torch as cuda

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from kmodels.core import internals_torch
 from kmodels.core.dispatch import override
-from kmodels.core.framework_internals import internals_torch
 from kmodels.ops.dense import check_width, dense
 from kmodels.overrides import _half_products_torch
 from kmodels.overrides._backward_torch import Context, backward

@@ -13,9 +13,8 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core import rng_offset_torch
+from kmodels.core import seeds_torch
 from kmodels.core.dispatch import OpCall, override
-from kmodels.core.host import seeds_torch
 from kmodels.ops._attention_blockwise import mixed
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._backward_torch import Context, backward
@@ -114,7 +113,7 @@ def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
     following = state.clone()
     following[1:].add_(1)
     seed.state.assign(following)
-    return rng_offset_torch.apart(state)
+    return seeds_torch.apart(state)
 
 
 def _hashed(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:

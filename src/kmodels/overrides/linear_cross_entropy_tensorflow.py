@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kmodels.core import internals_tensorflow
 from kmodels.core.dispatch import override
-from kmodels.core.framework_internals import internals_tensorflow
 from kmodels.ops.linear_cross_entropy import (
     check_linear_cross_entropy,
     check_rows,

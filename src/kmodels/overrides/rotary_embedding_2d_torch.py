@@ -4,8 +4,7 @@ from functools import cache
 
 import torch
 
-from kmodels.core.dispatch import override
-from kmodels.core.types.op_call import OpCall
+from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.rotary_embedding_2d import (
     check_rotary_embedding_2d,
     frequencies_2d,

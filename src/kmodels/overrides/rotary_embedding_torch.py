@@ -7,9 +7,8 @@ from weakref import ref
 
 import torch
 
-from kmodels.core.dispatch import override
-from kmodels.core.framework_internals import internals_torch
-from kmodels.core.types.op_call import OpCall, of_mode
+from kmodels.core import internals_torch
+from kmodels.core.dispatch import OpCall, of_mode, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
     rotary_embedding,

@@ -14,7 +14,7 @@ from kmodels.core.schema import read_json
 from kmodels.models import registry
 from kmodels.models.registry import Family
 from kmodels.weights import SourceCheckpoint, native
-from kmodels.weights.checkpoint import PROBLEM_TYPES
+from kmodels.weights.rules import PROBLEM_TYPES
 
 log = logging.getLogger("kmodels")
 

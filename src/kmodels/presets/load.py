@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
-from kmodels.core.precision import check_policy
-from kmodels.core.shown import shown
+from kmodels.core.errors import InputError, shown
+from kmodels.core.runtime import check_policy
 from kmodels.core.types import DTypeLike
 from kmodels.layers import changes
 from kmodels.models import registry

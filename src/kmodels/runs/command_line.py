@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from kmodels.core.backend_choice import hide_log_lines
+from kmodels.core.environment import hide_log_lines
 from kmodels.core.errors import InputError
 
 # Exit codes: of a process that SIGPIPE ended, and EX_IOERR of sysexits.

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, pluralize
 from kmodels.core.files import local_path
-from kmodels.core.units import pluralize
 from kmodels.runs import console
 from kmodels.runs.report import NOT_METRICS, charts_of_runs, date, metric, number, write_page
 from kmodels.runs.run_folder import OF_A_CALL, Run, more_is_better, read

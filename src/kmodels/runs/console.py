@@ -12,8 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.shown import shown
-from kmodels.core.units import pluralize
+from kmodels.core.errors import pluralize, shown
 
 if TYPE_CHECKING:
     import keras
@@ -214,7 +213,7 @@ def introduce(
     """
     import keras
 
-    from kmodels.core.hardware import device_name
+    from kmodels.core.runtime import device_name
 
     settings = folder.settings
     weights = getattr(settings, "weights", None)

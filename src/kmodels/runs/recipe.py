@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.backend_choice import check_backend
+from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.runs import on_ray, report, trackers
@@ -103,16 +103,16 @@ def prepare(settings: Any) -> None:
         settings: a `Common`.
     """
     from kmodels import distribution
-    from kmodels.core import hardware, keras_internals, precision
+    from kmodels.core import keras_internals, runtime
 
     at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
     if settings.log_to is not None:
         trackers.check(settings.log_to)
 
     if settings.memory_fraction is not None:
-        precision.memory_fraction(settings.memory_fraction)
-    precision.set_matmul_precision(settings.matmul_precision)
-    hardware.keep_compiled()
+        runtime.memory_fraction(settings.memory_fraction)
+    runtime.set_matmul_precision(settings.matmul_precision)
+    runtime.native.keep_compiled()
     distribution.distribute(settings.mesh, settings.batch_size)
     if not 0 <= settings.seed < 2**32:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")

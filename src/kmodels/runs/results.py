@@ -11,7 +11,7 @@ import numpy as np
 
 from kmodels.checkpoint.state import versions, weights_digest
 from kmodels.core import dispatch
-from kmodels.core.hardware import device_name, peak_memory_mb
+from kmodels.core.runtime import device_name, peak_memory_mb
 from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
 from kmodels.runs.runner import Runner

@@ -10,12 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import COUNT, NUMBER, Needed, Shape
-from kmodels.core.files import atomic_write, local_path, no_link, remove_leftovers
-from kmodels.core.remote import is_remote
-from kmodels.core.schema import read_json
-from kmodels.core.shown import shown
+from kmodels.core.errors import InputError, shown
+from kmodels.core.files import atomic_write, is_remote, local_path, no_link, remove_leftovers
+from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json
 from kmodels.runs import history
 
 # Suffixes of metrics whose largest value is the best; of other metrics it is the smallest.

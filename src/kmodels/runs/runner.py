@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint.callback import Checkpoint
-from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
+from kmodels.core.errors import is_out_of_memory, out_of_memory
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.kinds import pipeline
 from kmodels.data.pipeline.request import FitCallback, FitRequest, Method

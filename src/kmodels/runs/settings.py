@@ -10,10 +10,9 @@ from typing import Any
 
 import typer
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import HIDDEN, InputError
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
-from kmodels.core.shown import HIDDEN
 from kmodels.runs.command_line import GroupedCommand, invoke
 from kmodels.runs.trackers import MODULES
 

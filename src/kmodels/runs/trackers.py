@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, shown
 from kmodels.core.files import atomic_write
 from kmodels.core.schema import read_json
-from kmodels.core.shown import shown
 
 PROJECT = "kmodels"
 # The tracker's id of the run, for a resumed run; next to config.json.

@@ -46,7 +46,7 @@ class Rendered(NamedTuple):
 
 
 def is_chat(x: object) -> TypeGuard[Sequence[Any]]:
-    """Returns whether x is a list of messages with roles, or a list of such lists."""
+    """Returns True if x is a list of messages with roles, or a list of such lists."""
     if not isinstance(x, list | tuple) or not x:
         return False
     first = x[0]
@@ -98,7 +98,7 @@ def variables(template: str) -> list[str]:
 
 
 def has_generation(template: str) -> bool:
-    """Returns whether a template says by {% generation %} what the model's own words are."""
+    """Returns True if a template says by {% generation %} what the model's own words are."""
     return _GENERATION.search(template) is not None
 
 

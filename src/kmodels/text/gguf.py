@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders
 
 from kmodels.core.errors import InputError
 from kmodels.text import byte_level, pieces
-from kmodels.text.marks import MARKS
+from kmodels.text.pieces import MARKS
 from kmodels.text.settings import DEFAULT, ROLES
 from kmodels.weights.gguf import Settings, open_gguf
 
@@ -333,7 +333,7 @@ def _check_merges(pairs: list[list[str]], file: str, instead: str) -> None:
 
 
 def _is_equal(core: Tokenizer, found: GGUFVocabulary, asked: Sequence[str]) -> bool:
-    """Returns whether a file would cut text alike; pieces in any order make text to ask about."""
+    """Returns True if a file would cut text alike; pieces in any order make text to ask about."""
     settings: dict[str, Any] = {
         "model": found.model,
         "pre": found.pre,

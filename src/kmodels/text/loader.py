@@ -32,30 +32,29 @@ class _Loader(keras.utils.PyDataset):
 
     @property
     def samples(self) -> int:
-        """Rows in an epoch, those that fill the last batch included."""
+        """Number of rows in an epoch, including those that fill the last batch."""
         return self._batches * self.batch_size
 
     def part(self, start: int, stop: int) -> Self:
-        """Returns the same batches, less all rows but these."""
+        """Returns a loader of the same batches, each cut to the rows from start to stop."""
         part = copy.copy(self)
         part._rows = slice(start, stop)
         return part
 
     @property
     def num_batches(self) -> int:
-        """Batches left in this epoch."""
+        """Number of batches left in this epoch."""
         return len(self)
 
     def __len__(self) -> int:
         return self._batches - self.skip
 
     def set_epoch(self, epoch: int, skip: int | None = None) -> None:
-        """Tells which epoch comes next.
+        """Sets the next epoch.
 
         Args:
-            epoch: from 0.
-            skip: batches to leave out at its start; by default 0, or as before where the epoch
-                stays the same.
+            epoch: number of the epoch, from 0.
+            skip: batches to skip at its start; by default 0, or unchanged for the same epoch.
         """
         if skip is None:
             skip = self.skip if epoch == self.epoch else 0
@@ -64,17 +63,17 @@ class _Loader(keras.utils.PyDataset):
         self.epoch, self.skip, self.handed_out = epoch, skip, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Returns how many batches of which epoch were handed out."""
+        """Returns the position: the epoch, and the number of its batches that were returned."""
         return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Goes on after the batch of a state; see `kmodels.data.StatefulLoader`."""
+        """Continues after the batch of a state; see `kmodels.data.StatefulLoader`."""
         epoch, batch = state_dict["epoch"], state_dict["batch"]
         over = batch >= self._batches
         self.set_epoch(epoch + over, 0 if over else batch)
 
     def _numbers(self, index: int) -> tuple[np.ndarray, int]:
-        """Returns numbers of the rows of a batch, and how many of them are not there to fill it."""
+        """Returns the row numbers of a batch, and how many of them do not only fill it."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         rows = order(self.count, self.seed, self.epoch) if self.shuffle else np.arange(self.count)
@@ -87,19 +86,18 @@ class _Loader(keras.utils.PyDataset):
 class TextLoader(_Loader):
     """Batches of rows, equal on every backend, resumable within an epoch.
 
-    All batches are full: rows of no weight fill the last one. Weights are multiplied by one number,
-    such that Keras' loss of an epoch, a mean over all positions of all rows, is the mean over the
-    tokens to learn. Losses therefore compare whatever the padding, the batch size and the packing
-    are.
+    All batches are full: rows with weight 0 fill the last one. Weights are scaled so that Keras'
+    loss of an epoch, a mean over all positions of all rows, is the mean over the tokens to learn.
+    So losses are comparable across padding, batch sizes and packing.
 
     Args:
-        rows: (dictionary of inputs, labels, weights), as a preprocessor gives them.
+        rows: (dictionary of inputs, labels, weights), as a preprocessor returns them.
         batch_size: rows per batch.
         shuffle: a new order in each epoch, a function of seed and epoch.
         seed: seed of the order.
 
     Raises:
-        InputError: if there is no row, or nothing to learn in them.
+        InputError: if there is no row, or no token to learn in them.
     """
 
     def __init__(self, rows: Batch, batch_size: int, *, shuffle: bool = False, seed: int = 0):
@@ -121,13 +119,13 @@ class TextLoader(_Loader):
 
 
 class RecordLoader(_Loader):
-    """Batches of records that become arrays in their turn, as images are too many to hold at once.
+    """Batches of records that are preprocessed batch by batch, for data that memory cannot hold.
 
-    All batches are full: rows of no weight fill the last one. The weights of a batch have the mean
-    1, so that its loss is the mean over its tokens to learn, as transformers' is.
+    All batches are full: rows with weight 0 fill the last one. The weights of a batch have the mean
+    1, so its loss is the mean over its tokens to learn, as in transformers.
 
     Args:
-        records: what the preprocessor takes, one by one; images may be paths.
+        records: records that the preprocessor takes; images may be paths.
         preprocessor: (list of records) to (dictionary of inputs, labels, weights).
         batch_size: rows per batch.
         shuffle: a new order in each epoch, a function of seed and epoch.

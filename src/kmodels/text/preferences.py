@@ -9,7 +9,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.text.packing import Batch, Example, pad
-from kmodels.text.record_files import json_records
+from kmodels.text.records import json_records
 
 FIELDS = ("prompt", "chosen", "rejected")
 
@@ -44,8 +44,8 @@ def read_pairs(path: str | Path) -> list[dict[str, str]]:
 def encode_pairs(preprocessor: Any, pairs: Sequence[Mapping[str, str]]) -> Batch:
     """Returns token ids of both answers, each after the same prompt.
 
-    The log-probabilities of two answers compare only after the same prompt: a prompt that has to
-    be cut is cut for both as the longer answer asks for.
+    The log-probabilities of two answers are comparable only after the same prompt, so a prompt that
+    has to be cut is cut for both as for the longer answer.
 
     Args:
         preprocessor: a `CausalLMPreprocessor` with `loss_on="responses"`.
@@ -66,7 +66,7 @@ def encode_pairs(preprocessor: Any, pairs: Sequence[Mapping[str, str]]) -> Batch
 
 
 def _with_one_prompt(chosen: Example, rejected: Example) -> list[Example]:
-    """Returns both answers after the shorter of their prompts."""
+    """Returns both examples with the shorter of their prompts."""
     lengths = [example.learn.index(True) for example in (chosen, rejected)]
     length = min(lengths)
     shorter = (chosen, rejected)[lengths.index(length)]

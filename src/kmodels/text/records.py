@@ -1,10 +1,18 @@
-"""Records to train on in their usual form, with errors that name the field."""
+"""Records to train on, read from files in their usual forms; errors name file, line and field."""
 
+import csv
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.files import is_remote, named_file
+from kmodels.core.remote import local_copy
+from kmodels.data.images.any_picture import INLINE, check_local, open_picture
+from kmodels.data.images.pictures import suffixes
 
 Record = dict[str, Any]
 _PAIRS = (
@@ -26,16 +34,16 @@ ROLES = {
     "model": "model",
     "tool": "tool",
 }
-# What ShareGPT's files call a turn's author.
+# The names of a turn's author in ShareGPT's files.
 AUTHORS = {
     **{name: name for name in ROLES},
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bard", "bing", "claude"), "assistant"),
     "observation": "tool",
 }
-# Fields of a turn that change nothing of its text.
+# Fields of a turn that do not change its text.
 _UNUSED = ("markdown", "text")
-# LLaVA's mark in a text where an image belongs.
+# LLaVA's placeholder of an image in a text.
 IMAGE = "<image>"
 
 
@@ -45,9 +53,9 @@ class Records:
 
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
-            "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" where the
-            line has them, and each with "images" or "image" where the line has these. A message
-            keeps what else it has, such as "tool_calls".
+            "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" if the
+            line has them, and each with "images" or "image" if the line has these. A message keeps
+            its other fields, such as "tool_calls".
         skipped: one line for each bad record that was left out.
     """
 
@@ -62,13 +70,13 @@ def check_record(value: object) -> Record:
     """Returns one record in its usual form.
 
     Args:
-        value: what a line of a file holds.
+        value: the object of one line of a file.
 
     Returns:
         A dictionary as in `Records.rows`.
 
     Raises:
-        InputError: naming the field that lacks, is no text, or is empty.
+        InputError: names the field that is missing, is not text, or is empty.
     """
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
@@ -78,7 +86,7 @@ def check_record(value: object) -> Record:
 
 
 def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns a record of ShareGPT or LLaVA as one with messages."""
+    """Returns a record of ShareGPT or LLaVA with messages."""
     turns = value["conversations"]
     if not (isinstance(turns, list) and turns and all(isinstance(one, dict) for one in turns)):
         raise InputError("field 'conversations' is not a list of objects with from and value")
@@ -106,7 +114,7 @@ def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns messages whose marks of images are parts with the record's images."""
+    """Returns messages with the record's images in place of their placeholders."""
     name = next((name for name in PICTURES if _held(value, name)), None)
     if name is None:
         return {"messages": messages}
@@ -132,13 +140,13 @@ def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, 
 
 
 def _held(value: dict[str, Any], name: str) -> bool:
-    """Returns whether a record has images of this name."""
+    """Returns True if a record has images of this name."""
     given = value.get(name)
     return given is not None and not (isinstance(given, list | tuple | str) and not given)
 
 
 def holds_pictures(record: object) -> bool:
-    """Returns whether a record has images, beside its texts or in a message."""
+    """Returns True if a record has images, beside its texts or in a message."""
     if not isinstance(record, dict):
         return False
     messages = record.get("messages")
@@ -148,7 +156,7 @@ def holds_pictures(record: object) -> bool:
 
 
 def has_picture(message: object) -> bool:
-    """Returns whether a message's content is in parts of which one is an image."""
+    """Returns True if a message's content is in parts of which one is an image."""
     content = message.get("content") if isinstance(message, dict) else None
     return isinstance(content, list | tuple) and any(
         isinstance(part, dict) and part.get("type") == "image" for part in content
@@ -225,10 +233,256 @@ def _messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _content(message: dict[str, Any], at: str) -> dict[str, Any]:
-    """Returns what a message says: a text, or parts of one, or nothing where it calls tools."""
+    """Returns the text of a message as a field; none for parts or a call of tools."""
     content = message.get("content")
     if isinstance(content, list) and content and all(isinstance(part, dict) for part in content):
         return {}
     if content is None and message.get("tool_calls"):
         return {}
     return {"content": _text(message, "content", bool(message.get("tool_calls")), at)}
+
+
+MAX_LINE_BYTES = 4 * 2**20
+_MARK = b"\xef\xbb\xbf"
+# Bytes that are searched for the first character, which tells an array from lines.
+_BEGIN = 4096
+# The place of a record, and a function that returns it or raises InputError.
+Entry = tuple[str, Callable[[], Any]]
+
+
+def json_records(file: Path, name: object, limit: int = MAX_LINE_BYTES) -> Iterator[Entry]:
+    """Yields the records of a file: of its lines that are not blank, or of its one array.
+
+    Lines end with a line feed alone: JSON strings may hold U+2028 and other characters at which
+    `str.splitlines` ends a line.
+
+    Args:
+        file: path of the file, UTF-8.
+        name: name of the file in errors.
+        limit: maximum bytes of a line.
+
+    Raises:
+        InputError: for an array that is not JSON.
+    """
+    with file.open("rb") as opened:
+        begin = opened.read(_BEGIN).removeprefix(_MARK).lstrip()
+    if begin.startswith(b"["):
+        yield from _of_array(file, name)
+        return
+    for number, line in _numbered(file, limit):
+        yield f"{name} line {number}", partial(_parse, line, limit)
+
+
+def _numbered(file: Path, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, each cut at limit + 1 bytes so that memory stays bounded."""
+    number = 0
+    with file.open("rb") as lines:
+        while line := lines.readline(limit + 1):
+            number += 1
+            end = line
+            while len(end) > limit and not end.endswith(b"\n"):
+                end = lines.readline(limit + 1)
+            if number == 1:
+                line = line.removeprefix(_MARK)
+            if line.strip():
+                yield number, line
+
+
+def _of_array(file: Path, name: object) -> Iterator[Entry]:
+    content = file.read_bytes().removeprefix(_MARK)
+    try:
+        values = _parse(content, len(content))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error.__cause__
+    for number, value in enumerate(values, 1):
+        yield f"{name} record {number}", partial(_parsed, value)
+
+
+def _parsed(value: Any) -> Any:
+    return value
+
+
+def _parse(line: bytes, limit: int) -> Any:
+    if len(line.rstrip(b"\r\n")) > limit:
+        raise InputError(f"longer than {limit} bytes")
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 at byte {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise InputError(f"not JSON at {at}column {error.colno}: {error.msg}") from error
+    except ValueError as error:  # a whole number of thousands of digits
+        raise InputError(f"not JSON that Python reads: {error}") from error
+    except RecursionError as error:
+        raise InputError("not a record: nested too deeply") from error
+
+
+METADATA, TABLE = "metadata.jsonl", "metadata.csv"
+# Hugging Face's names for one image of a line, and for several.
+NAMES = ("file_name", "file_names")
+# What a part of a message may name its image by, besides base64.
+PATHS = ("image", "path", "url")
+
+
+def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
+    """Gives what a folder of images says of them, see `read_records`.
+
+    Args:
+        folder: path of it.
+        limit: largest number of bytes of a line.
+
+    Raises:
+        InputError: for a folder that says nothing.
+    """
+    if (folder / METADATA).is_file():
+        for where, read in json_records(folder / METADATA, folder / METADATA, limit):
+            yield where, partial(_named, read)
+        return
+    if (folder / TABLE).is_file():
+        yield from _table(folder / TABLE)
+        return
+    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes())
+    if not any(path.with_suffix(".txt").is_file() for path in images):
+        raise InputError(
+            f"{folder} has no {METADATA}, no {TABLE} and no image with its text beside it, such as "
+            "a.png and a.txt; give one of them"
+        )
+    for image in images:
+        yield str(image), partial(_beside, image)
+
+
+def _named(read: Callable[[], Any]) -> Record:
+    """Returns a line of metadata, with its files as images."""
+    value = read()
+    if not isinstance(value, dict):
+        raise InputError(f"a {type(value).__name__} where an object belongs, with {NAMES[0]!r}")
+    given = next((value[name] for name in NAMES if value.get(name)), None)
+    if given is None:
+        raise InputError(f"field {NAMES[0]!r} is missing")
+    rest = {key: part for key, part in value.items() if key not in (*NAMES, *PICTURES)}
+    return {**rest, "images": given if isinstance(given, list) else [given]}
+
+
+def _table(file: Path) -> Iterator[Entry]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines)
+            for row in reader:
+                found = {key: text for key, text in row.items() if key and text}
+                yield f"{file} line {reader.line_num}", partial(_named, partial(dict, found))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 at byte {error.start + 1}") from error
+    except csv.Error as error:
+        raise InputError(f"{file} is not a table: {error}") from error
+
+
+def _beside(image: Path) -> Record:
+    text = image.with_suffix(".txt")
+    if not text.is_file():
+        raise InputError(f"there is no {text.name} beside it")
+    try:
+        return {"text": text.read_text(encoding="utf-8-sig").strip(), "images": [str(image)]}
+    except UnicodeDecodeError as error:
+        raise InputError(f"{text.name} is not UTF-8 at byte {error.start + 1}") from error
+
+
+def with_paths(record: Record, folder: str, decodes: bool) -> Record:
+    """Returns a record of a file, whose images begin at the file's folder.
+
+    Args:
+        record: with "images", or images as parts of messages, or none.
+        folder: path or address of the folder.
+        decodes: whether each image is decoded, to find damaged ones.
+
+    Raises:
+        InputError: for an image that is not there, is an address of the web or of another scheme
+            than the folder's, or, where images are decoded, is damaged.
+    """
+
+    def located(image: object) -> Any:
+        if isinstance(image, list):
+            return [located(one) for one in image]
+        if isinstance(image, dict):
+            if isinstance(image.get("bytes"), str):
+                raise InputError("'bytes' of an image is a text; give its file as 'path'")
+            return {**image, "path": located(image["path"])} if image.get("path") else image
+        if not isinstance(image, str):
+            raise InputError(f"an image is a {type(image).__name__}; give the path of a file")
+        check_local(image)
+        if image.startswith(INLINE):
+            return image
+        image = named_file(image, folder)
+        if not is_remote(image) and not Path(image).is_file():
+            raise InputError(f"there is no image {image}")
+        if decodes:
+            open_picture(image)
+        return image
+
+    def message(one: dict[str, Any]) -> dict[str, Any]:
+        if not has_picture(one):
+            return one
+        parts = [
+            {key: located(value) if key in PATHS else value for key, value in part.items()}
+            if part.get("type") == "image"
+            else part
+            for part in one["content"]
+        ]
+        return {**one, "content": parts}
+
+    found = {name: located(value) if name in PICTURES else value for name, value in record.items()}
+    if "messages" in found:
+        found["messages"] = [message(one) for one in found["messages"]]
+    return found
+
+
+def read_records(
+    path: str | Path, *, skip_bad: bool = False, max_line_bytes: int = MAX_LINE_BYTES
+) -> Records:
+    """Reads a file of one JSON object a line or one JSON array, or a folder of images with texts.
+
+    Args:
+        path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
+            instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
+            and responses, messages with role and content (and tools, JSON schemas of functions that
+            the model may call), conversations with from and value (as in ShareGPT and LLaVA, whose
+            "<image>" marks the place of an image), or text. "images" has the paths of a record's
+            images, one or a list, and parts of a message may have them; relative ones begin at the
+            file's folder. More fields are ignored, blank lines too. A folder has metadata.jsonl or
+            metadata.csv, whose lines name an image by "file_name" (or several by "file_names")
+            beside the other fields, as Hugging Face's imagefolder; or a text beside each image,
+            a.txt beside a.png.
+        skip_bad: leave out bad lines and list them, where they would raise; images are decoded to
+            find out.
+        max_line_bytes: a longer line is bad.
+
+    Returns:
+        The records in the order of the lines, or of the names of images.
+
+    Raises:
+        InputError: for the first bad line, an image that is not there or is an address of the web,
+            or if there is no good record.
+    """
+    records = Records()
+    file = local_copy(path)
+    if file.is_dir():
+        entries, folder = folder_entries(file, max_line_bytes), str(file)
+    else:
+        entries = json_records(file, path, max_line_bytes)
+        # Of an address the images are beside it, not beside its copy.
+        folder = str(path).rpartition("/")[0] if is_remote(path) else str(file.parent)
+    try:
+        for where, read in entries:
+            try:
+                records.rows.append(with_paths(check_record(read()), folder, skip_bad))
+            except InputError as error:
+                problem = f"{where}: {error}"
+                if not skip_bad:
+                    raise InputError(problem) from error.__cause__
+                records.skipped.append(problem)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if not records.rows:
+        bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
+        raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
+    return records

@@ -14,14 +14,7 @@ from kmodels.core.remote import local_copy
 from kmodels.data.formats import protobuf
 from kmodels.data.formats.protobuf import Field, message_classes
 from kmodels.text import gguf
-from kmodels.text.pieces import (
-    CONTROL,
-    NORMAL,
-    USER_DEFINED,
-    Piece,
-    build,
-    normalizer,
-)
+from kmodels.text.pieces import CONTROL, NORMAL, USER_DEFINED, Piece, build, normalizer
 
 # Field numbers and defaults of sentencepiece_model.proto. Its enumerations stand as whole numbers,
 # which are the same on the wire, and its texts as bytes, which may be told not to be UTF-8.

@@ -1,4 +1,4 @@
-"""Texts and token ids in whatever they come: strings, bytes, lists, arrays, tensors."""
+"""Texts and token ids from strings, bytes, lists, arrays and tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from kmodels.data.pipeline.batch import to_numpy
 
 
 def as_text(value: object) -> str:
-    """Returns one text, from a string, UTF-8 bytes, or an array that holds one of them.
+    """Returns the text of a string, UTF-8 bytes, or an array with one of these.
 
     Raises:
         InputError: for anything else.
@@ -23,15 +23,15 @@ def as_text(value: object) -> str:
         except UnicodeDecodeError as error:
             raise InputError(f"a text is not UTF-8 at byte {error.start + 1}") from error
     if not isinstance(value, str):
-        raise InputError(f"{type(value).__name__} where text belongs")
+        raise InputError(f"expected text, got {type(value).__name__}")
     return value
 
 
 def as_list(x: Any) -> Any:
-    """Lists, arrays and tensors of text as a list; a single text in an array as itself.
+    """Returns lists, arrays and tensors of text as a list, and an array of one text as that text.
 
     Raises:
-        InputError: for an array of something else, or of several axes.
+        InputError: for an array of other values, or of several axes.
     """
     if isinstance(x, Sequence):
         return list(x)
@@ -39,12 +39,12 @@ def as_list(x: Any) -> Any:
         return x.tolist()
     array = np.asarray(x)
     if array.dtype.kind not in "OUST" or array.ndim > 1:
-        raise InputError(f"{type(x).__name__} of {array.dtype} where text belongs")
+        raise InputError(f"expected text, got {type(x).__name__} of {array.dtype}")
     return array.tolist()
 
 
 def as_texts(x: object) -> tuple[list[str], bool]:
-    """Returns texts one by one, and whether there was more than one to begin with."""
+    """Returns (list of texts, True), or ([text], False) for a single text."""
     if isinstance(x, str | bytes):
         return [as_text(x)], False
     values = as_list(x)
@@ -58,13 +58,13 @@ def as_ids(ids: Any) -> Any:
     if hasattr(ids, "to_list"):  # ragged, of TensorFlow
         return ids.to_list()
     if isinstance(ids, Mapping | str | bytes):
-        raise InputError(f"{type(ids).__name__} where token ids belong")
+        raise InputError(f"expected token ids, got {type(ids).__name__}")
     if hasattr(ids, "__array__"):
         return to_numpy(ids).tolist()
     return [as_ids(part) for part in ids] if isinstance(ids, Sequence) else int(ids)
 
 
 def in_graph(x: object) -> bool:
-    """Returns whether x is symbolic in a graph of TensorFlow."""
+    """Returns True if x is symbolic in a graph of TensorFlow."""
     x = getattr(x, "flat_values", x)
     return type(x).__module__.startswith("tensorflow") and not hasattr(x, "numpy")

@@ -16,7 +16,7 @@ from kmodels.core.remote import local_copy
 from kmodels.text import gguf, sentencepiece
 from kmodels.text import settings as described
 from kmodels.text.chat import ChatTokenizer
-from kmodels.text.marks import MARKS, TURNS
+from kmodels.text.pieces import MARKS, TURNS
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 
 # The last is where a preset of keras-hub has it, whose tokenizer.json is something else.
@@ -187,7 +187,7 @@ class Tokenizer(ChatTokenizer):
             origin: names it in errors.
 
         Raises:
-            InputError: for what is no such model.
+            InputError: if it is not such a model.
         """
         core, roles = sentencepiece.parse(model, origin, TURNS)
         return cls(core, start=roles.get("start"), end=roles.get("end"), pad=roles.get("pad"))
@@ -196,7 +196,7 @@ class Tokenizer(ChatTokenizer):
         """Returns the content of a SentencePiece .model file with the same ids and merges.
 
         Args:
-            marks: control tokens that the file shall find in texts, besides those of turns.
+            marks: control tokens that the file should match in texts, besides those of turns.
 
         Raises:
             InputError: for a tokenizer that such a file cannot describe.
@@ -219,7 +219,7 @@ class Tokenizer(ChatTokenizer):
         return cls(core, **{name: fields[name] for name in names if name in fields})
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it as plain values, to go into a config."""
+        """Returns the tokenizer as plain values, for a config."""
         return {
             "json": self.core.to_str(),
             **self._roles(),
@@ -237,7 +237,7 @@ class Tokenizer(ChatTokenizer):
         "stop_tokens" the ids of further tokens that end a text.
 
         Args:
-            directory: where to; it is made where it is missing.
+            directory: path of the directory, which is made if it is missing.
         """
         directory = local_path(directory)
         core = tokenizers.Tokenizer.from_str(self.core.to_str())
@@ -259,7 +259,7 @@ class Tokenizer(ChatTokenizer):
         )
 
     def vocabulary_size(self) -> int:
-        """Returns number of ids, the tokens added later included."""
+        """Returns the number of ids, including tokens that were added later."""
         return self.core.get_vocab_size()
 
     def token_to_id(self, token: str) -> int:
@@ -288,7 +288,7 @@ class Tokenizer(ChatTokenizer):
         return self.core.id_to_token(token_id)
 
     def __call__(self, x: Any) -> Any:
-        """Does what `tokenize` does."""
+        """Same as `tokenize`."""
         return self.tokenize(x)
 
     def tokenize(self, x: str | Sequence[str]) -> Any:
@@ -311,7 +311,7 @@ class Tokenizer(ChatTokenizer):
         return rows if is_batch else rows[0]
 
     def _finish(self, ids: list[int]) -> list[Any]:
-        """Serves subclasses that put more around a text."""
+        """Returns the ids of a text; subclasses add tokens around them."""
         return ids
 
     def _in_graph(self, method: str, x: object) -> Any:
@@ -321,7 +321,7 @@ class Tokenizer(ChatTokenizer):
 
     @property
     def output_dtype(self) -> str:
-        """The dtype of what `tokenize` gives inside tf.data."""
+        """The dtype of the ids that `tokenize` returns inside tf.data."""
         return "int32"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

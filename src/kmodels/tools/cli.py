@@ -9,10 +9,9 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from kmodels import __version__
-from kmodels.core.backend_choice import check_backend
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.environment import check_backend
+from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import local_path
-from kmodels.core.shown import shown
 from kmodels.runs import console, recipe
 from kmodels.runs.command_line import GroupedCommand, checked_output, invoke, option
 from kmodels.tools import use
@@ -153,7 +152,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show the memory of a training step on each device, and which settings lower it."""
-    from kmodels.core.units import parse_bytes
+    from kmodels.core.errors import parse_bytes
     from kmodels.lora import LoraSettings
     from kmodels.presets import family_of
     from kmodels.tools import plan as plans
@@ -242,7 +241,7 @@ def bench(
 
     from rich.console import Console
 
-    from kmodels.core.units import parse_bytes
+    from kmodels.core.errors import parse_bytes
     from kmodels.tools.compare_backends import bench as benches
     from kmodels.tools.compare_backends import report as reports
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kmodels import __version__, ops
-from kmodels.core import precision
+from kmodels.core import runtime
 from kmodels.core.dispatch import Op, backend, backend_module, load_environment
 from kmodels.layers import block_compile as compiling
 
@@ -69,7 +69,7 @@ def report() -> dict[str, Any]:
         "versions": _versions(),
         "devices": engine.devices(),
         "dtype_policy": keras.config.dtype_policy().name,
-        "matmul_precision": precision.matmul_precision(),
+        "matmul_precision": runtime.matmul_precision(),
         "jit_compile": compiling.declines() or "auto compiles each block",
         "ops": _ops(engine),
     }

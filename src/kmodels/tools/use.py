@@ -317,7 +317,7 @@ def _prompts(name: str) -> list[Any]:
         InputError: for a file without prompts, or a record without one.
     """
     from kmodels.core.remote import local_copy
-    from kmodels.text.record_files import json_records
+    from kmodels.text.records import json_records
 
     if name != "-" and Path(name).suffix.lower() in (".json", ".jsonl"):
         try:

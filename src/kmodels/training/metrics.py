@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from kmodels.core.types import Tensor
-from kmodels.training.sparse_labels import like, without_ignored
+from kmodels.training.sparse_labels import like, mask_ignored
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -97,7 +97,7 @@ class SparseAccuracy(keras.metrics.SparseCategoricalAccuracy):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         """Counts a batch."""
-        y_true, _, counted = without_ignored(y_true, y_pred, None)
+        y_true, _, counted = mask_ignored(y_true, y_pred, None)
         weights = keras.ops.cast(counted, self.dtype)
         if sample_weight is not None:
             weights = weights * like(sample_weight, counted, self.dtype)

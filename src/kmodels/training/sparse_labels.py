@@ -59,7 +59,7 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
     ) -> Any:
         """Returns the loss, a mean over the labels that count."""
         if self.has_sparse_labels and y is not None:
-            y, sample_weight, counted = without_ignored(y, y_pred, sample_weight)
+            y, sample_weight, counted = mask_ignored(y, y_pred, sample_weight)
             if self.loss.reduction == "sum_over_batch_size":
                 # Keras divides by the number of all labels.
                 share = keras.ops.mean(keras.ops.cast(counted, sample_weight.dtype))
@@ -69,12 +69,12 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
     def compute_metrics(self, x: Tree, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the metrics; those that are weighted do not count ignored labels."""
         if self.has_sparse_labels and y is not None and keras_internals.weighted_metrics(self):
-            sample_weight = without_ignored(y, y_pred, sample_weight)[1]
+            sample_weight = mask_ignored(y, y_pred, sample_weight)[1]
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-def without_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any]:
-    """Returns labels, weights and what counts, where those that are ignored play no part.
+def mask_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Returns labels and weights with 0 for ignored labels, and a mask of the others.
 
     Args:
         labels: (...) or (..., 1), numbers.
@@ -82,7 +82,7 @@ def without_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, 
         weights: (...), fewer dimensions, or None for ones.
 
     Returns:
-        Labels (...), 0 where they are ignored; weights (...), 0 there; bool (...).
+        Labels (...), weights (...), mask (...), bool.
     """
     ops = keras.ops
     labels = ops.convert_to_tensor(labels)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kmodels.core import keras_internals, malloc, replicas_tensorflow
+from kmodels.core import keras_internals, replicas_tensorflow, runtime
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.training.step.metrics import rows
@@ -181,7 +181,7 @@ def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         outputs = function(batches)
         if not traced:
             traced = True
-            malloc.malloc_trim()
+            runtime.malloc_trim()
         return outputs
 
     return call

@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core import keras_internals
-from kmodels.core.host import numbers_torch
+from kmodels.core import keras_internals, numbers_torch
 from kmodels.core.types import Tree
 from kmodels.layers import block_compile
 from kmodels.training.step.metrics import rows

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils.checkpoint import checkpoint
 
+from kmodels.core import internals_torch
 from kmodels.core.errors import InputError
-from kmodels.core.framework_internals import internals_torch
 from kmodels.core.types import Tree
 from kmodels.transforms.loops import chosen, unrolled
 from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE

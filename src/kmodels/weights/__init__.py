@@ -4,12 +4,11 @@ A format is a list of `Rule`. `load` is strict in both directions and changes no
 fits; `export` walks the same table backwards.
 """
 
-from kmodels.weights.checkpoint import SourceCheckpoint
 from kmodels.weights.engine import export, load
-from kmodels.weights.readers import read_npz, read_safetensors
-from kmodels.weights.rules import Rule
-from kmodels.weights.tensors import LazyArray, constant
-from kmodels.weights.transforms import (
+from kmodels.weights.files import read_npz, read_safetensors, write_safetensors
+from kmodels.weights.rules import (
+    Rule,
+    SourceCheckpoint,
     Transform,
     identity,
     leading_axes,
@@ -18,7 +17,7 @@ from kmodels.weights.transforms import (
     reshape,
     transpose,
 )
-from kmodels.weights.writer import write_safetensors
+from kmodels.weights.tensors import LazyArray, constant
 
 __all__ = [
     "LazyArray",

@@ -6,12 +6,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core import malloc
+from kmodels.core import runtime
 from kmodels.core.errors import InputError
 from kmodels.weights import deferred, gather
-from kmodels.weights.rules import Bound, Rule, bind_sources, bind_targets
+from kmodels.weights.rules import (
+    Bound,
+    Rule,
+    bind_sources,
+    bind_targets,
+    identity,
+    source_shape,
+    split_points,
+)
 from kmodels.weights.tensors import PART, LazyArray
-from kmodels.weights.transforms import identity, source_shape, split_points
 
 SHOWN = 8
 
@@ -86,7 +93,7 @@ def bind(
             targets = [held[path] for path in rule.targets]
             filled += sum(int(np.prod(variable.shape)) for variable in targets)
             _assign(rule, targets, source[rule.source])
-        malloc.malloc_trim()
+        runtime.malloc_trim()
         return filled
 
     return fill
@@ -139,7 +146,7 @@ def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str
 
 def _assign(rule: Bound, targets: Sequence[Any], source: LazyArray) -> None:
     index = getattr(targets[0], "index", None)
-    if gather.host is not None and len(targets) == 1 and rule.transform is identity:
+    if len(targets) == 1 and rule.transform is identity:
         if index is not None:
             gather.host.fill_part(targets[0], source.part(index))  # the rest is another process's
             return

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import GGUF
-from kmodels.core.schema import check_shape, warn_of_unknown
+from kmodels.core.schema import GGUF, check_shape, warn_of_unknown
 
 if TYPE_CHECKING:
     import gguf

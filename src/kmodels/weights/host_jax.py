@@ -1,37 +1,55 @@
-"""Host arrays into JAX variables."""
+"""Variables of JAX on the host: values gathered, and host arrays assigned."""
 
 from functools import partial
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 
 from kmodels.core import keras_internals
 from kmodels.weights.tensors import LazyArray
 
 
-def fill(variable: keras.Variable, array: np.ndarray) -> None:
-    """Assigns an array; as a first value it is copied once, or lies in the memory of the array.
+def in_parts(variable: keras.Variable) -> bool:
+    """Returns True if this process lacks some of the values."""
+    value = variable.value
+    held = not isinstance(value, jax.Array) or value.is_fully_addressable
+    return not held and not value.is_fully_replicated
 
-    Keras lets `jnp.asarray` make the tensor, which is in memory three times for a moment: for the
-    table of a large vocabulary that is the peak of the whole load.
+
+def whole(variable: keras.Variable) -> Any:
+    """Returns all values; a replicated variable is taken from one device, without the others."""
+    value = variable.value
+    if in_parts(variable):
+        return multihost_utils.process_allgather(value, tiled=True)
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return value
+    return value.addressable_data(0)
+
+
+def fill(variable: keras.Variable, array: np.ndarray) -> None:
+    """Assigns an array; a first value is copied at most once.
+
+    Keras would call `jnp.asarray`, which holds three copies for a moment: with the table of a large
+    vocabulary that is the peak of the whole load.
     """
     array = np.asarray(array, np.dtype(keras.backend.standardize_dtype(variable.dtype)))
     if keras_internals.has_value(variable):
         variable.assign(array)
     elif keras.distribution.distribution() is None:
         keras_internals.give_value(variable, jax.device_put(array))
-    else:  # which cuts it
+    else:  # which shards it
         tensor = keras.ops.convert_to_tensor(array, array.dtype.name)
         keras_internals.give_value(variable, tensor)
 
 
 def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
-    """Reads a first value into the memory where it stays; returns whether it could.
+    """Reads a first value directly into its final memory; returns True if it could.
 
-    An array of the host that JAX takes over, aligned to 64 bytes, would be no gain: a step that
-    donates the variable copies it first.
+    To let JAX take over an aligned array of the host would be no gain: a step that donates the
+    variable copies it first.
     """
     if keras_internals.has_value(variable) or keras.distribution.distribution() is not None:
         return False
@@ -49,10 +67,10 @@ def _with_rows(table: jax.Array, part: np.ndarray, start: int) -> jax.Array:
 
 
 def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
-    """Is never called: XLA cuts variables, which take whole arrays."""
+    """Is never called: XLA shards variables, which take whole arrays."""
     raise NotImplementedError(variable.path)
 
 
 def fill_mapped(variable: keras.Variable, source: LazyArray) -> Literal[False]:
-    """Never does: JAX copies what is not aligned to 64 bytes, as tensors of files seldom are."""
+    """Returns False: JAX copies arrays that are not aligned to 64 bytes, as most in files are."""
     return False

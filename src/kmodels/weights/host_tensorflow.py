@@ -1,6 +1,6 @@
-"""Host arrays into TensorFlow variables."""
+"""Variables of TensorFlow on the host: values gathered, and host arrays assigned."""
 
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import keras
 import numpy as np
@@ -10,10 +10,21 @@ from kmodels.core import keras_internals
 from kmodels.weights.tensors import LazyArray
 
 
-def fill(variable: keras.Variable, array: np.ndarray) -> None:
-    """Assigns a tensor that nothing else holds, so that the variable takes it over as it is.
+def in_parts(variable: keras.Variable) -> bool:
+    """Returns False: no strategy that kmodels supports shards a variable."""
+    return False
 
-    It does not assign row by row: after that, TensorFlow copies the variable whenever it is read.
+
+def whole(variable: keras.Variable) -> Any:
+    """Returns one of the replicas' equal copies, or the sum of their own counts."""
+    value = variable.value
+    return value.read_value() if isinstance(value, tf.distribute.DistributedValues) else value
+
+
+def fill(variable: keras.Variable, array: np.ndarray) -> None:
+    """Assigns a tensor that nothing else holds, so that the variable takes over its memory.
+
+    Never row by row: after that, TensorFlow copies the variable whenever it is read.
     """
     tensor = tf.cast(tf.constant(array), keras.backend.standardize_dtype(variable.dtype))
     if keras_internals.has_value(variable):
@@ -23,15 +34,15 @@ def fill(variable: keras.Variable, array: np.ndarray) -> None:
 
 
 def fill_part(variable: keras.Variable, array: np.ndarray) -> NoReturn:
-    """Is never called: no variable of TensorFlow lies in parts."""
+    """Is never called: no variable of TensorFlow is sharded."""
     raise NotImplementedError(variable.path)
 
 
 def fill_large(variable: keras.Variable, source: LazyArray) -> Literal[False]:
-    """Never does: a variable of TensorFlow takes over memory of TensorFlow's alone."""
+    """Returns False: a variable of TensorFlow takes over memory of TensorFlow alone."""
     return False
 
 
 def fill_mapped(variable: keras.Variable, source: LazyArray) -> Literal[False]:
-    """Never does: a variable of TensorFlow has memory of its own."""
+    """Returns False: a variable of TensorFlow has its own memory."""
     return False

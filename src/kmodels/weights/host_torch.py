@@ -1,40 +1,54 @@
-"""Host arrays into torch variables."""
+"""Variables of torch on the host: values gathered, and host arrays assigned."""
 
 import keras
 import ml_dtypes
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from kmodels.core import keras_internals
 from kmodels.weights.tensors import LazyArray
 
 
-def fill(variable: keras.Variable, array: np.ndarray) -> None:
-    """Copies the array into the variable's own memory, cast on the way.
+def in_parts(variable: keras.Variable) -> bool:
+    """Returns True if this rank lacks some of the values."""
+    if hasattr(variable, "gathered"):
+        return True
+    value = variable.value
+    return isinstance(value, DTensor) and any(place.is_shard() for place in value.placements)
 
-    Keras widens a bfloat16 array to float32 on its way: for the table of a large vocabulary that is
-    the peak of the whole load.
+
+def whole(variable: keras.Variable) -> torch.Tensor:
+    """Returns all values, gathered from the ranks."""
+    value = variable.gathered() if hasattr(variable, "gathered") else variable.value
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def fill(variable: keras.Variable, array: np.ndarray) -> None:
+    """Copies the array into the variable's own memory, and casts it there.
+
+    Keras would convert a bfloat16 array to float32 first: with the table of a large vocabulary that
+    is the peak of the whole load.
     """
     tensor = _tensor(array)
     if (take := getattr(variable, "take", None)) is not None:
-        take(tensor)  # this rank's part of it
+        take(tensor)  # keeps this rank's part
         return
     with torch.no_grad():
         if not keras_internals.has_value(variable):
-            # It does not take the array's own memory: torch's is aligned for its widest
-            # instructions.
+            # Not the array's own memory: torch's is aligned for its widest instructions.
             keras_internals.give_value(variable, _empty(variable).copy_(tensor))
             return
         variable.value.copy_(tensor)
 
 
 def fill_part(variable: keras.Variable, array: np.ndarray) -> None:
-    """Copies what this rank holds of a variable that lies in parts."""
+    """Copies this rank's part of a sharded variable."""
     variable.take_part(_tensor(array))
 
 
 def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
-    """Reads a first value into the memory where it stays; returns whether it could."""
+    """Reads a first value directly into its final memory; returns True if it could."""
     if keras_internals.has_value(variable) or hasattr(variable, "take"):
         return False
     tensor = _empty(variable)
@@ -45,10 +59,10 @@ def fill_large(variable: keras.Variable, source: LazyArray) -> bool:
 
 
 def fill_mapped(variable: keras.Variable, source: LazyArray) -> bool:
-    """Leaves the values in the pages of their file, where it can; returns whether it did.
+    """Leaves the values in the mapped pages of their file; returns True if it could.
 
-    That is a first value in the dtype of the file; a device of its own gets it from there. The
-    pages are private to this process: a step that trains the variable copies those that it writes.
+    It can for a first value in the dtype of the file. The pages are private to this process: a step
+    that trains the variable copies the pages that it writes.
     """
     dtype = keras.backend.standardize_dtype(variable.dtype)
     if (

@@ -3,7 +3,6 @@
 Tensors are called as the variables are, so a file does not depend on the backend that wrote it.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -12,26 +11,19 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import Shape
-from kmodels.core.files import atomic_directory
-from kmodels.core.schema import check_shape, read_json
-from kmodels.weights.checkpoint import SourceCheckpoint, Tensors
+from kmodels.core.files import atomic_directory, stamp
+from kmodels.core.schema import Shape, check_shape, read_json
 from kmodels.weights.engine import export, paths_as_names, variables
-from kmodels.weights.readers import read_safetensors
-from kmodels.weights.writer import write_safetensors
+from kmodels.weights.files import read_safetensors, write_safetensors
+from kmodels.weights.rules import SourceCheckpoint, Tensors
 
 NAME = "manifest.json"
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_manifest(directory: Path) -> None:
     """Writes the hashes of all files that lie in a directory."""
     files = sorted(file for file in directory.iterdir() if file.is_file() and file.name != NAME)
-    entries = {file.name: {"sha256": _hash(file), "bytes": file.stat().st_size} for file in files}
+    entries = {file.name: stamp(file) for file in files}
     (directory / NAME).write_text(json.dumps({"files": entries}, indent=2) + "\n")
 
 
@@ -67,7 +59,7 @@ def verify_manifest(
             problems.append(f"{name} is missing")
         elif file.stat().st_size != entry.get("bytes"):
             problems.append(f"{name} has {file.stat().st_size} bytes, not {entry.get('bytes')}")
-        elif _hash(file) != entry.get("sha256"):
+        elif stamp(file)["sha256"] != entry.get("sha256"):
             problems.append(f"the content of {name} was changed")
     if problems:
         raise InputError(
@@ -147,7 +139,7 @@ SHAPE: Shape = {
 
 
 def is_ours(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether a directory is of this format, by `description`, its config.json."""
+    """Returns True if a directory is of this format, by `description`, its config.json."""
     return "kmodels" in description or (path / NAME).is_file()
 
 

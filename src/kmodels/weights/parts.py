@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.weights.readers import read_metadata, read_safetensors
+from kmodels.weights.files import read_metadata, read_safetensors, write_safetensors
 from kmodels.weights.tensors import Index, LazyArray
-from kmodels.weights.writer import write_safetensors
 
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 Start = tuple[int, ...]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError
+from kmodels.core.files import check_zip
 from kmodels.weights.host_torch import to_numpy
 from kmodels.weights.tensors import LazyArray
 

@@ -1,4 +1,4 @@
-"""A tensor that is known by shape and dtype, and read when it is needed."""
+"""Tensors with a known shape and dtype, whose values are read when they are needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,22 +8,22 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 Index = tuple[slice, ...]
-# Bytes that are read together where a large tensor need not be in memory twice.
+# Bytes that are read at once if a large tensor should not be in memory twice.
 PART = 2**25
 
 
 @dataclass(frozen=True)
 class LazyArray:
-    """Shape and dtype of a tensor, and how to get its values.
+    """Shape and dtype of a tensor, and functions that read its values.
 
     Args:
-        shape: shape of the array that `read` gives.
-        dtype: dtype of the array that `read` gives.
-        read: makes the array; nothing is kept, so each call reads again.
-        read_part: makes what a slice for each dimension chooses, without reading the rest; None
-            where that is not possible.
-        memory_map: makes an array in the pages of the file, which are read where they are used;
-            what is written to it stays in memory. None where the file does not hold the values so.
+        shape: shape of the array.
+        dtype: dtype of the array.
+        read: returns the array; each call reads it again.
+        read_part: returns a slice of the array, one slice per dimension, without reading the rest;
+            None if that is not possible.
+        memory_map: returns the array in mapped pages of the file; writes to it stay in memory. None
+            if the file cannot be mapped.
     """
 
     shape: tuple[int, ...]
@@ -34,11 +34,11 @@ class LazyArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def part(self, index: Index) -> np.ndarray:
-        """Returns the values of a slice (step 1) per dimension, read alone where possible."""
+        """Returns the values of a slice (step 1) per dimension, without the rest if possible."""
         if self.read_part is None or all(
             piece.indices(size) == (0, size, 1)
             for piece, size in zip(index, self.shape, strict=True)
@@ -47,9 +47,9 @@ class LazyArray:
         return self.read_part(index)
 
     def rows(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the values along the first axis a part at a time: where it begins, and the part.
+        """Yields parts along the first axis: (first row, values).
 
-        All parts have the same shape, so that the last may begin within the one before.
+        All parts have the same shape, so the last may overlap the one before.
         """
         size = self.shape[0] if self.shape else 1
         step = PART // max(self.nbytes // max(size, 1), 1)
@@ -62,7 +62,7 @@ class LazyArray:
             yield begin, self.read_part((slice(begin, begin + step), *others))
 
     def map(self, shape: Sequence[int], change: Callable[[np.ndarray], np.ndarray]) -> Self:
-        """Returns the same tensor after `change`, which gives arrays of `shape`."""
+        """Returns the tensor after `change`, which returns arrays of `shape`."""
         return replace(
             self,
             shape=tuple(shape),

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import models, transforms
-from kmodels.core import registration
+from kmodels import models, registration, transforms
 from kmodels.core.errors import InputError
 from kmodels.task import Backbone, Task
 from public_models import CASES, EACH_BACKEND, IMAGES, cases, outermost, random

@@ -295,8 +295,8 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
             {"prompts": ["a", "b"], "responses": ["a"]},
             "the columns differ in length: prompts 2, responses 1",
         ),
-        (np.zeros(3), "ndarray of float64 where text belongs"),
-        ([3], "int where text belongs"),
+        (np.zeros(3), "expected text, got ndarray of float64"),
+        ([3], "expected text, got int"),
         ([b"\xff"], "a text is not UTF-8 at byte 1"),
         ({"prompts": "a"}, "field 'responses' is missing"),
     ):

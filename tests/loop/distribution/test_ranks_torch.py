@@ -16,7 +16,7 @@ import ddp_cases
 import parts_torch
 import torch
 
-from kmodels.core import rng_offset_torch
+from kmodels.core import seeds_torch
 
 # Layers over `model` are Keras' own; the pinned one says that it has none, see below.
 SPLITS = keras.__version__ >= "3.16"
@@ -133,11 +133,11 @@ def test_compiled_blocks_draw_what_others_do():
     compiled = torch.compile(drawn, backend="aot_eager", fullgraph=True)
     found = {}
     for rank in (0, 1):
-        rng_offset_torch.draw_as(rank)
+        seeds_torch.draw_as(rank)
         try:
             draws = [draw(keras.random.SeedGenerator(7)) for draw in (drawn, compiled)]
         finally:
-            rng_offset_torch.draw_as(0)
+            seeds_torch.draw_as(0)
         assert torch.equal(*draws)
         found[rank] = draws[0]
     assert not torch.equal(found[0], found[1])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kmodels import training
-from kmodels.core import malloc
+from kmodels.core import runtime
 from kmodels.models import ViTImageClassifier
 
 if keras.backend.backend() == "tensorflow":
@@ -50,7 +50,7 @@ if keras.backend.backend() == "tensorflow":
         model = ViTImageClassifier.from_preset("vit_debug", num_layers=1)
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         trims, seen = [], []
-        monkeypatch.setattr(malloc, "malloc_trim", lambda: trims.append(0))
+        monkeypatch.setattr(runtime, "malloc_trim", lambda: trims.append(0))
         images = np.zeros((6, *model.backbone.config.image_shape), "float32")
         count = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: seen.append(len(trims))

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from kmodels.core.out_of_memory import is_out_of_memory, out_of_memory
+from kmodels.core.errors import is_out_of_memory, out_of_memory
 
 
 class ResourceExhaustedError(RuntimeError):

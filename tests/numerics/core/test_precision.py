@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import kmodels
-from kmodels.core import precision
+from kmodels.core import runtime
 from kmodels.core.errors import InputError
 
 
@@ -40,7 +40,7 @@ EXPECTED = {
 def test_the_switch_reaches_the_framework(name: str) -> None:
     kmodels.set_matmul_precision(name)
     assert _framework_setting() == EXPECTED[keras.backend.backend()][name]
-    assert precision.matmul_precision()
+    assert runtime.matmul_precision()
 
 
 @pytest.mark.once
@@ -53,13 +53,13 @@ def test_other_values_are_refused() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 1.5, -1.0])
 def test_memory_fraction_out_of_range(fraction: float) -> None:
     with pytest.raises(InputError, match=r"it must be in \(0, 1\]"):
-        precision.memory_fraction(fraction)
+        runtime.memory_fraction(fraction)
 
 
 def test_memory_fraction_too_late() -> None:
     keras.ops.ones(()) + 1
     if keras.backend.backend() == "jax":
         with pytest.raises(InputError, match="comes too late: jax has started its devices"):
-            precision.memory_fraction(0.5)
+            runtime.memory_fraction(0.5)
     else:  # torch can set it any time; TensorFlow without a GPU has nothing to limit
-        precision.memory_fraction(0.5)
+        runtime.memory_fraction(0.5)

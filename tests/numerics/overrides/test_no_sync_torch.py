@@ -23,8 +23,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from kmodels.core import rng_offset_torch
-from kmodels.core.host import numbers_torch, seeds_torch
+from kmodels.core import numbers_torch, seeds_torch
 from kmodels.generation.loop_torch import Loop
 from kmodels.overrides import dropout_torch
 from pretended_cuda_torch import WaitsForDevice, pretend, stop_pretending, without_waiting
@@ -172,12 +171,12 @@ def _draws(seed: keras.random.SeedGenerator, count: int = 1) -> list:
 def test_words_are_those_that_keras_draws() -> None:
     ours, theirs = (keras.random.SeedGenerator(7) for _ in range(2))
     for apart in (0, 3):
-        rng_offset_torch.draw_as(apart)
+        seeds_torch.draw_as(apart)
         try:
             found = [[w & seeds_torch.WORD for w in words] for words in _draws(ours, 3)]
             wanted = [theirs.next().tolist() for _ in range(3)]
         finally:
-            rng_offset_torch.draw_as(0)
+            seeds_torch.draw_as(0)
         assert found == [[w & seeds_torch.WORD for w in words] for words in wanted]
     assert ours.state.value.tolist() == theirs.state.value.tolist() == [7, 6]
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from kmodels.core.units import parse_bytes
+from kmodels.core.errors import parse_bytes
 from kmodels.tools.compare_backends import bench, report
 from kmodels.tools.compare_backends.bench import Refused, differences, largest, result, times
 from kmodels.tools.compare_backends.options import ENVIRONMENT, BenchOptions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kmodels.core.backend_choice import BACKENDS
+from kmodels.core.environment import BACKENDS
 from kmodels.tools.compare_backends import bench
 from kmodels.tools.compare_backends.children import ChildError, LeftOut, OutOfMemory
 

@@ -10,20 +10,11 @@ from kmodels.checkpoint import sharded_torch as checkpoint_sharded_torch
 from kmodels.checkpoint.orbax import OrbaxBackend
 from kmodels.checkpoint.sharded import ShardedBackend
 from kmodels.checkpoint.state import GeneratorsBackend
-from kmodels.core import hardware_jax as core_hardware_jax
-from kmodels.core import hardware_tensorflow as core_hardware_tensorflow
-from kmodels.core import hardware_torch as core_hardware_torch
-from kmodels.core import malloc_jax as core_malloc_jax
-from kmodels.core import precision_jax as core_precision_jax
-from kmodels.core import precision_tensorflow as core_precision_tensorflow
-from kmodels.core import precision_torch as core_precision_torch
 from kmodels.core import replicas_tensorflow as core_replicas_tensorflow
-from kmodels.core import traced_jax as core_traced_jax
-from kmodels.core import traced_tensorflow as core_traced_tensorflow
-from kmodels.core.hardware import HardwareBackend
-from kmodels.core.malloc import MallocBackend
-from kmodels.core.precision import PrecisionBackend
-from kmodels.core.traced import TracedBackend
+from kmodels.core import runtime_jax as core_runtime_jax
+from kmodels.core import runtime_tensorflow as core_runtime_tensorflow
+from kmodels.core import runtime_torch as core_runtime_torch
+from kmodels.core.runtime import RuntimeBackend
 from kmodels.data.pipeline import device_put_jax as data_pipeline_device_put_jax
 from kmodels.data.pipeline import device_put_tensorflow as data_pipeline_device_put_tensorflow
 from kmodels.data.pipeline import device_put_torch as data_pipeline_device_put_torch
@@ -95,28 +86,19 @@ from kmodels.transforms import engine_jax as transforms_engine_jax
 from kmodels.transforms import engine_tensorflow as transforms_engine_tensorflow
 from kmodels.transforms import engine_torch as transforms_engine_torch
 from kmodels.transforms.engine import TransformsBackend
-from kmodels.weights import gather_jax as weights_gather_jax
-from kmodels.weights import gather_tensorflow as weights_gather_tensorflow
-from kmodels.weights import gather_torch as weights_gather_torch
 from kmodels.weights import host_jax as weights_host_jax
 from kmodels.weights import host_tensorflow as weights_host_tensorflow
 from kmodels.weights import host_torch as weights_host_torch
-from kmodels.weights.gather import GatherBackend, HostBackend
+from kmodels.weights.gather import HostBackend
 
 _checkpoint_generators_torch: GeneratorsBackend = checkpoint_generators_torch
 _checkpoint_orbax_jax: OrbaxBackend = checkpoint_orbax_jax
 _checkpoint_sharded_jax: ShardedBackend = checkpoint_sharded_jax
 _checkpoint_sharded_torch: ShardedBackend = checkpoint_sharded_torch
-_core_hardware_jax: HardwareBackend = core_hardware_jax
-_core_hardware_torch: HardwareBackend = core_hardware_torch
-_core_hardware_tensorflow: HardwareBackend = core_hardware_tensorflow
-_core_malloc_jax: MallocBackend = core_malloc_jax
-_core_precision_jax: PrecisionBackend = core_precision_jax
-_core_precision_torch: PrecisionBackend = core_precision_torch
-_core_precision_tensorflow: PrecisionBackend = core_precision_tensorflow
 _core_replicas_tensorflow: ReplicasBackend = core_replicas_tensorflow
-_core_traced_jax: TracedBackend = core_traced_jax
-_core_traced_tensorflow: TracedBackend = core_traced_tensorflow
+_core_runtime_jax: RuntimeBackend = core_runtime_jax
+_core_runtime_torch: RuntimeBackend = core_runtime_torch
+_core_runtime_tensorflow: RuntimeBackend = core_runtime_tensorflow
 _data_pipeline_device_put_jax: DevicePutBackend = data_pipeline_device_put_jax
 _data_pipeline_device_put_torch: DevicePutBackend = data_pipeline_device_put_torch
 _data_pipeline_device_put_tensorflow: DevicePutBackend = data_pipeline_device_put_tensorflow
@@ -168,9 +150,6 @@ _training_step_train_step_tensorflow: TrainStepBackend = training_step_train_ste
 _transforms_engine_jax: TransformsBackend = transforms_engine_jax
 _transforms_engine_torch: TransformsBackend = transforms_engine_torch
 _transforms_engine_tensorflow: TransformsBackend = transforms_engine_tensorflow
-_weights_gather_jax: GatherBackend = weights_gather_jax
-_weights_gather_torch: GatherBackend = weights_gather_torch
-_weights_gather_tensorflow: GatherBackend = weights_gather_tensorflow
 _weights_host_jax: HostBackend = weights_host_jax
 _weights_host_torch: HostBackend = weights_host_torch
 _weights_host_tensorflow: HostBackend = weights_host_tensorflow

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kmodels.core import backend_choice
+from kmodels.core import environment
 from python_process import run_python
 from refusals import refused
 
-SOURCE = Path(backend_choice.__file__).parents[2]
+SOURCE = Path(environment.__file__).parents[2]
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def machine(monkeypatch, tmp_path):
 
     def make(installed=(), configured=None, variable=None):
         monkeypatch.setattr(
-            backend_choice, "find_spec", lambda name: name if name in installed else None
+            environment, "find_spec", lambda name: name if name in installed else None
         )
         monkeypatch.delitem(sys.modules, "keras")
         monkeypatch.setenv("KERAS_HOME", str(tmp_path))
@@ -58,7 +58,7 @@ def config(name):
 )
 def test_choice(machine, capsys, installed, configured, variable, chosen, said):
     machine(installed, configured, variable)
-    backend_choice.choose_backend()
+    environment.choose_backend()
     assert os.environ.get("KERAS_BACKEND") == chosen
     words = capsys.readouterr().err
     assert words.count("\n") == said
@@ -68,7 +68,7 @@ def test_choice(machine, capsys, installed, configured, variable, chosen, said):
 def test_a_keras_that_is_imported_keeps_its_backend(machine, monkeypatch):
     machine(("jax",))
     monkeypatch.setitem(sys.modules, "keras", object())
-    backend_choice.choose_backend()
+    environment.choose_backend()
     assert "KERAS_BACKEND" not in os.environ
 
 
@@ -82,7 +82,7 @@ def test_a_keras_that_is_imported_keeps_its_backend(machine, monkeypatch):
 )
 def test_a_backend_that_is_not_there_is_told_in_a_line(machine, installed, variable, words):
     machine(installed, None, variable)
-    refused(words, backend_choice.check_backend)
+    refused(words, environment.check_backend)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def keras_packages(monkeypatch):
                 return installed[name.replace("-", "_")]
             raise PackageNotFoundError(name)
 
-        monkeypatch.setattr(backend_choice, "version", version)
+        monkeypatch.setattr(environment, "version", version)
         monkeypatch.delitem(sys.modules, "keras")
 
     return make
@@ -104,7 +104,7 @@ def keras_packages(monkeypatch):
 @pytest.mark.parametrize(
     "installed",
     [
-        {"keras": backend_choice.OLDEST_KERAS},
+        {"keras": environment.OLDEST_KERAS},
         {"keras": "3.101.2"},
         {"keras": "4.0"},
         {"keras_nightly": "3.16.0.dev2026102704"},
@@ -113,9 +113,9 @@ def keras_packages(monkeypatch):
 )
 def test_a_keras_that_is_new_enough(keras_packages, installed):
     keras_packages(**installed)
-    backend_choice.check_keras()
+    environment.check_keras()
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
-    assert f"keras>={backend_choice.OLDEST_KERAS}" in project["dependencies"]
+    assert f"keras>={environment.OLDEST_KERAS}" in project["dependencies"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_keras_that_is_new_enough(keras_packages, installed):
 def test_an_old_keras_is_told_in_a_line(keras_packages, installed, words, monkeypatch, capsys):
     keras_packages(**installed)
     with pytest.raises(ImportError, match=words) as error:
-        backend_choice.check_keras()
+        environment.check_keras()
     line = str(error.value)
     assert line.startswith("kmodels needs Keras 3.")
     assert "\n" not in line
@@ -140,7 +140,7 @@ def test_an_old_keras_is_told_in_a_line(keras_packages, installed, words, monkey
         monkeypatch.setattr("sys.argv", argv)
         monkeypatch.setattr("sys.orig_argv", orig)
         with pytest.raises(SystemExit) as stop:
-            backend_choice.check_keras()
+            environment.check_keras()
         assert stop.value.code == 2
         assert capsys.readouterr().err == f"kmodels: {line}\n"
 
@@ -148,7 +148,7 @@ def test_an_old_keras_is_told_in_a_line(keras_packages, installed, words, monkey
 def test_an_imported_keras_counts_as_it_is(monkeypatch):
     monkeypatch.setattr(sys.modules["keras"], "__version__", "3.5.0")
     with pytest.raises(ImportError, match=r"3\.5\.0 is installed"):
-        backend_choice.check_keras()
+        environment.check_keras()
 
 
 @pytest.mark.parametrize(("words", "code"), [(("-c", "import kmodels"), 1), (("-m", "kmodels"), 2)])
@@ -169,7 +169,7 @@ def test_a_fresh_home_works_twice(tmp_path):
     imports = "import kmodels; kmodels.models; import keras; print(keras.backend.backend())"
     command = "from kmodels.tools import cli; cli.main(['doctor'])"
     done = run_python("-c", f"{imports}; {command}", **home, KMODELS_GENERIC_OPS="nonsense")
-    (backend,) = backend_choice.installed_backends()[:1]
+    (backend,) = environment.installed_backends()[:1]
     assert done.stdout.strip() == backend, done.stderr
     # The command ends with the wrong name in the environment, which the imports do not mind.
     assert done.returncode == 2

@@ -14,7 +14,7 @@ import kmodels
 from kmodels import ops
 from kmodels.core import dispatch
 from kmodels.core.dispatch import OpCall
-from kmodels.core.precision import PrecisionBackend
+from kmodels.core.runtime import RuntimeBackend
 from refusals import refused
 
 BACKEND = keras.backend.backend()
@@ -178,11 +178,11 @@ def test_environment(doubled, monkeypatch) -> None:
 
 
 def test_backend_module(monkeypatch) -> None:
-    found: Any = dispatch.backend_module("kmodels.core.precision", PrecisionBackend)
-    assert found.__name__ == f"kmodels.core.precision_{BACKEND}"
-    assert dispatch.backend_module("kmodels.core.errors", PrecisionBackend, optional=True) is None
+    found: Any = dispatch.backend_module("kmodels.core.runtime", RuntimeBackend)
+    assert found.__name__ == f"kmodels.core.runtime_{BACKEND}"
+    assert dispatch.backend_module("kmodels.core.errors", RuntimeBackend, optional=True) is None
     monkeypatch.setattr(dispatch, "backend", lambda: "numpy")
-    found = dispatch.backend_module("kmodels.core.precision", PrecisionBackend)
+    found = dispatch.backend_module("kmodels.core.runtime", RuntimeBackend)
     message = "^Backend 'numpy' is not supported; use jax, torch or"
     refused(message, lambda: found.matmul_precision())
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kmodels.core.framework_internals import log_lines_tensorflow
+from kmodels.core import internals_tensorflow
 from python_process import run_python
 
-SOURCE = Path(log_lines_tensorflow.__file__).parents[3]
+SOURCE = Path(internals_tensorflow.__file__).parents[2]
 INFORMATION = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
     "I0000 00:00:1795458400.406527    3399 port.cc:153] oneDNN custom operations are on.\n"
@@ -22,7 +22,7 @@ PROBLEMS = (
     "E0000 00:00:1795458400.406527    3399 a.cc:3] failed call to cuInit: NO DEVICE (100)\n"
 )
 IMPORT = """
-from kmodels.core.framework_internals import log_lines_tensorflow as lines
+from kmodels.core import internals_tensorflow as lines
 lines.hide_information()
 import tensorflow
 assert tensorflow.found

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kmodels.core.python_children import safe_path
+from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.tools.compare_backends.children import installed
 from python_process import run_python
 from source_tree import SOURCE, imports, trees
 
 # One starts nvidia-smi, which is not Python, the other `python -I`, which leaves the folder out.
-OTHERS = {"core/precision_tensorflow.py", "lora/targets.py"}
+OTHERS = {"core/runtime_tensorflow.py", "lora/targets.py"}
 HOSTILE = ("kmodels.py", "json.py", "pickle.py", "signal.py", "multiprocessing.py", "keras.py")
 # A loader of torch whose processes come from the forkserver, which Python starts by `-c`.
 LOADER = """
@@ -81,7 +81,7 @@ def test_the_environment_comes_back(monkeypatch, former):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     if former is not None:
         monkeypatch.setenv("PYTHONSAFEPATH", former)
-    with safe_path():
+    with environ_with(SAFE_PATH):
         assert os.environ["PYTHONSAFEPATH"] == "1"
     assert os.environ.get("PYTHONSAFEPATH") == former
 
@@ -91,4 +91,4 @@ def test_every_file_that_starts_processes_leaves_the_folder_out():
     for file, tree in trees().items():
         names = {name for _, name in imports(tree, ("kmodels", *Path(file).parts[:-1]))}
         if file not in OTHERS and any(name.startswith(starts) for name in names):
-            assert any(name.startswith("kmodels.core.python_children.") for name in names), file
+            assert any(name.startswith("kmodels.core.environment.") for name in names), file

@@ -10,8 +10,8 @@ pytest.importorskip("fsspec")
 import fsspec
 
 from kmodels.core import remote
-from kmodels.core.files import local_path
-from kmodels.core.remote.address import open_address
+from kmodels.core.files import is_remote, local_path
+from kmodels.core.remote import open_address
 from refusals import refused
 from remote_storage import FailingFileSystem, empty_storage, files
 
@@ -37,11 +37,11 @@ def read(path):
 
 def test_which_are_addresses():
     for address in ("gs://b/x", "s3://b", "memory://x", Path("gs://b")):
-        assert remote.is_remote(address)
+        assert is_remote(address)
         if str(address).startswith("gs"):
             refused("is an address", local_path, address)
     for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x", "file:///x", Path("file:///x")):
-        assert not remote.is_remote(path)
+        assert not is_remote(path)
     assert local_path("file:///x/y") == local_path(Path("file:///x/y")) == Path("/x/y")
     assert open_address(Path("memory://a/b")).path == open_address("memory://a/b/").path == "/a/b"
 

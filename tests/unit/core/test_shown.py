@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kmodels.checkpoint.callback import Checkpoint
-from kmodels.core.errors import InputError
-from kmodels.core.shown import shown
+from kmodels.core.errors import InputError, shown
 from kmodels.runs import console, trackers
 from kmodels.runs import settings as flags
 from kmodels.runs.run_folder import Folder

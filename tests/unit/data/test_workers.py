@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from kmodels.core.errors import InputError
-from kmodels.core.out_of_memory import is_out_of_memory
+from kmodels.core.errors import InputError, is_out_of_memory
 from kmodels.data.workers.pool import WorkerPool
 
 

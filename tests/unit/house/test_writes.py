@@ -10,7 +10,7 @@ SOURCE = Path(kmodels.__file__).parent
 SAFE = {"atomic_write", "atomic_directory", "write_file", "TemporaryDirectory"}
 # Functions that write to a path from one of these calls, or to no file of a user.
 EXCEPTIONS = {
-    "weights/writer.py write_safetensors": "writes the temporary path of its callers",
+    "weights/files.py write_safetensors": "writes the temporary path of its callers",
     "weights/native.py write_manifest": "writes into the temporary directory of its callers",
     "tools/convert/graphs_jax.py stablehlo": "writes into the temporary directory of its callers",
     "runs/history.py _rewrite": "is passed to atomic_write",

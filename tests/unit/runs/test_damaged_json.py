@@ -10,8 +10,7 @@ import run_folders
 from kmodels.checkpoint import manager
 from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import NUMBER, Needed
-from kmodels.core.schema import check_shape, read_json
+from kmodels.core.schema import NUMBER, Needed, check_shape, read_json
 from kmodels.models import ViTImageClassifier
 from kmodels.runs import report
 from kmodels.runs.run_folder import NOTED, PREDICTED, RESULT

@@ -35,7 +35,7 @@ def test_text_comes_back_whole_without_special_tokens(tokenizer):
     assert tokenizer.detokenize([[2, *ids, 1, 0] for ids in tokenizer([TEXT, "a"])]) == [TEXT, "a"]
     assert tokenizer.detokenize(tokenizer(SPECIAL)) == "user\nHello\n"
     refused("this is not text", tokenizer, "\ud800")
-    refused("int where text belongs", tokenizer, [3])
+    refused("expected text, got int", tokenizer, [3])
 
 
 def test_training_gives_the_same_tokenizer_each_time(tokenizer):

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from kmodels.core.schema import read_json
 from kmodels.weights import LazyArray, constant, read_npz, read_safetensors, write_safetensors
-from kmodels.weights.readers import INDEX
+from kmodels.weights.files import INDEX
 from refusals import refused
 
 

@@ -24,8 +24,8 @@ from kmodels.lora.enable import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import load_keras_file
 from kmodels.weights import engine, native, read_safetensors, write_safetensors
+from kmodels.weights.files import read_metadata
 from kmodels.weights.native import write_manifest
-from kmodels.weights.readers import read_metadata
 from kmodels.weights.tensors import LazyArray
 
 

@@ -11,7 +11,7 @@ from scipy import ndimage
 
 from kmodels.weights import Transform, identity, patch_kernel, prepend_zeros, reshape, transpose
 from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, table_grid
-from kmodels.weights.transforms import source_shape, split_points
+from kmodels.weights.rules import source_shape, split_points
 from refusals import refused
 
 CASES: list[tuple[str, Transform, tuple[int, ...]]] = [

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
-from kmodels.core.remote import is_remote, list_matching, local_copy
+from kmodels.core.files import is_remote, local_path
+from kmodels.core.remote import list_matching, local_copy
 
 _MOST_OPEN = 64
 _BRACES = re.compile(r"\{([^{}]*)\}")

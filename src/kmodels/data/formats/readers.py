@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kmodels.core.archives import ALWAYS_ALLOWED, MOST_EXPANSION
 from kmodels.core.errors import InputError
+from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION
 from kmodels.data.images.sources import ArraySource, DataBundle, check_labels, split
 
 DIGITS = Path(__file__).parent / "digits.npz"

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.remote import is_remote, local_copy
+from kmodels.core.files import is_remote
+from kmodels.core.remote import local_copy
 from kmodels.data.images.pictures import (
     MAX_BYTES,
     PictureError,

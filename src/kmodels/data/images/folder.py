@@ -8,9 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from kmodels.core.archives import check_zip
-from kmodels.core.errors import InputError
-from kmodels.core.shown import shown
+from kmodels.core.errors import InputError, shown
+from kmodels.core.files import check_zip
 from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
 

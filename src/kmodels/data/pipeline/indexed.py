@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
-from kmodels.core.python_children import safe_path
 from kmodels.data.pipeline.batch import Preprocess, as_tuple, in_parts, prepared, to_numpy
 from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
@@ -233,7 +233,7 @@ def _of_workers(data: Any, numbers: Iterable[int]) -> Iterator[Any]:
     asked: deque[Any] = deque()
     try:
         for number in numbers:
-            with safe_path():  # in which the first ones start processes
+            with environ_with(SAFE_PATH):  # in which the first ones start processes
                 asked.append(executor.submit(ask, number))
             if len(asked) > max(data.max_queue_size, data.workers):
                 yield asked.popleft().result()

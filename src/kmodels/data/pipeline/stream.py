@@ -8,8 +8,8 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
-from kmodels.core.python_children import safe_path
 from kmodels.data.pipeline.batch import as_tuple
 from kmodels.data.pipeline.device_put import device_put
 
@@ -78,11 +78,11 @@ def started(batches: Iterable[Any]) -> Iterator[Any]:
     loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
     chosen = getattr(loader, "multiprocessing_context", None)
     if loader is None or chosen is not None or device_put.FORKS or not _forks():
-        with safe_path():
+        with environ_with(SAFE_PATH):
             return iter(batches)
     loader.multiprocessing_context = "forkserver"
     try:
-        with safe_path():
+        with environ_with(SAFE_PATH):
             return iter(batches)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from kmodels.core.units import pluralize
+from kmodels.core.errors import pluralize
 
 # A smaller share, or less time in an epoch, is not worth a line.
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1

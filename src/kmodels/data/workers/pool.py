@@ -17,9 +17,8 @@ import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from kmodels.core.errors import InputError, one_line
-from kmodels.core.out_of_memory import is_out_of_memory
-from kmodels.core.python_children import SAFE_PATH
+from kmodels.core.environment import SAFE_PATH
+from kmodels.core.errors import InputError, is_out_of_memory, one_line
 from kmodels.data.workers import protocol
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

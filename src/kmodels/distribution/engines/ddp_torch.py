@@ -13,7 +13,7 @@ import keras
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from kmodels.core import keras_internals, rng_offset_torch
+from kmodels.core import keras_internals, seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.mesh import Mesh
@@ -287,7 +287,7 @@ class DDPEngine:
 
     def leave(self) -> None:
         """See `Engine.leave`."""
-        rng_offset_torch.draw_as(0)
+        seeds_torch.draw_as(0)
 
 
 def check_norms(model: keras.Model) -> None:

@@ -4,7 +4,7 @@ Every process feeds its own rows of each batch. `data` reduces gradients by DDP,
 by FSDP2; `model` is Keras' own, from 3.16 on.
 """
 
-from kmodels.core import rng_offset_torch
+from kmodels.core import seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DDPEngine
@@ -42,5 +42,5 @@ def use(mesh: Mesh) -> Engine:
         engine = fsdp_torch.use(mesh)
     else:
         engine = DDPEngine(mesh)
-    rng_offset_torch.draw_as(engine.shard)
+    seeds_torch.draw_as(engine.shard)
     return engine

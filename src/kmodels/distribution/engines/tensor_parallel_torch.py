@@ -7,7 +7,7 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from kmodels.core import dispatch, keras_internals, rng_offset_torch
+from kmodels.core import dispatch, keras_internals, seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DDPTrainer, results_of
@@ -110,7 +110,7 @@ class Split:
 
     def leave(self) -> None:
         """Takes the distribution back, where it is still there."""
-        rng_offset_torch.draw_as(0)
+        seeds_torch.draw_as(0)
         dispatch.decline_all(None)
         if keras.distribution.distribution() is self._distribution:
             keras.distribution.set_distribution(None)

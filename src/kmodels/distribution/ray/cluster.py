@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kmodels.core.environment import environ_with
 from kmodels.core.errors import InputError, one_line
 
 _FOLDER = "kmodels-ray-"
@@ -64,7 +65,7 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
     check_installed()
     import ray
 
-    with _settings():
+    with environ_with({k: v for k, v in _SETTINGS.items() if k not in os.environ}):
         if ray.is_initialized():
             _say_where_short(ray, needed)
             yield ray
@@ -171,16 +172,3 @@ def _start(ray: ModuleType, needed: Mapping[str, float], folder: str) -> None:
         _temp_dir=os.path.join(folder, "r"),
         **_quiet(ray),
     )
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    former = {name: os.environ.get(name) for name in _SETTINGS}
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        for name, value in former.items():
-            if value is None:
-                os.environ.pop(name, None)

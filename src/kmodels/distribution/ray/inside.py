@@ -13,8 +13,8 @@ from typing import Any
 from kmodels.checkpoint import manager
 from kmodels.checkpoint.preemption import Interrupted
 from kmodels.checkpoint.state import RunState
+from kmodels.core import remote
 from kmodels.core.errors import InputError, one_line
-from kmodels.core.remote import mirror
 from kmodels.distribution import processes
 from kmodels.distribution.ray.stopping import Stopped, listening
 from kmodels.distribution.ray.workers import workers_backend
@@ -222,7 +222,7 @@ class _RayKeeper:
 
     def _name(self, directory: Path) -> str | None:
         """Returns the name of a directory within that of the run; None where it is elsewhere."""
-        address = mirror.ADDRESSES.get(directory)
+        address = remote.ADDRESSES.get(directory)
         if address is not None:
             inside = address.startswith(f"{self._storage}/")
             return address.removeprefix(f"{self._storage}/") if inside else None

@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from kmodels.checkpoint.preemption import Interrupted
 from kmodels.core.dispatch import backend as running_backend
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import is_remote, local_path
 from kmodels.core.remote import open_address
-from kmodels.core.units import pluralize
 from kmodels.distribution import processes
 from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
 from kmodels.distribution.ray.inside import SCORE, Work

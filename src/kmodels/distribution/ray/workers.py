@@ -4,8 +4,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend_module
+from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError
 
 

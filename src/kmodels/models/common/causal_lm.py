@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import keras
 
 from kmodels import presets
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, runtime
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.traced import tracing
 from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.generation.request import as_numpy, sampler_of
 from kmodels.generation.sampler import Sampler
@@ -215,7 +214,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             raise InputError(f"scoring_mode is {scoring_mode!r}; give 'logits' or 'loss'")
         if scoring_mode == "loss" and target_ids is None:
             raise InputError("scoring_mode is 'loss'; give target_ids, the tokens to compare with")
-        if not tracing():
+        if not runtime.native.tracing():
             self.check_token_ids(as_numpy(token_ids))
             if scoring_mode == "loss":
                 check_classes(as_numpy(target_ids), self.number_of_labels)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kmodels.core.file_shapes import CONFIG
-from kmodels.core.schema import warn_of_unknown
+from kmodels.core.schema import CONFIG, warn_of_unknown
 from kmodels.weights import LazyArray, read_safetensors
 
 # What each config.json of transformers may hold and no model computes with: of Python, of training,

@@ -21,7 +21,7 @@ from kmodels.models.common.tokenizer import VOCABULARY
 from kmodels.models.common.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
-from kmodels.weights.transforms import transpose_each
+from kmodels.weights.rules import transpose_each
 
 log = logging.getLogger("kmodels")
 

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Self
 import keras
 
 from kmodels.core.errors import InputError, check_names
-from kmodels.core.file_shapes import Needed
 from kmodels.core.files import atomic_write, local_path
-from kmodels.core.schema import read_json
+from kmodels.core.schema import Needed, read_json
 from kmodels.core.types import Data, DTypeLike
 from kmodels.task import Named
 from kmodels.text.texts import in_graph

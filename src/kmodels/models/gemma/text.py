@@ -13,7 +13,7 @@ from kmodels.models.common.hub_order import TextOrImages, in_order
 from kmodels.models.common.preprocessor import CausalLMPreprocessor
 from kmodels.models.common.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer, Turns, sentencepiece
-from kmodels.text.marks import ENDS_OF_TURNS, TURNS
+from kmodels.text.pieces import ENDS_OF_TURNS, TURNS
 from kmodels.text.templates import AUTO
 
 # === Tokenizers ===

@@ -16,7 +16,7 @@ from kmodels.task import Compiled, Task, is_auto
 from kmodels.training.loop import like
 from kmodels.training.metrics import SparseAccuracy
 from kmodels.training.sparse_labels import SparseLabels
-from kmodels.weights.checkpoint import PROBLEM_TYPES
+from kmodels.weights.rules import PROBLEM_TYPES
 
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 

@@ -139,6 +139,7 @@ def merge_through(
             return block(x, info=merging, keep=keep, **told)[0]
         x, *properties = block(x, info=merging, **told)
         merging = Merging(*properties)
+    assert merging.origin is not None
     x = spread(x, merging.origin, prefix)
     return x if keep is None else x[:, :keep]
 

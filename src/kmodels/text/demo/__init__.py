@@ -2,8 +2,7 @@
 
 from importlib import resources
 
-from kmodels.text.record_files import read_records
-from kmodels.text.records import Record, Records
+from kmodels.text.records import Record, Records, read_records
 
 __all__ = ["instructions", "plain", "tasks", "texts"]
 

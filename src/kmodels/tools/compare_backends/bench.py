@@ -16,9 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kmodels.core.backend_choice import BACKENDS
-from kmodels.core.errors import InputError
-from kmodels.core.units import pluralize
+from kmodels.core.environment import BACKENDS
+from kmodels.core.errors import InputError, pluralize
 from kmodels.tools.compare_backends.children import (
     Child,
     ChildError,

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from kmodels.core.environment import SAFE_PATH
 from kmodels.core.errors import InputError
-from kmodels.core.python_children import SAFE_PATH
 
 # No accelerator memory is allocated ahead of need, and no compilation cache is read.
 QUIET = {

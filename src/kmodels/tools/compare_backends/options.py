@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
-from kmodels.core.backend_choice import BACKENDS
+from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError, check_whole
 
 # Maps a name to the dtype policy and the precision of float32 products.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.core.backend_choice import BACKENDS
+from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.tools.compare_backends.children import (
     Child,

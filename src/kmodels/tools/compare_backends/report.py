@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kmodels.core.errors import pluralize
 from kmodels.core.files import atomic_write, local_path
-from kmodels.core.units import pluralize
 from kmodels.runs import plots
 
 # Colours of the precisions, distinguishable with colour blindness.

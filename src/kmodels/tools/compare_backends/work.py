@@ -12,11 +12,10 @@ import numpy as np
 
 from kmodels import __version__, presets, training
 from kmodels.checkpoint.state import host_values, named
-from kmodels.core import dispatch, keras_internals, precision
+from kmodels.core import dispatch, keras_internals, runtime
 from kmodels.core.dispatch import backend, backend_module
-from kmodels.core.errors import InputError
-from kmodels.core.hardware import HardwareBackend, device_name, host_bytes, peak_memory_mb
-from kmodels.core.out_of_memory import is_out_of_memory
+from kmodels.core.errors import InputError, is_out_of_memory
+from kmodels.core.runtime import RuntimeBackend, device_name, host_bytes, peak_memory_mb
 from kmodels.core.types import Logs, Tensor, Tree
 from kmodels.data import ImageLoader, open_dataset
 from kmodels.layers import block_compile as compiling
@@ -166,12 +165,12 @@ def batches(
     return ImageLoader(data.train, rows, workers=workers, channels=channels, mean=0.5, std=0.5)
 
 
-def facts(model: keras.Model, device: HardwareBackend) -> dict[str, Any]:
+def facts(model: keras.Model, device: RuntimeBackend) -> dict[str, Any]:
     """Returns the facts about a model and its process that a comparison checks or reports.
 
     Args:
         model: a compiled task.
-        device: the backend's module of `core.hardware`.
+        device: the backend's part of `core.runtime`.
     """
     block = model.backbone.blocks[0]
     optimizer = model.optimizer
@@ -187,7 +186,7 @@ def facts(model: keras.Model, device: HardwareBackend) -> dict[str, Any]:
         "threads": device.threads() or cpus,
         "variables": " ".join(sorted({str(v.dtype) for v in model.trainable_variables})),
         "compute": block.compute_dtype,
-        "products": precision.matmul_precision().split()[0],
+        "products": runtime.matmul_precision().split()[0],
         "framework": f"{backend()} {_version(backend())}",
     }
 
@@ -268,14 +267,13 @@ def work(job: dict[str, Any], link: Link) -> None:
         InputError: for settings that the preset does not have.
     """
     begun = time.perf_counter()
-    device = backend_module("kmodels.core.hardware", HardwareBackend, optional=True)
-    assert device is not None  # BACKENDS has only backends with this file
+    device = runtime.native
     if job["precision"] == "tf32" and not device.has_tf32():
         raise LeftOut(f"{device_name()} has no TF32")
     try:
         dispatch.load_environment(strict=True)
         policy, products = PRECISIONS[job["precision"]]
-        precision.set_matmul_precision(products)  # type: ignore[arg-type]
+        runtime.set_matmul_precision(products)  # type: ignore[arg-type]
         keras_internals.set_random_seed(job["seed"])
         names = ("image_size", "num_classes", "lora", "rank")
         model = make_model(job["preset"], policy, **{name: job[name] for name in names})
@@ -305,7 +303,7 @@ def _optimizer(name: str) -> keras.optimizers.Optimizer:
     return training.SGD(1e-2) if name == "sgd" else KeepGradients(1e-2)
 
 
-def _bench(model: Any, job: dict[str, Any], turns: Turns, device: HardwareBackend) -> None:
+def _bench(model: Any, job: dict[str, Any], turns: Turns, device: RuntimeBackend) -> None:
     shape = (job["batch_size"], job["sequence_length"], job["seed"])
     data = batches(model, *shape, job["workers"], job["ready"])
     track_step_loss(model)
@@ -373,7 +371,7 @@ class KeepGradients(keras.optimizers.Optimizer):
         self.assign_sub(variable, keras.ops.multiply(rate, gradient))
 
 
-def _parity(model: Any, job: dict[str, Any], link: Link, device: HardwareBackend) -> None:
+def _parity(model: Any, job: dict[str, Any], link: Link, device: RuntimeBackend) -> None:
     """Answers each request for a step with the file of its values."""
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)

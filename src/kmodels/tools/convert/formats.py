@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmodels.core.backend_choice import BACKENDS
 from kmodels.core.dispatch import backend
+from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.generation.request import PIXELS
 from kmodels.models import registry

@@ -15,12 +15,10 @@ import numpy as np
 from kmodels import lora, presets
 from kmodels.core import dispatch
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError, check_whole
-from kmodels.core.files import atomic_directory, local_path
-from kmodels.core.remote import is_remote, open_address, staged, write_file
+from kmodels.core.errors import InputError, check_whole, human, shown
+from kmodels.core.files import atomic_directory, is_remote, local_path
+from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
-from kmodels.core.shown import shown
-from kmodels.core.units import human
 from kmodels.models import registry
 from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images, takes_pairs

@@ -18,8 +18,7 @@ import numpy as np
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.hardware import host_bytes
-from kmodels.core.precision import check_policy
+from kmodels.core.runtime import check_policy, host_bytes
 from kmodels.distribution.mesh import Mesh
 from kmodels.layers import quantized, remat
 from kmodels.layers.adapter import matrices, name_in

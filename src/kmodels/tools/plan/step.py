@@ -12,8 +12,7 @@ from rich.table import Table
 from kmodels import presets
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError
-from kmodels.core.units import human
+from kmodels.core.errors import InputError, human
 from kmodels.distribution import Mesh, check_batch, parse_mesh
 from kmodels.distribution.mesh import REST
 from kmodels.layers import remat

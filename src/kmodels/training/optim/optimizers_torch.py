@@ -7,8 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from kmodels.core import keras_internals
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch, keras_internals
 from kmodels.core.types import Tensor
 
 # Keras answers the constructor on torch with a class of its own that has the parallel step; a

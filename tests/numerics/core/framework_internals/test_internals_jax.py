@@ -8,7 +8,7 @@ if keras.backend.backend() != "jax":
 
 import jax
 
-from kmodels.core.framework_internals import internals_jax
+from kmodels.core import internals_jax
 
 
 def test_devices_are_open():

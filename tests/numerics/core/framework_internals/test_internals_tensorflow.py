@@ -8,7 +8,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from kmodels.core.framework_internals import internals_tensorflow
+from kmodels.core import internals_tensorflow
 
 
 def test_a_tape_records():

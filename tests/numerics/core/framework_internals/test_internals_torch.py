@@ -8,7 +8,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch
 
 
 def test_a_transform_is_known():

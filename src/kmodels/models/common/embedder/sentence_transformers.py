@@ -12,9 +12,8 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.core.file_shapes import SIZE, Needed
 from kmodels.core.files import is_inside
-from kmodels.core.schema import check_shape, read_json, warn_of_unknown
+from kmodels.core.schema import SIZE, Needed, check_shape, read_json, warn_of_unknown
 from kmodels.models.common.embedder.pooling import MEAN, MODES
 from kmodels.models.common.huggingface import CONFIG, HuggingFaceFormat
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose

@@ -6,7 +6,7 @@ import keras
 
 from kmodels.models.common.huggingface import tokenizer_in
 from kmodels.text.gguf import BYTES, describe
-from kmodels.text.marks import ENDS_OF_TURNS
+from kmodels.text.pieces import ENDS_OF_TURNS
 from kmodels.text.settings import with_names
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from kmodels.weights import (
     patch_kernel,
     transpose,
 )
-from kmodels.weights.transforms import Transform, identity
+from kmodels.weights.rules import Transform, identity
 
 KINDS = ("eomt", "eomt_dinov3")
 NAMES = dict(zip(KINDS, ("Eomt", "EomtDinov3"), strict=True))

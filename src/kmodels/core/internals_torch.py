@@ -14,12 +14,12 @@ from torch.nn.modules import module as modules
 
 
 def in_transform() -> bool:
-    """Tells whether the code runs inside a transform of `torch.func`, which has no public test."""
+    """Returns True inside a transform of `torch.func`, for which there is no public test."""
     return peek_interpreter_stack() is not None
 
 
 def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
-    """Returns the dictionaries of what torch calls besides `forward` where a module is called."""
+    """Returns the dictionaries of a module's hooks, which torch calls besides `forward`."""
     return (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -29,7 +29,7 @@ def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Tells whether a module has such hooks, or all modules have."""
+    """Returns True if a module has hooks, or if there are global hooks."""
     return any(hooks_of(module)) or bool(modules._has_any_global_hook())
 
 
@@ -38,27 +38,27 @@ COMPILED_CALL = "_compiled_call_impl"
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Tells whether `module.compile()` made a function that torch runs in place of `forward`."""
+    """Returns True if `module.compile()` made a function that torch runs in place of `forward`."""
     return getattr(module, COMPILED_CALL) is not None
 
 
 def in_autocast() -> bool:
-    """Tells whether `torch.autocast` is on for any device."""
+    """Returns True if `torch.autocast` is on for any device."""
     return torch._C._is_any_autocast_enabled()
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Returns a number that is another one after each change of a tensor in place, or -1."""
+    """Returns a tensor's count of changes in place, or -1 if torch does not count them."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def in_trace() -> bool:
-    """Tells whether `torch.jit.trace` is at work; torch's own question asks Python twice first."""
+    """Returns True inside `torch.jit.trace`; torch's public test is slower."""
     return torch._C._is_tracing()
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor shares its memory with another one that autograd knows."""
+    """Returns True if a tensor is a view of another one for autograd."""
     return tensor._base is not None
 
 
@@ -73,7 +73,7 @@ def multiply_all_(tensors: list[torch.Tensor], factor: float | torch.Tensor) -> 
 
 
 def add_all_(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    """Adds to each tensor in place the one at its place among the others, in few kernels."""
+    """Adds the other tensors to the tensors in place, pairwise, in few kernels."""
     torch._foreach_add_(tensors, others)
 
 
@@ -104,7 +104,7 @@ def fused_adamw_(
     `torch.optim.AdamW(fused=True)` is public, and keeps slots and counts of its own.
 
     Args:
-        weights: as all lists of one dtype and device, contiguous.
+        weights: contiguous; all lists have one dtype and device.
         gradients: in the order of the weights.
         first: moments of the gradients.
         second: moments of their squares.
@@ -129,12 +129,12 @@ def softmax_backward(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Ten
 
 
 def has_onednn_linear() -> bool:
-    """Tells whether torch was built with `onednn_linear`."""
+    """Returns True if torch was built with `onednn_linear`."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def has_matmul(dtype: torch.dtype) -> bool:
-    """Tells whether oneDNN multiplies matrices in bfloat16 or float16 on this CPU."""
+    """Returns True if oneDNN multiplies matrices in bfloat16 or float16 on this CPU."""
     name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     supported = getattr(torch.ops.mkldnn, name[dtype], None)
     return supported is not None and supported()
@@ -152,19 +152,19 @@ def onednn_linear(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | No
 
 
 def zero_without_memory() -> Any:
-    """Returns the op by which forward mode makes zeros that have no memory."""
+    """Returns the op with which forward mode makes zeros without memory."""
     return torch.ops.aten._efficientzerotensor.default
 
 
 def load_forward_rules() -> None:
-    """Loads the rules by which torch differentiates in forward mode what has no kernel for it."""
+    """Loads torch's forward-mode rules for ops without a forward-mode kernel."""
     importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def while_loop(proceed: Callable[..., Any], step: Callable[..., Any], held: tuple) -> tuple:
-    """Returns what a loop leaves, as one op in a trace: `while proceed(*held): held = step(*held)`.
+    """Runs `while proceed(*held): held = step(*held)` as one op in a trace; returns `held`.
 
-    Torch has it under no public name.
+    torch has no public name for it.
     """
     from torch._higher_order_ops.while_loop import while_loop as traced
 
@@ -175,22 +175,22 @@ def trace_graph(function: Callable[..., Any], rules: dict[Any, Any], inputs: lis
     """Returns the graph of ATen operations of a call, traced with fake tensors.
 
     Args:
-        function: takes the inputs, and may hold tensors that are not among them.
-        rules: what stands for an operation, by operation.
+        function: takes the inputs, and may hold further tensors.
+        rules: the replacement of an operation, by operation.
         inputs: tensors.
     """
     return make_fx(function, rules, "fake", _allow_non_fake_inputs=True)(*inputs)
 
 
 def trace_error() -> type[Exception]:
-    """Returns the base of what torch's tracer raises for Python that it cannot follow."""
+    """Returns the base class of the errors of torch's tracer."""
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException
 
 
 def has_compiler() -> bool:
-    """Tells whether `torch.compile` finds a C++ compiler for its code on a CPU."""
+    """Returns True if `torch.compile` finds a C++ compiler for its code on a CPU."""
     from torch._inductor import cpp_builder, exc
 
     try:
@@ -201,8 +201,8 @@ def has_compiler() -> bool:
 
 
 def default_store() -> Any:
-    """Returns the key-value store of the processes that `init_process_group` has joined.
+    """Returns the key-value store of the processes of `init_process_group`.
 
-    A public one would be a second server, whose port all processes would have to learn first.
+    A public one would be a second server, whose port all processes would need first.
     """
     return torch.distributed.distributed_c10d._get_default_store()

@@ -7,7 +7,7 @@ from jax._src.lib import cuda_versions
 
 
 def backends_are_initialized() -> bool:
-    """Tells whether JAX has opened its devices, after which variables of XLA are not read."""
+    """Returns True if JAX has opened its devices, after which variables of XLA are not read."""
     return xla_bridge.backends_are_initialized()
 
 
@@ -30,5 +30,5 @@ def coordination_client() -> Any:
 
 
 def has_cudnn() -> bool:
-    """Tells whether JAX's plugin for CUDA is here, without which its attention raises."""
+    """Returns True if JAX's plugin for CUDA is here, without which its attention raises."""
     return cuda_versions is not None

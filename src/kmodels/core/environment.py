@@ -1,20 +1,22 @@
-"""The choice of Keras' backend, made once for `import kmodels`, the command, recipes and notebooks.
+"""Environment variables: the choice of Keras' backend, and variables for child processes.
 
-Keras reads KERAS_BACKEND when it is imported, and nothing changes its backend after that. So the
-choice is made before, by `import kmodels`, in this order:
+Keras reads KERAS_BACKEND when it is imported, and nothing changes its backend after that. So
+`import kmodels` chooses it before, in this order:
 
 1. KERAS_BACKEND, if it is set.
 2. The backend in `keras.json`, if that backend is installed. Keras writes this file by itself, with
-   `tensorflow` in it, when it is first imported, whether TensorFlow is there or not.
+   `tensorflow` in it, when it is first imported, whether TensorFlow is installed or not.
 3. The first of jax, torch and tensorflow that is installed. A line on stderr says which.
 
-A Keras that is too old is told at the same moment, before it fails somewhere in the midst.
+A missing or outdated Keras is reported at the same moment.
 """
 
 import json
 import os
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,11 +32,11 @@ KERAS_PACKAGES = ("keras-nightly", "keras")
 
 
 def check_keras() -> None:
-    """Checks that there is a Keras that is new enough.
+    """Checks that a Keras is installed that is new enough.
 
     Raises:
-        ImportError: if not; in the `kmodels` command SystemExit with code 2, after the same line,
-            for Python would show the stack of an import.
+        ImportError: if not. The `kmodels` command prints the same line and exits with code 2, since
+            Python would print a stack trace.
     """
     installed = _keras_version()
     if installed is not None and _numbers(installed) >= _numbers(OLDEST_KERAS):
@@ -45,7 +47,7 @@ def check_keras() -> None:
         f"pip install --upgrade 'keras>={OLDEST_KERAS}'"
     )
     program = sys.argv[0] if sys.argv else ""
-    if program == "-m":  # as long as Python imports the package of `python -m kmodels`
+    if program == "-m":  # while Python imports the package of `python -m kmodels`
         program = sys.orig_argv[-len(sys.argv)]
     if Path(program).stem == "kmodels":
         print(f"kmodels: {line}", file=sys.stderr)
@@ -54,7 +56,7 @@ def check_keras() -> None:
 
 
 def choose_backend() -> None:
-    """Sets KERAS_BACKEND where it is not set, unless Keras is imported and has its backend already.
+    """Sets KERAS_BACKEND if it is not set and Keras is not imported yet.
 
     It raises nothing: `check_backend` reports a wrong name, in one line.
     """
@@ -73,11 +75,11 @@ def choose_backend() -> None:
 
 
 def check_backend() -> None:
-    """Checks that Keras can be imported with the backend that is chosen.
+    """Checks that Keras can be imported with the chosen backend.
 
     Raises:
-        InputError: if KERAS_BACKEND names no backend of kmodels, or one that is not installed, or
-            if no backend is installed.
+        InputError: if no backend is installed, or if KERAS_BACKEND names one that kmodels does not
+            support or that is not installed.
     """
     name, installed = os.environ.get(VARIABLE), installed_backends()
     if not installed:
@@ -94,11 +96,11 @@ def check_backend() -> None:
 
 
 def hide_log_lines() -> None:
-    """Hides what a backend logs about itself while it is imported: a command says its own."""
+    """Hides the lines that a backend logs about itself while it is imported, for commands."""
     if os.environ.get(VARIABLE) == "tensorflow":
-        from kmodels.core.framework_internals import log_lines_tensorflow
+        from kmodels.core import internals_tensorflow
 
-        log_lines_tensorflow.hide_information()
+        internals_tensorflow.hide_information()
 
 
 def installed_backends() -> list[str]:
@@ -107,7 +109,7 @@ def installed_backends() -> list[str]:
 
 
 def _keras_version() -> str | None:
-    """Returns the version of the Keras that is imported or would be, or None."""
+    """Returns the version of the Keras that is imported or installed, or None."""
     if "keras" in sys.modules:
         return sys.modules["keras"].__version__
     for package in KERAS_PACKAGES:
@@ -119,12 +121,12 @@ def _keras_version() -> str | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Returns the first two numbers of a version, which is all that its floor has."""
+    """Returns the first two numbers of a version, as in `OLDEST_KERAS`."""
     return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def _configured() -> str | None:
-    """Returns the backend that `keras.json` names, or None where it names none."""
+    """Returns the backend that `keras.json` names, or None if it names none."""
     folder = os.environ.get("KERAS_HOME")
     if folder is None:
         home = Path("~").expanduser()
@@ -132,7 +134,26 @@ def _configured() -> str | None:
         shared = Path("/tmp")  # nosec B108
         folder = (home if os.access(home, os.W_OK) else shared) / ".keras"
     try:
-        found = json.loads((Path(folder).expanduser() / "keras.json").read_text())
-        return found.get("backend")
+        return json.loads((Path(folder).expanduser() / "keras.json").read_text()).get("backend")
     except (OSError, ValueError, AttributeError):
-        return None  # Keras takes its default for a file that cannot be read.
+        return None  # Keras uses its default if the file cannot be read.
+
+
+# `python -m` and `python -c` put the working directory first on sys.path, where a json.py or
+# kmodels.py of somebody else's data would run. It holds for the children of children too.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+
+
+@contextmanager
+def environ_with(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables in the block, for child processes that a library starts."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,10 +1,10 @@
-"""Keeps what TensorFlow logs while it is imported away from the user of a command.
+"""Private names of TensorFlow, and the lines that it logs while it is imported.
 
-Its C++ code writes a dozen lines about CPU instructions and missing GPUs to stderr. Those from
-before its logging is set up come whatever TF_CPP_MIN_LOG_LEVEL says, so they are taken out of
-what the import writes; warnings and errors stay. One error is no error: a machine without NVIDIA's
-driver gets a line about cuInit when TensorFlow first looks for devices, so the import looks for
-them at once and that line goes too. TF_CPP_MIN_LOG_LEVEL=0 shows all of them.
+TensorFlow's C++ code writes a dozen lines about CPU instructions and missing GPUs to stderr. The
+ones from before its logging is set up ignore TF_CPP_MIN_LOG_LEVEL, so they are removed from the
+output of the import; warnings and errors stay. One error is no error: a machine without NVIDIA's
+driver gets a line about cuInit when TensorFlow first looks for devices. So the import looks for
+them at once, and that line is removed too. TF_CPP_MIN_LOG_LEVEL=0 shows all lines.
 """
 
 import os
@@ -16,27 +16,27 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
-# Lines of information, the one that announces them, and the one that says that no driver of NVIDIA
-# is there (error 303: the driver's library was not found).
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Lines of information, the line that announces them, and the error of a missing NVIDIA driver
+# (303: the driver's library was not found).
 _INFORMATION = re.compile(
     rb"I\d{4} |WARNING: All log messages before absl::|E\d{4} .*failed call to cuInit.*\(303\)"
 )
 
 
 def hide_information() -> None:
-    """Hides lines of information from here on, also those of an import of TensorFlow to come."""
-    if os.environ.setdefault(VARIABLE, "1") != "0" and "tensorflow" not in sys.modules:
+    """Hides lines of information from now on, including those of TensorFlow's import."""
+    if os.environ.setdefault(_LOG_LEVEL, "1") != "0" and "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds TensorFlow where Python does, to be run without its lines."""
+    """Finds TensorFlow as Python does, and runs its import without those lines."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns how to load TensorFlow; None for any other module."""
+        """Returns the spec of TensorFlow; None for any other module."""
         if fullname != "tensorflow":
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -61,3 +61,10 @@ def _without_information(run: Callable[[ModuleType], None], module: ModuleType) 
             written.seek(0)
             left = [line for line in written if not _INFORMATION.match(line)]
             os.write(2, b"".join(left))
+
+
+def may_record() -> bool:
+    """Returns True if a `tf.GradientTape` or a graph may ask for the gradient of this call."""
+    from tensorflow.python.eager import record
+
+    return record.could_possibly_record()

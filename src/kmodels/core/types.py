@@ -1,6 +1,29 @@
-"""Tensors of any backend, and nested structures of them."""
+"""The types of parameters that many files share; Keras itself names none of them.
 
+Backend tensors have no static type in common, and Keras ships no types. So `Tensor` says what all
+of them can do, and the others say in which forms Keras takes an argument.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
+
+import keras
+
+__all__ = [
+    "ActivationLike",
+    "ConstraintLike",
+    "DTypeLike",
+    "Data",
+    "InitializerLike",
+    "LearningRateLike",
+    "Logs",
+    "LossLike",
+    "MetricsLike",
+    "OptimizerLike",
+    "RegularizerLike",
+    "Tensor",
+    "Tree",
+]
 
 
 class Tensor(Protocol):
@@ -44,3 +67,24 @@ Tree: TypeAlias = object
 # What `fit` takes: arrays, data sets, loaders, or an iterable of batches. Which one is found out by
 # looking at it.
 Data: TypeAlias = object
+
+
+# What Keras hands to a callback: the running results by name.
+Logs: TypeAlias = Mapping[str, Any] | None
+
+# An object, or its name or config, of which `keras.<kind>.get` makes the object.
+InitializerLike: TypeAlias = str | Mapping[str, Any] | keras.initializers.Initializer | None
+RegularizerLike: TypeAlias = str | Mapping[str, Any] | keras.regularizers.Regularizer | None
+ConstraintLike: TypeAlias = str | Mapping[str, Any] | keras.constraints.Constraint | None
+ActivationLike: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
+DTypeLike: TypeAlias = str | Mapping[str, Any] | keras.DTypePolicy | None
+
+# Arguments of `compile`; for several outputs lists or dictionaries of them.
+OptimizerLike: TypeAlias = str | Mapping[str, Any] | keras.Optimizer | None
+LearningRateLike: TypeAlias = (
+    float | Mapping[str, Any] | keras.optimizers.schedules.LearningRateSchedule
+)
+LossLike: TypeAlias = (
+    str | keras.Loss | Callable[..., Any] | Mapping[str, Any] | Sequence[Any] | None
+)
+MetricsLike: TypeAlias = Mapping[str, Any] | Sequence[Any] | None

@@ -1,9 +1,12 @@
-"""Words of seeds on the host, for draws by torch's own generators, which take a number of Python.
+"""Seeds of torch: their words on the host, and an offset by which processes draw apart.
 
-A seed is state of the model on the device, and reading it waits for all that was given to the
-device before. Each draw adds one to its second word, so what was read once is known from then on,
-as long as nobody else writes into the tensor: torch counts changes in place, and a value that is
-put in its place is another tensor. Then the seed is read again.
+torch's own generators take a Python number as seed. A seed is state of the model on the device, and
+reading it waits for all work on the device. Each draw adds one to its second word, so after one
+read the words are known, unless somebody else writes into the tensor: torch counts changes in
+place, and a value that replaces it is another tensor. Then the seed is read again.
+
+Seeds are the same in all processes: saved, restored and compared like weights. The offset of a
+process is added only when it draws, and is not in the state.
 """
 
 import threading
@@ -14,21 +17,41 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from kmodels.core import keras_internals, rng_offset_torch
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch, keras_internals
 
 WORD = 0xFFFFFFFF
+# Odd and large: far from the number of calls, which Keras adds to the seed.
+_STRIDE = 0x9E3779B1
+_offset = 0
+
+
+def draw_as(shard: int) -> None:
+    """Makes every `SeedGenerator` of this process draw as process `shard`; 0 takes that back."""
+    global _offset
+    _offset = shard * _STRIDE % (1 << 31)
+    keras_internals.change_draws(apart if _offset else None)
+
+
+def apart(state: torch.Tensor) -> torch.Tensor:
+    """Returns the state from which this process draws.
+
+    Args:
+        state: (2,) integers, a copy, which is changed.
+    """
+    if _offset:
+        state[0] += _offset
+    return state
 
 
 class _Known(NamedTuple):
-    """The words of a state, and the number of changes after which it held them."""
+    """The words of a state, and the tensor's count of changes at that time."""
 
     version: int
     words: tuple[int, int]
 
 
-# By the tensor that holds the state: copies of a model, values in a `StatelessScope` and what
-# comes after `clear_session` are other tensors.
+# By the tensor of the state: copies of a model, values in a `StatelessScope` and seeds made after
+# `clear_session` have other tensors.
 _known = WeakTensorKeyDictionary()
 _lock = threading.Lock()
 
@@ -43,27 +66,27 @@ def take(seed: keras.random.SeedGenerator) -> tuple[int, int]:
             words = first, second
         _advance(seed.state, state)
         _note(_state(seed.state), (words[0], words[1] + 1))
-    return rng_offset_torch.words_apart(words)
+    return words[0] + _offset, words[1]
 
 
 def mixed(*words: int) -> int:
-    """Returns 64 bits of a generator's seed, to which each word comes through.
+    """Returns a generator's seed of 64 bits.
 
-    torch reads 32 bits of a seed on a CPU, so all words have to reach each of them.
+    torch reads 32 bits of a seed on a CPU, so each word changes all of them.
     """
     sequence = np.random.SeedSequence([word & WORD for word in words])
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 class Held(NamedTuple):
-    """A copy of a seed's state, and its words where they are known."""
+    """A copy of a seed's state, and its words if they are known."""
 
     state: torch.Tensor
     words: tuple[int, int] | None
 
 
 def hold(variable: keras.Variable) -> Held:
-    """Returns the state that a seed has now, for `give_back`."""
+    """Returns the current state of a seed, for `give_back`."""
     if torch.compiler.is_compiling():  # compiled code draws without the host
         return Held(_state(variable).clone(), None)
     with _lock:
@@ -72,7 +95,7 @@ def hold(variable: keras.Variable) -> Held:
 
 
 def give_back(variable: keras.Variable, held: Held) -> None:
-    """Gives a seed a state that it had, and keeps in mind what its words are."""
+    """Restores a state of a seed, and its words."""
     if torch.compiler.is_compiling():
         variable.assign(held.state)
         return
@@ -102,7 +125,7 @@ def _note(state: torch.Tensor, words: tuple[int, int]) -> None:
 
 
 def _advance(variable: keras.Variable, state: torch.Tensor) -> None:
-    """Adds one to the second word on the device; a number that is sent there would wait for it."""
+    """Adds one to the second word on the device, without sending a number there."""
     if type(variable) is keras.Variable and not keras_internals.in_stateless_scope():
         with torch.no_grad():
             state[1:].add_(1)

@@ -1,9 +1,10 @@
-"""Files of tensors, opened without reading the values."""
+"""Files of tensors: safetensors, `.npz` and pickles, opened without reading the values."""
 
 import json
 import math
+import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,10 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kmodels.core.archives import check_zip
 from kmodels.core.errors import InputError, one_line
-from kmodels.core.file_shapes import Needed
-from kmodels.core.schema import read_json
+from kmodels.core.files import check_zip
+from kmodels.core.schema import Needed, read_json
 from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
@@ -36,7 +36,7 @@ _DTYPES = {
 }
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-# A description of tensors beyond this is not a model's: it is there to use up memory and time.
+# A longer header is not a model's: it looks like an attack on memory and time.
 MOST_HEADER = 5_000_000
 
 
@@ -65,7 +65,7 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Returns the texts in the header of a safetensors file that `read_safetensors` reads."""
+    """Returns the metadata in the header of a safetensors file."""
     from safetensors import safe_open
 
     with safe_open(str(path), framework="numpy") as file:
@@ -112,7 +112,7 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
 
     def read(name: str) -> Any:
         # Opened again for each part: pages of a mapped file count to the process until it closes,
-        # and what is read would be in memory twice.
+        # so the values would be in memory twice.
         with reopened() as once:
             header = once.get_slice(name)
             shape, kind = header.get_shape(), _DTYPES[header.get_dtype()]
@@ -134,7 +134,7 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Returns where the values begin, and what the file says of each tensor."""
+    """Returns the offset of the values, and the header."""
     size = _header_size(path)
     with path.open("rb") as opened:
         opened.seek(8)
@@ -155,7 +155,7 @@ def _check_header(path: Path) -> None:
 
 
 def read_tensors(directory: Path, stem: str) -> dict[str, LazyArray]:
-    """Returns the tensors of a directory in `stem`.safetensors or .bin, in one file or several.
+    """Returns the tensors of `stem`.safetensors or .bin in a directory, in one file or several.
 
     Raises:
         InputError: for a directory without such a file, or files that cannot be read.
@@ -201,10 +201,10 @@ def _is_file_name(name: str) -> bool:
 
 
 def read_pickled(path: Path) -> dict[str, LazyArray]:
-    """Returns the tensors of a file that torch pickled; no code in it runs.
+    """Returns the tensors of a file that torch pickled, without running code in it.
 
     Raises:
-        InputError: for a file that holds anything but tensors, or without torch.
+        InputError: if the file holds anything but tensors, or torch is not installed.
     """
     if find_spec("torch") is None:
         raise InputError(f"{path} needs torch to be read; write it again as safetensors")
@@ -215,7 +215,7 @@ READERS = {".safetensors": _one_safetensors, ".bin": read_pickled}
 
 
 def read_npz(path: Path) -> dict[str, LazyArray]:
-    """Returns the arrays of an `.npz` file; its checksums are verified first, which reads it once.
+    """Returns the arrays of an `.npz` file, after verifying its checksums, which reads it once.
 
     Raises:
         InputError: for a file that is damaged, or holds something other than plain arrays.
@@ -266,3 +266,40 @@ def _npy_reader(path: Path, name: str) -> Callable[[], np.ndarray]:
         return array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
     return read
+
+
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, LazyArray | np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a safetensors file, reading one tensor at a time.
+
+    Args:
+        path: path of the file to make.
+        tensors: tensors by name; each is read once, in this order. Arrays are values.
+        metadata: texts for the header.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _NAMES[np.dtype(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, tensor in tensors.items():
+            values = tensor if isinstance(tensor, np.ndarray) else tensor.read()
+            array = np.ascontiguousarray(values, dtype=tensor.dtype)
+            if array.shape != tensor.shape and array.size != 1:
+                raise ValueError(f"{name} was announced as {tensor.shape} but is {array.shape}")
+            # NumPy's buffers do not know bfloat16; its bytes are the same as any other's.
+            file.write(array.reshape(-1).view(np.uint8).data)

@@ -1,9 +1,9 @@
 """Numbers of the host in Keras' steps on CUDA, sent there without a wait.
 
-Keras makes a tensor of each number that meets one: a rate, a count of rows, the 1 that a counter
-moves by. torch copies such a number from memory that the driver cannot read at once, and waits
-until the device has done all before it. A kernel that fills a tensor has the number among its
-arguments, and a copy from pinned memory has its place in the stream.
+Keras makes a tensor of each number that meets one: a learning rate, a count of rows, the 1 that is
+added to a counter. torch copies such a number from pageable memory, and waits until the device has
+done all earlier work. A kernel that fills a tensor has the number among its arguments, and a copy
+from pinned memory has its place in the stream.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,7 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core import keras_internals
-from kmodels.core.framework_internals import internals_torch
+from kmodels.core import internals_torch, keras_internals
 from kmodels.core.types import Tensor
 
 # Elements up to which a list or an array goes through pinned memory, as shapes and states do.
@@ -23,23 +22,23 @@ _KINDS = frozenset({bool, int, float})
 
 
 def on_cuda() -> bool:
-    """Returns whether Keras puts tensors on CUDA in this thread."""
+    """Returns True if Keras puts tensors on CUDA in this thread."""
     return torch.device(keras_internals.device()).type == "cuda"
 
 
 def send_without_waiting() -> None:
-    """Has Keras send numbers so in this process from now on, if its device is CUDA."""
+    """Makes Keras send numbers without waiting in this process, if its device is CUDA."""
     if on_cuda():
         keras_internals.change_conversion(sent)
 
 
 def sent(make: Callable[..., Any], x: Any, dtype: object = None) -> torch.Tensor | None:
-    """Returns a tensor on the device; None where nothing is sent, or Keras may wait.
+    """Returns a tensor on the device, or None to leave the conversion to Keras.
 
     Args:
-        make: what Keras makes a tensor with.
-        x: what it was given.
-        dtype: the dtype that it was given.
+        make: Keras' function that makes a tensor.
+        x: its value.
+        dtype: its dtype, or None.
     """
     kind = type(x)
     few = kind in _KINDS or (kind is np.ndarray and x.size <= FEW) or _is_short(x)
@@ -53,18 +52,18 @@ def sent(make: Callable[..., Any], x: Any, dtype: object = None) -> torch.Tensor
 
 
 def on_host(make: Callable[..., Any], x: object, dtype: object) -> torch.Tensor:
-    """Returns what Keras makes where no device is in between."""
+    """Returns Keras' tensor of a value on the CPU."""
     with keras.device("cpu"):
         return make(x, dtype)
 
 
 def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns a copy on a device, made when its stream comes to it."""
+    """Returns a copy on a device; the copy is ordered in the device's stream."""
     return host.pin_memory().to(device, non_blocking=True)
 
 
 def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
-    """Returns an array of the host on a device, for a step that is under way meanwhile."""
+    """Returns an array of the host on a device, without waiting for a running step."""
     given = torch.as_tensor(array)
     if device.type != "cuda" or given.is_cuda:
         return given.to(device)
@@ -72,7 +71,6 @@ def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _is_short(x: object) -> bool:
-    """Returns whether it is a short row of numbers."""
     if type(x) is not list and type(x) is not tuple:
         return False
     return len(x) <= FEW and all(type(n) in _KINDS for n in x)
