@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("captions", "confusion", "curves", "installed", "masks", "predictions", "probe", "rows"),
+    "captions",
+    "confusion",
+    "curves",
+    "installed",
+    "masks",
+    "predictions",
+    "probe",
+    "rows",
     "spread",
 ]
 

@@ -54,7 +54,7 @@ def test_each_axis_divides_what_the_papers_say(backend):
     assert not one.exchanges and sent(data, "data") == 2 * 4 * (KERNELS + NORMS) * 7 // 8
     found = exchanges(fsdp)
     assert found["fsdp", "reduce-scatter", "gradients"] == 4 * KERNELS
-    assert found["fsdp", "all-reduce", "gradients of uncut weights"] == 4 * NORMS
+    assert found["fsdp", "all-reduce", "gradients of unsharded weights"] == 4 * NORMS
     # FSDP2 lets the table go between the tokens and the logits, XLA keeps it.
     table = 4 * 256_000 * 3072 if backend == "torch" else 0
     assert found["fsdp", "all-gather", "weights, forward"] == 4 * KERNELS + table
@@ -206,7 +206,7 @@ def test_gathers_and_sums_of_fsdp_are_those_of_the_compiled_step(backend):
     assert sent["all-gather"] == pytest.approx(gathered, rel=0.01)
     # On a CPU XLA sums whole gradients, and each device takes its part of them.
     summed = found["fsdp", "reduce-scatter", "gradients"]
-    summed += found["fsdp", "all-reduce", "gradients of uncut weights"]
+    summed += found["fsdp", "all-reduce", "gradients of unsharded weights"]
     assert sent["all-reduce"] == pytest.approx(summed, rel=0.01)
 
 
