@@ -7,15 +7,14 @@ import jax
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
-from kmodels.overrides import _attention_choice_jax as choices
 from kmodels.overrides import attention_jax, dense_jax
 from kmodels.overrides.blocks import blocks
 
 # What `platforms` tells about, there or not.
 DEVICES = {
-    "cuda 9.0": choices.Device("cuda", (9, 0), cudnn=True),
-    "cuda 8.0": choices.Device("cuda", (8, 0), cudnn=True),
-    "tpu": choices.Device("tpu"),
+    "cuda 9.0": attention_jax.Device("cuda", (9, 0), cudnn=True),
+    "cuda 8.0": attention_jax.Device("cuda", (8, 0), cudnn=True),
+    "tpu": attention_jax.Device("tpu"),
 }
 
 
@@ -45,17 +44,17 @@ def platforms(
     here, found = _facts(given, more), {}
     for name, device in DEVICES.items():
         known = replace(here, device=device)
-        choice = choices.choose(known)
+        choice = attention_jax.choose(known)
         found[name] = (_words(choice, known), choice.reason)
     return found
 
 
-def _facts(given: tuple[object, ...], more: dict[str, object]) -> choices.Facts:
+def _facts(given: tuple[object, ...], more: dict[str, object]) -> attention_jax.Facts:
     bind: Any = ops.attention.bind
     return attention_jax.facts(bind(*given, **more))
 
 
-def _words(choice: choices.Choice, known: choices.Facts) -> str:
+def _words(choice: attention_jax.Choice, known: attention_jax.Facts) -> str:
     """Returns a body in words, and into how many blocks it cuts the queries on a CPU."""
     length, keys = known.query[1] or 0, known.key[1] or 0
     if choice.body == "products":

@@ -27,10 +27,9 @@ if keras.backend.backend() != "jax":
 import jax
 from jax import numpy as jnp
 
-from kmodels.overrides import _attention_calls_jax as calls
 from kmodels.overrides import _attention_kernels_jax as kernels
 from kmodels.overrides import attention_jax
-from kmodels.overrides._attention_choice_jax import Device, Facts, choose
+from kmodels.overrides.attention_jax import Device, Facts, choose
 
 HOPPER = Device("cuda", (9, 0), cudnn=True)
 TPU = Device("tpu")
@@ -139,7 +138,7 @@ def interpreted(monkeypatch) -> None:
 def as_on(monkeypatch, device: Device, name: str, kernel) -> None:
     monkeypatch.setattr(attention_jax, "device", lambda: device)
     monkeypatch.setattr(kernels, name, kernel)
-    monkeypatch.setitem(calls.PLATFORMS, name, "cpu")
+    monkeypatch.setitem(kernels.PLATFORMS, name, "cpu")
     attention_jax._refused.cache_clear()
     attention_jax._bodies.cache_clear()
 
