@@ -25,7 +25,7 @@ from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, cuts
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import _attention_blocks_jax as blocks
 from kmodels.overrides import _attention_kernels_jax as kernels
-from kmodels.overrides import attention_ring_jax as ring
+from kmodels.overrides import _attention_ring_jax as ring
 from kmodels.overrides import dropout_jax, meshes
 
 # Queries of a block: measured between 32 and 256.

@@ -19,8 +19,8 @@ if keras.backend.backend() != "jax":
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from kmodels.overrides._attention_ring_jax import Hop, Plan, hop_blocks, near
 from kmodels.overrides.attention_jax import Device, Facts, choose
-from kmodels.overrides.attention_ring_jax import Hop, Plan, hop_blocks, near
 
 RNG = np.random.default_rng(5)
 BATCH, LENGTH = 2, 96
