@@ -94,8 +94,8 @@ def products(
 
 
 def _forward(*arguments: Any) -> tuple[jax.Array, Any]:
-    *inputs, plan = arguments
-    own, seen = _sides(*inputs, plan)
+    query, key, value, hidden, words, plan = arguments
+    own, seen = _sides(query, key, value, hidden, words, plan)
     saved, outputs = [], []
 
     def step(place: Place, size: Size) -> jax.Array:
@@ -114,12 +114,12 @@ def _forward(*arguments: Any) -> tuple[jax.Array, Any]:
         for loop in loops(plan.blocks):
             body = jax.checkpoint(lambda place, loop=loop: step(place, loop))
             outputs.append(_joined(lax.map(body, jnp.asarray(loop.places, "int32"))))
-    return jnp.concatenate(outputs, axis=2), (inputs, saved)
+    return jnp.concatenate(outputs, axis=2), (arguments[:-1], saved)
 
 
 def _backward(plan: Plan, residuals: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-    inputs, saved = residuals
-    own, seen = _sides(*inputs, plan)
+    (query, key, value, hidden, words), saved = residuals
+    own, seen = _sides(query, key, value, hidden, words, plan)
     dtype, for_query = own.query.dtype, []
     totals: Any = tuple(jnp.zeros(x.shape, wide(x)) for x in seen.held[:2])
 
@@ -153,7 +153,7 @@ def _sides(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    hidden: Hidden,
+    hidden: Any,
     words: jax.Array | None,
     plan: Plan,
 ) -> tuple[Own, Seen]:

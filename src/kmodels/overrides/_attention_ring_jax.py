@@ -171,7 +171,7 @@ def _sides(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    hidden: Hidden,
+    hidden: Any,
     words: jax.Array | None,
     plan: Plan,
 ) -> tuple[Own, Held]:

@@ -102,8 +102,9 @@ def _frozen_backward(
 ) -> tuple[jax.Array | None, ...]:
     (slope, of_rows), for_rows = kept, None
     if of_rows is not None:
-        *known, weights, total = of_rows
-        for_rows = gradient_of_rows(*known, weights * upstream[0], total, soft_cap)
+        hidden, rows, row_ids, labels, weights, total = of_rows
+        weights = weights * upstream[0]
+        for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, soft_cap)
     return slope * upstream[0].astype(slope.dtype), for_rows, None, None, None, None
 
 
