@@ -166,7 +166,7 @@ def attention_kernels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(cuda, "varlen", varlen)
     monkeypatch.setattr(cuda, "flex", flex)
     monkeypatch.setattr(cuda, "_compiled", lambda function: function)
-    monkeypatch.setattr("kmodels.overrides._attention_choice_torch.PAIRS", 0)
+    monkeypatch.setattr("kmodels.overrides._attention_cuda_torch.PAIRS", 0)
     cuda._last.clear()
     return given
 

@@ -1,9 +1,12 @@
-"""Work in blocks on JAX: loops over blocks of equal size, whose bodies are rematerialised.
+"""Work in blocks on JAX: one loop over the blocks, whose body is rematerialized.
 
-Unrolled blocks would not do: on a CPU XLA starts each as early as it can, and holds them all.
+Unrolled blocks would not do: on a CPU XLA starts each as early as it can, and holds them all. A
+loop for each width would not either: each has sums of the gradients of all keys, and copies of them
+in float32, and XLA holds those of all loops at once.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -19,16 +22,22 @@ def blockwise(
     tensors: tuple[Any, Any, Any],
     others: Any,
 ) -> Any:
-    """See `RecomputeBackend.blockwise`."""
+    """See `RecomputeBackend.blockwise`; a block takes the branch of its width."""
     outputs = []
-    for loop in loops(blocks):
+    for size, group in groupby(loops(blocks), lambda loop: loop.size):
+        same = list(group)
 
-        def body(place: jax.Array, size: int = loop.size, width: int = loop.width) -> Any:
-            run = jax.checkpoint(function, static_argnums=(2, 3))
-            return run(place[0], place[1], size, width, *tensors, others)
+        def branch(width: int, size: int = size) -> Callable[..., Any]:
+            return lambda start, low: function(start, low, size, width, *tensors, others)
 
-        found = lax.map(body, jnp.asarray(loop.places, "int32"))
-        found = jnp.moveaxis(found, 0, 1)
+        branches = [branch(loop.width) for loop in same]
+        places = [(number, *at) for number, loop in enumerate(same) for at in loop.places]
+
+        @jax.checkpoint
+        def body(place: jax.Array, branches: list[Callable[..., Any]] = branches) -> Any:
+            return lax.switch(place[0], branches, place[1], place[2])
+
+        found = jnp.moveaxis(lax.map(body, jnp.asarray(places, "int32")), 0, 1)
         batch, count, rows, *rest = found.shape
         outputs.append(found.reshape(batch, count * rows, *rest))
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)

@@ -7,20 +7,9 @@ import torch
 
 from kmodels.core import internals_torch
 from kmodels.ops._attention_blockwise import MASKED, allowed_pairs
-from kmodels.overrides._attention_products_torch import (
-    as_heads,
-    as_rows,
-    heads_first,
-    joined,
-    of_part,
-    rows_of,
-    scaled_product,
-    slices,
-    weights_of,
-)
 from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor
-from kmodels.overrides.blocks import Block, blocks
+from kmodels.overrides.blocks import Block, blocks, near
 from kmodels.overrides.dropout_torch import Draw
 
 # Scores at a time: 0.5 MB in bfloat16, which a core's own cache holds.
@@ -154,14 +143,44 @@ def _weights(
     options: Options,
     split: tuple[int, int],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns weights of a block (b * K, t * G, s), and the slopes of the soft cap."""
+    """Returns weights of a block (b * K, t * G, s), and the slopes of the soft cap.
+
+    `hidden` are the mask (b or 1, N or 1, T or 1, S or 1) and the segments (b or 1, S).
+    `near_keys` are the queries, the keys, and how far the last key is ahead of the last query.
+    """
     scores, slopes = scaled_product(query, key.transpose(1, 2), options.scale), None
     if options.soft_cap is not None:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         turned = scores.div_(options.soft_cap).tanh_()
         slopes, scores = 1.0 - turned * turned, turned * options.soft_cap
-    found = weights_of(scores, hidden, near_keys, options.causal, options.window, split)
-    return found.to(query.dtype), slopes
+    (queries, seen, ahead), (mask, segments) = near_keys, hidden
+    heads = scores.view(-1, split[0], queries.stop - queries.start, split[1], scores.shape[2])
+    close = same = None
+    if options.causal or options.window is not None:
+        found = near((queries, seen), ahead, options.causal, options.window)
+        close = torch.from_numpy(found).to(scores.device)[:, None]
+        # The keys before the block's first query need no mask if it is only causal.
+        start = 0 if options.window is not None else queries.start + ahead - seen.start
+        heads[..., start:].masked_fill_(~close[..., start:], MASKED)
+    if segments is not None:
+        own = segments[:, None, queries.start + ahead : queries.stop + ahead, None, None]
+        same = own == segments[:, None, None, None, seen]
+        heads.masked_fill_(~same, MASKED)
+    if mask is None:
+        return torch.softmax(scores, -1).to(query.dtype), slopes
+    # (b or 1, N or 1, T or 1, S or 1) -> (b or 1, K or 1, T or 1, G or 1, S or 1)
+    of_heads = split if mask.shape[1] > 1 else (1, 1)
+    allowed = mask.reshape(mask.shape[0], *of_heads, *mask.shape[2:]).transpose(2, 3)
+    allowed = allowed[:, :, queries if allowed.shape[2] > 1 else slice(None)]
+    allowed = allowed[..., seen if allowed.shape[4] > 1 else slice(None)]
+    heads.masked_fill_(~allowed, MASKED)
+    for other in (close, same):
+        if other is not None:
+            allowed = allowed & other
+    weights = torch.softmax(scores, -1)
+    # A query that sees nothing has even weights by now; it gets none.
+    weights.view_as(heads).mul_(allowed.any(-1, keepdim=True))
+    return weights.to(query.dtype), slopes
 
 
 class Products(torch.autograd.Function):
@@ -209,7 +228,9 @@ class Products(torch.autograd.Function):
                 if kept is not None:
                     weights = weights * kept.of(part, rows, seen)
                 blocks_of_part.append(scaled_product(weights, v[:, seen], share))
-            output[part] = as_heads(joined(blocks_of_part), groups, shared)
+            first, *rest = blocks_of_part
+            whole = torch.cat(blocks_of_part, 1) if rest else first
+            output[part] = as_heads(whole, groups, shared)
         ctx.save_for_backward(query, key, value, mask, segments, *saved)
         return output
 
@@ -260,3 +281,41 @@ class Products(torch.autograd.Function):
             for whole, total, count in zip(found, totals, (shared, 1, 1), strict=True):
                 whole[part] = as_heads(total, groups, count)
         return (*found, *[None] * (len(ctx.needs_input_grad) - 3))
+
+
+def slices(batch: int, size: int) -> list[slice]:
+    """Returns the batch in slices of at least one and at most `size`."""
+    size = max(size, 1)
+    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+
+
+def as_rows(x: torch.Tensor, shared: int) -> torch.Tensor:
+    """(b, T, K * G, H) -> (b * K, T * G, H), a copy: products with strides take longer."""
+    batch, length, heads, width = x.shape
+    split = x.reshape(batch, length, heads // shared, shared, width)
+    return split.permute(0, 2, 1, 3, 4).contiguous().view(-1, length * shared, width)
+
+
+def as_heads(x: torch.Tensor, groups: int, shared: int) -> torch.Tensor:
+    """(b * K, T * G, H) -> (b, T, K * G, H)."""
+    split = x.view(-1, groups, x.shape[1] // shared, shared, x.shape[2])
+    return split.permute(0, 2, 1, 3, 4).flatten(2, 3)
+
+
+def heads_first(x: torch.Tensor) -> torch.Tensor:
+    """(b, S, K, H) -> (b * K, S, H)."""
+    return as_rows(x, 1)
+
+
+def of_part(x: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    """(B or 1, ...) -> (b or 1, ...)."""
+    return x if x is None or x.shape[0] == 1 else x[part]
+
+
+def rows_of(queries: slice, shared: int) -> slice:
+    return slice(queries.start * shared, queries.stop * shared)
+
+
+def scaled_product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    """Scale * a @ b, scaled before it is rounded."""
+    return torch.baddbmm(a.new_zeros(()), a, b, beta=0, alpha=scale)

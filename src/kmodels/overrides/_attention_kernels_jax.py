@@ -4,14 +4,17 @@ Tests put a recorder or a body for CPUs in their place; splash attention also ru
 interpreted. Shapes are those of `ops.attention`.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
+from jax import lax
 from jax import numpy as jnp
 
-from kmodels.overrides._attention_choice_jax import LANES
-
+# Lanes of a TPU's vectors: splash attention's blocks are multiples of them.
+LANES = 128
 # Blocks of splash attention, the largest that pads a text by little.
 BLOCKS = (512, 256, LANES)
 # What is added to a text is a segment of its own, which nobody's number is.
@@ -138,3 +141,80 @@ def _kernel(
             attn_logits_soft_cap=soft_cap,
             interpret=interpret,
         )
+
+
+# By kernel, the platform for which JAX lowers it.
+PLATFORMS = {"cudnn": "cuda", "splash": "tpu"}
+Inputs = tuple[jax.Array, jax.Array, jax.Array]
+# Takes query, key and value, and further arrays, of which no gradient is asked.
+Body = Callable[..., jax.Array]
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """A kernel, and a body of plain operations that gives the same on every platform."""
+
+    name: str
+    kernel: Body
+    plain: Body
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def by_kernel(
+    query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None, bodies: Bodies
+) -> jax.Array:
+    """Runs the kernel where the program runs on its platform, and the plain body elsewhere.
+
+    JAX learns the platform when it lowers a program, which is later than Python runs this: a
+    program of a machine with a GPU may be one for its CPU, and one that is exported is for several.
+    """
+    return _run(query, key, value, ids, bodies)
+
+
+@partial(jax.jit, static_argnums=(4,))
+def _run(
+    query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None, bodies: Bodies
+) -> jax.Array:
+    kernels = {PLATFORMS[bodies.name]: bodies.kernel}
+    return lax.platform_dependent(query, key, value, ids, default=bodies.plain, **kernels)
+
+
+def _forward(
+    query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None, bodies: Bodies
+) -> tuple[jax.Array, Any]:
+    output, pull = jax.vjp(lambda *x: _run(*x, ids, bodies), query, key, value)
+    return output, (pull, query, key, value, ids)
+
+
+def _backward(bodies: Bodies, saved: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    pull, query, key, value, ids = saved
+    return (*_slopes(bodies, pull, query, key, value, ids, gradient), None)
+
+
+by_kernel.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _slopes(
+    bodies: Bodies,
+    pull: Callable[[jax.Array], Inputs],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    ids: jax.Array | None,
+    gradient: jax.Array,
+) -> Inputs:
+    """Returns the kernel's gradients; their own derivatives, which no kernel has, are plain."""
+    return pull(gradient)
+
+
+@_slopes.defjvp
+def _slopes_of_slopes(bodies: Bodies, primals: Any, tangents: Any) -> tuple[Inputs, Any]:
+    _, *inputs, ids, gradient = primals
+    _, *directions, _, of_gradient = tangents
+
+    def again(query: jax.Array, key: jax.Array, value: jax.Array, gradient: jax.Array) -> Inputs:
+        return jax.vjp(lambda *x: bodies.plain(*x, ids), query, key, value)[1](gradient)
+
+    _, found = jax.jvp(again, (*inputs, gradient), (*directions, of_gradient))
+    return _slopes(bodies, *primals), found

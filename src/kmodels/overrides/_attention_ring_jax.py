@@ -1,40 +1,67 @@
 """Attention for JAX over tokens that lie in parts on several devices, a part of the keys at a time.
 
 Each device keeps its queries, and a running maximum and sum join the softmax over the parts of the
-keys that come by (Liu et al. 2023, arXiv:2310.01889). The way back computes weights again from the
-log of their sums, and gradients of keys and values go round with them.
+keys that arrive (Liu et al. 2023, arXiv:2310.01889). The backward pass computes weights again from
+the log of their sums, and gradients of keys and values go round with the keys. Without a window,
+keys and values go round a ring. With one, a device asks the devices just before it for the tokens
+that its first query sees, and no other. Parts are runs of neighboring tokens, so that a window
+mostly has one neighbor.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import MASKED
-from kmodels.overrides._attention_hops_jax import (
+from kmodels.ops._attention_blockwise import MASKED, Block, Hidden, Loop, cuts, loops
+from kmodels.overrides._attention_blocks_jax import (
     Held,
-    Hidden,
-    Hop,
-    Plan,
-    State,
-    hop_blocks,
-    near,
-    own_blocks,
-    ring,
-    sent,
-    there,
-)
-from kmodels.overrides._attention_joined_jax import (
-    Device,
+    Number,
+    Options,
+    Own,
+    Place,
     Seen,
-    Step,
-    add_block,
-    add_slopes,
-    each,
+    Size,
+    added,
+    dot,
+    kept_of,
+    keys_of,
+    merged,
+    rows_of,
+    scores_of,
+    slopes,
+    wide,
 )
-from kmodels.overrides._attention_loops_jax import wide
+
+
+@dataclass(frozen=True)
+class Plan(Options):
+    """The options, and how rows and tokens are cut."""
+
+    axis: str  # of the mesh, along which tokens lie
+    parts: int  # devices on it
+    rows: tuple[str, ...]  # axes of the mesh along which the batch lies
+    size: int  # queries of a block
+
+
+class Hop(NamedTuple):
+    """Some keys of the device `distance` places before this one, negative for one behind it."""
+
+    distance: int
+    low: int
+    high: int
+
+
+# Forward: maximum and sum (b, K, t * G), and the sum of weighted values (b, K, t * G, H). Backward:
+# gradients of queries, keys and values.
+State = tuple[jax.Array, jax.Array, jax.Array]
+Turn = Callable[[State, Held, Number], State]
+# Takes a state, keys, and the place and the sizes of a block.
+Step = Callable[[State, Seen, Place, Size], State]
 
 
 def _products(
@@ -61,33 +88,32 @@ def _forward(
     words: jax.Array | None,
     plan: Plan,
 ) -> tuple[jax.Array, Any]:
-    own = Held(key, value, hidden.segments, hidden.images)
-    device, length = _device(query, own, hidden, words, plan), key.shape[2]
+    device, own, length = *_sides(query, key, value, hidden, words, plan), key.shape[2]
     top = jnp.full(query.shape[:3], MASKED, wide(query))
     state: State = (top, jnp.zeros_like(top), jnp.zeros((*top.shape, value.shape[3]), top.dtype))
-    step = partial(add_block, device, plan)
-    hops = near(plan, length, hidden.images is not None)
+    step = partial(_add_block, device, plan)
+    hops = near(plan, length, own.images is not None)
     if hops is None:
 
-        def turn(state: State, held: Held, number: jax.Array | int) -> State:
+        def turn(state: State, held: Held, number: Number) -> State:
             return _when_seen(plan, device, own, held, number, step, state)
 
-        state = each(
+        state = _each(
             step,
             state,
             _own(device, own, plan),
-            own_blocks(plan, hidden.images is not None, length),
+            _own_blocks(plan, own.images is not None, length),
         )
-        state = ring(plan, own, state, turn)
+        state = _ring(plan, own, state, turn)
     else:
         for hop in hops:
             seen = _hop(plan, device, own, hop)
             blocks = hop_blocks(plan, hop, length)
             if hop.distance == 0:
-                state = each(step, state, seen, blocks)
+                state = _each(step, state, seen, blocks)
             else:
-                run = partial(each, step, seen=seen, blocks=blocks)
-                state = lax.cond(there(plan, hop), run, lambda state: state, state)
+                run = partial(_each, step, seen=seen, blocks=blocks)
+                state = lax.cond(_there(plan, hop), run, lambda state: state, state)
     top, total, output = state
     some = total > 0
     total = jnp.where(some, total, 1.0)
@@ -97,40 +123,39 @@ def _forward(
 
 def _backward(plan: Plan, kept: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     query, key, value, hidden, words, output, logs = kept
-    own = Held(key, value, hidden.segments, hidden.images)
-    device, length = _device(query, own, hidden, words, plan), key.shape[2]
+    device, own, length = *_sides(query, key, value, hidden, words, plan), key.shape[2]
     inner = jnp.sum(gradient.astype(logs.dtype) * output.astype(logs.dtype), axis=-1)
-    step = partial(add_slopes, device, plan, gradient, inner, logs)
+    step = partial(_add_slopes, device, plan, gradient, inner, logs)
     state: State = (
         jnp.zeros(query.shape, wide(query)),
         jnp.zeros(key.shape, wide(key)),
         jnp.zeros(value.shape, wide(value)),
     )
-    hops = near(plan, length, hidden.images is not None)
+    hops = near(plan, length, own.images is not None)
     if hops is None:
-        blocks = own_blocks(plan, hidden.images is not None, length)
-        state = each(step, state, _own(device, own, plan), blocks)
+        blocks = _own_blocks(plan, own.images is not None, length)
+        state = _each(step, state, _own(device, own, plan), blocks)
 
-        def turn(state: State, held: Held, number: jax.Array | int) -> State:
+        def turn(state: State, held: Held, number: Number) -> State:
             for_query, for_key, for_value = state
-            state = (for_query, *sent((for_key, for_value), plan, 1))
+            state = (for_query, *_sent((for_key, for_value), plan, 1))
             return _when_seen(plan, device, own, held, number, step, state)
 
-        for_query, for_key, for_value = ring(plan, own, state, turn)
-        for_key, for_value = sent((for_key, for_value), plan, 1)
+        for_query, for_key, for_value = _ring(plan, own, state, turn)
+        for_key, for_value = _sent((for_key, for_value), plan, 1)
     else:
         for_query, for_key, for_value = state
         for hop in hops:
             seen, blocks = _hop(plan, device, own, hop), hop_blocks(plan, hop, length)
-            run = partial(each, step, seen=seen, blocks=blocks)
+            run = partial(_each, step, seen=seen, blocks=blocks)
             if hop.distance == 0:
                 for_query, for_key, for_value = run((for_query, for_key, for_value))
                 continue
             zeros = [jnp.zeros(x.shape, wide(x)) for x in (seen.held.key, seen.held.value)]
             state = (for_query, zeros[0], zeros[1])
-            for_query, *found = lax.cond(there(plan, hop), run, lambda state: state, state)
+            for_query, *found = lax.cond(_there(plan, hop), run, lambda state: state, state)
             found = [x.astype(query.dtype) for x in found]
-            found = sent(found, plan, -hop.distance, wraps=False)
+            found = _sent(found, plan, -hop.distance, wraps=False)
             for_key, for_value = (
                 total.at[:, :, hop.low : hop.high].add(x.astype(total.dtype))
                 for total, x in zip((for_key, for_value), found, strict=True)
@@ -142,18 +167,26 @@ products = jax.custom_vjp(_products, nondiff_argnums=(5,))
 products.defvjp(_forward, _backward)
 
 
-def _device(
-    query: jax.Array, own: Held, hidden: Hidden, words: jax.Array | None, plan: Plan
-) -> Device:
-    first = lax.axis_index(plan.axis) * own.key.shape[2]
-    return Device(query, hidden, words, first)
+def _sides(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    hidden: Any,
+    words: jax.Array | None,
+    plan: Plan,
+) -> tuple[Own, Held]:
+    mask, segments, images = hidden[:3]
+    first = lax.axis_index(plan.axis) * key.shape[2]
+    row = lax.axis_index(plan.rows) * query.shape[0] if plan.rows else 0
+    own = Own(query, mask, segments, images, words, first, row)
+    return own, Held(key, value, segments, images)
 
 
-def _own(device: Device, own: Held, plan: Plan) -> Seen:
+def _own(device: Own, own: Held, plan: Plan) -> Seen:
     return Seen(own, device.first, plan.causal or plan.window is not None)
 
 
-def _hop(plan: Plan, device: Device, own: Held, hop: Hop) -> Seen:
+def _hop(plan: Plan, device: Own, own: Held, hop: Hop) -> Seen:
     """Returns the keys of a hop, which their device sends at once."""
     cut = slice(hop.low, hop.high)
     held = Held(
@@ -162,17 +195,17 @@ def _hop(plan: Plan, device: Device, own: Held, hop: Hop) -> Seen:
         *(None if x is None else x[:, cut] for x in own[2:]),
     )
     if hop.distance:
-        held = sent(held, plan, hop.distance, wraps=False)
+        held = _sent(held, plan, hop.distance, wraps=False)
     origin = device.first - hop.distance * own.key.shape[2] + hop.low
     return Seen(held, origin, True)
 
 
 def _when_seen(
     plan: Plan,
-    device: Device,
+    device: Own,
     own: Held,
     held: Held,
-    number: jax.Array | int,
+    number: Number,
     step: Step,
     state: State,
 ) -> Any:
@@ -182,8 +215,146 @@ def _when_seen(
     origin = (index - number) % plan.parts * length
     ahead = not plan.causal or images
     checked = plan.window is not None or (plan.causal and images)
-    blocks = own_blocks(plan, True, length)  # all of these keys may be seen, or none
-    run = partial(each, step, seen=Seen(held, origin, checked), blocks=blocks)
+    blocks = _own_blocks(plan, True, length)  # all of these keys may be seen, or none
+    run = partial(_each, step, seen=Seen(held, origin, checked), blocks=blocks)
     if ahead:
         return run(state)
     return lax.cond(number <= index, run, lambda state: state, state)
+
+
+def _each(step: Step, state: State, seen: Seen, blocks: list[Block]) -> Any:
+    """Repeats state = step(state, seen, place, sizes) over blocks."""
+    for loop in loops(blocks):
+
+        @jax.checkpoint
+        def body(state: State, place: jax.Array, loop: Loop = loop) -> Any:
+            return step(state, seen, place, loop), None
+
+        state, _ = lax.scan(body, state, jnp.asarray(loop.places, "int32"))
+    return state
+
+
+def _add_block(
+    device: Own, plan: Plan, state: State, seen: Seen, place: Place, size: Size
+) -> State:
+    """Joins the keys of a block to the running softmax of its queries."""
+    top, total, output = (rows_of(x, place, size, plan) for x in state)
+    scores, _, allowed = scores_of(device, seen, place, size, plan)
+    highest = jnp.maximum(top, jnp.max(merged(scores), axis=-1))
+    decay = jnp.exp(top - highest)
+    weights = _exponentials(scores, allowed, highest)
+    total = total * decay + jnp.sum(weights, axis=-1)
+    kept = kept_of(device, seen, place, size, plan)
+    if kept is not None:
+        weights = weights * kept
+    values = keys_of(seen.held.value, place, size)
+    found = dot(weights.astype(device.query.dtype), 3, values, 2) * plan.share
+    new = (highest, total, output * decay[..., None] + found)
+    return tuple(_put(x, part, place, plan) for x, part in zip(state, new, strict=True))  # type: ignore[return-value]
+
+
+def _add_slopes(
+    device: Own,
+    plan: Plan,
+    gradient: jax.Array,
+    inner: jax.Array,
+    logs: jax.Array,
+    state: State,
+    seen: Seen,
+    place: Place,
+    size: Size,
+) -> Any:
+    """Adds what a block gives to the gradients of queries, keys and values."""
+    for_query, *totals = state
+    part, inner, logs = (rows_of(x, place, size, plan) for x in (gradient, inner, logs))
+    scores, of_cap, allowed = scores_of(device, seen, place, size, plan)
+    weights, kept = _exponentials(scores, allowed, logs), kept_of(device, seen, place, size, plan)
+    block = (device, seen, place, size, plan)
+    more, *found = slopes(*block, part, weights, of_cap, kept, inner)
+    own = rows_of(for_query, place, size, plan) + more
+    sums = (added(x, y, place[1]) for x, y in zip(totals, found, strict=True))
+    return (_put(for_query, own, place, plan), *sums)
+
+
+def _exponentials(scores: jax.Array, allowed: jax.Array | None, top: jax.Array) -> jax.Array:
+    """Returns exp(scores - top) of the keys that are seen, (b, K, t * G, s)."""
+    found = jnp.exp(merged(scores) - top[..., None])
+    if allowed is None:
+        return found
+    return jnp.where(merged(jnp.broadcast_to(allowed, scores.shape)), found, 0.0)
+
+
+def _put(x: jax.Array, part: jax.Array, place: Place, plan: Plan) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(x, part, place[0] * plan.shared, 2)
+
+
+def near(plan: Plan, length: int, ahead: bool) -> list[Hop] | None:
+    """Returns which keys a device with so many tokens needs, or None for those of all devices.
+
+    Args:
+        plan: the options.
+        length: tokens of a device.
+        ahead: whether blocks may let a query see what is ahead of it.
+    """
+    window = plan.window
+    if window is None or ahead:
+        return None
+    reach = min(-(-(window - 1) // length), plan.parts - 1)
+    found = [Hop(i, max(i * length - window + 1, 0), length) for i in range(reach + 1)]
+    if plan.causal:
+        return found
+    if 2 * reach >= plan.parts:
+        return None  # to both sides it would be more than the ring
+    highs = [min(window + length - 1 - i * length, length) for i in range(1, reach + 1)]
+    return [*found, *(Hop(-i, 0, high) for i, high in enumerate(highs, start=1))]
+
+
+def hop_blocks(plan: Plan, hop: Hop, length: int) -> list[Block]:
+    """Returns blocks of queries and the keys of a hop that they see; blocks without any are out."""
+    found, window, gap = [], plan.window or 0, hop.distance * length
+    for start in range(0, length, plan.size):
+        stop = min(start + plan.size, length)
+        low = max(gap + start - window + 1, hop.low)
+        high = min(gap + stop - 1 + (1 if plan.causal else window), hop.high)
+        if high > low:
+            found.append(Block(start, low - hop.low, stop - start, high - low))
+    return found
+
+
+def _own_blocks(plan: Plan, ahead: bool, length: int) -> list[Block]:
+    """Returns blocks of queries and the keys of one device, their own or a whole part, they see."""
+    return cuts(length, length, ahead or not plan.causal, plan.causal, None, plan.size)
+
+
+def _there(plan: Plan, hop: Hop) -> jax.Array:
+    """Returns whether there is a device at this distance."""
+    other = lax.axis_index(plan.axis) - hop.distance
+    return (other >= 0) & (other < plan.parts)
+
+
+def _sent(tree: Any, plan: Plan, places: int, wraps: bool = True) -> Any:
+    """Returns what the device so many places before this one has."""
+    targets = [(i, i + places) for i in range(plan.parts)]
+    if wraps:
+        pairs = [(source, target % plan.parts) for source, target in targets]
+    else:
+        pairs = [(source, target) for source, target in targets if 0 <= target < plan.parts]
+    return jax.tree.map(lambda x: lax.ppermute(x, plan.axis, pairs), tree)
+
+
+def _ring(plan: Plan, own: Held, state: State, turn: Turn) -> Any:
+    """Repeats state = turn(state, keys of another device, number) for all other devices.
+
+    Keys are sent on before their turn is computed, so that both can go on at once.
+    """
+    held = _sent(own, plan, 1)
+
+    def body(carried: tuple[Any, Held], number: jax.Array) -> tuple[tuple[Any, Held], None]:
+        state, held = carried
+        following = _sent(held, plan, 1)
+        return (turn(state, held, number), following), None
+
+    if plan.parts > 2:
+        numbers = jnp.arange(1, plan.parts - 1)
+        (state, held), _ = lax.scan(body, (state, held), numbers)
+    return turn(state, held, plan.parts - 1)

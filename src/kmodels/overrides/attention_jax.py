@@ -1,32 +1,32 @@
 """Attention for JAX: kernels on accelerators, and products with float32 results on CPUs.
 
 On a CPU, XLA takes a slow path for bfloat16 results, copies the operands of grouped heads, and
-computes what a causal mask hides; `jax.nn.dot_product_attention` shares that. `choose` of
-`_attention_choice_jax` says which body serves a call; none was measured on an accelerator yet.
+computes the scores that a causal mask hides; `jax.nn.dot_product_attention` shares that. `choose`
+returns the body for a call from facts alone, so that tests and `kmodels doctor` can ask for
+platforms that are not there. cuDNN's and splash attention's kernels are preferred because they hold
+nothing of the size of query times key; none was measured on an accelerator yet.
 """
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import keras
+from jax import lax
 from jax import numpy as jnp
+from jax.sharding import PartitionSpec
 
 from kmodels.core import internals_jax
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, cuts
 from kmodels.ops.attention import attention, check_attention, check_ids
-from kmodels.overrides import _attention_calls_jax as calls
-from kmodels.overrides import _attention_choice_jax as choices
+from kmodels.overrides import _attention_blocks_jax as blocks
 from kmodels.overrides import _attention_kernels_jax as kernels
-from kmodels.overrides import _attention_loops_jax as loop
-from kmodels.overrides import _attention_products_jax as short
 from kmodels.overrides import _attention_ring_jax as ring
 from kmodels.overrides import dropout_jax, meshes
-from kmodels.overrides.blocks import blocks
 
 # Queries of a block: measured between 32 and 256.
 SIZE = 64
@@ -36,6 +36,205 @@ LOOP_SIZE, SCORES = 128, 2**21
 LEAST, MOST, ALL_SCORES = 128, 1024, 2**26
 # XLA's flags that forbid kernels whose results differ from run to run.
 DETERMINISTIC = ("--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops")
+Body = Literal["cudnn", "splash", "ring", "loops", "products", "generic"]
+
+# Tokens up to which a CPU keeps the weights for the way back: loops were measured not to be slower.
+LONG = 512
+# Pairs of query and key from which loops serve on an accelerator; shorter texts keep the op's body.
+PAIRS = 2**19
+# Widths of heads that cuDNN serves: on Hopper, and on older GPUs.
+WIDEST_ON_HOPPER, WIDEST = 256, 128
+
+
+@dataclass(frozen=True)
+class Device:
+    """What runs the program.
+
+    Attributes:
+        platform: "cpu", "cuda", "rocm", "tpu", or another name of JAX's.
+        capability: CUDA's compute capability, as (9, 0).
+        cudnn: whether JAX found cuDNN.
+        deterministic: whether XLA was told to use deterministic kernels alone.
+    """
+
+    platform: str
+    capability: tuple[int, int] = (0, 0)
+    cudnn: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a call before it runs.
+
+    Attributes:
+        device: what runs the program.
+        query: (B, T, N, H); a size that is not known is None.
+        key: (B, S, K, H).
+        value_width: width of a value's heads.
+        dtype: of query, key and value.
+        causal: as in `ops.attention`.
+        window: as in `ops.attention`.
+        hidden: which of "mask", "segments" and "blocks" are given.
+        soft_cap: whether there is one.
+        drops: whether weights are dropped.
+        generator: whether the seed is a `SeedGenerator`.
+        rows: number of parts in which a mesh cuts the batch; 0 where it may be cut in another way.
+        parts: number of parts in which a mesh may cut heads; 0 where nobody knows.
+        tokens: number of parts in which a mesh cuts tokens.
+    """
+
+    device: Device
+    query: tuple[int | None, ...]
+    key: tuple[int | None, ...]
+    value_width: int | None
+    dtype: str
+    causal: bool = False
+    window: int | None = None
+    hidden: frozenset[str] = frozenset()
+    soft_cap: bool = False
+    drops: bool = False
+    generator: bool = True
+    rows: int = 1
+    parts: int = 1
+    tokens: int = 1
+
+
+class Choice(NamedTuple):
+    """A body, and one clause that says why a better one does not serve; None where none would."""
+
+    body: Body
+    reason: str | None = None
+
+
+def choose(facts: Facts) -> Choice:
+    """Returns the body that serves a call; "generic" is the op's own."""
+    if len(facts.query) != 4 or len(facts.key) != 4:
+        return Choice("generic", "query and key have no four axes")  # which the op says itself
+    if not all(isinstance(size, int) for size in (*facts.query[1:], *facts.key[1:])):
+        return Choice("generic", "lengths are not known")  # None, or what jax.export has for them
+    if facts.drops and not facts.generator:
+        return Choice("generic", "the seed is no SeedGenerator")
+    reason = None
+    if facts.tokens > 1:
+        reason = ring_declines(facts)
+        return Choice("ring") if reason is None else without_kernel(facts, reason)
+    for body, declines in KERNELS.get(facts.device.platform, ()):
+        reason = declines(facts)
+        if reason is None:
+            return Choice(body)
+    return without_kernel(facts, reason)
+
+
+def without_kernel(facts: Facts, reason: str | None) -> Choice:
+    """Returns the body that serves where no kernel does, for this reason."""
+    pairs = _length(facts) * _keys(facts)
+    if facts.parts != 1 and (why := heads_decline(facts)):
+        return Choice("generic", reason or why)
+    if facts.device.platform == "cpu":
+        short = not facts.soft_cap and "blocks" not in facts.hidden and pairs <= LONG**2
+        return Choice("products" if short else "loops", reason)
+    if pairs > PAIRS:
+        return Choice("loops", reason)
+    return Choice("generic", reason or "the op's own body serves short texts")
+
+
+def cudnn_declines(facts: Facts) -> str | None:
+    """Returns why cuDNN's kernel does not serve a call (a clause), or None."""
+    device, width = facts.device, facts.query[3]
+    widest = WIDEST_ON_HOPPER if device.capability[0] == 9 else WIDEST
+    if not device.cudnn:
+        return "JAX finds no cuDNN"
+    if device.capability < (8, 0):
+        return "cuDNN's kernel needs compute capability 8.0"
+    if device.deterministic:
+        return "the gradients of cuDNN's kernel are not deterministic"
+    if facts.dtype not in ("float16", "bfloat16"):
+        return f"cuDNN's kernel takes float16 and bfloat16, not {facts.dtype}"
+    if width is None or width % 8 or width > widest:
+        return f"cuDNN's kernel takes heads up to {widest} wide in steps of 8, not {width}"
+    if reason := _kernel_declines(facts, "cuDNN's kernel"):
+        return reason
+    if "segments" in facts.hidden:
+        return "cuDNN's kernel takes no segments"
+    if facts.soft_cap:
+        return "cuDNN's kernel takes no soft cap"
+    if facts.causal and facts.query[1] != facts.key[1]:
+        return "cuDNN's causal mask begins at the first key"
+    if facts.window is not None and not facts.causal:
+        return "cuDNN's kernel takes windows in causal attention alone"
+    return heads_decline(facts)
+
+
+def splash_declines(facts: Facts) -> str | None:
+    """Returns why splash attention does not serve a call (a clause), or None."""
+    width = facts.query[3]
+    if facts.dtype not in ("float32", "bfloat16"):
+        return f"splash attention takes float32 and bfloat16, not {facts.dtype}"
+    if width is None or width % (kernels.LANES // 2):
+        return f"splash attention takes heads whose width is a multiple of 64, not {width}"
+    if _length(facts) < kernels.LANES:
+        return f"splash attention pays from {kernels.LANES} queries on"
+    if facts.window is not None and _length(facts) > _keys(facts):
+        return "a query before the first key may see nothing"
+    return _kernel_declines(facts, "splash attention") or heads_decline(facts)
+
+
+# By platform, the kernels in the order in which they are tried.
+KERNELS: dict[str, tuple[tuple[Body, Callable[[Facts], str | None]], ...]] = {
+    "cuda": (("cudnn", cudnn_declines),),
+    "tpu": (("splash", splash_declines),),
+}
+
+
+def _kernel_declines(facts: Facts, name: str) -> str | None:
+    """Returns what no kernel serves."""
+    if not facts.query[0]:
+        return "the batch is empty, or its size is not known"
+    for what, word in (("mask", "dense mask"), ("blocks", "image blocks")):
+        if what in facts.hidden:
+            return f"{name} takes no {word}"
+    if facts.drops:
+        return f"{name} takes no dropout"
+    if facts.value_width != facts.query[3]:
+        return f"{name} takes values as wide as keys"
+    return None
+
+
+def heads_decline(facts: Facts) -> str | None:
+    """Returns why a mesh cannot have each device compute its own rows and heads, or None."""
+    batch, heads, groups = facts.query[0], facts.query[2], facts.key[2]
+    if not facts.rows or not facts.parts:
+        return "under ModelParallel heads may lie on several devices"
+    if facts.rows * facts.parts == 1:
+        return None
+    if not isinstance(batch, int) or batch % facts.rows or not batch:
+        return f"a batch of {batch} does not divide by the {facts.rows} parts of the mesh"
+    if facts.drops and facts.parts > 1:
+        return "where heads are cut the op's own body draws what is dropped"
+    if not isinstance(heads, int) or not isinstance(groups, int) or heads % facts.parts:
+        return None  # they stay whole on each device
+    if groups % facts.parts and (heads // groups) % (heads // facts.parts):
+        return f"{groups} key heads do not divide by the {facts.parts} parts of the mesh"
+    return None
+
+
+def ring_declines(facts: Facts) -> str | None:
+    """Returns why the parts of rows on several devices do not serve a call (a clause), or None."""
+    length = _length(facts)
+    if length != _keys(facts):
+        return f"{length} queries and {_keys(facts)} keys do not lie on the same devices"
+    if length % facts.tokens:
+        return f"{length} tokens do not divide by the {facts.tokens} parts of the mesh"
+    return heads_decline(facts)
+
+
+def _length(facts: Facts) -> int:
+    return facts.query[1] or 0
+
+
+def _keys(facts: Facts) -> int:
+    return facts.key[1] or 0
 
 
 def supports(call: OpCall) -> str | None:
@@ -44,16 +243,16 @@ def supports(call: OpCall) -> str | None:
     return choice.reason if choice.body == "generic" else None
 
 
-def chosen(known: choices.Facts) -> choices.Choice:
+def chosen(known: Facts) -> Choice:
     """Returns the body that serves a call; JAX itself is asked whether it would trace a kernel."""
-    choice = choices.choose(known)
-    if choice.body in calls.PLATFORMS and (reason := _refused(known, choice.body)):
-        return choices.without_kernel(known, reason)
+    choice = choose(known)
+    if choice.body in kernels.PLATFORMS and (reason := _refused(known, choice.body)):
+        return without_kernel(known, reason)
     return choice
 
 
 @lru_cache(maxsize=256)
-def _refused(known: choices.Facts, body: str) -> str | None:
+def _refused(known: Facts, body: str) -> str | None:
     """Returns what JAX says against a kernel while it traces one and its gradient, or None."""
     batch, length, heads, width = known.query
     keys, groups = known.key[1:3]
@@ -78,14 +277,14 @@ def _refused(known: choices.Facts, body: str) -> str | None:
     return None
 
 
-def facts(call: OpCall) -> choices.Facts:
+def facts(call: OpCall) -> Facts:
     """Returns what is known of a call."""
     given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
     places, along, window = meshes.places(), meshes.tokens(), call.window
     lengths = (*call.query.shape[1:2], *call.key.shape[1:2])
     if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
         window = None  # it hides nothing
-    return choices.Facts(
+    return Facts(
         device=device(),
         query=tuple(call.query.shape),
         key=tuple(call.key.shape),
@@ -103,7 +302,7 @@ def facts(call: OpCall) -> choices.Facts:
     )
 
 
-def device() -> choices.Device:
+def device() -> Device:
     """Returns what runs programs here unless they say otherwise."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     names = {flag.partition("=")[0] for flag in flags if not flag.endswith("=false")}
@@ -111,14 +310,14 @@ def device() -> choices.Device:
 
 
 @lru_cache
-def _device(platform: str, deterministic: bool) -> choices.Device:
+def _device(platform: str, deterministic: bool) -> Device:
     if platform != "gpu":
-        return choices.Device(platform, deterministic=deterministic)
+        return Device(platform, deterministic=deterministic)
     first: Any = jax.devices()[0]
     if "rocm" in first.client.platform_version.lower():
-        return choices.Device("rocm", deterministic=deterministic)
+        return Device("rocm", deterministic=deterministic)
     major, minor = (int(part) for part in str(first.compute_capability).split("."))
-    return choices.Device("cuda", (major, minor), internals_jax.has_cudnn(), deterministic)
+    return Device("cuda", (major, minor), internals_jax.has_cudnn(), deterministic)
 
 
 @dataclass(frozen=True)
@@ -172,24 +371,24 @@ def attention_jax(
     mask = allowed_pairs(query, key, mask, False, None)
     segments, images = (None if x is None else jnp.asarray(x) for x in (segment_ids, block_ids))
     words = dropout_jax.words(seed) if dropout and seed is not None else None  # type: ignore[arg-type]
-    if body in calls.PLATFORMS:
+    if body in kernels.PLATFORMS:
 
         def run(query: jax.Array, key: jax.Array, value: jax.Array, ids: Any) -> jax.Array:
-            return calls.by_kernel(query, key, value, ids, _bodies(options))
+            return kernels.by_kernel(query, key, value, ids, _bodies(options))
 
-        return calls.in_parts(run, query, key, value, segments)
+        return in_parts(run, query, key, value, segments)
     others = (mask, segments, images)
     if body == "ring":
         along = meshes.tokens()
         shared = partial(_plain, options)
-        return calls.in_parts(shared, query, key, value, *others, words, tokens=along)
+        return in_parts(shared, query, key, value, *others, words, tokens=along)
     if words is None and known.parts > 1 and body != "generic":
-        return calls.in_parts(partial(_plain, options), query, key, value, *others)
+        return in_parts(partial(_plain, options), query, key, value, *others)
     return _plain(options, query, key, value, *others, words)
 
 
 @lru_cache(maxsize=256)
-def _bodies(options: _Options) -> calls.Bodies:
+def _bodies(options: _Options) -> kernels.Bodies:
     """Returns a kernel and what serves in its place; one object for each options, for jit."""
     given = {"causal": options.causal, "window": options.window, "scale": options.scale}
 
@@ -203,7 +402,7 @@ def _bodies(options: _Options) -> calls.Bodies:
         return _plain(options, query, key, value, None, ids, None)
 
     found: dict[str, Callable[..., Any]] = {"cudnn": cudnn, "splash": splash}
-    return calls.Bodies(options.body, found[options.body], plain)
+    return kernels.Bodies(options.body, found[options.body], plain)
 
 
 def _plain(
@@ -216,7 +415,7 @@ def _plain(
     images: jax.Array | None,
     words: jax.Array | None = None,
 ) -> jax.Array:
-    """Runs products or loops; `pairs` is the mask with four axes, `words` key the dropout."""
+    """Runs the blocks; `pairs` is the mask with four axes, `words` key the dropout."""
     batch, length, heads, head_dim = query.shape
     keys, groups = key.shape[1:3]
     shared = heads // groups
@@ -228,50 +427,47 @@ def _plain(
     rows = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
     rows = rows.reshape(batch, groups, length * shared, head_dim)
     inputs = rows, key.swapaxes(1, 2), value.swapaxes(1, 2)
-    places = shared, keys - length, causal, window
+    hidden = Hidden(pairs, segments, images, causal, window)
+    known: dict[str, Any] = {
+        "shared": shared,
+        "offset": keys - length,
+        "causal": causal,
+        "window": window,
+        "scale": options.scale,
+        "soft_cap": options.soft_cap,
+        "rate": 0.0 if words is None else options.dropout,
+        "whole": (batch, groups, length * shared, keys),
+    }
     output: Any
     if options.body == "ring":
-        marks = ring.Hidden(pairs, segments, images)
-        output = ring.products(*inputs, marks, words, _ring(options, batch, length, heads, shared))
-    elif options.body != "products":
-        ahead = not causal or images is not None
-        found = cuts(length, keys, ahead, causal, window, _size(batch * heads, keys, window))
-        hidden = Hidden(pairs, segments, images, causal, window)
-        plan = loop.Plan(tuple(found), *places, options.scale, options.soft_cap, options.dropout)
-        output = loop.products(*inputs, hidden, words, plan)
+        output = ring.products(*inputs, hidden, words, _ring(known, options, batch * heads))
     else:
-        kept, share = None, 1.0
-        if words is not None:
-            shape = (batch, groups, length * shared, keys)
-            share = 1.0 / (1.0 - options.dropout)
-            kept = dropout_jax.kept(words, shape, options.dropout)
-        parts = tuple(
-            (queries.start, queries.stop, seen.start, seen.stop)
-            for queries, seen in blocks(length, keys, causal, window, SIZE)
-        )
-        plan = short.Plan(parts, *places, options.scale, share)
-        output = short.products(*inputs, (pairs, segments, kept), plan)
+        keeps = options.body == "products"
+        size = _size(batch * heads, keys, window)
+        if keeps:
+            size = SIZE if causal or window is not None else length
+        ahead = not causal or images is not None
+        found = cuts(length, keys, ahead, causal, window, size)
+        plan = blocks.Plan(**known, blocks=tuple(found), keeps=keeps)
+        output = blocks.products(*inputs, hidden, words, plan)
     width = value.shape[3]
     output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, length, heads, width)
 
 
-def _ring(options: _Options, batch: int, length: int, heads: int, shared: int) -> ring.Plan:
-    """Returns the plan of what each device does with its own rows and tokens."""
+def _ring(known: dict[str, Any], options: _Options, heads: int) -> ring.Plan:
+    """Returns the plan of a device with its own rows and tokens; `heads` are those of its rows."""
     places = meshes.places()
     assert places is not None and places.tokens is not None
+    parts = meshes.parts((places.tokens,))
+    batch, groups, rows, length = known["whole"]
+    whole = (batch * meshes.parts(places.rows), groups, rows * parts, length * parts)
     return ring.Plan(
+        **{**known, "whole": whole},
         axis=places.tokens,
-        parts=meshes.parts((places.tokens,)),
+        parts=parts,
         rows=places.rows,
-        batch=batch * meshes.parts(places.rows),
-        shared=shared,
-        size=_size(batch * heads, length, options.window),
-        causal=options.causal,
-        window=options.window,
-        scale=options.scale,
-        soft_cap=options.soft_cap,
-        rate=options.dropout,
+        size=_size(heads, length, options.window),
     )
 
 
@@ -284,3 +480,58 @@ def _size(heads: int, keys: int, window: int | None) -> int:
     # A block sees the window of its first query and that of its last.
     most = MOST if window is None else min(MOST, window // 4)
     return max(LEAST, min(most, ALL_SCORES // max(heads * keys, 1)))
+
+
+def in_parts(
+    body: kernels.Body,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *others: jax.Array | None,
+    tokens: str | None = None,
+) -> Any:
+    """Runs a body on each device with its own rows and heads, which none of them sends.
+
+    Args:
+        body: takes query, key and value and the others, or each device's parts of them.
+        query: (B, T, N, H).
+        key: (B, S, K, H); where a device has fewer than one of K heads, it picks the one it needs.
+        value: (B, S, K, H).
+        others: arrays (B or 1, ...), of four axes with heads second and queries third, of two with
+            tokens second, of one for all devices, or None.
+        tokens: axis of the mesh along which tokens lie; None has each device see whole rows.
+    """
+    places, (batch, length, heads, _), groups = meshes.places(), query.shape, key.shape[2]
+    if places is None:
+        return body(query, key, value, *others)
+    axis, parts = places.heads, meshes.parts((places.heads,) if places.heads else ())
+    if axis is not None and heads % parts:
+        axis, parts = None, 1
+    if meshes.parts(places.rows) * parts == 1 and tokens is None:
+        return body(query, key, value, *others)
+    rows = places.rows or None
+    mesh = keras.distribution.distribution().device_mesh.backend_mesh
+    whole = PartitionSpec(rows, tokens, axis, None)
+    shared = groups % parts != 0
+
+    def spec(x: jax.Array) -> PartitionSpec:
+        if x.ndim == 1:
+            return PartitionSpec()
+        along = [rows if x.shape[0] == batch else None, *[None] * (x.ndim - 1)]
+        if x.ndim == 4 and x.shape[1] == heads:
+            along[1] = axis
+        place = 2 if x.ndim == 4 else 1
+        if x.shape[place] == length:
+            along[place] = tokens
+        return PartitionSpec(*along)
+
+    def local(query: jax.Array, key: jax.Array, value: jax.Array, *others: jax.Array | None) -> Any:
+        if shared:
+            own = lax.axis_index(axis) * query.shape[2] // (heads // groups)
+            key, value = (lax.dynamic_slice_in_dim(x, own, 1, 2) for x in (key, value))
+        return body(query, key, value, *others)
+
+    of_key = PartitionSpec(rows, tokens) if shared else whole
+    specs = (whole, of_key, of_key, *jax.tree.map(spec, others))
+    run = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    return run(query, key, value, *others)

@@ -1,6 +1,6 @@
 """Attention for torch, by the kernel that was measured to be the fastest.
 
-On CUDA `choose` of `_attention_choice_torch` says which kernel serves; none was measured there yet.
+On CUDA `choose` of `_attention_cuda_torch` says which kernel serves; none was measured there yet.
 `scaled_dot_product_attention` never holds all attention weights. On CPUs it is the slower one in
 half precision, with dropout and under a causal mask, of which it computes both halves; there matrix
 products do it, a block of queries after the other, with a backward pass of their own.
@@ -20,7 +20,7 @@ from kmodels.ops._attention_blockwise import allowed_pairs
 from kmodels.ops.attention import attention, check_attention, check_ids
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides._attention_blocks_torch import Kept, Options, Products, forward_alone, plain
-from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
+from kmodels.overrides._attention_cuda_torch import Facts, choose, repeats_keys
 from kmodels.overrides._backward_torch import Context, backward
 from kmodels.overrides._tensors_torch import as_tensor, widens
 

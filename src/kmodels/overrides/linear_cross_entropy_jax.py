@@ -61,83 +61,58 @@ def linear_cross_entropy_jax(
     labels = jnp.where(counted, labels.astype("int32"), 0)
     if trainable_table:
         return _trainable(hidden, table, labels, weights, soft_cap)
+    if rows is not None:
+        rows, row_ids = keras.ops.convert_to_tensor(rows), keras.ops.convert_to_tensor(row_ids)
     table = lax.stop_gradient(table)
-    if rows is None:
-        return _frozen(hidden, table, labels, weights, soft_cap)
-    rows, row_ids = keras.ops.convert_to_tensor(rows), keras.ops.convert_to_tensor(row_ids)
-    return _with_rows(hidden, rows, table, row_ids, labels, weights, soft_cap)
+    return _frozen(hidden, rows, table, row_ids, labels, weights, soft_cap)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _frozen(
     hidden: jax.Array,
+    rows: jax.Array | None,
     table: jax.Array,
+    row_ids: jax.Array | None,
     labels: jax.Array,
     weights: jax.Array,
     soft_cap: float | None,
 ) -> tuple[jax.Array, jax.Array]:
+    table = _with_rows(table, rows, row_ids)
     return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
 
 
 def _frozen_forward(
     hidden: jax.Array,
+    rows: jax.Array | None,
     table: jax.Array,
+    row_ids: jax.Array | None,
     labels: jax.Array,
     weights: jax.Array,
     soft_cap: float | None,
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    table = _with_rows(table, rows, row_ids)
     found = _walk_counted(hidden, table, labels, weights, soft_cap, True)
-    return _sums(weights, found), (found[3] * weights[:, None]).astype(hidden.dtype)
+    slope = (found[3] * weights[:, None]).astype(hidden.dtype)
+    kept = None if rows is None else (hidden, rows, row_ids, labels, weights, found[0])
+    return _sums(weights, found), (slope, kept)
 
 
 def _frozen_backward(
-    _: float | None, slope: jax.Array, upstream: tuple[jax.Array, jax.Array]
-) -> tuple:
-    return slope * upstream[0].astype(slope.dtype), None, None, None
+    soft_cap: float | None, kept: Any, upstream: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array | None, ...]:
+    (slope, of_rows), for_rows = kept, None
+    if of_rows is not None:
+        hidden, rows, row_ids, labels, weights, total = of_rows
+        weights = weights * upstream[0]
+        for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, soft_cap)
+    return slope * upstream[0].astype(slope.dtype), for_rows, None, None, None, None
 
 
 _frozen.defvjp(_frozen_forward, _frozen_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _with_rows(
-    hidden: jax.Array,
-    rows: jax.Array,
-    table: jax.Array,
-    row_ids: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
-) -> tuple[jax.Array, jax.Array]:
-    table = table.at[row_ids].set(rows.astype(table.dtype))
-    return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
-
-
-def _with_rows_forward(
-    hidden: jax.Array,
-    rows: jax.Array,
-    table: jax.Array,
-    row_ids: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    table = table.at[row_ids].set(rows.astype(table.dtype))
-    found = _walk_counted(hidden, table, labels, weights, soft_cap, True)
-    slope = (found[3] * weights[:, None]).astype(hidden.dtype)
-    return _sums(weights, found), (slope, hidden, rows, row_ids, labels, weights, found[0])
-
-
-def _with_rows_backward(
-    soft_cap: float | None, kept: tuple[jax.Array, ...], upstream: tuple[jax.Array, jax.Array]
-) -> Any:
-    slope, hidden, rows, row_ids, labels, weights, total = kept
-    weights = weights * upstream[0]
-    for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, soft_cap)
-    return slope * upstream[0].astype(slope.dtype), for_rows, None, None, None, None
-
-
-_with_rows.defvjp(_with_rows_forward, _with_rows_backward)
+def _with_rows(table: jax.Array, rows: jax.Array | None, row_ids: jax.Array | None) -> jax.Array:
+    return table if rows is None else table.at[row_ids].set(rows.astype(table.dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

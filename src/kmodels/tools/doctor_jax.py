@@ -7,15 +7,14 @@ import jax
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
-from kmodels.overrides import _attention_choice_jax as choices
 from kmodels.overrides import attention_jax, dense_jax
 from kmodels.overrides.blocks import blocks
 
 # Devices for `platforms`; they need not exist.
 DEVICES = {
-    "cuda 9.0": choices.Device("cuda", (9, 0), cudnn=True),
-    "cuda 8.0": choices.Device("cuda", (8, 0), cudnn=True),
-    "tpu": choices.Device("tpu"),
+    "cuda 9.0": attention_jax.Device("cuda", (9, 0), cudnn=True),
+    "cuda 8.0": attention_jax.Device("cuda", (8, 0), cudnn=True),
+    "tpu": attention_jax.Device("tpu"),
 }
 
 
@@ -47,17 +46,17 @@ def platforms(
     here, rows = _facts(arguments, keywords), {}
     for name, device in DEVICES.items():
         known = replace(here, device=device)
-        choice = choices.choose(known)
+        choice = attention_jax.choose(known)
         rows[name] = (_words(choice, known), choice.reason)
     return rows
 
 
-def _facts(arguments: tuple[object, ...], keywords: dict[str, object]) -> choices.Facts:
+def _facts(arguments: tuple[object, ...], keywords: dict[str, object]) -> attention_jax.Facts:
     bind: Any = ops.attention.bind
     return attention_jax.facts(bind(*arguments, **keywords))
 
 
-def _words(choice: choices.Choice, known: choices.Facts) -> str:
+def _words(choice: attention_jax.Choice, known: attention_jax.Facts) -> str:
     """Returns a body in words, with its number of blocks of queries on a CPU."""
     length, keys = known.query[1] or 0, known.key[1] or 0
     if choice.body == "products":

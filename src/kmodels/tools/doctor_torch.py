@@ -7,7 +7,7 @@ import torch
 from kmodels import ops
 from kmodels.core.dispatch import Op
 from kmodels.overrides import attention_torch
-from kmodels.overrides._attention_choice_torch import choose
+from kmodels.overrides._attention_cuda_torch import choose
 from kmodels.overrides._tensors_torch import widens
 from kmodels.overrides.attention_torch import by_products
 from kmodels.overrides.dense_torch import by_onednn

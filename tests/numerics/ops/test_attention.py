@@ -25,7 +25,7 @@ BACKEND = keras.backend.backend()
 # are kept, of all examples and of one after the other, and SDPA.
 WAYS: dict[str, dict[str, Any]] = {"blocks": {}}
 if BACKEND == "jax":
-    WAYS["again"] = {"_attention_choice_jax.LONG": 0}
+    WAYS["again"] = {"attention_jax.LONG": 0}
 if BACKEND == "torch":
     products = {"attention_torch.by_products": lambda *_: True}
     WAYS |= {

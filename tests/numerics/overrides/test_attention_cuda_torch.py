@@ -22,7 +22,7 @@ import torch
 
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import attention_torch
-from kmodels.overrides._attention_choice_torch import Facts, choose, repeats_keys
+from kmodels.overrides._attention_cuda_torch import Facts, choose, repeats_keys
 from pretended_cuda_torch import attention_kernels
 
 RNG = np.random.default_rng(3)

@@ -19,8 +19,8 @@ if keras.backend.backend() != "jax":
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from kmodels.overrides._attention_choice_jax import Device, Facts, choose
-from kmodels.overrides._attention_hops_jax import Hop, Plan, hop_blocks, near
+from kmodels.overrides._attention_ring_jax import Hop, Plan, hop_blocks, near
+from kmodels.overrides.attention_jax import Device, Facts, choose
 
 RNG = np.random.default_rng(5)
 BATCH, LENGTH = 2, 96
@@ -154,7 +154,8 @@ def test_second_derivatives():
 
 def test_hops():
     """A window asks as many devices as it reaches, and one to both sides at most all."""
-    plan = Plan("sequence", 8, (), 1, 1, 16, True, 33, 1.0, None, 0.0)
+    options = (1, 0, True, 33, 1.0, None, 0.0, (1, 1, 512, 512))
+    plan = Plan(*options, axis="sequence", parts=8, rows=(), size=16)
     assert near(plan, 64, False) == [Hop(0, 0, 64), Hop(1, 32, 64)]
     assert near(plan, 16, False) == [Hop(0, 0, 16), Hop(1, 0, 16), Hop(2, 0, 16)]
     assert near(plan, 64, True) is None
