@@ -39,6 +39,7 @@ UPWARD = {
     ("core/registration.py", "kmodels.models.clip"),
     ("core/registration.py", "kmodels.models.gemma"),
     ("core/registration.py", "kmodels.models.gemma_vision"),
+    ("core/registration.py", "kmodels.models.llama3"),
     ("core/registration.py", "kmodels.models.qwen3"),
     ("core/registration.py", "kmodels.models.siglip"),
     ("core/registration.py", "kmodels.models.two_towers"),
