@@ -380,6 +380,21 @@ def test_what_a_file_has_no_place_for_is_named(tmp_path, family, changes, messag
     assert not list(tmp_path.iterdir())
 
 
+# === Llama 3 ===
+
+
+def test_a_gguf_file_of_another_rotary_embedding_is_refused(references, tmp_path):
+    row = row_of("llama3/tied", references)
+    message = "has a rope_freqs.weight that is not Llama 3's of 8192 tokens with low_freq_factor=1"
+    converted(row.path, tmp_path / "silent.gguf")
+    refused(message, row.task.backbone_class.from_preset, tmp_path / "silent.gguf")
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    converted(row.path, tmp_path / "yarn.gguf", yarn)
+    refused(
+        "by YaRN; the model does not", row.task.backbone_class.from_preset, tmp_path / "yarn.gguf"
+    )
+
+
 # === Gemma 4 ===
 
 

@@ -137,14 +137,8 @@ class Llama3Backbone(DecoderBackbone):
     """A Llama 3 without its output layer; arguments are in keras-hub's order.
 
     Args:
-        vocabulary_size: rows of the embedding table.
-        num_layers: number of blocks.
-        num_query_heads: query heads.
-        hidden_dim: width of the hidden states.
-        intermediate_dim: width between the dense layers of the MLP.
-        num_key_value_heads: key/value heads; divides `num_query_heads`.
-        head_dim: width of a head; by default hidden_dim / num_query_heads.
-        **more: dtype, name and the other fields of `Llama3Config`.
+        *args: see `DecoderBackbone`.
+        **kwargs: the other fields of `Llama3Config`.
 
     Call:
         {"token_ids", "padding_mask"}, each (B, T) int -> hidden states (B, T, D).
@@ -157,41 +151,31 @@ class Llama3Backbone(DecoderBackbone):
     block_class = Llama3Block
     family = "llama3"
 
-    @in_order(
+    __init__ = in_order(
         *("vocabulary_size", "num_layers", "num_query_heads", "hidden_dim", "intermediate_dim"),
         *("num_key_value_heads", "rope_max_wavelength", "rope_position_scaling_factor"),
         *SCALING.values(),
         *("layer_norm_epsilon", "dropout", "dtype", "tie_word_embeddings"),
-    )
-    def __init__(
-        self,
-        vocabulary_size: int,
-        num_layers: int,
-        num_query_heads: int,
-        hidden_dim: int,
-        intermediate_dim: int,
-        num_key_value_heads: int,
-        head_dim: int | None = None,
-        **more: Any,
-    ):
-        if head_dim is None:
-            head_dim = hidden_dim // num_query_heads
-        heads = (num_query_heads, num_key_value_heads)
-        widths = (hidden_dim, intermediate_dim, head_dim)
-        super().__init__(vocabulary_size, num_layers, *heads, *widths, **more)
+    )(DecoderBackbone.__init__)
 
 
 # === Text ===
 
 BEGIN, END, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"
 HEADER, TURN, CALL = ("<|start_header_id|>", "<|end_header_id|>"), "<|eot_id|>", "<|eom_id|>"
+
+
+def _turn(role: str) -> str:
+    return f"{HEADER[0]}{role}{HEADER[1]}\n\n{{content}}{TURN}"
+
+
 CHATS = {
     "llama3": Turns(
-        user="{0}user{1}\n\n{{content}}{2}{0}assistant{1}\n\n".format(*HEADER, TURN),
+        user=_turn("user") + "{}assistant{}\n\n".format(*HEADER),
         model=TURN,
         between="",
         tokens=(*HEADER, TURN),
-        system="{0}system{1}\n\n{{content}}{2}".format(*HEADER, TURN),
+        system=_turn("system"),
     )
 }
 
