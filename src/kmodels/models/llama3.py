@@ -342,7 +342,7 @@ def _gguf_fields(file: reading.File) -> dict[str, Any]:
     base, scaling, yarn = file.rope(10_000.0)
     if yarn is not None:
         raise InputError(f"{file.path} scales its rotary embedding by YaRN; the model does not")
-    found = file.fields(head_dim=width) | {
+    found: dict[str, Any] = file.fields(head_dim=width) | {
         "rope_max_wavelength": base,
         "rope_position_scaling_factor": scaling,
     }
@@ -350,7 +350,7 @@ def _gguf_fields(file: reading.File) -> dict[str, Any]:
         return found
     divisors = [float(x) for x in tensor.data]
     length = int(file.get("rope.scaling.original_context_length", ORIGINAL))
-    numbers = (round(max(divisors), 6), LOW, HIGH, length)
+    numbers: tuple[Any, ...] = (round(max(divisors), 6), LOW, HIGH, length)
     found |= dict(zip(SCALING.values(), numbers, strict=True))
     wanted = Llama3Config(**found).divisors
     if np.shape(wanted) != np.shape(divisors) or not np.allclose(wanted, divisors, rtol=1e-4):
