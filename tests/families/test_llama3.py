@@ -1,6 +1,7 @@
 """Llama 3 itself: its tokenizer, its chat format and its rotary embedding in files."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,10 @@ def test_transformers_reads_queries_and_keys_of_a_gguf_file(tmp_path):
     import transformers
 
     # transformers reads neither rope_freqs.weight nor linear scaling from such files.
-    plain = {"rope_frequency_adjustment_factor": None, "rope_low_freq_factor": None}
+    plain: dict[str, Any] = {
+        "rope_frequency_adjustment_factor": None,
+        "rope_low_freq_factor": None,
+    }
     plain |= {"rope_high_freq_factor": None, "rope_pretraining_sequence_length": None}
     model = Llama3CausalLM.from_preset("llama3_debug", preprocessor=None, **plain)
     model.export_to_gguf(tmp_path / "it.gguf", "float32")
