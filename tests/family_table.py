@@ -25,6 +25,7 @@ from kmodels.models import (
     GemmaCausalLM,
     GemmaTextEmbedder,
     ImageTextSimilarity,
+    Llama3CausalLM,
     Qwen3CausalLM,
     ViTImageClassifier,
     ViTMAEForPreTraining,
@@ -417,6 +418,8 @@ FAMILIES: list[Reference] = [
         *("gemma4_vision/unified_causal", Gemma4ImageTextLM, FORWARD | {"presets"}),
         image=155,
     ),
+    *_decoders("llama3", Llama3CausalLM, "tied bias"),
+    *_decoders("llama3", Llama3CausalLM, "untied", adapter="llama3/adapter"),
     *_decoders("qwen3", Qwen3CausalLM, "tied bias"),
     *_decoders("qwen3", Qwen3CausalLM, "untied", adapter="qwen3/adapter"),
     *_images("vit", "hf_sharded hf_token"),
@@ -485,7 +488,8 @@ def row_of(name: str, root: Path) -> Any:
 _NAMES = """
 clip/bare clip/legacy clip/projected two_towers/clip two_towers/siglip
 embedding_gemma/gemma gemma/gemma gemma/gemma2 gemma/gemma3 gemma/untied gemma3_vision gemma4/all
-gemma4/all_experts gemma4_vision/tower gemma4_vision/unified naflex qwen3/bias qwen3/untied
+gemma4/all_experts gemma4_vision/tower gemma4_vision/unified llama3/bias llama3/untied naflex
+qwen3/bias qwen3/untied
 vit/hf_token vit/timm_gap vit/timm_map vit/timm_pre_norm vit/timm_registers vit/timm_scale
 vit/timm_tanh vit_eomt/dinov2 vit_kinds/clip vit_kinds/deit_token vit_kinds/dinov2_giant
 vit_kinds/siglip vit_mae/pixels vit_recent/dinov3_gated vit_recent/ijepa vit_recent/timm_pe

@@ -31,6 +31,7 @@ TASKS = {
     "gemma3_vision": models.Gemma3ImageTextLM,
     "gemma4_unified": models.Gemma4ImageTextLM,
     "gemma": models.GemmaCausalLM,
+    "llama3": models.Llama3CausalLM,
     "qwen3": models.Qwen3CausalLM,
     "vit": models.ViTImageClassifier,
 }

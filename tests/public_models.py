@@ -112,6 +112,7 @@ BACKBONES = [
     (models.SigLIPTextEncoder, SIGLIP_TEXT, IDS),
     (models.CLIPBackbone, TWO, PAIRS),
     (models.SigLIPBackbone, SIGLIP, PAIRS),
+    (models.Llama3Backbone, GEMMA, IDS),
     (models.Qwen3Backbone, GEMMA, IDS),
 ]
 # Of a batch norm the numbers in training are others, and drawn variances may be negative.
@@ -129,6 +130,7 @@ TASKS = [
     (models.Qwen3TextEmbedder, models.Qwen3Backbone, GEMMA, IDS, {"dense": MODULES}),
     (models.CLIPTextModelWithProjection, models.CLIPTextEncoder, CLIP, IDS, {"projection_dim": 3}),
     (models.ImageTextSimilarity, models.CLIPBackbone, TWO, PAIRS, {}),
+    (models.Llama3CausalLM, models.Llama3Backbone, GEMMA, IDS, {}),
     (models.Qwen3CausalLM, models.Qwen3Backbone, QWEN3, IDS, {}),
     (
         *(models.ViTImageClassifier, models.ViTBackbone, VIT, IMAGES),

@@ -32,6 +32,10 @@ GEMMA_VISION = (
     *("Gemma4ImageTextLMPreprocessor", "Gemma4VisionBlock", "Gemma4VisionEmbedder"),
     *("Gemma4VisionEncoder", "ClippedDense"),
 )
+LLAMA3 = (
+    *("Llama3Backbone", "Llama3Block", "Llama3CausalLM", "Llama3CausalLMPreprocessor"),
+    "Llama3Tokenizer",
+)
 QWEN3 = (
     *("Qwen3Backbone", "Qwen3Block", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor"),
     *("Qwen3TextEmbedder", "Qwen3TextEmbedderPreprocessor", "Qwen3Tokenizer"),
@@ -70,6 +74,7 @@ MODULES = {
     "kmodels.models.clip": CLIP,
     "kmodels.models.gemma": GEMMA,
     "kmodels.models.gemma_vision": GEMMA_VISION,
+    "kmodels.models.llama3": LLAMA3,
     "kmodels.models.qwen3": QWEN3,
     "kmodels.models.siglip": SIGLIP,
     "kmodels.models.two_towers": TWO_TOWERS,

@@ -10,7 +10,7 @@ import pytest
 from arrays import to_numpy
 from family_table import row_of
 from kmodels.generation import request
-from kmodels.models import GemmaCausalLM, Qwen3CausalLM
+from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.models.common import directories, huggingface
 from kmodels.weights import read_safetensors
 from refusals import refused
@@ -44,6 +44,13 @@ LIKE_TRANSFORMERS = {
     "rope_scaling beside rope_parameters": (
         "qwen3", {"rope_scaling": LINEAR, "rope_parameters": {**PLAIN, "rope_theta": 1e4}}
     ),
+    "llama's rope_scaling": ("llama", {"rope_scaling": LINEAR}),
+    "llama's slow channels": ("llama", {"rope_scaling": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 0.5, "high_freq_factor": 3.0,
+        "original_max_position_embeddings": 40}}),
+    "llama's slow channels of the whole length": ("llama", {"rope_parameters": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_theta": 5e3}}),
     "a window": ("qwen3", {**WINDOW, "sliding_window": 5, "layer_types": None}),
     "a window of 4096": ("qwen3", {**WINDOW, "sliding_window": 4096, "layer_types": None}),
     "windows from a later layer": ("qwen3", {"use_sliding_window": True, "layer_types": None}),
@@ -75,6 +82,7 @@ LIKE_TRANSFORMERS = {
             LOCAL: {**YARN, "rope_theta": 1e3}}},
     ),
 }  # fmt: skip
+TASKS = {"llama": Llama3CausalLM, "qwen3": Qwen3CausalLM}
 OF_GEMMA_4 = {
     "hidden_size_per_layer_input": 0, "global_head_dim": 64, "sliding_window": 8,
     "layer_types": [LOCAL, GLOBAL],
@@ -87,7 +95,7 @@ def _written(folder, kind, changes, **settings):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    more = {} if kind == "gemma" or kind == "qwen3" else {
+    more = {} if kind in ("gemma", *TASKS) else {
         "query_pre_attn_scalar": 16, "layer_types": [LOCAL, GLOBAL],
     }  # fmt: skip
     more = OF_GEMMA_4 if kind == "gemma4_text" else more
@@ -120,7 +128,7 @@ def test_settings_mean_what_they_mean_in_transformers(tmp_path, name):
 
     kind, changes = LIKE_TRANSFORMERS[name]
     expected, limit = _logits(_written(tmp_path, kind, changes)), tolerance("logits")
-    task = Qwen3CausalLM if kind == "qwen3" else GemmaCausalLM
+    task = TASKS.get(kind, GemmaCausalLM)
     ours = task.from_preset(tmp_path)
     np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=limit)
     ours.export_to_transformers(tmp_path / "out")
@@ -183,7 +191,14 @@ def test_what_a_gguf_file_has_no_place_for(tmp_path, preset, changes, message):
 
 
 CONFIGS = (
-    *("Qwen3Config", "GemmaConfig", "Gemma2Config", "Gemma3TextConfig", "Gemma3Config"),
+    *(
+        "LlamaConfig",
+        "Qwen3Config",
+        "GemmaConfig",
+        "Gemma2Config",
+        "Gemma3TextConfig",
+        "Gemma3Config",
+    ),
     *("Gemma4TextConfig", "Gemma4Config", "Gemma4UnifiedTextConfig", "Gemma4UnifiedConfig"),
 )
 
@@ -304,7 +319,7 @@ def test_what_is_not_followed_is_refused_by_name(tmp_path, name):
     kind, changes, message = REFUSED[name]
     described = {"model_type": kind, **SIZES, **changes}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    task = Qwen3CausalLM if kind == "qwen3" else GemmaCausalLM
+    task = TASKS.get(kind, GemmaCausalLM)
     refused(message, task.backbone_class.from_preset, tmp_path, load_weights=False)
 
 
@@ -316,7 +331,7 @@ OUTPUTS = {
     "untied": (False, None, False),
     "untied, and the table twice": (False, "equal", False),
 }
-KINDS = ("qwen3", "gemma", "gemma2", "gemma3_text", "gemma4_text")
+KINDS = ("llama", "qwen3", "gemma", "gemma2", "gemma3_text", "gemma4_text")
 
 
 def _with_head(folder, head, name="lm_head.weight"):
@@ -342,7 +357,7 @@ def test_tied_or_not_is_what_the_file_holds(tmp_path, kind, case):
     if head:
         _with_head(tmp_path, head)
     expected = _logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
-    task = Qwen3CausalLM if kind == "qwen3" else GemmaCausalLM
+    task = TASKS.get(kind, GemmaCausalLM)
     ours = task.from_preset(tmp_path)
     assert ours.backbone.tie_word_embeddings == tied
     np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=tolerance("logits"))

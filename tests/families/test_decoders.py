@@ -15,12 +15,15 @@ from kmodels.models import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
     GemmaConfig,
+    Llama3Backbone,
+    Llama3Config,
     Qwen3Backbone,
     Qwen3Config,
 )
 from kmodels.models.common.layers import DecoderInfo
 from kmodels.models.gemma import presets as gemma_presets
 from kmodels.models.gemma.model import GemmaBlock
+from kmodels.models.llama3 import PRESETS as LLAMA3_PRESETS
 from kmodels.models.qwen3 import PRESETS as QWEN3_PRESETS
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
@@ -29,13 +32,14 @@ from tolerances import tolerance
 
 FAMILIES = {
     "gemma": (GemmaBackbone, GemmaConfig, gemma_presets.PRESETS),
+    "llama3": (Llama3Backbone, Llama3Config, LLAMA3_PRESETS),
     "qwen3": (Qwen3Backbone, Qwen3Config, QWEN3_PRESETS),
 }
 
 
 def family(name):
     """Backbone, config and presets of a family, by the name of a preset or a reference."""
-    return FAMILIES["qwen3" if name.startswith("qwen3") else "gemma"]
+    return next((x for key, x in FAMILIES.items() if name.startswith(key)), FAMILIES["gemma"])
 
 
 # === Sizes and settings ===
@@ -45,7 +49,7 @@ def parameters(c):
     """Number of parameters by the formula of the papers."""
     width, heads = c.hidden_dim, c.num_query_heads + c.num_key_value_heads
     norms = 2 + 2 * getattr(c, "use_post_ffw_norm", False)
-    head_norms = 2 * getattr(c, "use_query_key_norm", True)
+    head_norms = 2 * c.block(0).use_query_key_norm
     block = 2 * width * c.head_dim * heads + 3 * width * c.mlp_dim
     block += norms * width + head_norms * c.head_dim
     tables = 1 + (not c.tie_word_embeddings)
@@ -63,6 +67,10 @@ def parameters(c):
         ("gemma3_270m", 268_098_176),
         ("gemma3_1b", 999_885_952),
         ("embedding_gemma_300m", 307_581_696),
+        ("llama3_8b_en", 8_030_261_248),
+        ("llama3.1_8b", 8_030_261_248),
+        ("llama3.2_1b", 1_235_814_400),
+        ("llama3.2_3b", 3_212_749_824),
         ("qwen3_0.6b", 596_049_920),
         ("qwen3_1.7b", 1_720_574_976),
         ("qwen3_4b", 4_022_468_096),
@@ -86,7 +94,8 @@ def test_presets_have_the_published_number_of_parameters(name, published):
 
 
 def test_debug_presets_are_small_and_share_keys_among_queries():
-    generations = {"gemma_debug": 1, "gemma2_debug": 2, "gemma3_debug": 3, "qwen3_debug": None}
+    generations = {"gemma_debug": 1, "gemma2_debug": 2, "gemma3_debug": 3}
+    generations |= {"llama3_debug": None, "qwen3_debug": None}
     for name, generation in generations.items():
         _, config_class, presets = family(name)
         config = config_class(**presets[name])
@@ -109,6 +118,10 @@ def test_debug_presets_are_small_and_share_keys_among_queries():
         ("qwen3_debug", {"sliding_window_size": 0}, "sliding_window_size is 0; give at least 1"),
         ("qwen3_debug", {"num_key_value_heads": 3}, "3 key/value heads do not divide 4 query"),
         ("qwen3_debug", {"rope_theta": 1e6}, "takes no rope_theta"),
+        ("llama3_debug", {"rope_low_freq_factor": None}, "give all of rope_frequency_adjust"),
+        ("llama3_debug", {"rope_low_freq_factor": 5.0}, "the second must be larger"),
+        ("llama3_debug", {"rope_position_scaling_factor": 2.0}, "exclude each other; leave one"),
+        ("llama3_debug", {"rope_high_freq_factor": -1.0}, "or None for no adjustment"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_named(name, change, message):
@@ -129,6 +142,19 @@ def test_a_setting_that_does_not_fit_is_named(name, change, message):
             "gemma/gemma3",
             {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
             "rope_type is 'dynamic'",
+        ),
+        ("llama3/tied", {"hidden_act": "relu"}, "no counterpart for an activation 'relu'"),
+        ("llama3/tied", {"mlp_bias": True}, "no counterpart for mlp_bias"),
+        (
+            "llama3/tied",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_type is 'yarn'; the model supports default, linear and llama3",
+        ),
+        ("llama3/tied", {"rope_parameters": {"rope_type": "llama3"}}, "without its factors"),
+        (
+            "llama3/tied",
+            {"rope_scaling": {"rope_type": "llama3", "beta_slow": 1}},
+            "beta_slow in rope_scaling",
         ),
         ("qwen3/tied", {"hidden_act": "relu"}, "no counterpart for an activation 'relu'"),
         ("qwen3/tied", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type is 'dynamic'"),

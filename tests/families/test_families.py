@@ -21,9 +21,9 @@ OTHERS = {"clip/both", "vit/hf_model", "gemma4/flat", "gemma4/multimodal", "gemm
 
 # What a row runs on each backend for beside its forward pass: one row of each mechanism.
 RESIZED = ("vit/hf_token", "vit_kinds/dinov2_giant", "vit_recent/dinov3_gated")
-GENERATED = ("gemma/gemma3", "gemma4/all", "gemma4_vision/unified", "qwen3/bias")
-ROUNDED = ("gemma/gemma3", "gemma3_vision", "gemma4/all", "qwen3/bias")
-ADAPTED = ("gemma3_vision", "gemma4/all", "qwen3/untied")
+GENERATED = ("gemma/gemma3", "gemma4/all", "gemma4_vision/unified", "llama3/untied", "qwen3/bias")
+ROUNDED = ("gemma/gemma3", "gemma3_vision", "gemma4/all", "llama3/untied", "qwen3/bias")
+ADAPTED = ("gemma3_vision", "gemma4/all", "llama3/untied", "qwen3/untied")
 
 
 @pytest.fixture

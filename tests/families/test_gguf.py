@@ -10,7 +10,7 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of, run
-from kmodels.models import GemmaBackbone, GemmaCausalLM, Qwen3CausalLM
+from kmodels.models import GemmaBackbone, GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.weights import read_safetensors
 from refusals import refused
 from tolerances import tolerance
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.needs("gguf")
 
 LOCAL = "sliding_attention"
 GEMMAS = ("gemma", "gemma2", "gemma3")
-TASKS = {"gemma4": GemmaCausalLM, "qwen3": Qwen3CausalLM}
+TASKS = {"gemma4": GemmaCausalLM, "llama3": Llama3CausalLM, "qwen3": Qwen3CausalLM}
 FILES = (
     "gemma/gemma",
     *("gemma4/plain", "gemma4/heads", "gemma4/key_is_value", "gemma4/per_layer", "gemma4/turned"),
-    *("gemma4/capped", "gemma4/all", "qwen3/tied", "qwen3/untied"),
+    *("gemma4/capped", "gemma4/all", "llama3/tied", "llama3/untied", "qwen3/tied", "qwen3/untied"),
 )
 
 
@@ -44,7 +44,7 @@ def keys_of(text, family):
     ropes = text.get("rope_parameters", flat)
     if family != "gemma4":
         keys |= {
-            "context_length": 40960 if family == "qwen3" else 8192,
+            "context_length": {"llama": 131_072, "qwen3": 40_960}.get(family, 8192),
             "attention.head_count_kv": text["num_key_value_heads"],
             "attention.key_length": text["head_dim"],
             "attention.value_length": text["head_dim"],
@@ -58,7 +58,8 @@ def keys_of(text, family):
             ropes = ropes.get("full_attention", ropes)
             keys["rope.scaling.type"] = ropes["rope_type"]
             keys["rope.scaling.factor"] = ropes["factor"]
-        return {**keys, "rope.freq_base": float(ropes["rope_theta"])}, {}
+        keys["rope.freq_base"] = float(ropes["rope_theta"])
+        return keys, llama_factors(text, ropes) if family == "llama" else {}
     layers, kinds = text["num_hidden_layers"], text["layer_types"]
     by_layer = text.get("per_layer_config") or {}
     wide = {"head_dim": text["head_dim"], "num_key_value_heads": text["num_key_value_heads"]}
@@ -92,6 +93,28 @@ def keys_of(text, family):
     return keys, {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * idle, "float32")}
 
 
+def llama_factors(text, rope):
+    """The tensor of Llama 3.1's rotary embedding, by the formula of llama.cpp's converter."""
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    length, found = rope["original_max_position_embeddings"], []
+    for i in range(0, text["head_dim"], 2):
+        wave = 2 * np.pi * rope["rope_theta"] ** (i / text["head_dim"])
+        if wave < length / high:
+            found.append(1.0)
+        elif wave > length / low:
+            found.append(rope["factor"])
+        else:
+            smooth = (length / wave - low) / (high - low)
+            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    assert {1.0, rope["factor"]} < {*found}
+    return {"rope_freqs.weight": np.array(found, "float32")}
+
+
+def adjacent(array, heads):
+    """Rows as llama.cpp's converter moves those of Llama's queries and keys."""
+    return array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
 def converted(folder, path, settings=None, tensors=None, kinds=("F32",)):
     """Writes the file that llama.cpp's converter makes of a directory.
 
@@ -115,7 +138,11 @@ def converted(folder, path, settings=None, tensors=None, kinds=("F32",)):
     for name, tensor in read_safetensors(folder).items():
         # llama.cpp multiplies by what transformers adds 1 to.
         shift = family in GEMMAS and name.endswith("norm.weight")
-        held[names.get_name(name.removesuffix(".weight")) + ".weight"] = tensor.read() + shift
+        array = tensor.read() + shift
+        for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+            if family == "llama" and name.endswith(f"{part}_proj.weight"):
+                array = adjacent(array, text[heads])
+        held[names.get_name(name.removesuffix(".weight")) + ".weight"] = array
     keys |= settings or {}
     held |= tensors or {}
     writer = gguf.GGUFWriter(path, family)
@@ -179,15 +206,16 @@ def debug(family="gemma4", preset="gemma4_debug", **changes):
 def test_what_the_converter_makes_of_a_directory_is_read_and_written(references, tmp_path, name):
     family = name.partition("/")[0]
     row = row_of(name, references)
-    keys, held = converted(row.path, tmp_path / "theirs.gguf")
-    assert ("output.weight" in held) == (name == "qwen3/untied")
+    settings = {"rope.scaling.original_context_length": 64} if family == "llama3" else None
+    keys, held = converted(row.path, tmp_path / "theirs.gguf", settings)
+    assert ("output.weight" in held) == name.endswith("/untied")
     model = row.task.from_preset(tmp_path / "theirs.gguf")
     if family != "gemma4":  # whose file has another spelling of some settings
         assert model.backbone.config == row.model.backbone.config
     logits, limit = to_numpy(model(row.inputs)), tolerance("logits")
     np.testing.assert_allclose(logits, row.expected["logits"], rtol=0, atol=limit)
     model.export_to_gguf(tmp_path / "ours.gguf", "float32")
-    written, tensors = content(tmp_path / "ours.gguf", family)
+    written, tensors = content(tmp_path / "ours.gguf", family.replace("llama3", "llama"))
     assert set(tensors) == set(held)
     for tensor, array in held.items():
         np.testing.assert_array_equal(tensors[tensor], array.reshape(tensors[tensor].shape))
@@ -207,6 +235,8 @@ def test_what_the_converter_makes_of_a_directory_is_read_and_written(references,
     [
         ("gemma4", {}),
         ("gemma4", {"tie_word_embeddings": False}),
+        ("llama3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("llama3", {"head_dim": 16, "rope_frequency_adjustment_factor": 32.0}),
         ("qwen3", {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5}),
         ("qwen3", {"rope_scaling_factor": 4.0, "rope_max_wavelength": 5e5, "dropout": 0.1}),
         ("qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
@@ -246,9 +276,13 @@ def test_smaller_types_are_as_near_as_they_can_be(tmp_path, family, dtype):
     kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
     small = {"float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
     table = "per_layer_token_embd.weight" if family == "gemma4" else "output.weight"
-    whole = ("output_norm.weight", "blk.0.attn_q_norm.weight")
+    whole = ("output_norm.weight", "blk.0.attn_norm.weight")
+    if family != "llama3":
+        whole += ("blk.0.attn_q_norm.weight",)
+    if family != "qwen3":
+        whole += ("rope_freqs.weight",)
     if family == "gemma4":
-        whole += ("rope_freqs.weight", "blk.0.layer_output_scale.weight")
+        whole += ("blk.0.layer_output_scale.weight",)
     assert kinds[table] == kinds["blk.0.attn_q.weight"] == small
     assert {kinds[name] for name in whole} == {"F32"}
 
@@ -283,11 +317,15 @@ def test_config_and_tensors_of_each_generation(tmp_path, family, changes, kinds)
         np.testing.assert_allclose(tensors[name], array, rtol=0, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("name", "title"), [("gemma/gemma", "Gemma"), ("qwen3/tied", "Qwen 3")])
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [("gemma/gemma", "Gemma"), ("llama3/tied", "Llama 3"), ("qwen3/tied", "Qwen 3")],
+)
 def test_biases_are_refused(references, tmp_path, name, title):
     row = row_of(name, references)
     biases = {"blk.0.attn_q.bias": np.zeros(8, "float32")}
-    converted(row.path, tmp_path / "it.gguf", tensors=biases)
+    settings = {"rope.scaling.original_context_length": 64}
+    converted(row.path, tmp_path / "it.gguf", settings, biases)
     message = rf"has biases \(blk.0.attn_q.bias, ...\), and a GGUF file of {title} has none; give"
     for weights in (True, False):
         read = row.task.backbone_class.from_preset
@@ -329,6 +367,8 @@ SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_share
         ("gemma4", {"global_rope_scaling_factor": 2.0}, "place for rope_scaling of layer 1=2.0"),
         ("gemma4", {"query_pre_attention_scalar": 4.0}, "no place for query_scale=0.5"),
         ("gemma4", {"preset": "gemma4_moe_debug"}, "Gemma has no place for .*enable_moe_block"),
+        ("llama3", {"attention_bias": True}, "Llama 3 has no place for attention_bias; use ex"),
+        ("llama3", {"rope_low_freq_factor": 0.5}, "no place for rope_low_freq_factor; use ex"),
         ("qwen3", {"attention_bias": True}, "Qwen 3 has no place for attention_bias; use ex"),
         ("qwen3", {"sliding_window_size": 4}, "Qwen 3 has no place for sliding_window_size;"),
         ("qwen3", {"layer_norm_epsilon": 1e-14}, "qwen3 has no place for epsilon=1e-14"),
@@ -338,6 +378,21 @@ def test_what_a_file_has_no_place_for_is_named(tmp_path, family, changes, messag
     message = rf"(a GGUF file of|llama.cpp's) .*{message}"
     refused(message, debug(family, **changes).export_to_gguf, tmp_path / "it.gguf")
     assert not list(tmp_path.iterdir())
+
+
+# === Llama 3 ===
+
+
+def test_a_gguf_file_of_another_rotary_embedding_is_refused(references, tmp_path):
+    row = row_of("llama3/tied", references)
+    message = "has a rope_freqs.weight that is not Llama 3's of 8192 tokens with low_freq_factor=1"
+    converted(row.path, tmp_path / "silent.gguf")
+    refused(message, row.task.backbone_class.from_preset, tmp_path / "silent.gguf")
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    converted(row.path, tmp_path / "yarn.gguf", yarn)
+    refused(
+        "by YaRN; the model does not", row.task.backbone_class.from_preset, tmp_path / "yarn.gguf"
+    )
 
 
 # === Gemma 4 ===

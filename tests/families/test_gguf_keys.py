@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from kmodels.core.errors import InputError
-from kmodels.models import GemmaCausalLM, Qwen3CausalLM
+from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.models.common.gguf import reading
 from kmodels.models.gemma import gguf as gemma
 from kmodels.models.gemma_vision import gemma3_mmproj
+from kmodels.models.llama3 import GGUF as LLAMA
 from kmodels.models.qwen3 import GGUF as QWEN3
 from kmodels.text import Tokenizer
 from kmodels.text.gguf import IDLE
@@ -18,7 +19,9 @@ from refusals import refused
 
 pytestmark = pytest.mark.needs("gguf")
 
-ARCHITECTURES = ("gemma", "gemma2", "gemma3", "gemma4", "qwen3")
+ARCHITECTURES = ("gemma", "gemma2", "gemma3", "gemma4", "llama", "qwen3")
+TASKS = {"llama": Llama3CausalLM, "qwen3": Qwen3CausalLM}
+FORMATS = {"llama": LLAMA, "qwen3": QWEN3}
 TEXTS = ("rope.scaling.type", "general.type", "projector_type", "chat_template")
 NAMED = {"{id}": "0", "{name}": "tools", "{dense}": "dense"}
 # Texts and kinds of the tokens of a small vocabulary.
@@ -94,8 +97,8 @@ def elsewhere(name, prefix):
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     for name in ARCHITECTURES:
-        task = Qwen3CausalLM if name == "qwen3" else GemmaCausalLM
-        model = task.from_preset(f"{name}_debug", preprocessor=None)
+        task, preset = TASKS.get(name, GemmaCausalLM), name.replace("llama", "llama3")
+        model = task.from_preset(f"{preset}_debug", preprocessor=None)
         model.export_to_gguf(folder / f"{name}.gguf", "float32")
     return folder
 
@@ -103,7 +106,7 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_setting_of_a_model_is_ignored_in_silence(files, tmp_path, caplog, name):
     base = content(files / f"{name}.gguf")
-    opens = (QWEN3 if name == "qwen3" else gemma.FORMAT).open_checkpoint
+    opens = FORMATS.get(name, gemma.FORMAT).open_checkpoint
 
     def open_it(path):
         found = opens(path, {}, {}, True)
@@ -133,7 +136,7 @@ def test_notes_and_settings_at_idle_values_are_not_named(files, tmp_path, caplog
     }
     more |= {f"{name}.rope.scaling.yarn_beta_fast": 32.0, "split.count": 1}
     path = write(tmp_path / "it.gguf", base, {**more, **{f"{name}.pooling_type": 0}})
-    (QWEN3 if name == "qwen3" else gemma.FORMAT).open_checkpoint(path, {}, {}, True)
+    FORMATS.get(name, gemma.FORMAT).open_checkpoint(path, {}, {}, True)
     assert not caplog.text
 
 

@@ -45,6 +45,13 @@ if TYPE_CHECKING:  # for editors
         Gemma4VisionEmbedder,
         Gemma4VisionEncoder,
     )
+    from kmodels.models.llama3 import (
+        Llama3Backbone,
+        Llama3CausalLM,
+        Llama3CausalLMPreprocessor,
+        Llama3Config,
+        Llama3Tokenizer,
+    )
     from kmodels.models.qwen3 import (
         Qwen3Backbone,
         Qwen3CausalLM,
@@ -116,6 +123,10 @@ FAMILIES = {
         *("Gemma4ImageTextBackbone", "Gemma4ImageTextConfig", "Gemma4ImageTextLM"),
         "Gemma4ImageTextLMPreprocessor",
         *("Gemma3VisionEncoder", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
+    ),
+    "llama3": (
+        *("Llama3Backbone", "Llama3CausalLM", "Llama3CausalLMPreprocessor", "Llama3Config"),
+        "Llama3Tokenizer",
     ),
     "qwen3": (
         *("Qwen3Backbone", "Qwen3CausalLM", "Qwen3CausalLMPreprocessor", "Qwen3Config"),

@@ -117,14 +117,8 @@ class Qwen3Backbone(DecoderBackbone):
     """A dense Qwen 3 without its output layer; arguments are in keras-hub's order.
 
     Args:
-        vocabulary_size: rows of the embedding table.
-        num_layers: number of blocks.
-        num_query_heads: query heads.
-        num_key_value_heads: key/value heads; divides `num_query_heads`.
-        head_dim: width of a head.
-        hidden_dim: width of the hidden states.
-        intermediate_dim: width between the dense layers of the MLP.
-        **more: dtype, name and the other fields of `Qwen3Config`.
+        *args: see `DecoderBackbone`.
+        **kwargs: the other fields of `Qwen3Config`.
 
     Call:
         {"token_ids", "padding_mask"}, each (B, T) int -> hidden states (B, T, D).
@@ -137,25 +131,11 @@ class Qwen3Backbone(DecoderBackbone):
     block_class = Qwen3Block
     family = "qwen3"
 
-    @in_order(
+    __init__ = in_order(
         *("vocabulary_size", "num_layers", "num_query_heads", "num_key_value_heads", "head_dim"),
         *("hidden_dim", "intermediate_dim", "rope_max_wavelength", "rope_scaling_factor"),
         *("layer_norm_epsilon", "dropout", "tie_word_embeddings", "sliding_window_size", "dtype"),
-    )
-    def __init__(
-        self,
-        vocabulary_size: int,
-        num_layers: int,
-        num_query_heads: int,
-        num_key_value_heads: int,
-        head_dim: int,
-        hidden_dim: int,
-        intermediate_dim: int,
-        **more: Any,
-    ):
-        heads = (num_query_heads, num_key_value_heads)
-        widths = (hidden_dim, intermediate_dim, head_dim)
-        super().__init__(vocabulary_size, num_layers, *heads, *widths, **more)
+    )(DecoderBackbone.__init__)
 
 
 # === Text ===

@@ -16,6 +16,7 @@ FAMILIES = {
     # After gemma: without a class, a directory with a vision encoder is read as a text model.
     "gemma_vision": "kmodels.models.gemma_vision.gemma3",
     "gemma4_vision": "kmodels.models.gemma_vision.gemma4",
+    "llama3": "kmodels.models.llama3",
     "qwen3": "kmodels.models.qwen3",
     "vit": "kmodels.models.vit.family",
     # After vit: without a family, a directory with both towers is read as the vision tower.

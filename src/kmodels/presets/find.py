@@ -95,7 +95,8 @@ def causal_lm_of(preset: str | Path, whole: bool = False) -> type:
     cls = class_of(preset, whole)
     if not hasattr(cls, "generate"):
         raise InputError(
-            f"{preset} holds a {cls.__name__}, which writes no text; give a Gemma or a Qwen 3"
+            f"{preset} holds a {cls.__name__}, which writes no text; give a Gemma, "
+            "a Llama 3 or a Qwen 3"
         )
     return cls
 

@@ -29,6 +29,7 @@ USES = {
         'model.classify(["photo.jpg"], ["cat", "dog"])',
     ),
     "GemmaCausalLM": (_GENERATE, _REPLY),
+    "Llama3CausalLM": (_GENERATE, _REPLY),
     "Qwen3CausalLM": (_GENERATE, _REPLY),
     "Gemma3ImageTextLM": (
         "kmodels chat {} --image photo.jpg",

@@ -1,8 +1,9 @@
-"""Byte-level merges (Radford et al. 2019), as Qwen's and CLIP's tokenizers have them."""
+"""Byte-level byte-pair encoding (Radford et al. 2019) of Qwen, Llama 3 and CLIP."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -10,13 +11,32 @@ from tokenizers.processors import TemplateProcessing
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 
-# Qwen 2 and 3 cut a text like this before merges: transformers' `Qwen2Tokenizer`, llama.cpp's
-# "qwen2".
-QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+
+class Kind(NamedTuple):
+    """The steps before and around the merges of a tokenizer.
+
+    Attributes:
+        pattern: regular expression of the pieces of a text that merges stay within.
+        normalizes: True for Unicode NFC before that.
+        ignores_merges: True if a piece that is in the vocabulary is a token whatever the merges.
+        adds_start: True if a text begins with the start token unless a file says otherwise.
+    """
+
+    pattern: str
+    normalizes: bool
+    ignores_merges: bool
+    adds_start: bool
+
+
+_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PATTERNS = {"qwen2": QWEN}
+# By llama.cpp's names: Qwen 2 and 3 (transformers' `Qwen2Tokenizer`), and Llama 3.
+KINDS = {
+    "qwen2": Kind(_PATTERN.replace("DIGITS", r"\p{N}"), True, False, False),
+    "llama-bpe": Kind(_PATTERN.replace("DIGITS", r"\p{N}{1,3}"), False, True, True),
+}
 # How CLIP cuts a text, whose words end with a mark: transformers' `CLIPTokenizer`.
 START, END = "<|startoftext|>", "<|endoftext|>"
 WORDS = (
@@ -32,7 +52,7 @@ def build(
     merges: Sequence[tuple[str, str]],
     special: Sequence[str] = (),
     added: Sequence[str] = (),
-    pattern: str = QWEN,
+    kind: str = "qwen2",
 ) -> Tokenizer:
     """Makes a tokenizer.
 
@@ -42,13 +62,17 @@ def build(
         special: control tokens, which are cut out of a text first; those that the vocabulary lacks
             get the next ids.
         added: tokens that are cut out first too, and are no control tokens.
-        pattern: regular expression of the stretches that merges stay within.
+        kind: a key of `KINDS`.
     """
-    core = Tokenizer(models.BPE(vocab=dict(vocabulary), merges=list(merges)))
-    core.normalizer = normalizers.NFC()
+    way = KINDS[kind]
+    core = Tokenizer(
+        models.BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=way.ignores_merges)
+    )
+    if way.normalizes:
+        core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.Split(Regex(way.pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

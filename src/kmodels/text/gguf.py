@@ -43,7 +43,7 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
 
     Args:
         path: a .gguf file with a SentencePiece vocabulary, as llama.cpp writes for Gemma up to 3,
-            with merges as for Gemma 4, or with byte-level merges as for Qwen.
+            with merges as for Gemma 4, or with byte-level merges as for Qwen and Llama 3.
         special: pieces to treat as control tokens though the file says otherwise.
 
     Returns:
@@ -59,19 +59,20 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
         return named(f"tokenizer.ggml.{name}", default)
 
     kind, texts, cut = value("model"), value("tokens"), value("pre")
-    is_bytes = kind == BYTES and cut in byte_level.PATTERNS
+    is_bytes = kind == BYTES and cut in byte_level.KINDS
     if not (kind in (SCORED, MERGED) or is_bytes) or not texts:
         if kind == BYTES:
             kind = f"{BYTES} with pre={cut}"
         raise InputError(
             f"{path} holds a vocabulary of kind {kind!r}; {SCORED!r} (SentencePiece) and "
-            f"{MERGED!r} are read, and {BYTES!r} with pre={' or '.join(byte_level.PATTERNS)}; or "
+            f"{MERGED!r} are read, and {BYTES!r} with pre={' or '.join(byte_level.KINDS)}; or "
             "give the directory of a tokenizer.json"
         )
     try:
         make = build_bytes if is_bytes else build_pieces
         core = make(texts, value, special)
-        roles, stop = _roles(texts, value, kind)
+        adds_start = not is_bytes or byte_level.KINDS[cut].adds_start
+        roles, stop = _roles(texts, value, kind, adds_start)
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
             f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"
@@ -137,21 +138,21 @@ def build_bytes(
         byte_level.pairs(value("merges", [])),
         special=[text for text, i in usual.items() if kinds[i] == pieces.CONTROL],
         added=[text for text, i in usual.items() if kinds[i] == pieces.USER_DEFINED],
-        pattern=byte_level.PATTERNS[value("pre")],
+        kind=value("pre"),
     )
 
 
 def _roles(
-    texts: list[str], value: Callable[..., Any], kind: str
+    texts: list[str], value: Callable[..., Any], kind: str, adds_start: bool
 ) -> tuple[dict[str, str | None], list[int]]:
     """Returns the texts of the start, end and padding token, and ids that end a text.
 
-    As in llama.cpp, a SentencePiece vocabulary has tokens 1 and 2 by default, and all but
-    byte-level ones add their start token by default.
+    As in llama.cpp, a SentencePiece vocabulary has tokens 1 and 2 by default. `adds_start` is the
+    default of add_bos_token.
     """
     start, end = (1, 2) if kind == SCORED else (None, None)
     ids = {
-        "start": value("bos_token_id", start) if value("add_bos_token", kind != BYTES) else None,
+        "start": value("bos_token_id", start) if value("add_bos_token", adds_start) else None,
         "end": value("eos_token_id", end),
         "pad": value("padding_token_id"),
     }
@@ -267,8 +268,8 @@ def _of_bytes(
     described = json.loads(core.to_str())
     way = _way(described)
     known = {
-        name: _way(json.loads(byte_level.build({}, [], pattern=pattern).to_str()))
-        for name, pattern in byte_level.PATTERNS.items()
+        name: _way(json.loads(byte_level.build({}, [], kind=name).to_str()))
+        for name in byte_level.KINDS
     }
     if (pre := next((name for name in known if known[name] == way), None)) is None:
         raise InputError(

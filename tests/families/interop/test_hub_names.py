@@ -15,7 +15,9 @@ from kmodels.text.byte_level import START
 from refusals import refused
 from sentencepiece_files import words_model
 
-FAMILIES = re.compile(r"(ViT(?!Det)|DeiT|DINO|Gemma(?!3n)|Qwen3(?!Moe|_|5|\.)|CLIP|SigLIP)")
+FAMILIES = re.compile(
+    r"(ViT(?!Det)|DeiT|DINO|Gemma(?!3n)|Llama3(?!VLM|_|Vision)|Qwen3(?!Moe|_|5|\.)|CLIP|SigLIP)"
+)
 # Of audio and video, and a drafter that reads the caches of another model.
 ABSENT = {
     *("Gemma4AssistantCausalLM", "Gemma4AudioConverter", "Gemma4AudioEncoder"),
@@ -90,6 +92,10 @@ ORDER = [
     (
         *("Qwen3Backbone", (20, 1, 2, 1, 4, 8, 16, 1e4, 2.0, 1e-3, 0.1, False, 7)),
         {"rope_scaling_factor": 2.0, "tie_word_embeddings": False, "sliding_window_size": 7},
+    ),
+    (
+        *("Llama3Backbone", (20, 1, 2, 8, 16, 1, 1e4, 1.0, 8.0, 1.0, 4.0, 64, 1e-3, 0.1)),
+        {"head_dim": 4, "rope_high_freq_factor": 4.0, "layer_norm_epsilon": 1e-3, "dropout": 0.1},
     ),
     (
         *("GemmaBackbone", (20, 1, *GEMMA, False, True, True, 50.0, 30.0, True, 5, 1e-3, 0.1)),

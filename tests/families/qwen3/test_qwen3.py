@@ -201,7 +201,7 @@ def test_tokenizers_that_a_file_cannot_hold_are_named(folder):
     cut = Core.from_str(core.to_str())
     cut.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.add_tokens([AddedToken("ld", single_word=True)])
-    merges = "merges of bytes in text that is cut as by qwen2; this tokenizer is BPE and cuts it"
+    merges = "text that is cut as by qwen2 or llama-bpe; this tokenizer is BPE and cuts it"
     for other, message in (
         (core, "cuts text by more than the merges of its pieces, which"),
         (cut, merges),

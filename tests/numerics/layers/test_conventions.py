@@ -18,9 +18,17 @@ import kmodels
 from arrays import to_numpy
 from kmodels import layers
 from kmodels.core.errors import InputError
-from kmodels.models import CLIPTextConfig, Gemma3VisionEncoder, GemmaConfig, Qwen3Config, ViTConfig
+from kmodels.models import (
+    CLIPTextConfig,
+    Gemma3VisionEncoder,
+    GemmaConfig,
+    Llama3Config,
+    Qwen3Config,
+    ViTConfig,
+)
 from kmodels.models.clip import CLIPTextBlock
 from kmodels.models.gemma.model import GemmaAttention, GemmaBlock
+from kmodels.models.llama3 import Llama3Block
 from kmodels.models.qwen3 import Qwen3Block
 from kmodels.models.siglip import SigLIPTextBlock, SigLIPTextConfig
 from kmodels.models.vit.dino_head import DINOHead
@@ -44,6 +52,7 @@ CLIP = CLIPTextConfig(
     intermediate_dim=12, attention_dropout=0.1,
 )  # fmt: skip
 SIGLIP = SigLIPTextConfig(11, 8, 8, 1, 2, 12, attention_dropout=0.1)
+LLAMA3 = Llama3Config(11, 1, 2, 1, 8, 12, 4, dropout=0.1)
 QWEN3 = Qwen3Config(
     vocabulary_size=11, num_layers=1, num_query_heads=2, num_key_value_heads=1, hidden_dim=8,
     intermediate_dim=12, head_dim=4, dropout=0.1,
@@ -146,6 +155,7 @@ CASES = [
          8, 3), (2, 12, 6), (23, 0, 0), any_length=False, masks=False),
     Case(CLIPTextBlock, {"config": CLIP}, TOKENS, TOKENS, (16, 0, 1)),
     Case(SigLIPTextBlock, {"config": SIGLIP}, TOKENS, TOKENS, (16, 0, 1)),
+    Case(Llama3Block, {"config": LLAMA3, "index": 0}, TOKENS, TOKENS, (9, 0, 3)),
     Case(Qwen3Block, {"config": QWEN3, "index": 0}, TOKENS, TOKENS, (11, 0, 3)),
 ]  # fmt: skip
 # Bases, which are there to be inherited from.

@@ -368,7 +368,7 @@ def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
             "vit",
             "model.gguf",
             ["--to", "gguf"],
-            "gguf holds models of gemma, gemma_vision, gemma4_vision, qwen3; this is a ViT",
+            "gguf holds models of gemma, gemma_vision, gemma4_vision, llama3, qwen3; this is a ViT",
         ),
         ("gemma", "model", ["--to", "timm"], "timm holds models of vit; this is a GemmaCausalLM"),
         ("vit", "out", ["--to", "timm", "--dtype", "q8_0"], "timm is written as float32, bfloat16"),

@@ -131,7 +131,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         num_key_value_heads: heads of keys and values.
         hidden_dim: width of the hidden states.
         intermediate_dim: width of the MLP, as the config counts it.
-        head_dim: width of each head.
+        head_dim: width of each head; hidden_dim / num_query_heads by default.
         dtype: policy, such as "bfloat16"; Keras' global one by default.
         name: name of the model; Keras gives one by default.
         **variants: the other fields of the config; like all of its fields, each is an attribute of
@@ -170,7 +170,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
         num_key_value_heads: int,
         hidden_dim: int,
         intermediate_dim: int,
-        head_dim: int,
+        head_dim: int | None = None,
         dtype: DTypeLike = None,
         name: str | None = None,
         **variants: Any,
@@ -182,7 +182,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             num_key_value_heads=num_key_value_heads,
             hidden_dim=hidden_dim,
             intermediate_dim=intermediate_dim,
-            head_dim=head_dim,
+            head_dim=hidden_dim // num_query_heads if head_dim is None else head_dim,
             **variants,
         )
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())

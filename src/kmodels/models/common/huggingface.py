@@ -61,8 +61,9 @@ READ = {
     *("boi_token_index", "bos_token_id", "enable_moe_block", "eoi_token_id", "eoi_token_index"),
     *("eos_token_id", "final_logit_softcapping", "global_head_dim", "hidden_act"),
     *("hidden_activation", "hidden_size_per_layer_input", "image_token_id", "image_token_index"),
-    *("layer_types", "max_position_embeddings", "max_window_layers", "mm_tokens_per_image"),
-    *("model_type", "moe_intermediate_size", "num_experts", "num_global_key_value_heads"),
+    *("layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias"),
+    *("mm_tokens_per_image", "model_type", "moe_intermediate_size", "num_experts"),
+    *("num_global_key_value_heads",),
     *("num_kv_shared_layers", "pad_token_id", "per_layer_config", "quantization_config"),
     *("query_pre_attn_scalar", "rope_local_base_freq", "rope_parameters", "rope_scaling"),
     *("rope_theta", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern"),
@@ -151,6 +152,7 @@ def rope(
     given: float | None,
     default: float,
     length: float | None = None,
+    kinds: Sequence[str] = ("default", "linear", "yarn"),
 ) -> Rope:
     """Returns a rotary position embedding.
 
@@ -161,15 +163,17 @@ def rope(
         default: the base where nothing says it.
         length: `max_position_embeddings`, for YaRN whose settings do not name the original length;
             None if they have to.
+        kinds: supported kinds. Of kinds other than the default ones only the base is read.
 
     Raises:
-        InputError: for another kind than "default", "linear" and "yarn", or settings of YaRN that
-            transformers does not know or that are out of range.
+        InputError: for another kind, or settings of YaRN that transformers does not know or that
+            are out of range.
     """
     kind = rope_kind(scaling)
-    if kind not in ("default", "linear", "yarn"):
+    if kind not in kinds:
         raise InputError(
-            f"{path}: rope_type is {kind!r}; the model supports default, linear and yarn"
+            f"{path}: rope_type is {kind!r}; the model supports {', '.join(kinds[:-1])} and "
+            f"{kinds[-1]}"
         )
     base = float(scaling.get("rope_theta", default if given is None else given))
     if kind == "yarn":
