@@ -11,7 +11,7 @@ from arrays import to_numpy
 from family_table import row_of
 from kmodels.generation import request
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
-from kmodels.models.common import directories, huggingface
+from kmodels.models.blocks import directories, huggingface
 from kmodels.weights import read_safetensors
 from refusals import refused
 from tolerances import tolerance

@@ -20,7 +20,7 @@ from kmodels.models import (
     Qwen3Backbone,
     Qwen3Config,
 )
-from kmodels.models.common.layers import DecoderInfo
+from kmodels.models.blocks.decoder_block import DecoderInfo
 from kmodels.models.gemma import presets as gemma_presets
 from kmodels.models.gemma.model import GemmaBlock
 from kmodels.models.llama3 import PRESETS as LLAMA3_PRESETS

@@ -8,7 +8,7 @@ import pytest
 
 from kmodels.core.errors import InputError
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
-from kmodels.models.common.gguf import reading
+from kmodels.models.blocks.gguf import reading
 from kmodels.models.gemma import gguf as gemma
 from kmodels.models.gemma_vision import gemma3_mmproj
 from kmodels.models.llama3 import GGUF as LLAMA

@@ -134,7 +134,7 @@ class View(Protocol):
 
 
 class LayerCache:
-    """The cache that one block is given, see `kmodels.models.common.layers.DecoderBlock`.
+    """The cache that one block is given, see `kmodels.models.blocks.decoder_block.DecoderBlock`.
 
     Attributes:
         extended: what `extend` returned, for the blocks that share it.

@@ -26,8 +26,8 @@ from kmodels.interop.packages import need
 from kmodels.lora import LoraSettings
 from kmodels.lora.targets import linear_layers
 from kmodels.models import registry
-from kmodels.models.common.image_text.image_converter import HUB
-from kmodels.models.common.keras_hub_mapping import KerasHubMapping
+from kmodels.models.blocks.image_converter import HUB
+from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, engine, gather
 from kmodels.weights.rules import Bound, bind_sources, source_shape

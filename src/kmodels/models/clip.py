@@ -13,15 +13,15 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.encoder.block import EncoderBlock
-from kmodels.models.common.encoder.config import TextEncoderConfig
-from kmodels.models.common.encoder.huggingface import Setting, TextTowerFormat, peft_names
-from kmodels.models.common.encoder.text_encoder import TextEncoderBackbone
-from kmodels.models.common.image_text.image_converter import ImageConverter
-from kmodels.models.common.image_text.prompts import PromptsAndImages
-from kmodels.models.common.inputs import OptionalInputs, Reordered
-from kmodels.models.common.sizes import encoder
-from kmodels.models.common.tokenizer import BytePairTokenizer
+from kmodels.models.blocks.encoder_block import EncoderBlock
+from kmodels.models.blocks.encoder_config import TextEncoderConfig
+from kmodels.models.blocks.image_converter import ImageConverter
+from kmodels.models.blocks.image_prompts import PromptsAndImages
+from kmodels.models.blocks.inputs import OptionalInputs, Reordered
+from kmodels.models.blocks.sizes import encoder
+from kmodels.models.blocks.text_encoder import TextEncoderBackbone
+from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
+from kmodels.models.blocks.tokenizer import BytePairTokenizer
 from kmodels.models.registry import Family
 from kmodels.ops._wide import wide
 from kmodels.task import Task

@@ -15,18 +15,18 @@ import numpy as np
 import tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.models.common import huggingface as decoder
-from kmodels.models.common.config import BlockConfig, DecoderConfig, check_positive
-from kmodels.models.common.decoder import DecoderBackbone
-from kmodels.models.common.gguf import reading, tensors
-from kmodels.models.common.gguf.causal_lm import GGUFCausalLM
-from kmodels.models.common.gguf.writing import GGUFExport, GGUFForm, settings
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.layers import DecoderBlock
-from kmodels.models.common.preprocessor import CausalLMPreprocessor
-from kmodels.models.common.sizes import sizes
-from kmodels.models.common.tokenizer import BytePairTokenizer
-from kmodels.models.common.yarn import check_alone
+from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks.causal_lm import CausalLM
+from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
+from kmodels.models.blocks.decoder import DecoderBackbone
+from kmodels.models.blocks.decoder_block import DecoderBlock
+from kmodels.models.blocks.gguf import reading, tensors
+from kmodels.models.blocks.gguf.writing import GGUFExport, GGUFForm, settings
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.sizes import sizes
+from kmodels.models.blocks.tokenizer import BytePairTokenizer
+from kmodels.models.blocks.yarn import check_alone
 from kmodels.models.registry import Family
 from kmodels.text import Turns, byte_level
 from kmodels.text.gguf import BYTES
@@ -397,7 +397,7 @@ def gguf_form(config: Llama3Config) -> GGUFForm:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Llama3CausalLM(GGUFCausalLM):
+class Llama3CausalLM(CausalLM):
     """Llama 3 for text generation; arguments and methods are those of `CausalLM`."""
 
     backbone_class = Llama3Backbone

@@ -13,26 +13,26 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import check_whole
-from kmodels.models.common import huggingface as decoder
-from kmodels.models.common.causal_lm import CausalLM
-from kmodels.models.common.config import BlockConfig, DecoderConfig, check_positive
-from kmodels.models.common.decoder import DecoderBackbone
-from kmodels.models.common.embedder.preprocessor import HubEmbedderPreprocessor
-from kmodels.models.common.embedder.task import PARTS, HubEmbedder
-from kmodels.models.common.gguf import reading, tensors
-from kmodels.models.common.gguf.writing import (
+from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks.causal_lm import CausalLM
+from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
+from kmodels.models.blocks.decoder import DecoderBackbone
+from kmodels.models.blocks.decoder_block import DecoderBlock
+from kmodels.models.blocks.embedder.preprocessor import HubEmbedderPreprocessor
+from kmodels.models.blocks.embedder.task import PARTS, HubEmbedder
+from kmodels.models.blocks.gguf import reading, tensors
+from kmodels.models.blocks.gguf.writing import (
     GGUFExport,
     GGUFForm,
     settings,
     without_place_in_yarn,
     yarn_settings,
 )
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.layers import DecoderBlock
-from kmodels.models.common.preprocessor import CausalLMPreprocessor
-from kmodels.models.common.sizes import sizes
-from kmodels.models.common.tokenizer import BytePairTokenizer
-from kmodels.models.common.yarn import Yarn, check_alone
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.sizes import sizes
+from kmodels.models.blocks.tokenizer import BytePairTokenizer
+from kmodels.models.blocks.yarn import Yarn, check_alone
 from kmodels.models.registry import Family
 from kmodels.text import Turns
 from kmodels.text.gguf import BYTES

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.keras_hub_mapping import KerasHubMapping
-from kmodels.models.common.sizes import Sizes
+from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
+from kmodels.models.blocks.sizes import Sizes
 from kmodels.weights import SourceCheckpoint
 
 FAMILIES = {

@@ -15,14 +15,14 @@ from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.data.formats import protobuf
 from kmodels.layers import Dense
-from kmodels.models.common.encoder.block import EncoderBlock
-from kmodels.models.common.encoder.config import TextEncoderConfig
-from kmodels.models.common.encoder.huggingface import Setting, TextTowerFormat, peft_names
-from kmodels.models.common.encoder.text_encoder import TextEncoderBackbone
-from kmodels.models.common.image_text.image_converter import ImageConverter
-from kmodels.models.common.image_text.prompts import PromptsAndImages
-from kmodels.models.common.sizes import encoder
-from kmodels.models.common.tokenizer import LayerTokenizer
+from kmodels.models.blocks.encoder_block import EncoderBlock
+from kmodels.models.blocks.encoder_config import TextEncoderConfig
+from kmodels.models.blocks.image_converter import ImageConverter
+from kmodels.models.blocks.image_prompts import PromptsAndImages
+from kmodels.models.blocks.sizes import encoder
+from kmodels.models.blocks.text_encoder import TextEncoderBackbone
+from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
+from kmodels.models.blocks.tokenizer import LayerTokenizer
 from kmodels.models.registry import Family
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text import settings as described

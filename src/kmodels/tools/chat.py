@@ -18,8 +18,8 @@ from kmodels.data.images.any_picture import open_picture
 from kmodels.generation.drafts import ASSISTANT_TOKENS, same_tokens
 from kmodels.generation.request import sampler_of
 from kmodels.generation.sampler import Sampler
-from kmodels.models.common.causal_lm import CausalLM
-from kmodels.models.common.chat_prompts import ChatPrompts
+from kmodels.models.blocks.causal_lm import CausalLM
+from kmodels.models.blocks.chat_prompts import ChatPrompts
 
 COMMANDS = {
     "/exit": "ends the chat, as Ctrl-D does",

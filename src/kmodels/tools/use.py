@@ -160,7 +160,7 @@ class _ZeroShot:
         """Returns the row of each image."""
         import keras
 
-        from kmodels.models.common.class_names import best
+        from kmodels.models.blocks.class_names import best
 
         logits = self.model.classify(images, self.names, batch_size=len(images))
         # SigLIP scores each pair of image and text independently.

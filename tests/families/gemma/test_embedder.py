@@ -16,7 +16,7 @@ from kmodels.models import (
     GemmaTextEmbedder,
     GemmaTextEmbedderPreprocessor,
 )
-from kmodels.models.common.embedder import sentence_transformers
+from kmodels.models.blocks.embedder import sentence_transformers
 from kmodels.models.gemma.huggingface import rules
 from kmodels.training import ContrastiveLoss
 from kmodels.weights import engine, read_safetensors

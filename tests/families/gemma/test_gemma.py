@@ -11,7 +11,7 @@ import pytest
 from arrays import to_numpy
 from arrays_made import shapes_made, squares
 from kmodels.models import Gemma3Backbone, Gemma3CausalLM, GemmaBackbone, GemmaCausalLM
-from kmodels.models.common.sharding import DECODER
+from kmodels.models.blocks.sharding import DECODER
 from refusals import refused
 from tolerances import tolerance
 

@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError
 from kmodels.generation.protocol import call_with_cache, empty_cache
 from kmodels.layers import Experts, GroupedDense, Router
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
-from kmodels.models.common.per_layer import PerLayerEmbedding
+from kmodels.models.blocks.decoder_block import PerLayerEmbedding
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.tools.plan import Plan
 from kmodels.tools.plan.estimate import Setup

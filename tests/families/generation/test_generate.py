@@ -13,7 +13,7 @@ from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continu
 from kmodels.generation.generate import bucket
 from kmodels.generation.protocol import empty_cache
 from kmodels.models import GemmaBackbone, GemmaCausalLM
-from kmodels.models.common.sizes import sizes
+from kmodels.models.blocks.sizes import sizes
 from kmodels.models.gemma.presets import PRESETS
 from kmodels.tools.plan import estimate
 from kmodels.tools.plan.estimate import Setup

@@ -8,7 +8,7 @@ from arrays import to_numpy
 from family_table import row_of, run
 from kmodels.layers.remat import rematerialize
 from kmodels.models import ViTBackbone, ViTConfig, ViTImageClassifier
-from kmodels.models.common.encoder.block import EncoderInfo
+from kmodels.models.blocks.encoder_block import EncoderInfo
 from kmodels.models.vit.layers import PatchCoordinates
 from tolerances import tolerance
 

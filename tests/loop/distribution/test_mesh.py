@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.distribution import Mesh, check_batch, distribute, layout, parse_mesh, register
 from kmodels.distribution.mesh import fill
 from kmodels.layers.shard_granularity import granularity_of
-from kmodels.models.common.sharding import DECODER
+from kmodels.models.blocks.sharding import DECODER
 from kmodels.models.vit.model import LAYOUT
 
 # No test here needs devices; what TensorFlow refuses is in test_replicas_tensorflow.py.

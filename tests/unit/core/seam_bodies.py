@@ -44,9 +44,9 @@ from kmodels.layers import remat_torch as layers_remat_torch
 from kmodels.layers.block_compile import BlockCompileBackend
 from kmodels.layers.direct_calls import DirectCalls
 from kmodels.layers.remat import RematBackend
-from kmodels.models.common import order_jax as models_common_order_jax
-from kmodels.models.common import order_torch as models_common_order_torch
-from kmodels.models.common.inputs import OrderBackend
+from kmodels.models.blocks import order_jax as models_common_order_jax
+from kmodels.models.blocks import order_torch as models_common_order_torch
+from kmodels.models.blocks.inputs import OrderBackend
 from kmodels.ops import _recompute_jax as ops__recompute_jax
 from kmodels.ops import _recompute_tensorflow as ops__recompute_tensorflow
 from kmodels.ops import _recompute_torch as ops__recompute_torch

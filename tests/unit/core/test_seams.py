@@ -27,7 +27,7 @@ WITHOUT_SEAM = {
     "kmodels.core.internals_tensorflow": "environment.py imports it",
     "kmodels.data.tensors_torch": "for tensors in the state of a loader under each backend",
     "kmodels.interop.host_tensorflow": "keras-cv's layers run on TensorFlow under each backend",
-    "kmodels.models.common.preprocessing_tensorflow": "for tensors of tf.data under each backend",
+    "kmodels.models.blocks.preprocessing_tensorflow": "for tensors of tf.data under each backend",
     "kmodels.text.tokens_tensorflow": "for tensors of tf.data under each backend",
     "kmodels.weights.pickled_torch": "reads torch's files under each backend",
 }

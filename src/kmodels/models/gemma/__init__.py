@@ -1,7 +1,7 @@
 """Gemma 1, 2, 3 and 4, text only (Gemma Team 2024, 2024, 2025, 2026)."""
 
-from kmodels.models.common.embedder.task import PARTS
-from kmodels.models.common.sizes import sizes
+from kmodels.models.blocks.embedder.task import PARTS
+from kmodels.models.blocks.sizes import sizes
 from kmodels.models.gemma import gguf, huggingface
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.keras_hub import PEERS

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.layers.experts.router import check_experts
-from kmodels.models.common import layer_kinds
-from kmodels.models.common.config import BlockConfig, DecoderConfig, check_positive
-from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.common.yarn import Yarn, check_alone
+from kmodels.models.blocks import layer_kinds
+from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
+from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.blocks.yarn import Yarn, check_alone
 
 # Fields that only Gemma 4 uses.
 FROM_4 = (

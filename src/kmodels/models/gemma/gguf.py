@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.gguf import reading, tensors
-from kmodels.models.common.gguf.writing import (
+from kmodels.models.blocks.gguf import reading, tensors
+from kmodels.models.blocks.gguf.writing import (
     GGUFExport,
     GGUFForm,
     Setting,
@@ -13,7 +13,7 @@ from kmodels.models.common.gguf.writing import (
     without_place_in_yarn,
     yarn_settings,
 )
-from kmodels.models.common.layer_kinds import GLOBAL, LOCAL, sources
+from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL, sources
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.huggingface import rope_fields
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4

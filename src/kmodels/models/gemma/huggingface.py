@@ -7,11 +7,11 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common import huggingface as decoder
-from kmodels.models.common import peft
-from kmodels.models.common.embedder.sentence_transformers import EmbedderFormat
-from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.common.yarn import Rope
+from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks import peft
+from kmodels.models.blocks.embedder.sentence_transformers import EmbedderFormat
+from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.blocks.yarn import Rope
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
 from kmodels.weights import Rule

@@ -9,7 +9,7 @@ key/value heads for global layers makes their keys the values too.
 from dataclasses import replace
 from typing import Any
 
-from kmodels.models.common.keras_hub_mapping import (
+from kmodels.models.blocks.keras_hub_mapping import (
     KerasHubMapping,
     Settings,
     decoder_attention,

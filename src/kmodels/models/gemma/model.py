@@ -18,9 +18,9 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.decoder import DecoderBackbone
-from kmodels.models.common.hub_order import TextOrImages, in_order
-from kmodels.models.common.layers import DecoderAttention, DecoderBlock
+from kmodels.models.blocks.decoder import DecoderBackbone
+from kmodels.models.blocks.decoder_block import DecoderAttention, DecoderBlock
+from kmodels.models.blocks.hub_order import TextOrImages, in_order
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.huggingface import peft_names
 from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4

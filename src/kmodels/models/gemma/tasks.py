@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from kmodels.models.common.causal_lm import CausalLM
-from kmodels.models.common.embedder.preprocessor import (
+from kmodels.models.blocks.causal_lm import CausalLM
+from kmodels.models.blocks.embedder.preprocessor import (
     EmbedderPreprocessor,
     HubEmbedderPreprocessor,
 )
-from kmodels.models.common.embedder.task import DecoderEmbedder, HubEmbedder
-from kmodels.models.common.hub_order import TextOrImages, by_name
+from kmodels.models.blocks.embedder.task import DecoderEmbedder, HubEmbedder
+from kmodels.models.blocks.hub_order import TextOrImages, by_name
 from kmodels.models.gemma import gguf
 from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
 from kmodels.models.gemma.text import (

@@ -9,9 +9,9 @@ import tokenizers
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
-from kmodels.models.common.hub_order import TextOrImages, in_order
-from kmodels.models.common.preprocessor import CausalLMPreprocessor
-from kmodels.models.common.tokenizer import LayerTokenizer
+from kmodels.models.blocks.hub_order import TextOrImages, in_order
+from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer, Turns, sentencepiece
 from kmodels.text.pieces import ENDS_OF_TURNS, TURNS
 from kmodels.text.templates import AUTO

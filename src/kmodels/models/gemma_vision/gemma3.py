@@ -12,21 +12,16 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.models.common import huggingface as decoder
-from kmodels.models.common import peft
-from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.encoder.rules import below
-from kmodels.models.common.gguf.mmproj import ENCODER, Projector
-from kmodels.models.common.gguf.reading import GGUFFormat
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.image_text.image_converter import (
-    DIGITS,
-    HUB,
-    each_channel,
-)
-from kmodels.models.common.inputs import NAMES
-from kmodels.models.common.keras_hub_mapping import EncoderMapping, KerasHubMapping, Settings
-from kmodels.models.common.sizes import without_images
+from kmodels.models.blocks import encoder_rules, peft
+from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks.encoder_rules import below
+from kmodels.models.blocks.gguf.mmproj import ENCODER, Projector
+from kmodels.models.blocks.gguf.reading import GGUFFormat
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.image_converter import DIGITS, HUB, each_channel
+from kmodels.models.blocks.inputs import NAMES
+from kmodels.models.blocks.keras_hub_mapping import EncoderMapping, KerasHubMapping, Settings
+from kmodels.models.blocks.sizes import without_images
 from kmodels.models.gemma import gguf
 from kmodels.models.gemma import huggingface as text
 from kmodels.models.gemma.huggingface import transformers_form as form_of_text

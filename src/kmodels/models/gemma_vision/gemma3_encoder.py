@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
-from kmodels.models.common.hub_order import in_order
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
 

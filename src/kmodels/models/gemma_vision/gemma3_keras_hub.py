@@ -7,7 +7,7 @@ makes itself float32 where it is told "bfloat16" by name.
 from collections.abc import Mapping
 from typing import Any
 
-from kmodels.models.common.keras_hub_mapping import EncoderMapping
+from kmodels.models.blocks.keras_hub_mapping import EncoderMapping
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import keras_hub

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.gguf.mmproj import Projector
-from kmodels.models.common.gguf.tensors import plus_one
+from kmodels.models.blocks.gguf.mmproj import Projector
+from kmodels.models.blocks.gguf.tensors import plus_one
 from kmodels.models.gemma_vision import gemma3_huggingface
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.weights import LazyArray, Rule

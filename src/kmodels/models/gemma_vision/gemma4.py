@@ -14,11 +14,11 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.models.common import huggingface as decoder
-from kmodels.models.common.encoder.rules import below
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.inputs import NAMES
-from kmodels.models.common.sizes import without_images
+from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks.encoder_rules import below
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.inputs import NAMES
+from kmodels.models.blocks.sizes import without_images
 from kmodels.models.gemma import huggingface as text
 from kmodels.models.gemma.huggingface import transformers_form as form_of_text
 from kmodels.models.gemma.model import ORDER_4, Gemma4Backbone

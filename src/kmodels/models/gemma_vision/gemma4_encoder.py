@@ -12,8 +12,8 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense, Layer, LayerNorm, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.inputs import Reordered, TokensFirst
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.inputs import Reordered, TokensFirst
 
 CHANNELS = 3
 

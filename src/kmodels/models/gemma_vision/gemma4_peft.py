@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kmodels.models.common import peft
+from kmodels.models.blocks import peft
 from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEncoder
 from kmodels.models.gemma_vision.gemma4_encoder_files import BLOCK, LAYERS
 

@@ -9,8 +9,8 @@ import keras
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
-from kmodels.models.common import huggingface as decoder
-from kmodels.models.common.decoder import DecoderBackbone
+from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks.decoder import DecoderBackbone
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma_vision.preprocessor import ImageTextConverter
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors

@@ -13,9 +13,9 @@ from kmodels.core.schema import read_json
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.packing import assign
-from kmodels.models.common.image_text.image_converter import ImageConverter
-from kmodels.models.common.preprocessing import SETTINGS_FILE
-from kmodels.models.common.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.image_converter import ImageConverter
+from kmodels.models.blocks.preprocessing import SETTINGS_FILE
+from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.models.gemma_vision.records import (
     Sample,
     check_graph,

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import check_local
-from kmodels.models.common.records import one_by_one
+from kmodels.models.blocks.records import one_by_one
 from kmodels.text.chat_template import Rendered
 from kmodels.text.records import PICTURES, has_picture
 from kmodels.text.templates import Part, Written

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels import transforms
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor
-from kmodels.models.common.encoder.block import EncoderInfo
+from kmodels.models.blocks.encoder_block import EncoderInfo
 from kmodels.models.interpret.view import View, array, view_of
 from kmodels.models.two_towers import ImageTextSimilarity, TwoTowersBackbone
 from kmodels.models.vit import ViTImageClassifier

@@ -11,7 +11,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.batch import to_numpy
-from kmodels.models.common.encoder.block import NO_INFO, EncoderInfo
+from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
 from kmodels.models.gemma_vision import Gemma3VisionEncoder
 from kmodels.models.two_towers import TwoTowersBackbone
 from kmodels.models.vit import ViTBackbone, ViTImageClassifier

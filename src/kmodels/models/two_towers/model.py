@@ -13,13 +13,13 @@ from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dense, Layer
 from kmodels.layers.base import Shape
 from kmodels.layers.layout_family import of_family
+from kmodels.models.blocks import encoder_rules
+from kmodels.models.blocks.config import FrozenConfig
+from kmodels.models.blocks.encoder_config import TextEncoderConfig
+from kmodels.models.blocks.inputs import OptionalInputs, as_tensors
+from kmodels.models.blocks.sharding import KERNEL, TEXT_ENCODER
+from kmodels.models.blocks.text_encoder_files import EMBEDDINGS, PREFIX, PROJECTION
 from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder
-from kmodels.models.common.config import FrozenConfig
-from kmodels.models.common.encoder import rules
-from kmodels.models.common.encoder.config import TextEncoderConfig
-from kmodels.models.common.encoder.huggingface import EMBEDDINGS, PREFIX, PROJECTION
-from kmodels.models.common.inputs import OptionalInputs, as_tensors
-from kmodels.models.common.sharding import KERNEL, TEXT_ENCODER
 from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder
 from kmodels.models.vit import (
     CLIPVisionEncoder,
@@ -304,8 +304,8 @@ def unit_length(x: Tensor) -> Any:
 def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`."""
     projects = getattr(model, "backbone", model).config.projects
-    vision = rules.names() if projects else SIGLIP
-    text = rules.names() | {"token_embedding": EMBEDDINGS["token_embedding"]}
+    vision = encoder_rules.names() if projects else SIGLIP
+    text = encoder_rules.names() | {"token_embedding": EMBEDDINGS["token_embedding"]}
     text |= {} if projects else {"head": "head"}
     # transformers' model has no prefix in front of its towers.
     towers = (("vision_encoder", clip_siglip.PREFIX, vision), ("text_encoder", PREFIX, text))

@@ -14,10 +14,10 @@ from kmodels.core.traced import TracedState
 from kmodels.core.types import Data, DTypeLike
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.layers.layout_family import of_family
+from kmodels.models.blocks.inputs import OptionalInputs
+from kmodels.models.blocks.preprocessing import SETTINGS_FILE
+from kmodels.models.blocks.text_preprocessor import TextPreprocessor
 from kmodels.models.clip import CLIPTokenizer
-from kmodels.models.common.inputs import OptionalInputs
-from kmodels.models.common.preprocessing import SETTINGS_FILE
-from kmodels.models.common.text_preprocessor import TextPreprocessor
 from kmodels.models.siglip import SigLIPTokenizer
 from kmodels.models.two_towers.model import TwoTowersBackbone
 from kmodels.models.vit import NaFlexViTImageClassifierPreprocessor, ViTImageClassifierPreprocessor

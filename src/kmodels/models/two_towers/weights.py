@@ -6,13 +6,13 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
+from kmodels.models.blocks import huggingface
+from kmodels.models.blocks.directories import EncoderDirectory
+from kmodels.models.blocks.encoder_rules import below, dense
+from kmodels.models.blocks.sizes import Sizes
+from kmodels.models.blocks.text_encoder_files import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
-from kmodels.models.common import huggingface
-from kmodels.models.common.directories import EncoderDirectory
-from kmodels.models.common.encoder.huggingface import OLD, PREFIX, PROJECTION, TextTowerFormat
-from kmodels.models.common.encoder.rules import below, dense
-from kmodels.models.common.sizes import Sizes
 from kmodels.models.registry import Family
 from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS

@@ -11,7 +11,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tree
 from kmodels.data.images.pictures import is_picture
 from kmodels.layers import block_compile as compiling
-from kmodels.models.common.class_names import NamedClasses, best, check_class_names
+from kmodels.models.blocks.class_names import NamedClasses, best, check_class_names
 from kmodels.task import Compiled, Task, is_auto
 from kmodels.training.loop import like
 from kmodels.training.metrics import SparseAccuracy

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.models.common.config import check_rates
-from kmodels.models.common.encoder.config import EncoderBlockConfig, EncoderConfig, check_heads
+from kmodels.models.blocks.config import check_rates
+from kmodels.models.blocks.encoder_config import EncoderBlockConfig, EncoderConfig, check_heads
 from kmodels.weights.positions import METHODS, Method
 
 # How each rotary embedding pairs the channels of a head, as in `ops.rotary_embedding_2d`.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kmodels.models.common.sizes import Sizes, encoder
+from kmodels.models.blocks.sizes import Sizes, encoder
 from kmodels.models.registry import Family
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig

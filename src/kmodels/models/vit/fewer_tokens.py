@@ -19,7 +19,7 @@ from kmodels import ops
 from kmodels.core.types import Tensor
 from kmodels.layers import Attention, Layer
 from kmodels.layers.base import reshape, shape_of
-from kmodels.models.common.encoder.block import EncoderInfo
+from kmodels.models.blocks.encoder_block import EncoderInfo
 from kmodels.models.vit.config import ViTConfig
 
 

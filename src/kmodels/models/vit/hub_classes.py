@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.encoder.config import GELUS, check_gelu, config_field
-from kmodels.models.common.hub_order import in_order
+from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
+from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling

@@ -20,10 +20,10 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.encoder.block import NO_INFO, EncoderBlock, EncoderInfo
-from kmodels.models.common.encoder.config import config_field
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.sharding import BLOCKS, KERNEL
+from kmodels.models.blocks.encoder_block import NO_INFO, EncoderBlock, EncoderInfo
+from kmodels.models.blocks.encoder_config import config_field
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.sharding import BLOCKS, KERNEL
 from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fewer_tokens import PatchDropout

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.resizing import Resizing, ResizingOfBytes
-from kmodels.models.common.image_text.image_converter import (
+from kmodels.models.blocks.image_converter import (
     DIGITS,
     INTERPOLATION,
     ImageConverter,
@@ -18,7 +18,7 @@ from kmodels.models.common.image_text.image_converter import (
     output_shape,
     pictures,
 )
-from kmodels.models.common.preprocessing import Preprocessor
+from kmodels.models.blocks.preprocessing import Preprocessor
 from kmodels.models.vit.config import ViTConfig
 
 

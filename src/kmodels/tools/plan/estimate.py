@@ -27,7 +27,7 @@ from kmodels.layers.shard_granularity import Granularity, granularity_of
 from kmodels.lora import LoraSettings
 from kmodels.lora.enable import chosen
 from kmodels.lora.targets import linear_layers
-from kmodels.models.common.sizes import BlockSizes, Sizes
+from kmodels.models.blocks.sizes import BlockSizes, Sizes
 from kmodels.ops.linear_cross_entropy import tile_of
 from kmodels.overrides.blocks import blocks
 

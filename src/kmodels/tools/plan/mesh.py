@@ -25,7 +25,7 @@ import keras
 
 from kmodels.distribution import layout
 from kmodels.distribution.mesh import Mesh
-from kmodels.models.common.sizes import Sizes
+from kmodels.models.blocks.sizes import Sizes
 from kmodels.tools.plan.estimate import (
     FROZEN,
     GATHERED,

@@ -17,7 +17,7 @@ from kmodels.distribution import Mesh, check_batch, parse_mesh
 from kmodels.distribution.mesh import REST
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
-from kmodels.models.common.sizes import Sizes
+from kmodels.models.blocks.sizes import Sizes
 from kmodels.tools.plan import estimate
 from kmodels.tools.plan.estimate import (
     ACTIVATIONS,

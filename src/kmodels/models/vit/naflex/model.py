@@ -16,8 +16,8 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.encoder.block import EncoderInfo
-from kmodels.models.common.encoder.config import GELUS, check_gelu, config_field
+from kmodels.models.blocks.encoder_block import EncoderInfo
+from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import LAYOUT, Block
 from kmodels.models.vit.naflex.layers import (

@@ -11,8 +11,8 @@ from kmodels.core.types import Data
 from kmodels.data.images.naflex import grid_of, normalized, padded, patches_of
 from kmodels.data.images.pictures import is_picture
 from kmodels.data.images.resizing import ResizingOfBytes
-from kmodels.models.common.image_text.image_converter import picture
-from kmodels.models.common.preprocessing import Preprocessor
+from kmodels.models.blocks.image_converter import picture
+from kmodels.models.blocks.preprocessing import Preprocessor
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
 

@@ -1,7 +1,7 @@
 """Hugging Face directories of DINOv2, with and without registers."""
 
-from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.encoder.rules import prefix_of
+from kmodels.models.blocks import encoder_rules
+from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.models.vit.weights.huggingface_config import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
 from kmodels.models.vit.weights.huggingface_config import (

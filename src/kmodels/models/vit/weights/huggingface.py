@@ -1,8 +1,8 @@
 """Hugging Face directories of ViT, DeiT, I-JEPA and MAE: with their heads or decoder, or bare."""
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.encoder.rules import prefix_of
+from kmodels.models.blocks import encoder_rules
+from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config, mae
 from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json
-from kmodels.models.common.directories import EncoderDirectory
-from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.blocks import encoder_rules
+from kmodels.models.blocks.directories import EncoderDirectory
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.resizing import fitting
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, constant

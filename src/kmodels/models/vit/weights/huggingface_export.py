@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.encoder.rules import HIDDEN_ACTS
+from kmodels.models.blocks.encoder_rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae

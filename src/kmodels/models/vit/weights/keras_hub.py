@@ -7,8 +7,8 @@ where both have them.
 from collections.abc import Callable
 from typing import Any
 
-from kmodels.models.common.encoder.config import GELUS
-from kmodels.models.common.keras_hub_mapping import KerasHubMapping, Settings, numbered
+from kmodels.models.blocks.encoder_config import GELUS
+from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping, Settings, numbered
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.huggingface_config import block_rules
 from kmodels.weights import LazyArray, Rule

@@ -8,7 +8,7 @@ whatever PEFT puts around it.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kmodels.models.common.encoder import rules as encoder_rules
+from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov3, huggingface
 

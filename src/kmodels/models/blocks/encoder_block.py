@@ -4,19 +4,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from kmodels.core.types import Tensor
-from kmodels.layers import (
-    MLP,
-    Attention,
-    Dropout,
-    DropPath,
-    Layer,
-    LayerNorm,
-    LayerScale,
-    SwiGLU,
-)
+from kmodels.layers import MLP, Attention, Dropout, DropPath, Layer, LayerNorm, LayerScale, SwiGLU
 from kmodels.layers.base import Shape
 from kmodels.layers.direct_calls import calls
-from kmodels.models.common.encoder.config import EncoderConfig
+from kmodels.models.blocks.encoder_config import EncoderConfig
 
 
 class EncoderInfo(NamedTuple):

@@ -8,8 +8,8 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.models.common.image_text.image_converter import ImageConverter
-from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.models.blocks.image_converter import ImageConverter
+from kmodels.models.blocks.text_preprocessor import TextPreprocessor
 from kmodels.text import Tokenizer
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.models.common.config import FrozenConfig, check_rates
+from kmodels.models.blocks.config import FrozenConfig, check_rates
 
 # keras-hub's names of GELU's forms, and what `ops.gelu` calls them.
 GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}

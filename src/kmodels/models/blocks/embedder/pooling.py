@@ -6,7 +6,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.models.common.inputs import Reordered
+from kmodels.models.blocks.inputs import Reordered
 from kmodels.ops._wide import wide
 
 # sentence-transformers' names of the modes.

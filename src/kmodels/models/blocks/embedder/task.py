@@ -9,10 +9,10 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tree
 from kmodels.layers import Dense
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common.decoder import DecoderBackbone
-from kmodels.models.common.embedder import sentence_transformers
-from kmodels.models.common.embedder.encode import Encodes
-from kmodels.models.common.embedder.pooling import (
+from kmodels.models.blocks.decoder import DecoderBackbone
+from kmodels.models.blocks.embedder import sentence_transformers
+from kmodels.models.blocks.embedder.encode import Encodes
+from kmodels.models.blocks.embedder.pooling import (
     HUB_MODES,
     LAST,
     MEAN,
@@ -20,9 +20,9 @@ from kmodels.models.common.embedder.pooling import (
     TokenPooling,
     UnitLength,
 )
-from kmodels.models.common.embedder.preprocessor import EmbedderPreprocessor
-from kmodels.models.common.hub_order import in_order
-from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
+from kmodels.models.blocks.embedder.preprocessor import EmbedderPreprocessor
+from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Compiled, Task
 from kmodels.training.losses import ContrastiveLoss
 from kmodels.weights import Rule

@@ -9,10 +9,10 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.models.common.chat_prompts import ChatPrompts
-from kmodels.models.common.preprocessing import on_host
-from kmodels.models.common.records import one_by_one
-from kmodels.models.common.text_preprocessor import TextPreprocessor
+from kmodels.models.blocks.chat_prompts import ChatPrompts
+from kmodels.models.blocks.preprocessing import on_host
+from kmodels.models.blocks.records import one_by_one
+from kmodels.models.blocks.text_preprocessor import TextPreprocessor
 from kmodels.text import Cut, Example, Template, Tokenizer, encode, pack, pad
 from kmodels.text.chat_template import as_chats, is_chat
 from kmodels.text.templates import AUTO
@@ -219,7 +219,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
                     "reply; give max_new_tokens in place of max_length"
                 )
         elif in_graph(keras.tree.flatten(x)[0]):
-            from kmodels.models.common import preprocessing_tensorflow
+            from kmodels.models.blocks import preprocessing_tensorflow
 
             settings = {"sequence_length": sequence_length}
             return preprocessing_tensorflow.call(_Prompts(self), (x, None, None), settings)

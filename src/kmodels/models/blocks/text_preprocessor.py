@@ -13,9 +13,9 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
 from kmodels.core.types import Data
-from kmodels.models.common.preprocessing import SETTINGS_FILE, Preprocessor
-from kmodels.models.common.records import one_by_one
-from kmodels.models.common.tokenizer import LayerTokenizer
+from kmodels.models.blocks.preprocessing import SETTINGS_FILE, Preprocessor
+from kmodels.models.blocks.records import one_by_one
+from kmodels.models.blocks.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer
 from kmodels.weights import native
 

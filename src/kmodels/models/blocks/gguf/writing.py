@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
@@ -14,17 +14,141 @@ import numpy as np
 from kmodels import lora
 from kmodels.core.errors import InputError
 from kmodels.core.remote import write_file
-from kmodels.models.common.config import DecoderConfig
-from kmodels.models.common.gguf.comparing import differences
-from kmodels.models.common.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
-from kmodels.models.common.gguf.vocabulary import add_vocabulary
-from kmodels.models.common.yarn import Yarn
+from kmodels.models.blocks.config import DecoderConfig
+from kmodels.models.blocks.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
+from kmodels.models.blocks.huggingface import tokenizer_in
+from kmodels.models.blocks.yarn import Yarn
+from kmodels.text.gguf import BYTES, describe
+from kmodels.text.pieces import ENDS_OF_TURNS
+from kmodels.text.settings import with_names
 from kmodels.weights import LazyArray, export
+
+if TYPE_CHECKING:
+    import gguf
+
+    from kmodels.text import Tokenizer
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import gguf
+
+
+def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
+    """Returns the settings that results depend on and that differ, however a config says them.
+
+    Args:
+        wanted: config of a model.
+        read: config of the file that was written of it, which has as many layers.
+
+    Returns:
+        "name=value" as wanted; one that differs in some blocks alone names the first of them.
+    """
+    found = [f"{name}={value!r}" for name, value in _lost(_outside(wanted), _outside(read)).items()]
+    by_name: dict[str, dict[int, Any]] = {}
+    for i in range(wanted.num_layers):
+        for name, value in _lost(_block(wanted, i), _block(read, i)).items():
+            by_name.setdefault(name, {})[i] = value
+    for name, lost in by_name.items():
+        first, value = next(iter(lost.items()))
+        everywhere = list(lost.values()) == [value] * wanted.num_layers
+        found.append(f"{name}={value!r}" if everywhere else f"{name} of layer {first}={value!r}")
+    return found
+
+
+def _lost(wanted: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+    """Returns what differs; a file holds numbers in float32."""
+    same = {
+        name: np.float32(value) == np.float32(read[name])
+        if isinstance(value, float) and isinstance(read[name], float)
+        else value == read[name]
+        for name, value in wanted.items()
+    }
+    return {name: value for name, value in wanted.items() if not same[name]}
+
+
+def _outside(config: DecoderConfig) -> dict[str, Any]:
+    """Returns what stands outside the blocks."""
+    per_layer = any(config.block(i).per_layer_dim for i in range(config.num_layers))
+    return {
+        "vocabulary_size": config.vocabulary_size,
+        "hidden_dim": config.hidden_dim,
+        "scales_embeddings": config.scales_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "final_logit_soft_cap": config.logit_soft_cap,
+        "per_layer_vocabulary": config.per_layer_vocabulary if per_layer else None,
+    }
+
+
+def _block(config: DecoderConfig, index: int) -> dict[str, Any]:
+    """Returns what a block is made of, except for what counts in training alone."""
+    block = asdict(config.block(index))
+    del block["dropout"]
+    # As many channels may turn by two shares.
+    block["turned_channels"] = int(block.pop("rope_turned") * block["head_dim"] // 2)
+    return block
+
+
+def add_vocabulary(
+    writer: "gguf.GGUFWriter", model: keras.Model, kind: str, template: str | None
+) -> None:
+    """Adds tokens, the roles of some, and the chat template; says so where there is no tokenizer.
+
+    Args:
+        writer: writes the file.
+        model: a causal model.
+        kind: how the file holds the vocabulary, see `kmodels.text.gguf.describe`.
+        template: see `GGUFForm`.
+
+    Raises:
+        InputError: for a tokenizer that a vocabulary of this kind cannot describe.
+    """
+    tokenizer = tokenizer_in(model)
+    if tokenizer is None:
+        writer.add_tokenizer_model("none")
+        return
+    found = describe(tokenizer.core, model.backbone.config.vocabulary_size, kind)
+    writer.add_tokenizer_model(found.model)
+    if found.pre is not None:
+        writer.add_tokenizer_pre(found.pre)
+    if found.merges:
+        writer.add_token_merges(found.merges)
+    writer.add_token_list(found.texts)
+    if found.scores:
+        writer.add_token_scores(found.scores)
+    writer.add_token_types(found.kinds)
+    if found.space_prefix is not None:
+        writer.add_add_space_prefix(found.space_prefix)
+    _add_roles(writer, tokenizer, kind)
+    if found.unknown is not None:
+        writer.add_unk_token_id(found.unknown)
+    _add_chat(writer, tokenizer, template)
+
+
+def _add_roles(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", kind: str) -> None:
+    start = tokenizer.start_token_id
+    writer.add_eos_token_id(tokenizer.end_token_id)
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_add_bos_token(start is not None)
+    writer.add_add_eos_token(False)
+    if start is None and kind == BYTES:
+        # Where a file is silent, llama.cpp calls token 11 the start; published ones name this.
+        start = tokenizer.pad_token_id
+    if start is not None:
+        writer.add_bos_token_id(start)
+
+
+def _add_chat(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", template: str | None) -> None:
+    templates = with_names({"chat_template": tokenizer.chat_template}, {})["chat_template"]
+    for start, end in ENDS_OF_TURNS.items():
+        if (number := tokenizer.core.token_to_id(end)) is not None:
+            writer.add_eot_token_id(number)
+            if template is not None and not templates:
+                templates = template.replace("<START>", start).replace("<END>", end)
+            break
+    if templates:
+        writer.add_chat_template(templates)
+
 
 # The types in which kernels and tables are stored; norms are always F32.
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}

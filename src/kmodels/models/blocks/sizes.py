@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.models.common.config import BlockConfig, DecoderConfig
-from kmodels.models.common.encoder.config import EncoderConfig
+from kmodels.models.blocks.config import BlockConfig, DecoderConfig
+from kmodels.models.blocks.encoder_config import EncoderConfig
 
 
 @dataclass(frozen=True)

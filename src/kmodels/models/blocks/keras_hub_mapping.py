@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.models.common.config import BlockConfig, DecoderConfig
+from kmodels.models.blocks.config import BlockConfig, DecoderConfig
 from kmodels.weights import Rule, Transform, reshape
 
 Settings = Mapping[str, Any]

@@ -30,7 +30,7 @@ class OrderBackend(Protocol):
         ...
 
 
-_native = backend_module("kmodels.models.common.order", OrderBackend, optional=True)
+_native = backend_module("kmodels.models.blocks.order", OrderBackend, optional=True)
 
 
 class OptionalInputs:

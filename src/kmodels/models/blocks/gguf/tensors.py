@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kmodels.models.common.config import DecoderConfig
+from kmodels.models.blocks.config import DecoderConfig
 from kmodels.weights import Rule, Transform, identity, transpose
 
 BLOCK = "blk.{i}"

@@ -71,7 +71,7 @@ class Preprocessor(keras.layers.Layer):
                 "hand it to a dataset's map"
             )
         if any(map(in_graph, firsts)):
-            from kmodels.models.common import preprocessing_tensorflow
+            from kmodels.models.blocks import preprocessing_tensorflow
 
             return preprocessing_tensorflow.call(self, (x, y, sample_weight), kwargs)
         return self.call(on_host(x), y, sample_weight, **kwargs)
@@ -146,7 +146,7 @@ def on_host(x: Data) -> Any:
     columns = x if isinstance(x, dict) else {"": x}
     if not any(type(column).__module__.startswith("tensorflow") for column in columns.values()):
         return x
-    from kmodels.models.common import preprocessing_tensorflow
+    from kmodels.models.blocks import preprocessing_tensorflow
 
     found = {name: preprocessing_tensorflow.on_host(column) for name, column in columns.items()}
     return found if isinstance(x, dict) else found[""]

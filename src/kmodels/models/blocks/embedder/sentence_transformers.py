@@ -14,8 +14,8 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_inside
 from kmodels.core.schema import SIZE, Needed, check_shape, read_json, warn_of_unknown
-from kmodels.models.common.embedder.pooling import MEAN, MODES
-from kmodels.models.common.huggingface import CONFIG, HuggingFaceFormat
+from kmodels.models.blocks.embedder.pooling import MEAN, MODES
+from kmodels.models.blocks.huggingface import CONFIG, HuggingFaceFormat
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 
 MODULES, PROMPTS, SENTENCES = (

@@ -13,9 +13,9 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import write_file
-from kmodels.models.common.encoder.rules import below
-from kmodels.models.common.gguf.reading import IDLE_ANYWHERE, NOTES, OWNERS, lazy
-from kmodels.models.common.gguf.writing import (
+from kmodels.models.blocks.encoder_rules import below
+from kmodels.models.blocks.gguf.reading import IDLE_ANYWHERE, NOTES, OWNERS, lazy
+from kmodels.models.blocks.gguf.writing import (
     FILES,
     KINDS,
     Setting,
@@ -24,7 +24,7 @@ from kmodels.models.common.gguf.writing import (
     check_file,
     check_package,
 )
-from kmodels.models.common.keras_hub_mapping import numbered
+from kmodels.models.blocks.keras_hub_mapping import numbered
 from kmodels.weights import LazyArray, Rule, engine
 from kmodels.weights.gguf import Settings, open_gguf
 

@@ -13,7 +13,7 @@ from kmodels.data.images.image_format import check_channels_last
 from kmodels.data.images.pictures import is_picture, warn_of_unit_range, with_channels
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.pipeline.batch import to_numpy
-from kmodels.models.common.preprocessing import Preprocessor
+from kmodels.models.blocks.preprocessing import Preprocessor
 
 # keras-hub's names of the kernels.
 INTERPOLATION = {

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kmodels.models.common import huggingface
-from kmodels.models.common.directories import EncoderDirectory
-from kmodels.models.common.encoder import rules as encoder_rules
-from kmodels.models.common.encoder.config import GELUS, TextEncoderConfig
-from kmodels.models.common.huggingface import TransformersForm
+from kmodels.models.blocks import encoder_rules, huggingface
+from kmodels.models.blocks.directories import EncoderDirectory
+from kmodels.models.blocks.encoder_config import GELUS, TextEncoderConfig
+from kmodels.models.blocks.huggingface import TransformersForm
 from kmodels.weights import Rule, SourceCheckpoint
 
 PREFIX, PROJECTION = "text_model.", "text_projection"

@@ -13,12 +13,12 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.generation import request
-from kmodels.models.common.config import DecoderConfig
-from kmodels.models.common.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
-from kmodels.models.common.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.common.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
-from kmodels.models.common.tokenizer import VOCABULARY
-from kmodels.models.common.yarn import Rope, Yarn
+from kmodels.models.blocks.config import DecoderConfig
+from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
+from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.blocks.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
+from kmodels.models.blocks.tokenizer import VOCABULARY
+from kmodels.models.blocks.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.rules import transpose_each

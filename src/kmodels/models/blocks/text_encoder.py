@@ -9,10 +9,10 @@ from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, LayerNorm, PositionEmbedding
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common import sharding
-from kmodels.models.common.encoder.block import EncoderBlock, EncoderInfo
-from kmodels.models.common.encoder.config import config_field
-from kmodels.models.common.inputs import GRAPH, OptionalInputs, as_tensors
+from kmodels.models.blocks import sharding
+from kmodels.models.blocks.encoder_block import EncoderBlock, EncoderInfo
+from kmodels.models.blocks.encoder_config import config_field
+from kmodels.models.blocks.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Backbone
 
 

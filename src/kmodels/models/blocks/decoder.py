@@ -12,11 +12,11 @@ from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
-from kmodels.models.common import peft, sharding
-from kmodels.models.common.config import DecoderConfig
-from kmodels.models.common.encoder.config import config_field
-from kmodels.models.common.image_text import images
-from kmodels.models.common.inputs import (
+from kmodels.models.blocks import image_tokens, peft, sharding
+from kmodels.models.blocks.config import DecoderConfig
+from kmodels.models.blocks.decoder_block import DecoderBlock, DecoderInfo, PerLayerEmbedding
+from kmodels.models.blocks.encoder_config import config_field
+from kmodels.models.blocks.inputs import (
     OptionalInputs,
     PaddingApart,
     Reordered,
@@ -24,8 +24,6 @@ from kmodels.models.common.inputs import (
     as_tensors,
     complete,
 )
-from kmodels.models.common.layers import DecoderBlock, DecoderInfo
-from kmodels.models.common.per_layer import PerLayerEmbedding
 from kmodels.task import Backbone
 from kmodels.weights import gather
 
@@ -52,9 +50,9 @@ class _Steps(NamedTuple):
         if features is None or vision_mask is None:
             return self.embedding(token_ids), None
         # The token that stands for a piece of an image may lie outside the table.
-        x = self.embedding(images.without_images(token_ids, vision_mask))
-        x = images.insert(x, features, vision_mask, self.move)
-        return x, images.block_ids(vision_mask)
+        x = self.embedding(image_tokens.without_images(token_ids, vision_mask))
+        x = image_tokens.insert(x, features, vision_mask, self.move)
+        return x, image_tokens.block_ids(vision_mask)
 
     def run(
         self,
@@ -106,7 +104,7 @@ class _Steps(NamedTuple):
         if self.per_layer is None:
             return None
         if vision_mask is not None:
-            token_ids = images.without_images(token_ids, vision_mask)
+            token_ids = image_tokens.without_images(token_ids, vision_mask)
         return self.per_layer(token_ids, x)
 
     def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

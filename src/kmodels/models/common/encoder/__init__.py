@@ -1,1 +1,0 @@
-"""Encoders: their block, their configuration, and text encoders made of both."""

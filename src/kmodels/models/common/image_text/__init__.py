@@ -1,1 +1,0 @@
-"""Parts that models of images and texts share."""
