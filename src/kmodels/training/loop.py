@@ -654,7 +654,8 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     """
 
     follows_changes = True
-    preprocessor: Any = None
+    # Without a value here: torch looks for a layer of this name after the attributes of the class.
+    preprocessor: Any
     split = staticmethod(as_tuple)
     builds_first = False
 
@@ -680,14 +681,14 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
         """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
-        if arrays.is_empty(x, self.preprocessor):
+        if arrays.is_empty(x, getattr(self, "preprocessor", None)):
             return self.predict_on_batch(x)
         return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
     def _run(self, request: FitRequest) -> Any:
         if deferred.used:
             deferred.check(self, request.method)
-        return run_request(self, request, self.preprocessor, self.split)
+        return run_request(self, request, getattr(self, "preprocessor", None), self.split)
 
     @like(keras.Model.train_on_batch)
     def train_on_batch(
@@ -727,7 +728,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
         if deferred.used:
             deferred.check(self, method)
-        batch = kinds.one_batch(parts, self.preprocessor)
+        batch = kinds.one_batch(parts, getattr(self, "preprocessor", None))
         check_batch(self, batch)
         return *batch, *(None,) * (len(parts) - len(batch))
 

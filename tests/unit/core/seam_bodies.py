@@ -44,8 +44,8 @@ from kmodels.layers import remat_torch as layers_remat_torch
 from kmodels.layers.block_compile import BlockCompileBackend
 from kmodels.layers.direct_calls import DirectCalls
 from kmodels.layers.remat import RematBackend
-from kmodels.models.blocks import order_jax as models_common_order_jax
-from kmodels.models.blocks import order_torch as models_common_order_torch
+from kmodels.models.blocks import order_jax as models_blocks_order_jax
+from kmodels.models.blocks import order_torch as models_blocks_order_torch
 from kmodels.models.blocks.inputs import OrderBackend
 from kmodels.ops import _recompute_jax as ops__recompute_jax
 from kmodels.ops import _recompute_tensorflow as ops__recompute_tensorflow
@@ -120,8 +120,8 @@ _layers_direct_calls_torch: DirectCalls = layers_direct_calls_torch
 _layers_remat_jax: RematBackend = layers_remat_jax
 _layers_remat_torch: RematBackend = layers_remat_torch
 _layers_remat_tensorflow: RematBackend = layers_remat_tensorflow
-_models_common_order_jax: OrderBackend = models_common_order_jax
-_models_common_order_torch: OrderBackend = models_common_order_torch
+_models_blocks_order_jax: OrderBackend = models_blocks_order_jax
+_models_blocks_order_torch: OrderBackend = models_blocks_order_torch
 _ops__recompute_jax: RecomputeBackend = ops__recompute_jax
 _ops__recompute_torch: RecomputeBackend = ops__recompute_torch
 _ops__recompute_tensorflow: RecomputeBackend = ops__recompute_tensorflow
