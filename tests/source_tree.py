@@ -21,7 +21,7 @@ ROWS = (
         *("checkpoint", "data", "distribution", "generation", "lora", "text"),
         *("training", "weights"),
     ),
-    ("callbacks", "task", "presets"),
+    ("callbacks", "task", "presets", "registry"),
     ("models",),
     ("interop", "runs", "tools"),
     ("__main__", "registration"),

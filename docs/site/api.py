@@ -125,7 +125,7 @@ def row(family: Any, fields: dict[str, Any]) -> dict[str, str]:
 
 def presets_page() -> str:
     """Returns the text of the page of presets."""
-    from kmodels.models import registry
+    from kmodels import registry
 
     parts = [PRESETS_HEAD]
     for family in registry.families():

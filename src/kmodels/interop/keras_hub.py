@@ -17,7 +17,7 @@ import h5py
 import keras
 import numpy as np
 
-from kmodels import lora, presets
+from kmodels import lora, presets, registry
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
@@ -25,7 +25,6 @@ from kmodels.core.schema import Needed, read_json
 from kmodels.interop.packages import need
 from kmodels.lora import LoraSettings
 from kmodels.lora.targets import linear_layers
-from kmodels.models import registry
 from kmodels.models.blocks.image_converter import HUB
 from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
 from kmodels.text import Tokenizer

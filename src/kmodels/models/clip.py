@@ -22,8 +22,8 @@ from kmodels.models.blocks.sizes import encoder
 from kmodels.models.blocks.text_encoder import TextEncoderBackbone
 from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
-from kmodels.models.registry import Family
 from kmodels.ops._wide import wide
+from kmodels.registry import Family
 from kmodels.task import Task
 from kmodels.text import Tokenizer
 from kmodels.text import settings as described

@@ -27,7 +27,7 @@ from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
 from kmodels.models.blocks.yarn import check_alone
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 from kmodels.text import Turns, byte_level
 from kmodels.text.gguf import BYTES
 from kmodels.weights import Rule, Transform

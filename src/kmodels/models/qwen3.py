@@ -33,7 +33,7 @@ from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
 from kmodels.models.blocks.yarn import Yarn, check_alone
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 from kmodels.text import Turns
 from kmodels.text.gguf import BYTES
 from kmodels.weights import Rule

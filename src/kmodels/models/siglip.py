@@ -23,7 +23,7 @@ from kmodels.models.blocks.sizes import encoder
 from kmodels.models.blocks.text_encoder import TextEncoderBackbone
 from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
 from kmodels.models.blocks.tokenizer import LayerTokenizer
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text import settings as described
 from kmodels.text.pieces import SPACE

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kmodels import registry
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import read_json
-from kmodels.models import registry
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 from kmodels.weights import SourceCheckpoint, native
 from kmodels.weights.rules import PROBLEM_TYPES
 

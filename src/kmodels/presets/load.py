@@ -9,14 +9,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from kmodels import registry
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, shown
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import DTypeLike
 from kmodels.layers import changes
-from kmodels.models import registry
-from kmodels.models.registry import Family
 from kmodels.presets.find import open_checkpoint
+from kmodels.registry import Family
 from kmodels.weights import (
     SourceCheckpoint,
     deferred,

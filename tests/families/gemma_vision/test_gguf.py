@@ -319,7 +319,7 @@ def test_convert_writes_both_files_or_asks(directory, files, tmp_path, capsys):
 
 
 def test_convert_of_other_formats(model, directory, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="only gguf keeps a vision encoder in a file of its own"):
+    with pytest.raises(InputError, match="only gguf has a separate file for the vision encoder"):
         convert(directory, tmp_path / "out", "hf", mmproj=tmp_path / "mmproj.gguf")
     name = {"jax": "stablehlo", "torch": "torch-export", "tensorflow": "savedmodel"}[
         keras.backend.backend()

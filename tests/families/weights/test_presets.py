@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import presets
+from kmodels import presets, registry
 from kmodels.core.errors import InputError
-from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor, registry
+from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
 from kmodels.weights import native
 from kmodels.weights.engine import variables
 from kmodels.weights.gather import values

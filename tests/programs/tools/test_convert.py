@@ -24,6 +24,7 @@ from kmodels.models import (
     GemmaCausalLMPreprocessor,
     GemmaTextEmbedder,
     ImageTextSimilarity,
+    Llama3CausalLM,
     Qwen3CausalLM,
     ViTBackbone,
     ViTImageClassifier,
@@ -39,16 +40,19 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "convert.md"
 TRACED = [name for name, form in FORMATS.items() if form.traced]
 # Tracing takes seconds: each format from each backend that writes it, with every family once.
 CASES = {
-    "jax": {"savedmodel": ["vit"], "stablehlo": ["vit", "gemma", "qwen3", "clip", "embed"]},
+    "jax": {
+        "savedmodel": ["vit"],
+        "stablehlo": ["vit", "gemma", "llama3", "qwen3", "clip", "embed"],
+    },
     "torch": {
-        "onnx": ["gemma", "qwen3", "clip", "embed"],
-        "openvino": ["vit", "qwen3", "clip", "embed"],
-        "torch-export": ["vit", "gemma", "qwen3", "clip", "embed"],
+        "onnx": ["gemma", "llama3", "qwen3", "clip", "embed"],
+        "openvino": ["vit", "llama3", "qwen3", "clip", "embed"],
+        "torch-export": ["vit", "gemma", "llama3", "qwen3", "clip", "embed"],
     },
     "tensorflow": {
         "onnx": ["vit"],
-        "savedmodel": ["gemma", "qwen3", "clip", "embed"],
-        "litert": ["vit", "gemma", "qwen3", "clip", "embed"],
+        "savedmodel": ["gemma", "llama3", "qwen3", "clip", "embed"],
+        "litert": ["vit", "gemma", "llama3", "qwen3", "clip", "embed"],
         "openvino": ["gemma"],
     },
 }
@@ -71,6 +75,7 @@ MAKE = {
     "gemma4_vision": lambda: Gemma4ImageTextLM.from_preset(
         "gemma4_unified_debug", num_layers=2, image_token_id=320
     ),
+    "llama3": lambda: Llama3CausalLM.from_preset("llama3_debug", num_layers=1),
     "qwen3": lambda: Qwen3CausalLM.from_preset("qwen3_debug", num_layers=1),
     "clip": lambda: CLIPTextModelWithProjection.from_preset("clip_text_debug", num_layers=1),
     "embed": lambda: GemmaTextEmbedder.from_preset("embedding_gemma_debug", num_layers=1),

@@ -34,7 +34,7 @@ def test_the_page_is_up_to_date(path, page):
 
 
 def test_every_preset_is_on_its_page():
-    from kmodels.models import registry
+    from kmodels import registry
 
     rows = re.findall(r"^\| `(\S+)` \| (.*) \|$", api.PRESETS_PAGE.read_text(), re.MULTILINE)
     assert [name for name, _ in rows] == [n for f in registry.families() for n in f.presets]

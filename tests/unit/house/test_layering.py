@@ -35,9 +35,7 @@ UPWARD = {
     ("core/dispatch.py", "kmodels.overrides.*"),
     ("distribution/plan.py", "kmodels.callbacks"),
     ("distribution/ray/start.py", "kmodels.runs.recipe"),
-    ("presets/find.py", "kmodels.models.registry"),
-    ("presets/load.py", "kmodels.models.registry"),
-    ("presets/save.py", "kmodels.models.registry"),
+    ("registry.py", "kmodels.models.*"),
     ("training/__init__.py", "kmodels.*"),
 }
 

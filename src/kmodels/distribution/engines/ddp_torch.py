@@ -17,7 +17,6 @@ from kmodels.core import keras_internals, seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution import processes
 from kmodels.distribution.mesh import Mesh
-from kmodels.training.step_torch import TaskStep
 
 # Averages over the rows of each process, whose average is that over all rows.
 _MEANS = ("sum_over_batch_size", "mean")
@@ -278,7 +277,7 @@ class DDPEngine:
         """See `Engine.check`."""
         if self.shards == 1:
             return
-        if not isinstance(model, TaskStep):
+        if not hasattr(model, "parallel"):  # of no `step_torch.TaskStep`
             raise InputError(
                 f"plan.prepare got {type(model).__name__}, whose step is Keras' own; give a task "
                 "of kmodels, or kmodels.training.TrainStep(model, loss)"

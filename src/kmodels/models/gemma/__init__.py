@@ -24,7 +24,7 @@ from kmodels.models.gemma.text import (
     GemmaCausalLMPreprocessor,
     GemmaTokenizer,
 )
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 
 FAMILY = Family(
     name="gemma",

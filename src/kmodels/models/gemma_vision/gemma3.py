@@ -49,7 +49,7 @@ from kmodels.models.gemma_vision.preprocessor import (
     kernel_of,
     processor_files,
 )
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 from kmodels.text import Example
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import open_gguf, setting

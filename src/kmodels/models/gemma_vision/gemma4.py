@@ -55,7 +55,7 @@ from kmodels.models.gemma_vision.preprocessor import (
     kernel_of,
     processor_files,
 )
-from kmodels.models.registry import Family
+from kmodels.registry import Family
 from kmodels.text import Example, Tokenizer
 from kmodels.weights import LazyArray, Rule
 

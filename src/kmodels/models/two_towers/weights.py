@@ -13,7 +13,6 @@ from kmodels.models.blocks.sizes import Sizes
 from kmodels.models.blocks.text_encoder_files import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
-from kmodels.models.registry import Family
 from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
 from kmodels.models.two_towers.model import TwoTowersBackbone, TwoTowersConfig
@@ -26,6 +25,7 @@ from kmodels.models.vit.presets import PRESETS as IMAGES
 from kmodels.models.vit.weights import clip_siglip, huggingface_export
 from kmodels.models.vit.weights.huggingface_config import takes_patches
 from kmodels.models.vit.weights.huggingface_export import patch_form, picture_form
+from kmodels.registry import Family
 from kmodels.weights import Rule, SourceCheckpoint, reshape
 
 # === Hugging Face ===

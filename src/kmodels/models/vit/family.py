@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kmodels.models.blocks.sizes import Sizes, encoder
-from kmodels.models.registry import Family
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.mae import ViTMAEForPreTraining
@@ -27,6 +26,7 @@ from kmodels.models.vit.weights import (
 from kmodels.models.vit.weights.huggingface_export import transformers_form
 from kmodels.models.vit.weights.keras_hub import PEERS
 from kmodels.models.vit.weights.resizing import adapt_rules, adapt_statistics, fitting
+from kmodels.registry import Family
 from kmodels.weights.tensors import LazyArray
 
 HEADS = ("logits/", "distillation_logits/")

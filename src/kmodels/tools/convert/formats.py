@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kmodels import registry
 from kmodels.core.dispatch import backend
 from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.generation.request import PIXELS
-from kmodels.models import registry
 from kmodels.presets.save import TRANSFORMERS_FILES
 from kmodels.tools.convert.runtimes import HUB_FILES
 

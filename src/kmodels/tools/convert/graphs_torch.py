@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.export import Dim
 
-from kmodels.models import registry
+from kmodels import registry
 from kmodels.weights import read_safetensors
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from kmodels import lora, presets
+from kmodels import lora, presets, registry
 from kmodels.core import dispatch
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole, human, shown
 from kmodels.core.files import atomic_directory, is_remote, local_path
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
-from kmodels.models import registry
 from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.formats import ExportFormat, Runtime, find, takes_images, takes_pairs
 from kmodels.weights import native

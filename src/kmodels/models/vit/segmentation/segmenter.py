@@ -56,7 +56,7 @@ class ImageSegmenter(NamedClasses, Task):
             InputError: as there, and for an unknown number of classes.
         """
         if "num_classes" not in overrides:
-            from kmodels.models import registry
+            from kmodels import registry
             from kmodels.presets.find import open_checkpoint
 
             family = registry.family(cls.backbone_class.family)

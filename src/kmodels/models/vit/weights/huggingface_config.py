@@ -165,7 +165,7 @@ class ViTFormat(EncoderDirectory):
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
-        """Understands a directory, see `kmodels.models.registry.Format`."""
+        """Understands a directory, see `kmodels.registry.Format`."""
         tensors = self.tensors(path, description, weights)
         found = self.read(Directory(path, description, given, tensors, weights))
         config = ViTConfig(**found.config)

@@ -4,26 +4,29 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kmodels.core.errors import InputError
-from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
-from kmodels.models.blocks.sizes import Sizes
 from kmodels.weights import SourceCheckpoint
 
+if TYPE_CHECKING:
+    from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
+    from kmodels.models.blocks.sizes import Sizes
+
+
 FAMILIES = {
-    "gemma": "kmodels.models.gemma",
+    "gemma": "gemma",
     # After gemma: without a class, a directory with a vision encoder is read as a text model.
-    "gemma_vision": "kmodels.models.gemma_vision.gemma3",
-    "gemma4_vision": "kmodels.models.gemma_vision.gemma4",
-    "llama3": "kmodels.models.llama3",
-    "qwen3": "kmodels.models.qwen3",
-    "vit": "kmodels.models.vit.family",
+    "gemma_vision": "gemma_vision.gemma3",
+    "gemma4_vision": "gemma_vision.gemma4",
+    "llama3": "llama3",
+    "qwen3": "qwen3",
+    "vit": "vit.family",
     # After vit: without a family, a directory with both towers is read as the vision tower.
-    "clip": "kmodels.models.clip",
-    "siglip": "kmodels.models.siglip",
+    "clip": "clip",
+    "siglip": "siglip",
     # Last: only its own classes read a directory as both towers.
-    "two_towers": "kmodels.models.two_towers",
+    "two_towers": "two_towers",
 }
 
 
@@ -68,9 +71,9 @@ class Family:
     tasks: tuple[type, ...]
     presets: Mapping[str, Mapping[str, Any]]
     formats: tuple[Format, ...]
-    sizes: Callable[[Any], Sizes]
+    sizes: Callable[[Any], "Sizes"]
     transformers_form: Callable[[Any], tuple[dict, dict, list, dict]]
-    keras_hub: tuple[KerasHubMapping, ...] = ()
+    keras_hub: tuple["KerasHubMapping", ...] = ()
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     new_where_absent: frozenset[str] = frozenset()
     defaults: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, task: task
@@ -87,7 +90,7 @@ def family(name: str) -> Family:
     """
     if name not in FAMILIES:
         raise InputError(f"there is no family {name!r}; choose one of {', '.join(FAMILIES)}")
-    return importlib.import_module(FAMILIES[name]).FAMILY
+    return importlib.import_module(f"kmodels.models.{FAMILIES[name]}").FAMILY
 
 
 def families() -> list[Family]:
