@@ -271,7 +271,8 @@ def added(total: jax.Array, x: jax.Array, low: Number) -> jax.Array:
 
 def merged(x: jax.Array) -> jax.Array:
     """(b, K, t, G, s) -> (b, K, t * G, s)."""
-    return x.reshape(*x.shape[:2], -1, x.shape[4])
+    batch, groups, queries, shared, keys = x.shape
+    return x.reshape(batch, groups, queries * shared, keys)  # -1 would not do for a batch of 0
 
 
 def _allowed(own: Own, seen: Seen, place: Place, size: Size, options: Options) -> jax.Array | None:
