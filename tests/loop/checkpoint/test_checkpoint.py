@@ -9,6 +9,7 @@ import pytest
 from arrays import assert_equal, to_numpy
 from kmodels.checkpoint import format, manager, state
 from kmodels.checkpoint.state import RunState
+from kmodels.core.files import stamp
 from kmodels.training import AdamW
 from refusals import refused
 
@@ -162,7 +163,7 @@ def test_another_format_is_refused(folder):
     found = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**found, "format": 99}))
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["state.json"] = manager._stamp(path / "state.json")
+    manifest["state.json"] = stamp(path / "state.json")
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(manager.CheckpointError, match="format 99; this version reads format 2"):
         manager.verify(path)
