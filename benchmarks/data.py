@@ -33,7 +33,7 @@ BATCH, SIDE, INTO = 32, 96, 64
 
 def small(x, y=None):
     """The same work for each kind: 64 x 64 pixels in -1..1."""
-    from kmodels.data.images.pictures import resize
+    from kmodels.data.images.resizing import resize
 
     pictures = np.stack([resize(np.asarray(picture), (INTO, INTO)) for picture in x])
     pictures = pictures.astype("float32") / 127.5 - 1
