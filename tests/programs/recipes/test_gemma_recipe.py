@@ -188,7 +188,10 @@ def test_the_demonstration_says_what_it_is(recipe, data, tmp_path, capsys, monke
         (["--rank", "0"], "LoRA rank is 0; give a whole number from 1"),
         (["--targets", "query,keys"], "LoRA target 'keys' is not a linear layer of this model"),
         (["--weights", "no/such"], "there is no file or directory no/such"),
-        (["--weights", "vit"], "vit holds a ViTBackbone, which writes no text; give a Gemma, a Llama 3 or"),
+        (
+            ["--weights", "vit"],
+            "vit holds a ViTBackbone, which writes no text; give a Gemma, a Llama 3 or",
+        ),
         (["--samples", "-1"], "--samples is -1; give at least 0"),
         (["--data", "text.jsonl"], "text.jsonl line 2: not JSON at column 1"),
     ],
