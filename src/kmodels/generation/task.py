@@ -241,9 +241,8 @@ class Generates:
             go on, append {"role": "assistant", "content": reply} and the next message.
 
         Raises:
-            InputError: for what is no chat, a tokenizer without a template, a chat that its
-                template refuses, a variable that the template does not have, or an assistant that
-                `generate` refuses.
+            InputError: if messages are not a chat, the tokenizer has no template, the template
+                refuses the chat or lacks a variable, or `generate` refuses the assistant.
         """
         if not is_chat(messages):
             raise InputError(

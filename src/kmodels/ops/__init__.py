@@ -1,4 +1,7 @@
-"""Numerics of the models: one `keras.ops` body each, a faster one per backend where it pays."""
+"""Numerics of the models: one `keras.ops` body each, a faster one per backend where it pays.
+
+How an op and its overrides are written is in the docstring of `kmodels.core.dispatch`.
+"""
 
 from kmodels.core.dispatch import load_overrides
 from kmodels.ops.attention import attention

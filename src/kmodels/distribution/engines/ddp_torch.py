@@ -277,7 +277,7 @@ class DDPEngine:
         """See `Engine.check`."""
         if self.shards == 1:
             return
-        if not hasattr(model, "parallel"):  # of no `step_torch.TaskStep`
+        if not getattr(model, "follows_changes", False):  # no loop of kmodels
             raise InputError(
                 f"plan.prepare got {type(model).__name__}, whose step is Keras' own; give a task "
                 "of kmodels, or kmodels.training.TrainStep(model, loss)"
