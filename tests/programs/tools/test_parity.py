@@ -72,7 +72,7 @@ def test_with_dropout_the_forward_pass_is_compared(tmp_path, capsys):
     found = json.loads((tmp_path / "parity.json").read_text())
     assert [(stage["step"], stage["stage"]) for stage in found["stages"]] == [(1, "forward")]
     assert found["dropout"]
-    assert "with dropout the forward pass without it is all that is" in capsys.readouterr().out
+    assert "so only the forward pass without dropout is compared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
