@@ -18,15 +18,14 @@ from kmodels.checkpoint import format, manager, state
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.state import RunState
-from kmodels.core import keras_internals, remote
+from kmodels.core import keras_internals, processes, remote
 from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import is_remote, local_path, unlock
+from kmodels.core.processes import all_or_raise
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.pipeline import batches_ahead
 from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, RunningFit
-from kmodels.distribution import processes
-from kmodels.distribution.processes import all_or_raise
 
 _HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kmodels.core import processes
 from kmodels.core.errors import InputError
-from kmodels.distribution import processes
 from kmodels.weights.files import read_safetensors, write_safetensors
 from kmodels.weights.parts import Start, read_parts, write_parts
 from kmodels.weights.tensors import LazyArray

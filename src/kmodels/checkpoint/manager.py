@@ -32,7 +32,7 @@ import keras
 from kmodels.checkpoint import format, sharded, state
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
-from kmodels.core import remote
+from kmodels.core import processes, remote
 from kmodels.core.errors import InputError
 from kmodels.core.files import (
     atomic_directory,
@@ -43,9 +43,8 @@ from kmodels.core.files import (
     stamp,
     sync,
 )
+from kmodels.core.processes import all_or_raise
 from kmodels.core.schema import check_shape
-from kmodels.distribution import processes
-from kmodels.distribution.processes import all_or_raise
 
 _NAME = re.compile(r"step_(\d+)$")
 PREFIX = "step_"

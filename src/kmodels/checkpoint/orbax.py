@@ -14,7 +14,7 @@ from kmodels.checkpoint import state
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
-from kmodels.distribution.processes import all_or_raise
+from kmodels.core.processes import all_or_raise
 
 # By part of the checkpoint and path.
 Variables = Mapping[str, Mapping[str, keras.Variable]]

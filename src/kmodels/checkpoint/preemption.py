@@ -11,7 +11,7 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
-from kmodels.distribution import processes
+from kmodels.core import processes
 
 # A terminal that is closed sends SIGHUP; Windows has none.
 HANGUP = getattr(signal, "SIGHUP", None)

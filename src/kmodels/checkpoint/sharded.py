@@ -6,8 +6,8 @@ from typing import Any, Protocol, TypeAlias
 import keras
 import numpy as np
 
+from kmodels.core import processes
 from kmodels.core.dispatch import backend_module
-from kmodels.distribution import processes
 from kmodels.weights.parts import Start
 from kmodels.weights.tensors import LazyArray
 

@@ -23,13 +23,12 @@ import numpy as np
 
 from kmodels.checkpoint import format, sharded
 from kmodels.checkpoint.format import Arrays, as_counted, from_first
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, processes
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.processes import all_or_raise
 from kmodels.core.schema import NUMBER, Shape
 from kmodels.data.pipeline import prefetch
-from kmodels.distribution import processes
-from kmodels.distribution.processes import all_or_raise
 from kmodels.weights import gather
 from kmodels.weights.gather import values as host_values
 

@@ -2,8 +2,7 @@
 
 from kmodels.distribution.layout import register
 from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh
-from kmodels.distribution.plan import ParallelPlan, Plan, distribute
-from kmodels.distribution.processes import current
+from kmodels.distribution.plan import ParallelPlan, Plan, current, distribute
 
 __all__ = [
     "Mesh",

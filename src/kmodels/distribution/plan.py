@@ -1,4 +1,4 @@
-"""The plan of a run on many devices, and the one line that makes it."""
+"""`distribute` and `ParallelPlan`: a run over many devices."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -6,10 +6,10 @@ from weakref import WeakSet
 
 import keras
 
+from kmodels.core import processes
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.distribution import processes
 from kmodels.distribution.engines.engine import Engine, EngineBackend
 from kmodels.distribution.mesh import Mesh, check_batch, fill, parse_mesh
 
@@ -139,7 +139,7 @@ class ParallelPlan:
         Returns:
             Returns callbacks for `fit`, beside those of your own.
         """
-        from kmodels.callbacks import Checkpoint
+        from kmodels.checkpoint.callback import Checkpoint
 
         return [Checkpoint(directory, **settings)]
 
@@ -171,6 +171,12 @@ class ParallelPlan:
 
 # The name that the class had at first.
 Plan = ParallelPlan
+_current: ParallelPlan | None = None
+
+
+def current() -> ParallelPlan | None:
+    """Returns the plan in force, or None on one device."""
+    return _current
 
 
 @overload
@@ -200,9 +206,10 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
         InputError: for a wrong mesh, too few devices, a batch size that the mesh does not
             divide, or a mesh that the backend does not support.
     """
+    global _current
     if spec is None:
-        if (former := processes.current()) is not None:
-            processes.set_current(None)
+        former, _current = _current, None
+        if former is not None:
             former.engine.leave()
         return None
     mesh = parse_mesh(spec)
@@ -225,5 +232,5 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
         check_batch(mesh, batch_size)
     distribute(None)
     plan = ParallelPlan(mesh, module.use(mesh))
-    processes.set_current(plan)
+    _current = plan
     return plan

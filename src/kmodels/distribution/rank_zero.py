@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from kmodels.core import processes
 from kmodels.core.errors import InputError
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.request import Method
-from kmodels.distribution import processes
 from kmodels.weights.tensors import LazyArray
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from kmodels import lora, registry
+from kmodels.core import processes
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
-from kmodels.distribution import processes
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import changes
 from kmodels.weights import engine, native, read_safetensors, write_safetensors

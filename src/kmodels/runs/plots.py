@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kmodels.core import processes
 from kmodels.core.files import atomic_write
-from kmodels.distribution import processes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -327,7 +327,7 @@ def _say_error(text: str) -> None:
 def _join(mesh: str | None) -> None:
     """Joins the processes that train together, if there are others."""
     if mesh:
-        from kmodels.distribution import processes
+        from kmodels.core import processes
 
         processes.join()
         return

@@ -240,8 +240,8 @@ def _plain(value: Any) -> Any:
 
 
 def joined_processes() -> Any:
-    """Returns `kmodels.distribution.processes` in a run of several processes, else None."""
-    module = sys.modules.get("kmodels.distribution.processes")
+    """Returns `kmodels.core.processes` in a run of several processes, else None."""
+    module = sys.modules.get("kmodels.core.processes")
     return module if module is not None and module.count() > 1 else None
 
 

@@ -9,11 +9,12 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint.callback import Checkpoint
+from kmodels.core import processes
 from kmodels.core.errors import is_out_of_memory, out_of_memory
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.kinds import pipeline
 from kmodels.data.pipeline.request import FitCallback, FitRequest, Method
-from kmodels.distribution import current, processes
+from kmodels.distribution import current
 from kmodels.runs import console, trackers
 from kmodels.runs.console import Progress, Speed
 from kmodels.runs.history import History

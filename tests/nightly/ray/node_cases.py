@@ -70,7 +70,7 @@ def go(folder, name, step, rank):
 
 def go_and_come(folder, name, step, rank):
     """The node of the last worker goes; when one worker is left, another node comes."""
-    from kmodels.distribution import processes
+    from kmodels.core import processes
 
     go(folder, name, step, rank)
     if step == COMES and processes.count() == 1 and once(folder, "came"):
@@ -79,7 +79,7 @@ def go_and_come(folder, name, step, rank):
 
 
 def note(folder, step):
-    from kmodels.distribution import processes
+    from kmodels.core import processes
 
     if processes.is_rank_zero():
         with (Path(folder) / "steps").open("a") as file:

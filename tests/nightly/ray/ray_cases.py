@@ -168,7 +168,7 @@ def lose_the_storage(folder, name, step, rank):
 def raising(folder):
     with (Path(folder) / "attempts").open("a") as file:
         file.write("one\n")
-    from kmodels.distribution import processes
+    from kmodels.core import processes
 
     processes.join()
     if processes.index() == 1:

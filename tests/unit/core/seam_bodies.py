@@ -10,24 +10,24 @@ from kmodels.checkpoint import sharded_torch as checkpoint_sharded_torch
 from kmodels.checkpoint.orbax import OrbaxBackend
 from kmodels.checkpoint.sharded import ShardedBackend
 from kmodels.checkpoint.state import GeneratorsBackend
+from kmodels.core import processes_jax as core_processes_jax
+from kmodels.core import processes_torch as core_processes_torch
 from kmodels.core import replicas_tensorflow as core_replicas_tensorflow
 from kmodels.core import runtime_jax as core_runtime_jax
 from kmodels.core import runtime_tensorflow as core_runtime_tensorflow
 from kmodels.core import runtime_torch as core_runtime_torch
+from kmodels.core.processes import ProcessesBackend
 from kmodels.core.runtime import RuntimeBackend
 from kmodels.data.pipeline import device_put_jax as data_pipeline_device_put_jax
 from kmodels.data.pipeline import device_put_tensorflow as data_pipeline_device_put_tensorflow
 from kmodels.data.pipeline import device_put_torch as data_pipeline_device_put_torch
 from kmodels.data.pipeline.device_put import DevicePutBackend
-from kmodels.distribution import processes_jax as distribution_processes_jax
-from kmodels.distribution import processes_torch as distribution_processes_torch
 from kmodels.distribution.engines import engine_jax as distribution_engines_engine_jax
 from kmodels.distribution.engines import engine_tensorflow as distribution_engines_engine_tensorflow
 from kmodels.distribution.engines import engine_torch as distribution_engines_engine_torch
 from kmodels.distribution.engines import predictions_jax as distribution_engines_predictions_jax
 from kmodels.distribution.engines import predictions_torch as distribution_engines_predictions_torch
 from kmodels.distribution.engines.engine import EngineBackend
-from kmodels.distribution.processes import ProcessesBackend
 from kmodels.distribution.ray import workers_jax as distribution_ray_workers_jax
 from kmodels.distribution.ray import workers_tensorflow as distribution_ray_workers_tensorflow
 from kmodels.distribution.ray import workers_torch as distribution_ray_workers_torch
@@ -95,6 +95,8 @@ _checkpoint_generators_torch: GeneratorsBackend = checkpoint_generators_torch
 _checkpoint_orbax_jax: OrbaxBackend = checkpoint_orbax_jax
 _checkpoint_sharded_jax: ShardedBackend = checkpoint_sharded_jax
 _checkpoint_sharded_torch: ShardedBackend = checkpoint_sharded_torch
+_core_processes_jax: ProcessesBackend = core_processes_jax
+_core_processes_torch: ProcessesBackend = core_processes_torch
 _core_replicas_tensorflow: ReplicasBackend = core_replicas_tensorflow
 _core_runtime_jax: RuntimeBackend = core_runtime_jax
 _core_runtime_torch: RuntimeBackend = core_runtime_torch
@@ -107,8 +109,6 @@ _distribution_engines_engine_torch: EngineBackend = distribution_engines_engine_
 _distribution_engines_engine_tensorflow: EngineBackend = distribution_engines_engine_tensorflow
 _distribution_engines_predictions_jax: PredictionsBackend = distribution_engines_predictions_jax
 _distribution_engines_predictions_torch: PredictionsBackend = distribution_engines_predictions_torch
-_distribution_processes_jax: ProcessesBackend = distribution_processes_jax
-_distribution_processes_torch: ProcessesBackend = distribution_processes_torch
 _distribution_ray_workers_jax: WorkersBackend = distribution_ray_workers_jax
 _distribution_ray_workers_torch: WorkersBackend = distribution_ray_workers_torch
 _distribution_ray_workers_tensorflow: WorkersBackend = distribution_ray_workers_tensorflow

@@ -139,7 +139,7 @@ def test_files_have_what_the_protocol_says(seam):
 
 
 def test_a_parameter_less_is_seen(tmp_path):
-    seam = next(seam for seam in SEAMS if seam.stem == "kmodels.distribution.processes")
+    seam = next(seam for seam in SEAMS if seam.stem == "kmodels.core.processes")
     path = seam.files["torch"]
     text = path.read_text()
     for old, new, told in (

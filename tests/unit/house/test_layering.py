@@ -33,7 +33,6 @@ OWN_TENSOR = re.compile(r"\b(?:torch\.Tensor|jax\.Array|tf\.Tensor)\b")
 # stands for a name that is put together. This list only gets shorter.
 UPWARD = {
     ("core/dispatch.py", "kmodels.overrides.*"),
-    ("distribution/plan.py", "kmodels.callbacks"),
     ("distribution/ray/start.py", "kmodels.runs.recipe"),
     ("registry.py", "kmodels.models.*"),
     ("training/__init__.py", "kmodels.*"),

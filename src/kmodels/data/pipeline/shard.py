@@ -30,7 +30,7 @@ _made: Counter[str] = Counter()
 
 
 class Peers(Protocol):
-    """The processes that train together, see `kmodels.distribution.processes`."""
+    """The processes that train together, see `kmodels.core.processes`."""
 
     def count(self) -> int:
         """Returns how many they are."""

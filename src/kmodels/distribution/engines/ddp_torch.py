@@ -13,9 +13,8 @@ import keras
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from kmodels.core import keras_internals, seeds_torch
+from kmodels.core import keras_internals, processes, seeds_torch
 from kmodels.core.errors import InputError
-from kmodels.distribution import processes
 from kmodels.distribution.mesh import Mesh
 
 # Averages over the rows of each process, whose average is that over all rows.

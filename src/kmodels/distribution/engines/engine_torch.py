@@ -4,9 +4,8 @@ Every process feeds its own rows of each batch. `data` reduces gradients by DDP,
 by FSDP2; `model` is Keras' own, from 3.16 on.
 """
 
-from kmodels.core import seeds_torch
+from kmodels.core import processes, seeds_torch
 from kmodels.core.errors import InputError
-from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DDPEngine
 from kmodels.distribution.engines.engine import Engine
 from kmodels.distribution.mesh import Mesh

@@ -14,9 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from kmodels.core import internals_torch, keras_internals
+from kmodels.core import internals_torch, keras_internals, processes
 from kmodels.core.errors import InputError
-from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DDPEngine, DDPTrainer
 from kmodels.distribution.engines.sharded_variable_torch import ShardedVariable, place_like, put_in
 from kmodels.distribution.mesh import Mesh

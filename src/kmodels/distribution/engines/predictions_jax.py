@@ -6,8 +6,8 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
+from kmodels.core import processes
 from kmodels.core.types import Tree
-from kmodels.distribution import processes
 
 
 def begin(model: keras.Model) -> None:

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import torch
 
+from kmodels.core import processes
 from kmodels.core.types import Tree
-from kmodels.distribution import processes
 
 
 def begin(model: keras.Model) -> None:

@@ -7,9 +7,8 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from kmodels.core import dispatch, keras_internals, seeds_torch
+from kmodels.core import dispatch, keras_internals, processes, seeds_torch
 from kmodels.core.errors import InputError
-from kmodels.distribution import processes
 from kmodels.distribution.engines.ddp_torch import DDPTrainer, results_of
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
-from kmodels.distribution.processes_jax import tell
+from kmodels.core.processes_jax import tell
 
 
 @dataclass

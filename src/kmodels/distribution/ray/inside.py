@@ -13,9 +13,8 @@ from typing import Any
 from kmodels.checkpoint import manager
 from kmodels.checkpoint.preemption import Interrupted
 from kmodels.checkpoint.state import RunState
-from kmodels.core import remote
+from kmodels.core import processes, remote
 from kmodels.core.errors import InputError, one_line
-from kmodels.distribution import processes
 from kmodels.distribution.ray.stopping import Stopped, listening
 from kmodels.distribution.ray.workers import workers_backend
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kmodels.checkpoint.preemption import Interrupted
+from kmodels.core import processes
 from kmodels.core.dispatch import backend as running_backend
 from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import is_remote, local_path
 from kmodels.core.remote import open_address
-from kmodels.distribution import processes
 from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
 from kmodels.distribution.ray.inside import SCORE, Work
 from kmodels.distribution.ray.stopping import Stopped, new_key, wait

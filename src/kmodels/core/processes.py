@@ -1,4 +1,4 @@
-"""The run that this process is of: which one of its processes, what they agree on, its plan."""
+"""The processes of one run: their number, the index of this one, and values they exchange."""
 
 import json
 import os
@@ -6,14 +6,11 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-
-if TYPE_CHECKING:
-    from kmodels.distribution.plan import ParallelPlan
 
 ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
 _SECONDS = 600.0
@@ -26,22 +23,22 @@ class ProcessesBackend(Protocol):
     """Several processes on one backend."""
 
     def join(self, seconds: float) -> None:
-        """Makes this process one of the run, where its launcher started several."""
+        """Joins this process to the others that its launcher started, if any."""
         ...
 
     def index(self) -> int:
-        """Returns which process this is, 0 before `join`."""
+        """Returns the index of this process, 0 before `join`."""
         ...
 
     def count(self) -> int:
-        """Returns how many there are, 1 before `join`."""
+        """Returns the number of processes, 1 before `join`."""
         ...
 
     def exchange(self, key: str, text: str, seconds: float) -> list[str]:
         """Returns the texts of all processes in the order of their index, from any thread.
 
         Raises:
-            TimeoutError: where one does not come in that time.
+            TimeoutError: if a process does not answer in that time.
         """
         ...
 
@@ -50,18 +47,16 @@ class ProcessesBackend(Protocol):
         ...
 
 
-_engine = backend_module("kmodels.distribution.processes", ProcessesBackend, optional=True)
+_engine = backend_module("kmodels.core.processes", ProcessesBackend, optional=True)
 _meetings: Counter[str] = Counter()
 _lock = threading.Lock()
-# What feeds, saves or places something asks for it.
-_current: "ParallelPlan | None" = None
 
 
 def limit() -> float:
-    """Returns seconds after which a process that waits for others ends the run with an error.
+    """Returns the seconds after which a process stops waiting for others and raises.
 
     Raises:
-        InputError: where the environment says something else than a number above 0.
+        InputError: if the environment variable is not a number above 0.
     """
     text = os.environ.get(ENVIRONMENT)
     try:
@@ -74,15 +69,15 @@ def limit() -> float:
 
 
 def join() -> None:
-    """Makes this process one of the run that its launcher started; does nothing in a run of one.
+    """Joins this process to the others that its launcher started; does nothing without a launcher.
 
-    Call it before anything touches a device; `distribute` does. For torch, torchrun tells RANK,
-    WORLD_SIZE and where the first one is. For JAX, KERAS_DISTRIBUTION_JOB_ADDRESSES, _NUM_PROCESSES
-    and _PROCESS_ID do, or the cluster itself (SLURM, Open MPI, GKE, TPU pods), as in
-    `jax.distributed.initialize`. If no seed was set, all take one that the first has drawn.
+    Call it before anything touches a device, as `distribute` does. On torch, torchrun sets RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT. On JAX, KERAS_DISTRIBUTION_JOB_ADDRESSES,
+    _NUM_PROCESSES and _PROCESS_ID are read, or the cluster is detected (SLURM, Open MPI, GKE, TPU
+    pods) as by `jax.distributed.initialize`. If no seed is set, rank zero draws one for all.
 
     Raises:
-        InputError: where what was told makes no sense, or the others do not come in time.
+        InputError: for variables that do not fit together, or if the others do not come in time.
     """
     if _engine is None:
         return
@@ -92,41 +87,30 @@ def join() -> None:
         keras_internals.set_random_seed(seed)
 
 
-def current() -> "ParallelPlan | None":
-    """Returns the plan in force, or None on one device."""
-    return _current
-
-
-def set_current(plan: "ParallelPlan | None") -> None:
-    """Puts a plan in force, or takes it back; `distribute` calls it."""
-    global _current
-    _current = plan
-
-
 def index() -> int:
-    """Returns which of the processes this is, from 0."""
+    """Returns the index of this process, from 0."""
     return 0 if _engine is None else _engine.index()
 
 
 def count() -> int:
-    """Returns how many processes train together; 1 before `join`."""
+    """Returns the number of processes that train together; 1 before `join`."""
     return 1 if _engine is None else _engine.count()
 
 
 def is_rank_zero() -> bool:
-    """Returns whether this process writes files and shows progress."""
+    """Returns True if this process writes files and shows progress."""
     return index() == 0
 
 
 def all_gather_object(what: str, value: object) -> list[Any]:
-    """Returns what each process gives, by rank; all must call it in the same order.
+    """Returns the values of all processes, by rank; all must call it in the same order.
 
     Args:
-        what: is being agreed on, for keys and messages.
-        value: plain and small, as JSON has it.
+        what: name of the exchange, for keys and messages.
+        value: a small value that JSON can hold.
 
     Raises:
-        InputError: where a process does not come in time.
+        InputError: if a process does not answer in time.
     """
     if _engine is None or count() == 1:
         return [value]
@@ -145,39 +129,39 @@ def all_gather_object(what: str, value: object) -> list[Any]:
 
 
 def broadcast(what: str, make: Callable[[], Any]) -> Any:
-    """Returns what the first process makes, in all of them; an `InputError` of its too.
+    """Returns a value made on rank zero, in all processes.
 
     Args:
         what: see `all_gather_object`.
-        make: called in the first process alone; gives something plain and small.
+        make: called on rank zero only; returns a small value that JSON can hold.
 
     Raises:
-        InputError: as `make` raised it, in all processes.
+        InputError: in all processes, if `make` raises one.
     """
-    found: Any = None
+    value: Any = None
     if is_rank_zero():
         try:
-            found = make()
+            value = make()
         except InputError as error:
             if count() > 1:
                 all_gather_object(what, {_FAILED: str(error)})
             raise
-    found = all_gather_object(what, found)[0]
-    if isinstance(found, dict) and _FAILED in found:
-        raise InputError(found[_FAILED])
-    return found
+    value = all_gather_object(what, value)[0]
+    if isinstance(value, dict) and _FAILED in value:
+        raise InputError(value[_FAILED])
+    return value
 
 
 def check_equal(what: str, facts: Mapping[str, Any]) -> None:
-    """Raises `InputError` in all processes where they do not tell the same.
+    """Raises `InputError` in all processes if their facts differ.
 
     Args:
-        what: the facts are of, such as "the training data".
-        facts: plain and small values by name.
+        what: name of the data that the facts describe, such as "the training data".
+        facts: small values by name that JSON can hold.
     """
-    told = all_gather_object(what, dict(facts))
+    everywhere = all_gather_object(what, dict(facts))
     for name in facts:
-        values = [one.get(name) for one in told]
+        values = [one.get(name) for one in everywhere]
         if any(value != values[0] for value in values):
             by_process = ", ".join(f"{value!r} on process {i}" for i, value in enumerate(values))
             raise InputError(
@@ -187,7 +171,7 @@ def check_equal(what: str, facts: Mapping[str, Any]) -> None:
 
 
 def give_up(code: int) -> None:
-    """Ends a process of several that has failed, so that the others do not wait for it."""
+    """Ends this process after an error, so that the others do not wait for it."""
     if _engine is not None and count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -199,23 +183,23 @@ def _first_line(error: Exception) -> str:
 
 
 def all_or_raise(what: str, act: Callable[[], T]) -> T:
-    """Does something in every process; where it is an `InputError` in one, it is in all.
+    """Calls a function in every process; if it raises `InputError` in one, all raise.
 
     Args:
-        what: is done, see `all_gather_object`.
-        act: without a collective in it.
+        what: see `all_gather_object`.
+        act: the function, which must not call a collective.
 
     Raises:
-        InputError: that of this process, or the first that another one had.
+        InputError: the error of this process, or the first one of the others.
     """
     if count() == 1:
         return act()
     try:
-        found = act()
+        result = act()
     except InputError as error:
         all_gather_object(what, str(error))
         raise
     problems = [problem for problem in all_gather_object(what, None) if problem is not None]
     if problems:
         raise InputError(problems[0])
-    return found
+    return result

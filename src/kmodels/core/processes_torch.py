@@ -1,4 +1,4 @@
-"""Several torch processes, joined as torchrun tells them."""
+"""Several torch processes, started by torchrun."""
 
 import atexit
 import os
@@ -13,7 +13,7 @@ from kmodels.core import internals_torch
 from kmodels.core.errors import InputError
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# The first one holds what all exchange; by then they have read why it ends.
+# Rank zero holds the store; this leaves the others time to read why it ends.
 _LAST_WORDS = 2.0
 _BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
@@ -38,9 +38,9 @@ def join(seconds: float) -> None:
             timeout=limit,
         )
     except (torch.distributed.DistError, ValueError) as error:
-        where = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"process {os.environ['RANK']} could not join the others: {where}; see that all "
+            f"process {os.environ['RANK']} could not join the others: {reason}; see that all "
             "WORLD_SIZE of them run and reach MASTER_ADDR"
         ) from error
     atexit.register(_end)
@@ -57,14 +57,14 @@ def count() -> int:
 
 
 def exchange(key: str, text: str, seconds: float) -> list[str]:
-    """See `processes`; through the store, so that no device has to answer."""
+    """See `processes`; uses the store, so that no device has to answer."""
     store: Any = internals_torch.default_store()
     end = time.monotonic() + seconds
     keys = [f"kmodels/{key}/{process}" for process in range(count())]
     try:
         store.set(keys[index()], text)
         for process, name in enumerate(keys):
-            # A wait would hold the store, which other threads need.
+            # store.wait would block other threads that need the store.
             while not store.check([name]):
                 if time.monotonic() > end:
                     raise TimeoutError(f"process {process} did not answer")
@@ -82,10 +82,10 @@ def give_up(code: int) -> None:
 
 
 def _attempt() -> str:
-    """Returns what tells this start from those before it, whose keys the store still has.
+    """Returns a prefix for keys of this start; the store still has those of earlier starts.
 
     Raises:
-        InputError: on several machines, where each counts the restarts that itself began.
+        InputError: on several machines, since each counts only the restarts that it began.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return "start"
@@ -99,7 +99,7 @@ def _attempt() -> str:
 
 
 def _end() -> None:
-    # Python sets it where an exception ends a script; then nobody is to be waited for.
+    # Python sets it if an exception ends a script; then waiting for others makes no sense.
     if getattr(sys, "last_value", None) is not None or not torch.distributed.is_initialized():
         return
     try:
@@ -110,11 +110,11 @@ def _end() -> None:
 
 
 def _take_device() -> str:
-    """Returns the kind of this process's device, which is the default one from now on."""
+    """Makes the device of this process the default one, and returns its kind."""
     if not torch.accelerator.is_available():
         return "cpu"
-    found: Any = torch.accelerator.current_accelerator()
-    if found.type not in _BACKENDS:
+    device: Any = torch.accelerator.current_accelerator()
+    if device.type not in _BACKENDS:
         return "cpu"
     local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
     if local >= devices:
@@ -123,4 +123,4 @@ def _take_device() -> str:
             f"torchrun with --nproc-per-node={devices}"
         )
     torch.accelerator.set_device_index(local)
-    return found.type
+    return device.type

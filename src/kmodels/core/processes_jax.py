@@ -13,7 +13,7 @@ from kmodels.core import internals_jax
 from kmodels.core.errors import InputError
 
 _PREFIX = "KERAS_DISTRIBUTION_"
-# Variables that tell that JAX finds the cluster by itself.
+# Variables of clusters that JAX detects by itself.
 _CLUSTERS = (
     "JAX_COORDINATOR_ADDRESS",
     "OMPI_MCA_orte_hnp_uri",
@@ -22,12 +22,12 @@ _CLUSTERS = (
     "MEGASCALE_COORDINATOR_ADDRESS",
 )
 _HEARTBEAT = 60
-# JAX ends all processes when it misses the first; by then they have said why they end.
+# JAX ends all processes soon after the first; this leaves them time to print their errors.
 _LAST_WORDS = 2.0
 
 
 def tell(address: str, count: int, index: int) -> None:
-    """Tells this process by the variables that `join` reads which one of how many it is."""
+    """Sets the variables from which `join` reads the address, the count and the index."""
     os.environ[f"{_PREFIX}JOB_ADDRESSES"] = address
     os.environ[f"{_PREFIX}NUM_PROCESSES"] = str(count)
     os.environ[f"{_PREFIX}PROCESS_ID"] = str(index)
@@ -37,28 +37,28 @@ def join(seconds: float) -> None:
     """See `processes`."""
     if jax.distributed.is_initialized():
         return
-    told = {
+    settings = {
         "coordinator_address": os.environ.get(f"{_PREFIX}JOB_ADDRESSES", "").split(",")[0] or None,
         "num_processes": _number("NUM_PROCESSES"),
         "process_id": _number("PROCESS_ID"),
     }
-    given = any(value is not None for value in told.values())
-    if told["num_processes"] == 1 or not (given or _in_cluster()):
+    is_set = any(value is not None for value in settings.values())
+    if settings["num_processes"] == 1 or not (is_set or _in_cluster()):
         return
-    # Otherwise Gloo alone connects CPUs, and a notice of preemption would take SIGTERM away from
-    # us.
+    # CPUs are connected by Gloo only if it is set; JAX's preemption service would handle SIGTERM
+    # in place of ours.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            **told,
+            **settings,
             initialization_timeout=max(int(seconds), 1),
             heartbeat_timeout_seconds=max(min(int(seconds), _HEARTBEAT), 1),
         )
     except (ValueError, RuntimeError) as error:
-        where = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"this process could not join the others: {where}; set {_PREFIX}JOB_ADDRESSES, "
+            f"this process could not join the others: {reason}; set {_PREFIX}JOB_ADDRESSES, "
             f"{_PREFIX}NUM_PROCESSES and {_PREFIX}PROCESS_ID, and start all of them at once"
         ) from error
     atexit.register(_end)
@@ -75,20 +75,20 @@ def count() -> int:
 
 
 def exchange(key: str, text: str, seconds: float) -> list[str]:
-    """See `processes`; through the key-value store, so that no device has to answer."""
+    """See `processes`; uses the key-value store, so that no device has to answer."""
     client: Any = internals_jax.coordination_client()
     client.key_value_set(f"kmodels/{key}/{index()}", text)
     end = time.monotonic() + seconds
-    found = []
+    texts = []
     for process in range(count()):
         left = max(int(1000 * (end - time.monotonic())), 1)
         try:
-            found.append(client.blocking_key_value_get(f"kmodels/{key}/{process}", left))
+            texts.append(client.blocking_key_value_get(f"kmodels/{key}/{process}", left))
         except Exception as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             raise TimeoutError(f"process {process} did not answer") from error
-    return found
+    return texts
 
 
 def give_up(code: int) -> None:
@@ -99,7 +99,7 @@ def give_up(code: int) -> None:
 
 
 def _end() -> None:
-    # Python sets it where an exception ends a script.
+    # Python sets it if an exception ends a script.
     if getattr(sys, "last_value", None) is not None:
         sys.stderr.flush()
         give_up(1)
