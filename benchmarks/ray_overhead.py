@@ -35,8 +35,8 @@ def train(folder: str, side: str, rounds: int) -> None:
     import numpy as np
 
     import kmodels
-    from kmodels.core import keras_internals
-    from kmodels.distribution import distribute, processes, ray
+    from kmodels.core import keras_internals, processes
+    from kmodels.distribution import distribute, ray
     from kmodels.models import ViTBackbone, ViTImageClassifier
     from kmodels.training import AdamW
 

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import small_models
 
+from kmodels.core import processes
 from kmodels.data import ArraySource, Augment, ImageLoader
-from kmodels.distribution import current, distribute, processes
+from kmodels.distribution import current, distribute
 from refusals import messages
 
 BATCH, ROWS, HELD_OUT, CLASSES = 16, 56, 27, 10

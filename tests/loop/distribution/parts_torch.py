@@ -28,8 +28,8 @@ from ddp_cases import (
 )
 
 from kmodels.checkpoint import state
-from kmodels.core import keras_internals
-from kmodels.distribution import distribute, processes
+from kmodels.core import keras_internals, processes
+from kmodels.distribution import distribute
 from kmodels.layers.remat import rematerialize
 from kmodels.models import GemmaCausalLM
 from kmodels.training import AdamW, TrainStep

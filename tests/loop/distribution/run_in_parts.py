@@ -19,7 +19,8 @@ import numpy as np
 import small_models
 
 from kmodels.checkpoint import manager, sharded, state
-from kmodels.distribution import distribute, processes
+from kmodels.core import processes
+from kmodels.distribution import distribute
 from kmodels.training import AdamW, load_orbax, save_orbax
 from refusals import messages
 from stopped_runs import Kill, Killed

@@ -14,9 +14,10 @@ import run_in_parts
 from launch import ROOT, Process, jax_cache, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import format, manager, state
+from kmodels.core import processes
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
-from kmodels.distribution import distribute, processes
+from kmodels.distribution import distribute
 from kmodels.models import ViTImageClassifier
 from kmodels.weights.parts import read_parts, write_parts
 

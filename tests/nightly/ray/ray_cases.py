@@ -98,8 +98,8 @@ def train(folder, names=("vit", "gemma"), directory=None, act=None):
     import keras
 
     import kmodels
-    from kmodels.core import keras_internals
-    from kmodels.distribution import distribute, processes
+    from kmodels.core import keras_internals, processes
+    from kmodels.distribution import distribute
     from kmodels.training import AdamW
 
     plan = distribute("data=-1", batch_size=BATCH)
