@@ -40,7 +40,7 @@ NEAREST = {
     "training": ("tests/numerics/losses",),
     "checkpoint": ("tests/loop/checkpoint",),
     "distribution/engines": ("tests/loop/distribution/test_ranks_torch.py",),
-    "data/packing": TEXT,
+    "data/rows": TEXT,
     "data": ("tests/unit/data",),
     "text": TEXT,
 }
@@ -112,14 +112,14 @@ FAULTS = {
     ],
     "data and text": [
         (
-            "data/packing.py",
+            "data/rows.py",
             "(room, (left - sizes[example], row))",
             "(room, (left - sizes[example] + 1, row))",
         ),
         ("data/rng.py", "(0, key, 0, 0)", "(key, 0, 0, 0)"),
         ("data/images/augment.py", "images[:, :, ::-1], images)", "images[:, ::-1], images)"),
         ("data/images/augment.py", "stays, 1 - box_h * box_w", "stays, box_h * box_w"),
-        ("data/images/masks.py", "labels[mirrored] = labels[mirrored][:, :, ::-1]", "pass"),
+        ("data/images/batches.py", "labels[mirrored] = labels[mirrored][:, :, ::-1]", "pass"),
         ("data/images/augment.py", "(drawn[:, 2] < 0.5)", "(drawn[:, 2] > 2)"),
         (
             "text/templates.py",

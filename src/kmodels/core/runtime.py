@@ -183,3 +183,16 @@ def check_policy(policy: DTypeLike) -> None:
     for name, dtype in (("dtype", found.compute_dtype), ("floatx", keras.config.floatx())):
         if dtype == "float64" and (reason := native.lacks_float64()):
             raise InputError(f"{name} is float64, and {reason}; or choose {name} float32")
+
+
+def check_channels_last() -> None:
+    """Raises `InputError` if Keras' `image_data_format` is not "channels_last".
+
+    Every model and loader of images calls it: a batch that is read in the wrong order may have a
+    shape that raises no error.
+    """
+    if keras.config.image_data_format() != "channels_last":
+        raise InputError(
+            "Keras' image_data_format is 'channels_first'; images are (height, width, channels) "
+            "here: call keras.config.set_image_data_format('channels_last')"
+        )

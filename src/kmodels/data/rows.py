@@ -1,7 +1,36 @@
-"""Some rows of each batch: what a process feeds where several train together.
+"""Rows of a batch: the examples that share one, and the rows that a process takes.
 
 Workers run this, so it imports no framework.
 """
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+
+def assign(sizes: Sequence[int], length: int, most: int | None = None) -> list[list[int]]:
+    """Returns which examples share a row: the longest first, each where it leaves the least room.
+
+    Args:
+        sizes: tokens of each example.
+        length: tokens of a row.
+        most: examples of a row; None for any number.
+
+    Returns:
+        The examples in each row, with rows in the order of their first example.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # what is left of each row that is not full, sorted
+    for example in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        place = bisect_left(room, (sizes[example], -1))
+        if place == len(room):
+            rows.append([])
+            left, row = length, len(rows) - 1
+        else:
+            left, row = room.pop(place)
+        rows[row].append(example)
+        if left > sizes[example] and len(rows[row]) != most:
+            insort(room, (left - sizes[example], row))
+    return sorted((sorted(row) for row in rows), key=lambda row: row[0])
 
 
 def rows_within(start: int, stop: int, size: int) -> slice:

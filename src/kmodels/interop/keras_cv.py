@@ -15,8 +15,8 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
+from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import Data
-from kmodels.data.images.image_format import check_channels_last
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.data.pipeline.kinds import Mapped
 from kmodels.interop.packages import need

@@ -10,10 +10,10 @@ import keras
 import tokenizers
 from tokenizers import Regex, normalizers
 
+from kmodels.core import protobuf
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike, Tensor
-from kmodels.data.formats import protobuf
 from kmodels.layers import Dense
 from kmodels.models.blocks.encoder_block import EncoderBlock
 from kmodels.models.blocks.encoder_config import TextEncoderConfig

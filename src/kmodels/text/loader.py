@@ -4,15 +4,15 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
 from kmodels.text.packing import Batch
 
 
-class _Loader(keras.utils.PyDataset):
+class _Loader(ResumableBatches):
     """Full batches of numbered rows, resumable within an epoch.
 
     Args:
@@ -26,14 +26,17 @@ class _Loader(keras.utils.PyDataset):
         super().__init__()
         check_whole("batch_size", batch_size)
         self.count, self.batch_size, self.shuffle, self.seed = count, batch_size, shuffle, seed
-        self._batches = -(-count // batch_size)
         self._rows = slice(0, batch_size)
-        self.epoch = self.skip = self.handed_out = 0
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        return -(-self.count // self.batch_size)
 
     @property
     def samples(self) -> int:
         """Number of rows in an epoch, including those that fill the last batch."""
-        return self._batches * self.batch_size
+        return self.batches * self.batch_size
 
     def part(self, start: int, stop: int) -> Self:
         """Returns a loader of the same batches, each cut to the rows from start to stop."""
@@ -41,43 +44,10 @@ class _Loader(keras.utils.PyDataset):
         part._rows = slice(start, stop)
         return part
 
-    @property
-    def num_batches(self) -> int:
-        """Number of batches left in this epoch."""
-        return len(self)
-
-    def __len__(self) -> int:
-        return self._batches - self.skip
-
-    def set_epoch(self, epoch: int, skip: int | None = None) -> None:
-        """Sets the next epoch.
-
-        Args:
-            epoch: number of the epoch, from 0.
-            skip: batches to skip at its start; by default 0, or unchanged for the same epoch.
-        """
-        if skip is None:
-            skip = self.skip if epoch == self.epoch else 0
-        if not 0 <= skip < self._batches:
-            raise InputError(f"skip is {skip}; give 0 to {self._batches - 1} batches")
-        self.epoch, self.skip, self.handed_out = epoch, skip, 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position: the epoch, and the number of its batches that were returned."""
-        return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Continues after the batch of a state; see `kmodels.data.StatefulLoader`."""
-        epoch, batch = state_dict["epoch"], state_dict["batch"]
-        over = batch >= self._batches
-        self.set_epoch(epoch + over, 0 if over else batch)
-
     def _numbers(self, index: int) -> tuple[np.ndarray, int]:
         """Returns the row numbers of a batch, and how many of them do not only fill it."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
+        start = self.number_of(index) * self.batch_size
         rows = order(self.count, self.seed, self.epoch) if self.shuffle else np.arange(self.count)
-        start = (index + self.skip) * self.batch_size
         rows = rows[start : start + self.batch_size]
         self.handed_out = max(self.handed_out, index + 1)
         return np.resize(rows, self.batch_size), len(rows)

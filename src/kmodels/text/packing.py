@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.packing import assign
+from kmodels.data.rows import assign
 from kmodels.text.chat_template import Rendered
 from kmodels.text.templates import Written
 from kmodels.text.tokenizer import Tokenizer

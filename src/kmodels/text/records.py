@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote, named_file
 from kmodels.core.remote import local_copy
 from kmodels.data.images.any_picture import INLINE, check_local, open_picture
-from kmodels.data.images.pictures import suffixes
+from kmodels.data.images.decoding import suffixes
 
 Record = dict[str, Any]
 _PAIRS = (

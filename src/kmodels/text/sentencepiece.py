@@ -9,10 +9,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from kmodels.core import protobuf
 from kmodels.core.errors import InputError
+from kmodels.core.protobuf import Field, message_classes
 from kmodels.core.remote import local_copy
-from kmodels.data.formats import protobuf
-from kmodels.data.formats.protobuf import Field, message_classes
 from kmodels.text import gguf
 from kmodels.text.pieces import CONTROL, NORMAL, USER_DEFINED, Piece, build, normalizer
 

@@ -81,7 +81,7 @@ def _images(paths: Sequence[str]) -> list[Path]:
     Raises:
         InputError: for a folder without images.
     """
-    from kmodels.data.images.pictures import suffixes
+    from kmodels.data.images.decoding import suffixes
 
     files: list[Path] = []
     for path in map(local_path, paths):

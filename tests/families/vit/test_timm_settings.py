@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from kmodels.data import Augment
-from kmodels.data.images.augment import CROP_NUMBERS, crop_boxes
-from kmodels.data.images.rand_augment import OPERATIONS
+from kmodels.data.images.augment import CROP_NUMBERS, OPERATIONS, crop_boxes
 from kmodels.data.rng import uniforms
 from kmodels.layers import DropPath
 from kmodels.models import ViTBackbone, ViTImageClassifier

@@ -13,8 +13,8 @@ from kmodels.callbacks import Checkpoint
 from kmodels.core.errors import InputError
 from kmodels.data import as_dataset
 from kmodels.data.pipeline.kinds import pipeline
-from kmodels.data.pipeline.ray_batches import RayBatches
 from kmodels.data.pipeline.shard import BatchSharding
+from kmodels.data.pipeline.stream import RayBatches
 
 # Ray leaves a log file of each data set open, which the garbage collector finds in any later test.
 pytestmark = [

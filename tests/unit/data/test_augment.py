@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmodels.data import ArraySource, Augment, order
+from kmodels.data.images.augment import OPERATIONS, rand_augment
 from kmodels.data.images.batches import BatchMaker
-from kmodels.data.images.rand_augment import OPERATIONS, rand_augment
 from kmodels.data.rng import symmetric_beta, uniforms
 from refusals import refused
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from kmodels.data import open_dataset
-from kmodels.data.images import pictures
-from kmodels.data.images.pictures import PictureError, decode, with_channels
+from kmodels.data.images import decoding
+from kmodels.data.images.decoding import PictureError, decode, with_channels
 from kmodels.data.images.resizing import resize
 from refusals import refused
 
@@ -175,7 +175,7 @@ def test_other_modes_become_rgb(mode):
 
 def test_bombs_are_refused(monkeypatch, tmp_path):
     content = encode(Image.new("1", (400, 300)))
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 100_000)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 100_000)
     with pytest.raises(PictureError, match="400x300 is over 100000 pixels, refused"):
         decode(content, "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)

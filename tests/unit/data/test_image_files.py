@@ -9,9 +9,9 @@ from PIL import Image
 
 import kmodels
 from kmodels.data import open_dataset
-from kmodels.data.images import pictures
+from kmodels.data.images import decoding
 from kmodels.data.images.any_picture import open_picture
-from kmodels.data.images.pictures import PictureError, decode
+from kmodels.data.images.decoding import PictureError, decode
 from kmodels.models.vit.preprocessor import ViTImageConverter
 from refusals import refused
 
@@ -69,7 +69,7 @@ def test_what_pillow_does_not_read_is_counted(tmp_path):
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_of_an_animation_the_first_frame_is_read(kind, monkeypatch):
-    monkeypatch.setitem(pictures._told_of, "frames", False)
+    monkeypatch.setitem(decoding._told_of, "frames", False)
     others = [Image.new("RGB", (6, 4), color) for color in ((0, 255, 0), (0, 0, 255))]
     content = encode(RED, kind, save_all=True, append_images=others)
     with pytest.warns(UserWarning, match="^a has several frames; the first"):

@@ -11,8 +11,8 @@ import fsspec
 
 from kmodels.core.files import named_file
 from kmodels.core.remote import list_matching, list_published, publish
-from kmodels.data.formats.file_ranges import expand
 from kmodels.data.images.any_picture import open_picture
+from kmodels.data.records import expand
 from kmodels.text import read_records
 from refusals import refused
 from remote_storage import empty_storage

@@ -10,7 +10,7 @@ import pytest
 
 from kmodels.core.errors import InputError
 from kmodels.data import ImageLoader, TarShards, TFRecords, open_dataset
-from kmodels.data.formats.file_ranges import expand
+from kmodels.data.records import expand
 from record_files import crc32c, encoded, write_shard, write_tfrecords
 from refusals import refused
 

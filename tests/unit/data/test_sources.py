@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmodels.data import ImageSource, open_dataset
-from kmodels.data.formats import readers
+from kmodels.data.images import datasets
 from kmodels.data.images.sources import split
 from python_process import run_python
 from refusals import refused
@@ -49,7 +49,7 @@ def test_digits_are_those_of_scikit_learn():
     # `load_digits` reads this file; the import of scikit-learn takes seconds.
     (folder,) = find_spec("sklearn").submodule_search_locations
     theirs = np.loadtxt(Path(folder) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
-    with np.load(readers.DIGITS) as file:
+    with np.load(datasets.DIGITS) as file:
         np.testing.assert_array_equal(file["pixels"], theirs[:, :-1].reshape(-1, 8, 8))
         np.testing.assert_array_equal(file["labels"], theirs[:, -1])
 
@@ -219,7 +219,7 @@ def test_split_is_a_partition(n, share, seed):
 
 def test_sources_import_no_framework():
     code = (
-        "import sys, kmodels.data.images.opening, kmodels.data.workers.worker;"
+        "import sys, kmodels.data.images.datasets, kmodels.data.worker;"
         "import kmodels.data.images.batches;"
         "print([m for m in ('keras', 'jax', 'torch', 'tensorflow') if m in sys.modules])"
     )

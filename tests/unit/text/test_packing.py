@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmodels.data.packing import assign
+from kmodels.data.rows import assign
 from kmodels.text import Example, pack, pad
 
 LENGTH = 16

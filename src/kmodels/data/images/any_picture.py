@@ -11,7 +11,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_remote
 from kmodels.core.remote import local_copy
-from kmodels.data.images.pictures import (
+from kmodels.data.images.decoding import (
     MAX_BYTES,
     PictureError,
     decode,

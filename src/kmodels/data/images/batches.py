@@ -1,10 +1,10 @@
-"""One batch from its number: a pure function of source, settings, epoch and number.
+"""Image batches by number: pure functions of source, settings, epoch and number.
 
 Workers run this, so it imports no framework.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,16 +12,20 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.augment import Augment, crop_and_resize
-from kmodels.data.images.pictures import with_channels
-from kmodels.data.images.resizing import USUAL, Resizing
+from kmodels.data.images.decoding import with_channels
+from kmodels.data.images.resizing import USUAL, Resizing, resize
 from kmodels.data.images.sources import ImageSource, check_labels
-from kmodels.data.rng import order
+from kmodels.data.rng import order, uniforms
 from kmodels.data.rows import rows_within
 
 
 @dataclass
 class BatchMaker:
-    """Everything that decides what is in a batch. Picklable. See `loader.ImageLoader`."""
+    """Makes the batches of an `ImageLoader`, whose arguments these are; it can be pickled.
+
+    Args:
+        part: first row and last row + 1 to make of each batch; None for all rows.
+    """
 
     source: ImageSource
     batch_size: int
@@ -36,7 +40,7 @@ class BatchMaker:
     std: tuple[float, ...]
     one_hot: int | None
     resizing: Resizing = USUAL
-    rows: tuple[int, int] | None = None
+    part: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.source):
@@ -66,34 +70,37 @@ class BatchMaker:
         return {key: value for key, value in self.__dict__.items() if key != "_orders"}
 
     def order(self, epoch: int) -> np.ndarray:
-        """Returns sample numbers in the order of this epoch."""
+        """Returns the sample numbers of an epoch in order, int (n,)."""
         if not self.shuffle:
             return np.arange(len(self.source))
-        found = self._orders.get(epoch)
-        if found is None:
-            found = order(len(self.source), self.seed, epoch)
-            # The end of one epoch and the start of the next are asked for in turn.
+        if epoch not in self._orders:
+            # Two are kept: workers make batches of two epochs in turn.
             while len(self._orders) > 1:
                 self._orders.pop(next(iter(self._orders)))
-            self._orders[epoch] = found
-        return found
+            self._orders[epoch] = order(len(self.source), self.seed, epoch)
+        return self._orders[epoch]
 
-    def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns batch `number` of an epoch, or those `rows` of it.
-
-        Returns:
-            float32 images (B, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
-        """
+    def span(self, number: int) -> tuple[int, int]:
+        """Returns the first place and the last place + 1 of a batch in the order of its epoch."""
         start = number * self.batch_size
         stop = min(start + self.batch_size, len(self.source))
         if not 0 <= start < stop:
             raise IndexError(f"batch {number} of {self.batches}")
-        if self.rows is not None:
-            within = rows_within(*self.rows, stop - start)
-            start, stop = start + within.start, start + within.stop
+        if self.part is None:
+            return start, stop
+        within = rows_within(*self.part, stop - start)
+        return start + within.start, start + within.stop
+
+    def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns batch `number` of an epoch.
+
+        Returns:
+            float32 images (B, H, W, C), and int32 labels (B,), or float32 (B, one_hot).
+        """
+        start, stop = self.span(number)
         mixes = self.augment is not None and self.augment.mixes
-        # Pairs that mix stand at places 2k and 2k + 1; an odd batch size cuts one in two, so that
-        # its other half has to be made too.
+        # The samples at places 2k and 2k + 1 are mixed; an odd batch size separates such a pair, so
+        # the other half is made too.
         low = start - start % 2 if mixes else start
         high = min(stop + stop % 2, len(self.source)) if mixes else stop
         samples = self.order(epoch)[low:high]
@@ -107,7 +114,7 @@ class BatchMaker:
         return images[start - low : stop - low], labels[start - low : stop - low]
 
     def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images decoded, cropped, resized, augmented and normalised, and labels."""
+        """Returns images (B, H, W, C), float32 and normalised, and labels (B,)."""
         pictures, labels = self.source.batch(samples)
         augment, size = self.augment, self.image_size
         if augment is not None and augment.random_resized_crop is not None:
@@ -145,3 +152,59 @@ class BatchMaker:
         result = np.multiply(images, np.float32(1 / 255) / std, dtype="float32")
         result -= mean / std
         return result
+
+
+@dataclass
+class ViewMaker(BatchMaker):
+    """Makes batches with several augmentations of each image."""
+
+    views: tuple[Augment, ...] = ()
+
+    def make(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns batch `number` of an epoch.
+
+        Returns:
+            float32 images (B, V, H, W, C), and int32 labels (B,).
+        """
+        start, stop = self.span(number)
+        samples = self.order(epoch)[start:stop]
+        views, labels = [], np.zeros(0, "int32")
+        for view, augment in enumerate(self.views):
+            # Each view draws its own numbers for the same images.
+            maker = replace(self, augment=augment, seed=self.seed + 7919 * (view + 1))
+            images, labels = maker.pictures(epoch, samples)
+            augment.erase(images, maker.seed, epoch, samples)
+            views.append(images)
+        return np.stack(views, axis=1), labels
+
+
+@dataclass
+class MaskMaker(BatchMaker):
+    """Makes batches of images and masks, which are cropped and flipped like their images."""
+
+    flip: bool = False
+
+    def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns images (B, H, W, C), float32 and normalised, and masks (B, H, W), int32."""
+        pictures, masks = self.source.batch(samples)
+        size = self.image_size or pictures[0].shape[:2]
+        boxes: Sequence[tuple | None] = [None] * len(samples)
+        if self.augment is not None:
+            shapes = np.array([picture.shape[:2] for picture in pictures])
+            drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
+            boxes = [tuple(box) for box in drawn.tolist()]
+        images = np.stack(
+            [self.resizing(x, size, box) for x, box in zip(pictures, boxes, strict=True)]
+        )
+        # float32 is exact for whole numbers up to 2 ** 24.
+        numbers = [np.asarray(mask, "float32")[..., None] for mask in masks]
+        labels = np.stack(
+            [resize(x, size, box, "nearest") for x, box in zip(numbers, boxes, strict=True)]
+        )[..., 0].astype("int32")
+        images = with_channels(images, self.channels or images.shape[-1])
+        if self.flip:
+            mirrored = uniforms(self.seed, "mask-flip", epoch, samples, 1)[:, 0] < 0.5
+            images, labels = images.copy(), labels.copy()
+            images[mirrored] = images[mirrored][:, :, ::-1]
+            labels[mirrored] = labels[mirrored][:, :, ::-1]
+        return self._normalise(images), labels

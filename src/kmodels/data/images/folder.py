@@ -10,7 +10,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError, shown
 from kmodels.core.files import check_zip
-from kmodels.data.images.pictures import MAX_BYTES, PictureError, decode, suffixes
+from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
 
 _SPLITS = {

@@ -1,52 +1,54 @@
-"""ImageLoader: batches for `fit`, with workers in processes of their own."""
+"""Loaders of images for `fit`, whose batches are made here or by worker processes."""
 
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, Self
 
-import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.runtime import check_channels_last
 from kmodels.data.images.augment import Augment
-from kmodels.data.images.batches import BatchMaker
-from kmodels.data.images.image_format import check_channels_last
+from kmodels.data.images.batches import BatchMaker, MaskMaker, ViewMaker
+from kmodels.data.images.naflex import RowMaker
 from kmodels.data.images.resizing import USUAL, Resizing
 from kmodels.data.images.sources import ImageSource
-from kmodels.data.workers.pool import WorkerPool
+from kmodels.data.pipeline.indexed import ResumableBatches
+from kmodels.data.worker_pool import WorkerPool
 
 
-class ImageLoader(keras.utils.PyDataset):
+class ImageLoader(ResumableBatches):
     """Batches of images, equal on every backend and with any number of workers.
 
-    The order of samples and all augmentation follow (seed, epoch). `Task.fit` tells the loader the
-    epoch; with another `fit` the loader counts the epochs it has handed out in full, or call
-    `set_epoch`. `fit` must not shuffle batches on top: give it `shuffle=False` (Task's does so).
+    The order of samples and all augmentation depend on seed and epoch alone. `Task.fit` sets the
+    epoch; in another `fit` the loader advances after each epoch that was returned in full, or call
+    `set_epoch`. Such a `fit` must not shuffle batches as well: pass `shuffle=False`.
 
     Args:
         source: images, such as a split of `open_dataset`.
         batch_size: images per batch.
         shuffle: a new order in each epoch.
         seed: seed of order and augmentation.
-        augment: for training images.
+        augment: augmentation of training images.
         preprocess: float images from pixels (B, H, W, C) in 0..255, instead of mean and std. With
             workers it must be importable: a function of a module, not of a script.
-        workers: processes that make batches; 0 makes them in this one. They import NumPy and
-            Pillow alone and are started fresh, never forked, so they are safe beside JAX.
-        drop_last: leaves out a last batch that is not full.
-        image_size: (height, width) to resize to; the images' own by default.
-        resizing: how; `model.preprocessor.resizing` is what the checkpoint was trained with.
-        channels: 1 or 3; the images' own by default.
+        workers: processes that make batches; 0 makes them in this one. They import only NumPy and
+            Pillow, and are started, not forked, so they are safe with JAX.
+        drop_last: drops a last batch that is not full.
+        image_size: (height, width) to resize to; default: the size of the images.
+        resizing: how images are resized; `model.preprocessor.resizing` is the method that the
+            checkpoint was trained with.
+        channels: 1 or 3; default: the channels of the images.
         mean: mean of pixels / 255, one or one per channel.
         std: std of pixels / 255, one or one per channel.
-        one_hot: number of classes for labels as float32 (B, classes), which mixing always gives.
+        one_hot: number of classes for labels as float32 (B, classes); set by augment if it mixes.
 
     A batch is float32 images (B, H, W, C) and int32 labels (B,).
 
     Raises:
-        InputError: for settings that do not fit, or where Keras' `image_data_format` is
+        InputError: for settings that do not fit together, or if Keras' `image_data_format` is
             "channels_first".
     """
 
@@ -74,7 +76,7 @@ class ImageLoader(keras.utils.PyDataset):
         check_whole("workers", workers, 0)
         if augment is not None and augment.mixes:
             one_hot = augment.num_classes
-        self.maker = BatchMaker(
+        self.maker: Any = BatchMaker(
             source,
             batch_size,
             shuffle,
@@ -89,96 +91,68 @@ class ImageLoader(keras.utils.PyDataset):
             one_hot,
             resizing,
         )
-        self.epoch = 0
-        self.skip = 0
-        self.handed_out = 0
         self.worker_count = workers
         self._pool: WorkerPool | None = None
         self._ahead: dict[tuple[int, int], Future] = {}
 
+    def _make_by(self, kind: type[BatchMaker], **more: Any) -> None:
+        """Replaces the maker by one of a subclass with further arguments."""
+        settings = {field.name: getattr(self.maker, field.name) for field in fields(BatchMaker)}
+        self.maker = kind(**settings, **more)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        return self.maker.batches
+
     @property
     def samples(self) -> int:
-        """Images in an epoch."""
-        count = len(self.maker.source)
-        return self.maker.batches * self.batch_size if self.maker.drop_last else count
+        """Number of images in an epoch."""
+        maker = self.maker
+        return maker.batches * maker.batch_size if maker.drop_last else len(maker.source)
 
     @property
     def batch_size(self) -> int:
-        """Images per batch."""
+        """Number of images per batch."""
         return self.maker.batch_size
 
-    def part(self, start: int, stop: int) -> "ImageLoader":
-        """Returns the same batches with these rows alone, see `rows_within`."""
+    def part(self, start: int, stop: int) -> Self:
+        """Returns a loader of rows start to stop of the same batches, see `rows_within`."""
         part = copy.copy(self)
-        part.maker, part._pool, part._ahead = replace(self.maker, rows=(start, stop)), None, {}
+        part.maker, part._pool, part._ahead = replace(self.maker, part=(start, stop)), None, {}
         return part
 
-    @property
-    def num_batches(self) -> int:
-        """Batches left in this epoch."""
-        return len(self)
-
-    def __len__(self) -> int:
-        return self.maker.batches - self.skip
-
-    def set_epoch(self, epoch: int, skip: int | None = None) -> None:
-        """Tells which epoch comes next; order and augmentation follow it.
-
-        Args:
-            epoch: from 0.
-            skip: batches to leave out at its start, for resuming in the middle: the loader is so
-                much shorter until another epoch is set. By default 0, or as before where the epoch
-                stays the same.
-        """
-        if skip is None:
-            skip = self.skip if epoch == self.epoch else 0
-        if not 0 <= skip < self.maker.batches:
-            raise InputError(f"skip is {skip}; give 0 to {self.maker.batches - 1} batches")
-        self.epoch, self.skip, self.handed_out = epoch, skip, 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns how many batches of which epoch were handed out."""
-        return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Goes on after the batch of a state; see `kmodels.data.StatefulLoader`."""
-        epoch, batch = state_dict["epoch"], state_dict["batch"]
-        over = batch >= self.maker.batches
-        self.set_epoch(epoch + over, 0 if over else batch)
-
     def on_epoch_end(self) -> None:
-        """Goes to the next epoch where all of this one was handed out.
+        """Sets the next epoch if all batches of this one were returned.
 
-        Keras also calls this before training starts, when nothing or one batch was.
+        Keras also calls this before training, when it has read one batch at most.
         """
         if self.handed_out >= len(self):
             self.set_epoch(self.epoch + 1)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
-        epoch, number = self.epoch, index + self.skip
-        batch = self._from_workers(epoch, number) if self.worker_count else None
+    def __getitem__(self, index: int) -> tuple:
+        number = self.number_of(index)
+        make = self._from_workers if self.worker_count else self.maker.make
+        batch = make(self.epoch, number)
         self.handed_out = max(self.handed_out, index + 1)
-        return batch or self.maker.make(epoch, number)
+        return batch
 
-    def _from_workers(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def _from_workers(self, epoch: int, number: int) -> tuple:
         if self._pool is None:
             self._pool = WorkerPool(self.maker, self.worker_count)
         if (epoch, number) not in self._ahead:
-            # A jump: another epoch, or batches out of order. Batches that were made ahead are of no
-            # use.
+            # Another epoch, or batches out of order: those that were requested are not needed.
             for future in self._ahead.values():
                 future.cancel()
             self._ahead.clear()
-        # Two for each worker: one in the making, one ready.
+        # Two for each worker: one in progress, one ready.
         for later in range(number, min(number + 2 * self.worker_count, self.maker.batches)):
             if (epoch, later) not in self._ahead:
                 self._ahead[epoch, later] = self._pool.submit(epoch, later)
         return self._ahead.pop((epoch, number)).result()
 
     def close(self) -> None:
-        """Ends the workers; they start again when a batch is asked for."""
+        """Stops the workers; they start again when a batch is requested."""
         pool, self._pool = self._pool, None
         self._ahead.clear()
         if pool is not None:
@@ -186,3 +160,192 @@ class ImageLoader(keras.utils.PyDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None, "_ahead": {}}
+
+
+class ViewLoader(ImageLoader):
+    """Batches of images in several views each, for `fit`.
+
+    Args:
+        source: images, such as a split of `open_dataset`.
+        batch_size: images per batch.
+        views: the augmentation of each view, without mixing.
+        **settings: arguments of `ImageLoader`.
+
+    A batch is float32 images (B, V, H, W, C) and int32 labels (B,).
+
+    Raises:
+        InputError: without views, or for views that mix images.
+    """
+
+    def __init__(
+        self, source: ImageSource, batch_size: int, views: Sequence[Augment], **settings: Any
+    ):
+        super().__init__(source, batch_size, **settings)
+        if not views or any(augment.mixes for augment in views):
+            raise InputError("views are none, or mix images; give an Augment without mixing each")
+        self._make_by(ViewMaker, views=tuple(views))
+
+
+class MaskLoader(ImageLoader):
+    """Batches of images and masks, such as for semantic segmentation.
+
+    Args:
+        source: images with masks, such as a part of `open_masks`.
+        batch_size: images per batch.
+        shuffle: a new order in each epoch.
+        seed: seed of order and augmentation.
+        flip: flips images and masks left to right with probability 1/2.
+        crop: smallest share of the area of a random crop; None takes whole images.
+        workers: see `ImageLoader`.
+        drop_last: drops a last batch that is not full.
+        image_size: (height, width) to resize to; default: the size of the first image. Masks are
+            resized by the nearest pixel.
+        resizing: how images are resized; it must not crop.
+        channels: 1 or 3; default: the channels of the images.
+        mean: mean of pixels / 255, one or one per channel.
+        std: std of pixels / 255, one or one per channel.
+
+    A batch is float32 images (B, H, W, C) and int32 masks (B, H, W).
+
+    Raises:
+        InputError: for settings that do not fit together.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        flip: bool = False,
+        crop: float | None = None,
+        workers: int = 0,
+        drop_last: bool = False,
+        image_size: tuple[int, int] | None = None,
+        resizing: Resizing = USUAL,
+        channels: int | None = None,
+        mean: float | Sequence[float] = 0.0,
+        std: float | Sequence[float] = 1.0,
+    ):
+        if resizing.crops:
+            raise InputError(
+                'resizing has crop_to_aspect_ratio=True, resize_size or resize_mode="crop", which '
+                "leave pixels without a class; give one without them"
+            )
+        super().__init__(
+            source,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            augment=None if crop is None else Augment(random_resized_crop=(crop, 1.0)),
+            workers=workers,
+            drop_last=drop_last,
+            image_size=image_size,
+            resizing=resizing,
+            channels=channels,
+            mean=mean,
+            std=std,
+        )
+        self._make_by(MaskMaker, flip=flip)
+
+
+class NaFlexLoader(ImageLoader):
+    """Batches of images of any aspect ratio, several of them in each row of patches.
+
+    All batches have the same number of images, rows and patches, so that one compiled step serves
+    them; the end of a row is padding. If the images of a batch are too large for its rows, all of
+    them get fewer patches. Order, crops and sizes depend on seed and epoch alone.
+
+    Args:
+        source: images of any sizes, such as a split of `open_dataset`.
+        batch_size: images per batch.
+        patch_size: side of the square patches, in pixels.
+        row_length: patches of a row.
+        max_num_patches: largest number of patches of an image; default: those of a row.
+        min_num_patches: smallest number of patches in training; the number of each image is drawn
+            from this to `max_num_patches`, like sizes in NaViT. Default: nothing is drawn.
+        rows: rows of a batch; default: enough for most batches, estimated from some images.
+        images_per_row: largest number of images in a row; default: four times the mean.
+        enlarge: enlarges small images, so that all come close to `max_num_patches`; False keeps
+            their size, which saves work.
+        shuffle: a new order in each epoch.
+        seed: seed of order and augmentation.
+        augment: augmentation of training images. The aspect ratio of a `random_resized_crop` is
+            near that of its image, and the crop is not distorted. `mixup` and `cutmix` mix the
+            common middle part of two images.
+        workers: see `ImageLoader`, as for all arguments below.
+        drop_last: drops a last batch that is not full.
+        resizing: how images are resized.
+        channels: 1 or 3.
+        mean: mean of pixels / 255; default: that of SigLIP.
+        std: std of pixels / 255; default: that of SigLIP.
+        one_hot: number of classes for labels as float32.
+
+    A batch is {"pixel_values": float32 (rows, row_length, patch * patch * C), "spatial_shapes":
+    int32 (rows, images_per_row, 2)}, int32 labels (rows, images_per_row) and float32 weights of the
+    same shape, 0 for places without an image; the mean over all places is that over the images.
+
+    Raises:
+        InputError: for settings that do not fit together.
+
+    Source:
+        Dehghani et al. 2023, arXiv:2307.06304; timm's `naflex_loader`.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        batch_size: int,
+        *,
+        patch_size: int = 16,
+        row_length: int = 256,
+        max_num_patches: int | None = None,
+        min_num_patches: int | None = None,
+        rows: int | None = None,
+        images_per_row: int | None = None,
+        enlarge: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        augment: Augment | None = None,
+        workers: int = 0,
+        drop_last: bool = False,
+        resizing: Resizing = USUAL,
+        channels: int = 3,
+        mean: float | Sequence[float] = 0.5,
+        std: float | Sequence[float] = 0.5,
+        one_hot: int | None = None,
+    ):
+        for name, value in (("rows", rows), ("images_per_row", images_per_row)):
+            if value is not None:
+                check_whole(name, value)
+        super().__init__(
+            source,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            augment=augment,
+            workers=workers,
+            drop_last=drop_last,
+            resizing=resizing,
+            channels=channels,
+            mean=mean,
+            std=std,
+            one_hot=one_hot,
+        )
+        most = row_length if max_num_patches is None else max_num_patches
+        self._make_by(
+            RowMaker,
+            patch_size=patch_size,
+            row_length=row_length,
+            max_num_patches=most,
+            min_num_patches=most if min_num_patches is None else min_num_patches,
+            rows=rows or 0,
+            images_per_row=images_per_row or 0,
+            enlarge=enlarge,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows per batch."""
+        return self.maker.rows

@@ -8,9 +8,9 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
-from kmodels.data.images.pictures import decode, suffixes
+from kmodels.data.images.decoding import decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
-from kmodels.data.rng import philox
+from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_scenes
 
 SPECS = "scenes[:N], folder:DIR"
 SCENES = 2400
@@ -136,11 +136,11 @@ def open_masks(
         count = int(rest) if rest.isdigit() else SCENES
         if rest and (not rest.isdigit() or count < 10):
             raise InputError(f"data is {spec}; give scenes:N with N at least 10")
-        images, masks = made_scenes(count, image_size or SIZE, seed)
+        images, masks = made_scenes(count, image_size or SCENE_SIZE, seed)
         chosen = split(count, (validation_split, validation_split), seed)
         train, validation, test = (MaskArrays(images, masks, part) for part in chosen)
         shape = (*images.shape[1:3], 3)
-        return DataBundle(train, validation, test, [*CLASSES], shape)
+        return DataBundle(train, validation, test, [*SCENE_CLASSES], shape)
     if kind == "folder":
         return _folder(local_copy(rest), image_size, seed, validation_split)
     raise InputError(f"data is {spec}; give one of {SPECS}")
@@ -191,79 +191,3 @@ def _names(root: Path, masks: list[Path]) -> list[str]:
         return names
     held = [numbers[numbers != NO_LABEL] for numbers in map(read_mask, masks)]
     return [str(i) for i in range(1 + max(int(x.max()) for x in held if x.size))]
-
-
-CLASSES = ("background", "disk", "square", "triangle", "ring")
-SIZE = (48, 48)
-MOST_SHAPES = 3
-
-
-def made_scenes(
-    count: int, size: tuple[int, int] = SIZE, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws shapes with textures on a shaded ground, one over the other, with noise.
-
-    Each kind of shape has its own texture (disks are striped, squares checked, triangles
-    dotted, rings plain); colors, places, sizes and angles are drawn for each shape.
-
-    Args:
-        count: number of scenes.
-        size: (height, width) in pixels.
-        seed: of everything that is drawn.
-
-    Returns:
-        uint8 (count, height, width, 3), and masks uint8 (count, height, width) with the numbers of
-        `CLASSES`.
-    """
-    rng = np.random.Generator(philox(seed, "scenes"))
-    height, width = size
-    y, x = np.mgrid[:height, :width].astype("float32")
-    images = np.empty((count, height, width, 3), "uint8")
-    masks = np.zeros((count, height, width), "uint8")
-    for image, mask in zip(images, masks, strict=True):
-        tilt = rng.uniform(-1, 1, 2)
-        shade = 0.5 + 0.2 * (tilt[0] * (y / height - 0.5) + tilt[1] * (x / width - 0.5))
-        canvas = shade[..., None] * rng.uniform(0.5, 1.5, 3)
-        for _ in range(rng.integers(1, MOST_SHAPES + 1)):
-            kind = int(rng.integers(1, len(CLASSES)))
-            radius = rng.uniform(0.18, 0.32) * min(size)
-            center = [rng.uniform(0.6 * radius, side - 0.6 * radius) for side in size]
-            angle = rng.uniform(0, 2 * np.pi)
-            down, along = y - center[0], x - center[1]
-            u = np.cos(angle) * along + np.sin(angle) * down
-            v = np.cos(angle) * down - np.sin(angle) * along
-            inside = _shape(kind, u, v, radius)
-            light, dark = rng.uniform(0.6, 1.0, 3), rng.uniform(0.0, 0.35, 3)
-            pattern = _texture(kind, u, v)[..., None]
-            canvas = np.where(inside[..., None], pattern * light + (1 - pattern) * dark, canvas)
-            mask[inside] = kind
-        noisy = 255 * canvas + rng.normal(0.0, 6.0, canvas.shape)
-        image[:] = np.clip(noisy, 0, 255).astype("uint8")
-    return images, masks
-
-
-def _shape(kind: int, u: np.ndarray, v: np.ndarray, radius: float) -> np.ndarray:
-    """Returns the pixels of a shape around (0, 0)."""
-    distance = np.hypot(u, v)
-    if kind == 1:
-        return distance < radius
-    if kind == 2:
-        return np.maximum(abs(u), abs(v)) < 0.85 * radius
-    if kind == 3:
-        # Three half planes, each two thirds of a height of the triangle apart from its corner.
-        sides = [
-            u * np.cos(turn) + v * np.sin(turn) for turn in (np.pi / 2, 7 * np.pi / 6, -np.pi / 6)
-        ]
-        return np.maximum.reduce(sides) < 0.6 * radius
-    return (distance < radius) & (distance > 0.45 * radius)
-
-
-def _texture(kind: int, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Returns how light each pixel of a shape is, from 0 to 1."""
-    if kind == 1:
-        return (np.sin(u * 2.2) > 0).astype("float32")
-    if kind == 2:
-        return ((np.floor(u / 3) + np.floor(v / 3)) % 2).astype("float32")
-    if kind == 3:
-        return (np.hypot(u % 4 - 2, v % 4 - 2) < 1.2).astype("float32")
-    return np.ones_like(u)

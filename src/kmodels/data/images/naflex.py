@@ -12,12 +12,10 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.augment import CROP_NUMBERS, Augment, crop_boxes
-from kmodels.data.images.pictures import with_channels
-from kmodels.data.images.resizing import Resizing
-from kmodels.data.images.sources import ImageSource, check_labels
-from kmodels.data.packing import assign
-from kmodels.data.rng import order, symmetric_beta, uniforms
-from kmodels.data.rows import rows_within
+from kmodels.data.images.batches import BatchMaker
+from kmodels.data.images.decoding import with_channels
+from kmodels.data.rng import symmetric_beta, uniforms
+from kmodels.data.rows import assign, rows_within
 
 # The search of transformers' processor: where it begins, and how near it comes to the best scale.
 CLOSE, LOWEST, HIGHEST = 1e-5, 1e-6, 100.0
@@ -181,16 +179,10 @@ LOOKED_AT, TRIED = 256, 16
 LESS = 0.95
 
 
-@dataclass
-class RowMaker:
-    """Everything that decides what is in a batch. Picklable. See `loader.NaFlexLoader`."""
+@dataclass(kw_only=True)
+class RowMaker(BatchMaker):
+    """Makes the batches of a `NaFlexLoader`, whose arguments these are; it can be pickled."""
 
-    source: ImageSource
-    batch_size: int
-    shuffle: bool
-    seed: int
-    augment: Augment | None
-    drop_last: bool
     patch_size: int
     row_length: int
     max_num_patches: int
@@ -198,17 +190,10 @@ class RowMaker:
     rows: int
     images_per_row: int
     enlarge: bool
-    channels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    resizing: Resizing
-    one_hot: int | None
-    part: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.source):
-            raise InputError("the data is empty; give at least one image")
-        for name in ("batch_size", "patch_size", "row_length", "max_num_patches", "channels"):
+        super().__post_init__()
+        for name in ("patch_size", "row_length", "max_num_patches", "channels"):
             check_whole(name, getattr(self, name))
         if not 1 <= self.min_num_patches <= self.max_num_patches <= self.row_length:
             raise InputError(
@@ -216,13 +201,6 @@ class RowMaker:
                 f"{self.max_num_patches} and row_length {self.row_length}; give 1 <= "
                 "min_num_patches <= max_num_patches <= row_length"
             )
-        if self.drop_last and len(self.source) < self.batch_size:
-            raise InputError(
-                f"drop_last leaves nothing of {len(self.source)} images in batches of "
-                f"{self.batch_size}; give a smaller batch_size"
-            )
-        if self.one_hot:
-            check_labels(np.asarray(self.source.labels), self.one_hot, "data")
         if not self.rows:
             self.rows = self._rows_needed()
         if not self.images_per_row:
@@ -232,12 +210,6 @@ class RowMaker:
                 f"{self.rows} rows of {self.images_per_row} images hold no batch of "
                 f"{self.batch_size}; give more rows, or a larger images_per_row"
             )
-
-    @property
-    def batches(self) -> int:
-        """Number of batches in an epoch."""
-        count = len(self.source)
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
     def _rows_needed(self) -> int:
         """Returns as many rows as hold most batches of usual images."""
@@ -274,9 +246,8 @@ class RowMaker:
             epoch: from 0.
             number: from 0 within the epoch.
         """
-        count = len(self.source)
-        samples = order(count, self.seed, epoch) if self.shuffle else np.arange(count)
-        samples = samples[number * self.batch_size : (number + 1) * self.batch_size]
+        start = number * self.batch_size
+        samples = self.order(epoch)[start : start + self.batch_size]
         pictures, labels = self.source.batch(samples)
         boxes = self._boxes([x.shape[:2] for x in pictures], epoch, samples)
         grids, members = self._fitted(boxes, epoch, samples)

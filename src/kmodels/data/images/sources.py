@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.rng import philox, uniforms
+from kmodels.data.rng import philox
 
 _STATISTICS_SAMPLES = 2048
 
@@ -55,42 +55,6 @@ class ArraySource:
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See ImageSource."""
         return self.images[indices], self.labels[indices]
-
-
-class SyntheticSource:
-    """Random images and labels, the same everywhere, made when asked for.
-
-    Args:
-        count: how many.
-        shape: (H, W, C).
-        num_classes: labels run from 0 to num_classes - 1.
-        seed: seed of the run.
-        start: number of the first image, so that splits differ.
-    """
-
-    def __init__(
-        self, count: int, shape: tuple[int, int, int], num_classes: int, seed: int, start: int = 0
-    ):
-        self.shape = shape
-        self.seed = seed
-        self.start = start
-        numbers = np.arange(start, start + count)
-        drawn = uniforms(seed, "synthetic-labels", 0, numbers, 1)[:, 0]
-        self.labels = (drawn * num_classes).astype("int32")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See ImageSource."""
-        size = int(np.prod(self.shape))
-        words = -(-size // 8)
-        images = np.empty((len(indices), *self.shape), "uint8")
-        for row, number in enumerate(indices):
-            raw = philox(self.seed, "synthetic-image", self.start + int(number)).random_raw(words)
-            # Little-endian on every machine, so that the bytes are the same everywhere.
-            images[row] = raw.astype("<u8").view("uint8")[:size].reshape(self.shape)
-        return images, self.labels[indices]
 
 
 @dataclass

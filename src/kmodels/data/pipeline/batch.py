@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.data.images.pictures import is_pillow
+from kmodels.data.images.decoding import is_pillow
 
 Preprocess = Callable[..., Any]
 

@@ -22,6 +22,66 @@ from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
 
 
+class ResumableBatches(keras.utils.PyDataset):
+    """Numbered batches that can begin within an epoch; the base of the loaders of kmodels.
+
+    Attributes:
+        batches: number of batches in an epoch.
+        epoch: number of the epoch, from 0.
+        skip: batches that are skipped at its start.
+        handed_out: batches of the epoch that were returned after those.
+    """
+
+    epoch = skip = handed_out = 0
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        raise NotImplementedError
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches left in this epoch."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return self.batches - self.skip
+
+    def set_epoch(self, epoch: int, skip: int | None = None) -> None:
+        """Sets the next epoch, from which the order and all random numbers follow.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            skip: batches to skip at its start, by which the loader is shorter until another epoch
+                is set; by default 0, or unchanged for the same epoch.
+        """
+        if skip is None:
+            skip = self.skip if epoch == self.epoch else 0
+        if not 0 <= skip < self.batches:
+            raise InputError(f"skip is {skip}; give 0 to {self.batches - 1} batches")
+        self.epoch, self.skip, self.handed_out = epoch, skip, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position: the epoch, and the number of its batches that were returned."""
+        return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Continues after the batch of a state; see `kmodels.data.StatefulLoader`."""
+        epoch, batch = state_dict["epoch"], state_dict["batch"]
+        over = batch >= self.batches
+        self.set_epoch(epoch + over, 0 if over else batch)
+
+    def number_of(self, index: int) -> int:
+        """Returns the number of a batch in its epoch, for its index in what is left of the epoch.
+
+        Raises:
+            IndexError: after the last batch.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        return index + self.skip
+
+
 class IndexedBatches(keras.utils.PyDataset):
     """Gives batches of numbered samples in the order of (seed, epoch), alike on every backend.
 

@@ -20,10 +20,9 @@ from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import Preprocess, as_tuple, prepared
 from kmodels.data.pipeline.indexed import IndexedBatches, Mapped, Numbered
 from kmodels.data.pipeline.pipeline import Pipeline
-from kmodels.data.pipeline.ray_batches import FASTER, RayBatches
 from kmodels.data.pipeline.request import FitRequest, Method
 from kmodels.data.pipeline.shard import BatchSharding, Shard
-from kmodels.data.pipeline.stream import Calls, Chunks, Streamed
+from kmodels.data.pipeline.stream import FASTER, Calls, Chunks, RayBatches, Streamed
 
 Split = Callable[[Any], tuple]
 

@@ -7,10 +7,10 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.data.images.image_format import check_channels_last
-from kmodels.data.images.pictures import is_picture, warn_of_unit_range, with_channels
+from kmodels.data.images.decoding import is_picture, warn_of_unit_range, with_channels
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.blocks.preprocessing import Preprocessor

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.schema import read_json
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.data.packing import assign
+from kmodels.data.rows import assign
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor

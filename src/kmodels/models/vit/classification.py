@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tree
-from kmodels.data.images.pictures import is_picture
+from kmodels.data.images.decoding import is_picture
 from kmodels.layers import block_compile as compiling
 from kmodels.models.blocks.class_names import NamedClasses, best, check_class_names
 from kmodels.task import Compiled, Task, is_auto

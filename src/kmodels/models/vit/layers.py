@@ -8,8 +8,8 @@ import keras
 
 from kmodels import ops
 from kmodels.core import traced
+from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import InitializerLike, Tensor
-from kmodels.data.images.image_format import check_channels_last
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.layers.dense import WithKernel
 from kmodels.models.vit.config import ViTConfig

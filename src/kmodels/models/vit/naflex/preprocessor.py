@@ -8,8 +8,8 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
+from kmodels.data.images.decoding import is_picture
 from kmodels.data.images.naflex import grid_of, normalized, padded, patches_of
-from kmodels.data.images.pictures import is_picture
 from kmodels.data.images.resizing import ResizingOfBytes
 from kmodels.models.blocks.image_converter import picture
 from kmodels.models.blocks.preprocessing import Preprocessor

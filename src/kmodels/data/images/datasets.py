@@ -1,15 +1,117 @@
-"""Data sets held in memory: handwritten digits, IDX files (MNIST), NumPy archives."""
+"""`open_dataset`: labelled images from one word, as recipes take it, and what reads each kind."""
 
 import gzip
+import math
+import re
 import struct
 import zlib
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION
+from kmodels.core.remote import local_copy
+from kmodels.data.images.decoding import PictureError
+from kmodels.data.images.folder import read_folder
 from kmodels.data.images.sources import ArraySource, DataBundle, check_labels, split
+from kmodels.data.images.synthetic import SyntheticSource
+from kmodels.data.records import TarShards, TFRecords
+
+SPECS = "digits, synthetic[:N], idx:DIR, folder:DIR_OR_ZIP, npz:FILE, FILES.tar, FILES.tfrecord"
+_KINDS = ("digits", "synthetic", "idx", "folder", "npz")
+# "x.tar", and "x.tfrecord", "x.tfrecords", "x.tfrecord-00000-of-00010".
+_SAMPLES = re.compile(r"(?P<tar>\.tar$)|\.tfrecords?(-[^/]*)?$")
+
+
+def open_dataset(
+    spec: str,
+    *,
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+    validation_split: float = 0.1,
+    skip_bad: bool = False,
+) -> DataBundle:
+    """Opens a data set of labelled images.
+
+    Test and validation parts that the data brings are kept; a missing one is drawn from the
+    training part, as a pure function of the seed.
+
+    Args:
+        spec: digits (1,797 of 8x8, grey, always split 80/10/10) | synthetic[:N] (N random
+            images, 1,000 by default) | idx:DIR (files of MNIST or Fashion-MNIST, gz or not) |
+            folder:DIR (a folder of images per class, perhaps below train, validation and test;
+            or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y) |
+            FILES.tar (WebDataset's shards, see `TarShards`) | FILES.tfrecord (see `TFRecords`),
+            where FILES may name several: "train-{0000..0003}.tar", "train-*.tfrecord". A path may
+            be an address such as "gs://bucket/train.tar"; files are copied to the local disk then.
+        image_size: (height, width) that loaders resize to; the data's own by default. Images of
+            a folder that differ in size need it.
+        seed: seed of the split, and of synthetic images.
+        validation_split: share of the training part for each part that is missing.
+        skip_bad: reads every image of files now and leaves out the unreadable ones, which
+            `DataBundle.skipped` lists. Otherwise they raise when they are read.
+
+    Returns:
+        The splits, opened; files are read when a batch asks for them.
+
+    Raises:
+        InputError: for an unknown spec, or data that is missing, empty or damaged.
+    """
+    if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
+        raise InputError(f"image_size is {image_size}; give (height, width) in pixels")
+    if not 0.0 <= validation_split < 0.5:
+        raise InputError(f"validation_split is {validation_split}; give at least 0 and below 0.5")
+    kind, colon, argument = spec.partition(":")
+    if kind not in _KINDS and (opened := _SAMPLES.search(spec)):
+        samples = TarShards(spec) if opened["tar"] else TFRecords(spec)
+        return read_samples(samples, spec, image_size, seed, validation_split, skip_bad)
+    if kind in ("idx", "folder", "npz") and not argument:
+        raise InputError(f"data {spec!r} names no path; give one of {SPECS}")
+    if kind == "digits" and not colon:
+        bundle = read_digits()
+    elif kind == "synthetic" and (not colon or argument):
+        return _synthetic(argument or "1000", image_size, seed, validation_split)
+    elif kind == "idx":
+        bundle = read_idx(local_copy(argument), seed, validation_split)
+    elif kind == "npz":
+        bundle = read_npz(local_copy(argument), seed, validation_split)
+    elif kind == "folder":
+        path = local_copy(argument)
+        return read_folder(path, image_size, seed, validation_split, skip_bad)
+    else:
+        raise InputError(f"data {spec!r} is unknown; give one of {SPECS}")
+    if image_size is not None:
+        bundle.image_shape = (*image_size, bundle.image_shape[-1])
+    return bundle
+
+
+def _synthetic(
+    count: str, image_size: tuple[int, int] | None, seed: int, validation_split: float
+) -> DataBundle:
+    if not count.isdecimal() or int(count) < 1:
+        raise InputError(f"data 'synthetic:{count}' has no count; give synthetic:N with N above 0")
+    height, width = image_size or (32, 32)
+    shape, classes = (height, width, 3), 10
+    train = int(count)
+    held_out = math.ceil(train * validation_split)
+    parts = [
+        SyntheticSource(size, shape, classes, seed, start)
+        for size, start in (
+            (train, 0),
+            (held_out, train),
+            (held_out, train + held_out),
+        )
+    ]
+    return DataBundle(
+        train=parts[0],
+        validation=parts[1] if held_out else None,
+        test=parts[2] if held_out else None,
+        class_names=[str(label) for label in range(classes)],
+        image_shape=shape,
+    )
+
 
 DIGITS = Path(__file__).parent / "digits.npz"
 FASHION = (
@@ -28,7 +130,7 @@ _IDX_MAGIC = {"images": 2051, "labels": 2049}
 _NPZ_KEYS = "x_train, y_train, x_test, y_test (and perhaps x_val, y_val), or x and y"
 
 
-def bundle(
+def _bundle(
     train: tuple[np.ndarray, np.ndarray],
     validation: tuple[np.ndarray, np.ndarray] | None,
     test: tuple[np.ndarray, np.ndarray] | None,
@@ -69,7 +171,7 @@ def read_digits() -> DataBundle:
     # The originals have 17 grey values, 0 to 16.
     images = np.round(pixels[..., None] * (255 / 16)).astype("uint8")
     names = [str(digit) for digit in range(10)]
-    return bundle((images, labels.astype("int32")), None, None, names, 0, 0.1)
+    return _bundle((images, labels.astype("int32")), None, None, names, 0, 0.1)
 
 
 def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
@@ -89,7 +191,7 @@ def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
             )
     fashion = "fashion" in folder.resolve().name.lower() and classes == len(FASHION)
     names: list[str] = [*FASHION] if fashion else [str(label) for label in range(classes)]
-    return bundle(train, None, test, names, seed, validation_split)
+    return _bundle(train, None, test, names, seed, validation_split)
 
 
 def _idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -194,7 +296,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
             raise InputError(
                 f"{path}: images of {part} are {images.shape[1:]}, of train {shape}; give one size"
             )
-    return bundle(
+    return _bundle(
         parts["train"],
         parts.get("validation"),
         parts.get("test"),
@@ -236,3 +338,103 @@ def _npz_labels(labels: np.ndarray, where: str) -> np.ndarray:
     if whole.min() < 0:
         raise InputError(f"{where}: label {whole.min()} is outside 0..n; give numbers from 0")
     return whole
+
+
+class Samples(Protocol):
+    """Numbered samples with an image and a label each."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, number: int) -> str:
+        """Returns the name for messages."""
+        ...
+
+    def picture(self, number: int) -> np.ndarray:
+        """Returns the image, uint8 (H, W, C)."""
+        ...
+
+    def label(self, number: int) -> int:
+        """Returns the label, from 0."""
+        ...
+
+
+class SampledSource:
+    """Images of some of the samples, read when asked for.
+
+    Args:
+        samples: all of them.
+        numbers: int (n,), which of them.
+        labels: int (n,), of those.
+    """
+
+    def __init__(self, samples: Samples, numbers: np.ndarray, labels: np.ndarray):
+        self.samples, self.numbers = samples, numbers
+        self.labels = np.asarray(labels, "int32")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batch(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """See ImageSource."""
+        numbers = self.numbers[indices].tolist()
+        return [self.samples.picture(number) for number in numbers], self.labels[indices]
+
+
+def read_samples(
+    samples: Samples,
+    spec: str,
+    image_size: tuple[int, int] | None,
+    seed: int,
+    validation_split: float,
+    skip_bad: bool,
+) -> DataBundle:
+    """Reads all labels, and the images when a batch asks for them.
+
+    Args:
+        samples: with images and labels.
+        spec: what was asked for, for messages.
+        image_size: see `open_dataset`, as are all below.
+        seed: seed of the split.
+        validation_split: share for each part.
+        skip_bad: reads every image now, and leaves out the unreadable ones.
+
+    Raises:
+        InputError: for a sample without a label, or images that differ in size without
+            image_size.
+    """
+    labels = np.array([samples.label(number) for number in range(len(samples))])
+    numbers, skipped = np.arange(len(samples)), []
+    if skip_bad:
+        good = []
+        for number in numbers.tolist():
+            try:
+                samples.picture(number)
+                good.append(number)
+            except PictureError as error:
+                skipped.append((error.name, error.reason))
+        numbers = np.array(good, int)
+    if not len(numbers):
+        raise InputError(f"{spec} has no image that can be read; repair it")
+    parts: list[Any] = [
+        SampledSource(samples, numbers[chosen], labels[numbers[chosen]])
+        for chosen in split(len(numbers), (validation_split, validation_split), seed)
+    ]
+    train, validation, test = parts
+    looked = np.unique(np.linspace(0, len(train) - 1, 16).astype(int))
+    shapes = {picture.shape for picture in train.batch(looked)[0]}
+    if image_size is None and len({shape[:2] for shape in shapes}) > 1:
+        sizes = ", ".join(f"{shape[0]}x{shape[1]}" for shape in sorted(shapes)[:3])
+        raise InputError(
+            f"{spec}: images differ in size ({sizes}, ...); give image_size, such as (96, 96)"
+        )
+    height, width, channels = next(iter(shapes))
+    if image_size is not None:
+        height, width = image_size
+    return DataBundle(
+        train,
+        validation if len(validation) else None,
+        test if len(test) else None,
+        [str(label) for label in range(int(labels.max()) + 1)],
+        (height, width, channels),
+        skipped,
+    )

@@ -1,12 +1,42 @@
-"""The main program of a worker process, see `pool`."""
+"""The main program of a worker process, see `worker_pool`, and how it exchanges objects."""
 
 import os
 import pickle
 import signal
 import sys
+from typing import Any, BinaryIO
 
 from kmodels.core.errors import InputError, one_line
-from kmodels.data.workers import protocol
+
+
+def send(stream: BinaryIO, thing: object) -> None:
+    """Writes one object: a pickle of (sizes of its arrays' memory, its pickle), then the memory."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
+    memory = [buffer.raw() for buffer in buffers]
+    pickle.dump(([view.nbytes for view in memory], body), stream)
+    for view in memory:
+        stream.write(view)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> Any:
+    """Reads what `send` wrote.
+
+    Raises:
+        EOFError: where the stream has ended.
+    """
+    # The other end is a child of this process, or its parent, over a pipe of their own.
+    sizes, body = pickle.load(stream)  # nosec B301
+    memory = [bytearray(size) for size in sizes]
+    for buffer in memory:
+        view = memoryview(buffer)
+        while view:
+            count = stream.readinto(view)  # pyright: ignore[reportAttributeAccessIssue]
+            if not count:
+                raise EOFError("the other side ended")
+            view = view[count:]
+    return pickle.loads(body, buffers=memory)  # nosec B301
 
 
 def main() -> None:
@@ -18,7 +48,7 @@ def main() -> None:
     os.dup2(2, 1)
     maker, failure = None, None
     try:
-        maker = protocol.receive(sys.stdin.buffer)
+        maker = receive(sys.stdin.buffer)
     except EOFError:
         return
     except Exception as error:  # of any class that the data holds
@@ -28,7 +58,7 @@ def main() -> None:
         )
     while True:
         try:
-            request = protocol.receive(sys.stdin.buffer)
+            request = receive(sys.stdin.buffer)
         except EOFError:
             return
         try:
@@ -38,10 +68,10 @@ def main() -> None:
         except Exception as error:
             answer = (False, _portable(error))
         try:
-            protocol.send(answers, answer)
+            send(answers, answer)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             failed = InputError(f"a data worker cannot send its batch ({one_line(error)})")
-            protocol.send(answers, (False, failed))
+            send(answers, (False, failed))
 
 
 def _portable(error: Exception) -> Exception:

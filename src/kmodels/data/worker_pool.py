@@ -3,7 +3,7 @@
 Python's own pools start a process by fork, which can deadlock once JAX or TensorFlow runs threads,
 or by spawn and forkserver, which import the user's script again in each process, with the
 framework it imports, and crash where it has no `if __name__ == "__main__"`. Each worker is
-therefore a fresh `python -m kmodels.data.workers.worker` that is sent a pickled BatchMaker through
+therefore a fresh `python -m kmodels.data.worker` that is sent a pickled BatchMaker through
 its standard input and answers through its standard output.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from kmodels.core.environment import SAFE_PATH
 from kmodels.core.errors import InputError, is_out_of_memory, one_line
-from kmodels.data.workers import protocol
+from kmodels.data.worker import receive, send
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -43,7 +43,7 @@ class WorkerPool:
         try:
             for _ in range(count):
                 self._processes.append(_start())
-                protocol.send(self._processes[-1].stdin, maker)  # pyright: ignore[reportArgumentType]
+                send(self._processes[-1].stdin, maker)  # pyright: ignore[reportArgumentType]
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise InputError(
@@ -76,7 +76,7 @@ def _start() -> subprocess.Popen:
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "kmodels.data.workers.worker"],
+        [sys.executable, "-m", "kmodels.data.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -86,8 +86,8 @@ def _start() -> subprocess.Popen:
 def _ask(idle: queue.SimpleQueue, request: tuple) -> Any:
     process = idle.get()
     try:
-        protocol.send(process.stdin, request)
-        succeeded, answer = protocol.receive(process.stdout)
+        send(process.stdin, request)
+        succeeded, answer = receive(process.stdout)
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
         raise _ended(process) from error
     except Exception as error:

@@ -1,1 +1,0 @@
-"""Files of records: TFRecord, WebDataset, and how they are opened."""

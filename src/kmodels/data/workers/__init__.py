@@ -1,1 +1,0 @@
-"""Worker processes that prepare samples, and how they are talked to."""
