@@ -81,29 +81,8 @@ class ReplicasBackend(Protocol):
         ...
 
 
-class PredictionsBackend(Protocol):
-    """Predictions of several processes, on a backend where each has its own rows."""
-
-    def begin(self, model: keras.Model) -> None:
-        """Prepares the model's `predict` for `of_all`."""
-        ...
-
-    def of_all(self, outputs: Tree, rows: int, shards: int) -> Any:
-        """Returns the outputs of all processes, in the order of the data.
-
-        Args:
-            outputs: nested arrays whose rows are those of this process.
-            rows: rows of a batch that each process feeds.
-            shards: how many processes feed other rows.
-        """
-        ...
-
-
 backend = dispatch.backend_module("kmodels.training.step", StepBackend)
 _replicas = dispatch.backend_module("kmodels.core.replicas", ReplicasBackend, optional=True)
-_predictions = dispatch.backend_module(
-    "kmodels.distribution.engines.predictions", PredictionsBackend, optional=True
-)
 # The first base of a task, with its `train_step`.
 TaskStep: Any = backend.TaskStep
 
@@ -233,8 +212,8 @@ def run_request(
             callbacks=followers(request.callbacks, plan, method),
         )
     shard = None if plan is None or method is not Method.PREDICT else data.shard
-    if shard is not None and _predictions is not None:
-        _predictions.begin(model)
+    if shard is not None and plan is not None:
+        plan.engine.begin_predict(model)
     pipelines = [one for one in (data, request.validation_data) if one is not None]
     try:
         for one in pipelines:
@@ -245,8 +224,7 @@ def run_request(
             one.end()
     if shard is None or plan is None:
         return result
-    if _predictions is not None:
-        result = _predictions.of_all(result, shard.rows, plan.engine.shards)
+    result = plan.engine.all_predictions(result, shard.rows)
     return keras.tree.map_structure(lambda leaf: leaf[: shard.samples], result)
 
 

@@ -8,7 +8,7 @@ import keras
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
-from kmodels.transforms.loops import unrolled
+from kmodels.transforms.engine import unrolled
 from kmodels.transforms.tracing import engine, tracing
 
 

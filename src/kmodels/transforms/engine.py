@@ -1,12 +1,15 @@
-"""The seam of the transforms: `engine_<backend>.py`.
+"""The protocol of `engine_<backend>.py`, and what several backends share.
 
-Functions take and give flat lists of tensors, `leaves`; `trees` makes them of arguments.
+Functions take and return flat lists of tensors, `leaves`, which `trees` makes of arguments.
 """
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import keras
+
 from kmodels.core.types import Tensor, Tree
+from kmodels.transforms import trees
 from kmodels.transforms.trees import Join
 
 Leaves = list[Tensor]
@@ -99,3 +102,41 @@ class TransformsBackend(Protocol):
     ) -> tuple[Any, Any]:
         """Repeats `carry, y = f(carry, x)` for `count` slices, which `join` makes of theirs."""
         ...
+
+
+# Errors of more than one backend.
+VALUE = (
+    "Python asked for the value of a traced tensor (by if, while, int(), .item(), or a recursion "
+    "that depends on it); use cond, while_loop or fori_loop of kmodels.transforms"
+)
+RECURSION = (
+    "the function calls itself without end while it is traced, as cond traces both branches; write "
+    "a recursion that depends on a value as while_loop or fori_loop"
+)
+OUT_AXES = "out_axes is None for a result that depends on what is mapped; give an axis"
+
+
+def unrolled(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Tree,
+    slices: list[Any],
+    join: Join,
+    count: int,
+    reverse: bool,
+    unroll: bool | int,
+) -> tuple[Any, Any]:
+    """`scan`; `slices` are the leaves of its `xs`, which `join` makes of them."""
+    carry = init
+    ys: list[Any] = []
+    for index in reversed(range(count)) if reverse else range(count):
+        carry, y = f(carry, join([x[index] for x in slices]))
+        ys.append(trees.apart(y, numbers=True))
+    if reverse:
+        ys.reverse()
+    columns = zip(*(tensors for tensors, _ in ys), strict=True)
+    return carry, ys[0][1]([keras.ops.stack(list(column)) for column in columns])
+
+
+def chosen(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """`cond` where `pred` is mapped: both run, and each entry takes from one."""
+    return trees.mapped(lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn())

@@ -7,7 +7,7 @@ import jax
 import keras
 
 from kmodels.core.types import Tree
-from kmodels.transforms.messages import OUT_AXES, VALUE
+from kmodels.transforms.engine import OUT_AXES, VALUE
 from kmodels.transforms.trees import Join
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.transforms.loops import chosen
-from kmodels.transforms.messages import OUT_AXES, VALUE
+from kmodels.transforms.engine import OUT_AXES, VALUE, chosen
 from kmodels.transforms.trees import Join, apart
 
 _mapping: ContextVar[bool] = ContextVar("kmodels_mapping", default=False)

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from kmodels.core import internals_torch
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.transforms.loops import chosen, unrolled
-from kmodels.transforms.messages import OUT_AXES, RECURSION, VALUE
+from kmodels.transforms.engine import OUT_AXES, RECURSION, VALUE, chosen, unrolled
 
 # A body with an `autograd.Function` of its own, or that writes in place, cannot be transformed.
 GENERIC = frozenset({"grad", "value_and_grad", "jvp", "vjp", "hessian", "vmap"})

@@ -5,8 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 from kmodels.core.dispatch import backend_module, generic_only
 from kmodels.core.errors import InputError
-from kmodels.transforms.engine import TransformsBackend
-from kmodels.transforms.messages import RECURSION
+from kmodels.transforms.engine import RECURSION, TransformsBackend
 
 engine = backend_module("kmodels.transforms.engine", TransformsBackend)
 

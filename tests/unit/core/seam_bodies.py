@@ -25,8 +25,6 @@ from kmodels.data.pipeline.device_put import DevicePutBackend
 from kmodels.distribution.engines import engine_jax as distribution_engines_engine_jax
 from kmodels.distribution.engines import engine_tensorflow as distribution_engines_engine_tensorflow
 from kmodels.distribution.engines import engine_torch as distribution_engines_engine_torch
-from kmodels.distribution.engines import predictions_jax as distribution_engines_predictions_jax
-from kmodels.distribution.engines import predictions_torch as distribution_engines_predictions_torch
 from kmodels.distribution.engines.engine import EngineBackend
 from kmodels.distribution.ray import workers_jax as distribution_ray_workers_jax
 from kmodels.distribution.ray import workers_tensorflow as distribution_ray_workers_tensorflow
@@ -68,7 +66,7 @@ from kmodels.tools.plan.estimate import FactsBackend
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
-from kmodels.training.loop import PredictionsBackend, ReplicasBackend, StepBackend
+from kmodels.training.loop import ReplicasBackend, StepBackend
 from kmodels.training.matching import criterion_torch as training_matching_criterion_torch
 from kmodels.training.matching.criterion import AssignmentBackend
 from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
@@ -107,8 +105,6 @@ _data_pipeline_device_put_tensorflow: DevicePutBackend = data_pipeline_device_pu
 _distribution_engines_engine_jax: EngineBackend = distribution_engines_engine_jax
 _distribution_engines_engine_torch: EngineBackend = distribution_engines_engine_torch
 _distribution_engines_engine_tensorflow: EngineBackend = distribution_engines_engine_tensorflow
-_distribution_engines_predictions_jax: PredictionsBackend = distribution_engines_predictions_jax
-_distribution_engines_predictions_torch: PredictionsBackend = distribution_engines_predictions_torch
 _distribution_ray_workers_jax: WorkersBackend = distribution_ray_workers_jax
 _distribution_ray_workers_torch: WorkersBackend = distribution_ray_workers_torch
 _distribution_ray_workers_tensorflow: WorkersBackend = distribution_ray_workers_tensorflow

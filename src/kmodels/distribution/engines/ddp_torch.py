@@ -10,11 +10,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from kmodels.core import keras_internals, processes, seeds_torch
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.distribution.mesh import Mesh
 
 # Averages over the rows of each process, whose average is that over all rows.
@@ -283,9 +285,38 @@ class DDPEngine:
             )
         check_norms(model)
 
+    def begin_predict(self, model: keras.Model) -> None:
+        """Does nothing: each process predicts its own rows."""
+
+    def all_predictions(self, outputs: Tree, rows: int) -> Any:
+        """See `Engine.all_predictions`."""
+        return all_predictions(outputs, rows, self.shards)
+
     def leave(self) -> None:
         """See `Engine.leave`."""
         seeds_torch.draw_as(0)
+
+
+def all_predictions(outputs: Tree, rows: int, shards: int) -> Any:
+    """Returns the outputs of all processes, in the order of the data.
+
+    Args:
+        outputs: nested arrays whose rows are those of this process.
+        rows: rows of a batch that each process feeds.
+        shards: number of processes that feed different rows.
+    """
+    if shards == 1:
+        return outputs
+    gathered: list[Any] = [None] * processes.count()
+    torch.distributed.all_gather_object(gathered, outputs)
+    # Processes that feed the same rows are next to each other.
+    gathered = gathered[:: len(gathered) // shards]
+
+    def interleaved(*leaves: np.ndarray) -> np.ndarray:
+        cut = [leaf.reshape(-1, rows, *leaf.shape[1:]) for leaf in leaves]
+        return np.stack(cut, axis=1).reshape(-1, *leaves[0].shape[1:])
+
+    return keras.tree.map_structure(interleaved, *gathered)
 
 
 def check_norms(model: keras.Model) -> None:

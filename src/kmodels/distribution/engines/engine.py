@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.distribution.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -37,8 +38,21 @@ class Engine(Protocol):
         """
         ...
 
+    def begin_predict(self, model: "keras.Model") -> None:
+        """Prepares a `predict` whose outputs `all_predictions` takes."""
+        ...
+
+    def all_predictions(self, outputs: Tree, rows: int) -> Any:
+        """Returns the outputs of all processes, in the order of the data.
+
+        Args:
+            outputs: nested arrays whose rows are those of this process.
+            rows: rows of a batch that each process feeds.
+        """
+        ...
+
     def leave(self) -> None:
-        """Takes the mesh back; models that lie on it are not used any more."""
+        """Ends the use of the mesh; models that were built on it cannot be used any more."""
         ...
 
 

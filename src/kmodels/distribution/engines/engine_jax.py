@@ -14,8 +14,9 @@ from jax.core import Tracer
 from jax.custom_derivatives import linear_call
 from jax.sharding import NamedSharding, PartitionSpec
 
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, processes
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.distribution import layout
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of
@@ -93,8 +94,8 @@ def _rows(
     tokens: str | None = None,
 ) -> BatchLayout:
     """Returns where a batch of this process lies; its first dimension are the rows."""
-    processes = min(distribution.num_model_replicas, distribution.num_processes)
-    parts = distribution.num_model_replicas // processes
+    feeding = min(distribution.num_model_replicas, distribution.num_processes)
+    parts = distribution.num_model_replicas // feeding
     if shape and shape[0] % parts:
         raise InputError(
             f"a batch of {shape[0]} rows does not split over the {parts} devices that share it; "
@@ -166,7 +167,7 @@ class ShardedLayouts(keras.distribution.ModelParallel):
 
 
 class JaxEngine:
-    """See `engine.JaxEngine`."""
+    """The distribution of a mesh, in force for the process; see `Engine`."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -212,12 +213,33 @@ class JaxEngine:
 
         check_place(self.mesh, in_force, model, lies)
 
+    def begin_predict(self, model: keras.Model) -> None:
+        """Makes the compiled step of `predict` return its outputs whole on each device.
+
+        Otherwise a process holds only the rows of its own devices, and they cannot be joined.
+        """
+        if processes.count() == 1 or "predict_step" in vars(model):
+            return
+        step = model.predict_step
+
+        def predict_step(state: tuple, data: Tree) -> Any:
+            outputs, rest = step(state, data)
+            mesh: Any = keras.distribution.distribution()
+            everywhere = NamedSharding(mesh.device_mesh.backend_mesh, PartitionSpec())
+            return constrain(outputs, everywhere), rest
+
+        # Around Keras' __setattr__, which refuses new state on a built model.
+        object.__setattr__(model, "predict_step", predict_step)
+        model.predict_function = None
+
+    def all_predictions(self, outputs: Tree, rows: int) -> Any:
+        """Returns the outputs, which are those of all processes already."""
+        return outputs
+
     def leave(self) -> None:
-        """Takes the distribution back, where it is still there."""
+        """See `Engine.leave`."""
         if keras.distribution.distribution() is self._distribution:
             keras.distribution.set_distribution(None)
 
 
-def use(mesh: Mesh) -> JaxEngine:
-    """Sets the distribution of this mesh for the process."""
-    return JaxEngine(mesh)
+use = JaxEngine

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from kmodels.core import keras_internals, replicas_tensorflow
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tree
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.mesh import Mesh
 
@@ -31,7 +32,7 @@ def devices() -> int:
 
 
 class TensorFlowEngine:
-    """See `engine.TensorFlowEngine`."""
+    """`MirroredStrategy` over the devices of a mesh; see `Engine`."""
 
     shards = 1
     shard = 0
@@ -71,8 +72,15 @@ class TensorFlowEngine:
                     "synchronized=True"
                 )
 
+    def begin_predict(self, model: keras.Model) -> None:
+        """Does nothing: there is one process."""
+
+    def all_predictions(self, outputs: Tree, rows: int) -> Any:
+        """Returns the outputs."""
+        return outputs
+
     def leave(self) -> None:
-        """Takes the strategy back, where it is still there."""
+        """See `Engine.leave`."""
         replicas_tensorflow.draw_apart(False)
         if tf.distribute.get_strategy() is self._strategy:
             tf.distribute.experimental_set_strategy(None)

@@ -36,9 +36,9 @@ def use(mesh: Mesh) -> Engine:
 
         engine: Engine = tensor_parallel_torch.use(mesh)
     elif mesh.fsdp > 1:
-        from kmodels.distribution.engines import fsdp_torch
+        from kmodels.distribution.engines.fsdp_torch import FSDPEngine
 
-        engine = fsdp_torch.use(mesh)
+        engine = FSDPEngine(mesh)
     else:
         engine = DDPEngine(mesh)
     seeds_torch.draw_as(engine.shard)

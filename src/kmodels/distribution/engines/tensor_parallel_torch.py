@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from kmodels.core import dispatch, keras_internals, processes, seeds_torch
 from kmodels.core.errors import InputError
-from kmodels.distribution.engines.ddp_torch import DDPTrainer, results_of
+from kmodels.core.types import Tree
+from kmodels.distribution.engines.ddp_torch import DDPTrainer, all_predictions, results_of
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
@@ -107,8 +108,15 @@ class Split:
 
         check_place(self.mesh, in_force, model, lies)
 
+    def begin_predict(self, model: keras.Model) -> None:
+        """Does nothing: each process predicts its own rows."""
+
+    def all_predictions(self, outputs: Tree, rows: int) -> Any:
+        """See `Engine.all_predictions`."""
+        return all_predictions(outputs, rows, self.shards)
+
     def leave(self) -> None:
-        """Takes the distribution back, where it is still there."""
+        """See `Engine.leave`."""
         seeds_torch.draw_as(0)
         dispatch.decline_all(None)
         if keras.distribution.distribution() is self._distribution:
