@@ -1,7 +1,7 @@
 """Data for every model: opening, ordering, augmenting, loading, and what `fit` accepts.
 
-Nothing here imports Keras until a loader or an adapter is asked for, because worker processes
-import this package and must stay free of frameworks.
+Keras is imported only with a loader or an adapter: worker processes import this package and must
+stay free of frameworks.
 """
 
 import importlib

@@ -31,28 +31,27 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def expand(pattern: str) -> list[Path]:
-    """Returns files that a pattern names, in order.
+    """Returns the files of a pattern, in order.
 
     Args:
-        pattern: a path or an address, with "{0000..0003}" or "{a,b}" for each of several, "*", "?"
-            or "[...]".
+        pattern: a path or an address, which may have "{0000..0003}", "{a,b}", "*", "?" or "[...]".
 
     Raises:
-        InputError: where a file is missing, or none fits.
+        InputError: if a file is missing, or none matches.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     remote = is_remote(pattern)
     for name in dict.fromkeys(_braced(str(pattern if remote else local_path(pattern)))):
         hits = [name]
         if any(mark in name for mark in "*?["):
             hits = list_matching(name) if remote else sorted(glob.glob(name))
-        # What a pattern finds on the disk is a path, whatever it looks like.
-        found += [local_copy(hit) if remote else Path(hit) for hit in hits]
-    if not found:
+        # A name on the disk is a path, even if it looks like an address.
+        files += [local_copy(hit) if remote else Path(hit) for hit in hits]
+    if not files:
         raise InputError(f"no file fits {pattern}; give the path of one or more files")
-    if missing := [path for path in found if not path.is_file()]:
-        raise InputError(f"{missing[0]} does not exist; {pattern} names {len(found)} files")
-    return found
+    if missing := [path for path in files if not path.is_file()]:
+        raise InputError(f"{missing[0]} does not exist; {pattern} names {len(files)} files")
+    return files
 
 
 def _braced(name: str) -> Iterator[str]:
@@ -71,7 +70,7 @@ def _braced(name: str) -> Iterator[str]:
 
 
 class Files:
-    """Reads pieces of files, from any thread or process, and holds few of them open.
+    """Reads parts of files, from any thread or process, and keeps few of them open.
 
     Args:
         paths: paths of the files.
@@ -94,10 +93,10 @@ class Files:
         self._begin()
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Returns so many bytes of a file, or fewer where it ends.
+        """Returns `size` bytes of a file from `offset`, or fewer at its end.
 
         Raises:
-            InputError: where the file cannot be read.
+            InputError: if the file cannot be read.
         """
         try:
             with self._lock:
@@ -112,9 +111,9 @@ class Files:
             ) from error
 
 
-def _close(held: dict[int, int]) -> None:
-    while held:
-        os.close(held.popitem()[1])
+def _close(descriptors: dict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
 
 
 PICTURE_KEYS = ("image/encoded", "image", "image_raw", "encoded")
@@ -127,17 +126,16 @@ _NEEDS = "TFRecord files need a small package: pip install 'kmodels[tfrecord]'"
 class TFRecords:
     """Examples of TFRecord files, by number: a sequence for `fit`, images for `open_dataset`.
 
-    A sample is a dictionary from feature names to int64 or float32 arrays, (n,) or () where there
-    is one number, and bytes, or a list of them where there is not one. Opening a file counts its
-    records and checks their lengths; contents are checked when they are read.
+    A sample is a dictionary of features: int64 or float32 arrays, (n,) or () for one number, and
+    bytes, or a list of them unless there is one. Opening a file counts its records and checks their
+    lengths; contents are checked when they are read.
 
     Args:
         pattern: path of a file, or of several as in "train-*-of-00010.tfrecord".
-        fields: names that a sample has, and the features they stand for; by default all features
-            under their own names.
+        fields: the feature for each name in a sample; default: all features by their own names.
 
     Raises:
-        InputError: for a missing, compressed or damaged file, or no record in it.
+        InputError: for a missing, compressed or damaged file, or one without records.
     """
 
     def __init__(self, pattern: str, fields: Mapping[str, str] | None = None):
@@ -169,7 +167,7 @@ class TFRecords:
         return f"{self._files.paths[file]}: record {record}"
 
     def picture(self, number: int) -> np.ndarray:
-        """Returns the image of a record, uint8 (H, W, C), of a file or of raw pixels."""
+        """Returns the image of a record, uint8 (H, W, C), from an image file or raw pixels."""
         sample, where = self._example(number), self.name(number)
         key = next((k for k in PICTURE_KEYS if isinstance(sample.get(k), bytes)), None)
         if key is None:
@@ -188,11 +186,11 @@ class TFRecords:
     def label(self, number: int) -> int:
         """Returns the class of a record."""
         sample = self._example(number)
-        found = next((sample[key] for key in LABEL_KEYS if key in sample), None)
-        if not isinstance(found, np.ndarray) or found.shape or found.dtype != np.int64 or found < 0:
+        label = next((sample[key] for key in LABEL_KEYS if key in sample), None)
+        if not isinstance(label, np.ndarray) or label.shape or label.dtype != np.int64 or label < 0:
             known = " or ".join(LABEL_KEYS)
             raise InputError(f"{self.name(number)} has no label; give a whole number as {known}")
-        return int(found)
+        return int(label)
 
     def _example(self, number: int) -> dict[str, Any]:
         file, _, offset, size = self._places[number].tolist()
@@ -205,12 +203,12 @@ class TFRecords:
             raise InputError(f"{self.name(number)} is not a tf.train.Example ({error})") from error
 
     def _index(self, number: int) -> list[tuple[int, int, int, int]]:
-        path, found, offset = self._files.paths[number], [], 0
+        path, places, offset = self._files.paths[number], [], 0
         whole = path.stat().st_size
         while offset < whole:
             header = self._files.read(number, offset, _HEADER.size)
-            where = f"{path}: record {len(found)}"
-            if header[:2] == b"\x1f\x8b" and not found:
+            where = f"{path}: record {len(places)}"
+            if header[:2] == b"\x1f\x8b" and not places:
                 raise InputError(f"{path} is compressed; unpack it, as by gunzip")
             if len(header) < _HEADER.size:
                 raise InputError(f"{where} is cut short; write the file again")
@@ -222,9 +220,9 @@ class TFRecords:
                 raise InputError(f"{where} is cut short; write the file again")
             if size > MAX_BYTES:
                 raise InputError(f"{where} has {size} bytes, over {MAX_BYTES}; split it")
-            found.append((number, len(found), offset, size))
+            places.append((number, len(places), offset, size))
             offset += size + 4
-        return found
+        return places
 
 
 def _masked(content: bytes) -> int:
@@ -243,19 +241,19 @@ def _crc32c() -> Any:
 
 def _parsed(content: bytes) -> dict[str, Any]:
     entries = protobuf.parse(_example_class(), content).features.feature
-    found: dict[str, Any] = {}
-    # The entries of a map: of several with one key, the last one counts.
+    features: dict[str, Any] = {}
+    # Entries of a map: the last one of a key counts.
     for name, feature in sorted({entry.key: entry.value for entry in entries}.items()):
         kind = feature.WhichOneof("kind")
         if kind is None:
             continue
         values = getattr(feature, kind).value
         if kind == "bytes_list":
-            found[name] = values[0] if len(values) == 1 else list(values)
+            features[name] = values[0] if len(values) == 1 else list(values)
         else:
             numbers = np.array(values, "float32" if kind == "float_list" else "int64")
-            found[name] = numbers[0, ...] if len(numbers) == 1 else numbers
-    return found
+            features[name] = numbers[0, ...] if len(numbers) == 1 else numbers
+    return features
 
 
 # TensorFlow's core/example/example.proto; a map is a list of entries on the wire.
@@ -279,18 +277,18 @@ def _example_class() -> Any:
 class TarShards:
     """Samples of tar shards, by number: a sequence for `fit`, and images for `open_dataset`.
 
-    A sample is a dictionary from ends of names to contents. Decoded are images (jpg, png, webp
-    and what else Pillow reads: uint8 (H, W, 3)), cls and index (an int), txt and text, json, and
-    npy (without pickled objects); what else there is stays bytes. The file "dir/0001.left.jpg"
-    belongs to the sample "dir/0001" as "left.jpg".
+    A sample is a dictionary from extensions to contents. Images (jpg, png, webp and all formats
+    of Pillow: uint8 (H, W, 3)), cls and index (an int), txt and text, json, and npy (without
+    pickled objects) are decoded; others stay bytes. The file "dir/0001.left.jpg" belongs to the
+    sample "dir/0001" as "left.jpg".
 
     Args:
         pattern: path of a shard, or of several as in "train-{0000..0003}.tar".
-        fields: names that a sample has, and the ends they stand for, as in
-            {"image": "jpg", "label": "cls"}; by default all ends under their own names.
+        fields: the extension for each name in a sample, such as {"image": "jpg", "label": "cls"};
+            default: all extensions.
 
     Raises:
-        InputError: for a missing, compressed or damaged file, or no sample in it.
+        InputError: for a missing, compressed or damaged file, or one without samples.
     """
 
     def __init__(self, pattern: str, fields: Mapping[str, str] | None = None):
@@ -312,12 +310,12 @@ class TarShards:
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        held = self._held(number)
+        parts = self._of(number)
         if self.fields is None:
-            return {kind: self._value(number, kind, held[kind]) for kind in held}
-        if lacking := [kind for kind in self.fields.values() if kind not in held]:
-            raise InputError(f"{self.name(number)} has no {lacking[0]}, only {', '.join(held)}")
-        return {name: self._value(number, kind, held[kind]) for name, kind in self.fields.items()}
+            return {kind: self._value(number, kind, parts[kind]) for kind in parts}
+        if lacking := [kind for kind in self.fields.values() if kind not in parts]:
+            raise InputError(f"{self.name(number)} has no {lacking[0]}, only {', '.join(parts)}")
+        return {name: self._value(number, kind, parts[kind]) for name, kind in self.fields.items()}
 
     def name(self, number: int) -> str:
         """Returns shard and key of a sample, for messages."""
@@ -328,26 +326,26 @@ class TarShards:
 
     def picture(self, number: int) -> np.ndarray:
         """Returns the first image of a sample, uint8 (H, W, 3)."""
-        held = self._held(number)
-        kind = next((kind for kind in held if _is_picture(kind)), None)
+        parts = self._of(number)
+        kind = next((kind for kind in parts if _is_picture(kind)), None)
         if kind is None:
-            raise PictureError(self.name(number), f"no image in it, only {', '.join(held)}")
-        return self._value(number, kind, held[kind])
+            raise PictureError(self.name(number), f"no image in it, only {', '.join(parts)}")
+        return self._value(number, kind, parts[kind])
 
     def label(self, number: int) -> int:
         """Returns the class of a sample: its cls, or "label" of its json."""
-        held = self._held(number)
-        found: Any = None
-        if "cls" in held:
-            found = self._value(number, "cls", held["cls"])
-        elif "json" in held:
-            about = self._value(number, "json", held["json"])
-            found = about.get("label") if isinstance(about, dict) else None
-        if not isinstance(found, int) or found < 0:
+        parts = self._of(number)
+        label: Any = None
+        if "cls" in parts:
+            label = self._value(number, "cls", parts["cls"])
+        elif "json" in parts:
+            about = self._value(number, "json", parts["json"])
+            label = about.get("label") if isinstance(about, dict) else None
+        if not isinstance(label, int) or label < 0:
             raise InputError(f"{self.name(number)} has no label; give KEY.cls or KEY.json")
-        return found
+        return label
 
-    def _held(self, number: int) -> dict[str, tuple[int, int, int]]:
+    def _of(self, number: int) -> dict[str, tuple[int, int, int]]:
         number = range(len(self))[number]
         rows = self._members[self._starts[number] : self._starts[number + 1]].tolist()
         return {self._kinds[kind]: (file, offset, size) for file, kind, offset, size in rows}
@@ -404,7 +402,7 @@ class TarShards:
 
 
 def _split(name: str) -> tuple[str | None, str]:
-    """Returns key and kind of a member; no key for what is not a part of a sample."""
+    """Returns the key and the extension of a member; None as key if it is not part of a sample."""
     folder, slash, file = name.rpartition("/")
     stem, dot, kind = file.partition(".")
     if not dot or not stem or file.startswith("__"):

@@ -1,8 +1,8 @@
-"""Random numbers that depend on what they are for, never on when they are drawn.
+"""Random numbers that depend on their purpose, never on when they are drawn.
 
-Everything is read from the raw stream of NumPy's Philox generator, whose values are fixed by its
-paper (Salmon et al. 2011). NumPy may change what it builds on top of a stream (`permutation`,
-`beta`) between versions, so it is not used: a run of today can be repeated later.
+All are read from the raw stream of NumPy's Philox generator, whose values are fixed by its
+paper (Salmon et al. 2011). NumPy may change functions on top of a stream (`permutation`, `beta`)
+between versions, so they are not used: runs can be repeated later.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def philox(seed: int, *purpose: object) -> np.random.Philox:
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of n samples in one epoch: a pure function of the three.
+    """Returns the order of n samples in an epoch, a pure function of the arguments.
 
     Returns:
         int64 (n,), a permutation of 0..n-1.

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 
 def assign(sizes: Sequence[int], length: int, most: int | None = None) -> list[list[int]]:
-    """Returns which examples share a row: the longest first, each where it leaves the least room.
+    """Packs examples into rows: the longest first, each into the row that it fills best.
 
     Args:
         sizes: tokens of each example.
         length: tokens of a row.
-        most: examples of a row; None for any number.
+        most: largest number of examples in a row; None for any number.
 
     Returns:
-        The examples in each row, with rows in the order of their first example.
+        The numbers of the examples in each row; rows are in the order of their first example.
     """
     rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # what is left of each row that is not full, sorted
+    room: list[tuple[int, int]] = []  # free tokens of each row that is not full, sorted
     for example in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         place = bisect_left(room, (sizes[example], -1))
         if place == len(room):
@@ -34,8 +34,8 @@ def assign(sizes: Sequence[int], length: int, most: int | None = None) -> list[l
 
 
 def rows_within(start: int, stop: int, size: int) -> slice:
-    """Returns rows start to stop of a batch of `size` rows: those there are, but at least one.
+    """Returns rows start to stop of a batch of `size` rows that exist, but at least one row.
 
-    So there is always something to fill up the last batch of an epoch with.
+    The one row is there to fill up the last batch of an epoch.
     """
     return slice(start, min(stop, size)) if start < size else slice(size - 1, size)

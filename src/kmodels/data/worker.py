@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError, one_line
 
 
 def send(stream: BinaryIO, thing: object) -> None:
-    """Writes one object: a pickle of (sizes of its arrays' memory, its pickle), then the memory."""
+    """Writes an object: a pickle of (sizes of its arrays, its own pickle), then the arrays."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
     memory = [buffer.raw() for buffer in buffers]
@@ -24,9 +24,9 @@ def receive(stream: BinaryIO) -> Any:
     """Reads what `send` wrote.
 
     Raises:
-        EOFError: where the stream has ended.
+        EOFError: if the stream has ended.
     """
-    # The other end is a child of this process, or its parent, over a pipe of their own.
+    # The other end of the pipe is a child of this process, or its parent.
     sizes, body = pickle.load(stream)  # nosec B301
     memory = [bytearray(size) for size in sizes]
     for buffer in memory:
@@ -40,18 +40,18 @@ def receive(stream: BinaryIO) -> Any:
 
 
 def main() -> None:
-    """Reads a BatchMaker, then answers requests until the input ends."""
+    """Reads a `BatchMaker`, then answers requests until the input ends."""
     # Ctrl-C goes to the whole group; the parent decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
-    # A print in a user's function must not get in between the answers.
+    # Prints of user functions must not mix with the answers.
     os.dup2(2, 1)
     maker, failure = None, None
     try:
         maker = receive(sys.stdin.buffer)
     except EOFError:
         return
-    except Exception as error:  # of any class that the data holds
+    except Exception as error:  # of any class in the data
         failure = InputError(
             f"a data worker cannot load the data ({one_line(error)}); put what it uses in a "
             "module, or set workers to 0"
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Returns the error itself where it survives the way to the parent, else one with its text."""
+    """Returns the error if it can be pickled, else a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(error))  # nosec B301
     except Exception:

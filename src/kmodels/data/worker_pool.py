@@ -1,8 +1,8 @@
-"""A pool of processes that make batches, for any framework beside them.
+"""A pool of processes that make batches, safe with any framework.
 
 Python's own pools start a process by fork, which can deadlock once JAX or TensorFlow runs threads,
 or by spawn and forkserver, which import the user's script again in each process, with the
-framework it imports, and crash where it has no `if __name__ == "__main__"`. Each worker is
+framework it imports, and crash if it has no `if __name__ == "__main__"`. Each worker is
 therefore a fresh `python -m kmodels.data.worker` that is sent a pickled BatchMaker through
 its standard input and answers through its standard output.
 """
@@ -25,14 +25,14 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class WorkerPool:
-    """Processes that answer (epoch, number) with a batch.
+    """Processes that return the batch of (epoch, number).
 
     Args:
         maker: a BatchMaker.
         count: number of processes.
 
     Raises:
-        InputError: where the maker cannot be sent, for example because it holds a function of the
+        InputError: if the maker cannot be sent, for example because it holds a function of the
             running script.
     """
 
@@ -59,11 +59,11 @@ class WorkerPool:
             self._idle.put(process)
 
     def submit(self, *request: object) -> Future:
-        """Asks for a batch."""
+        """Requests a batch."""
         return self._threads.submit(_ask, self._idle, request)
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Stops the processes."""
         self._finalizer()
 
 
@@ -72,7 +72,7 @@ def _start() -> subprocess.Popen:
         **os.environ,
         **dict.fromkeys(_ONE_THREAD, "1"),
         **SAFE_PATH,
-        # As here, in this order: the working directory is in it only if it is in ours.
+        # In this order; the working directory is included only if it is in ours.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     return subprocess.Popen(
@@ -107,7 +107,7 @@ def _ask(idle: queue.SimpleQueue, request: tuple) -> Any:
 
 
 def _ended(process: subprocess.Popen) -> InputError:
-    """Returns the error to raise for a worker that has ended by itself."""
+    """Returns the error for a worker that has ended unexpectedly."""
     code = process.wait()
     if code < 0:
         return InputError(
@@ -124,7 +124,7 @@ def _stop(processes: list[subprocess.Popen], threads: ThreadPoolExecutor) -> Non
     threads.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.kill()
-    # It is closed only now: a thread that waits for an answer has got its end of file.
+    # Pipes are closed after the threads, which have read the end of file.
     threads.shutdown(wait=True)
     for process in processes:
         process.wait()

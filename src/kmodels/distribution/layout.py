@@ -66,7 +66,7 @@ def register(rules: Mapping[str, Axes], family: str | None = None) -> None:
 
 
 def dimensions(path: str, rank: int, family: str | None = None) -> Axes | None:
-    """Returns what the dimensions of a variable are, or None where no rule names it.
+    """Returns what the dimensions of a variable are, or None if no rule names it.
 
     Args:
         path: path of the variable.

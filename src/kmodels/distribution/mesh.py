@@ -104,7 +104,7 @@ def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
         more: how to get more of them, for the message; "{}" stands for the number.
 
     Raises:
-        InputError: where there are too few devices, or -1 would be no whole number.
+        InputError: if there are too few devices, or -1 would be no whole number.
     """
     open_axes = [axis for axis, length in mesh.lengths.items() if length == REST]
     known = abs(mesh.size)
@@ -124,7 +124,7 @@ def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
 
 
 def check_batch(mesh: Mesh | str, batch_size: int) -> None:
-    """Raises `InputError` where the data and fsdp axes do not divide the global batch.
+    """Raises `InputError` if the data and fsdp axes do not divide the global batch.
 
     An axis of -1 counts as 1 as long as it is not filled.
     """

@@ -102,7 +102,7 @@ class ParallelPlan:
             The object that Keras takes as x, with as many batches in each process.
 
         Raises:
-            InputError: where the mesh does not divide the batches, or processes differ in how many
+            InputError: if the mesh does not divide the batches, or processes differ in how many
                 they have, or in what is in the first one.
         """
         # It is imported when it is asked for: families import this package to tell their layout.
@@ -165,7 +165,7 @@ class ParallelPlan:
         return save(directory)
 
     def check_batch(self, batch_size: int) -> None:
-        """Raises `InputError` where the mesh does not divide a global batch."""
+        """Raises `InputError` if the mesh does not divide a global batch."""
         check_batch(self.mesh, batch_size)
 
 

@@ -34,7 +34,7 @@ def layers() -> Any:
     """Returns the module `keras_cv.layers`.
 
     Raises:
-        InputError: where keras-cv or TensorFlow, without which it cannot be imported, is missing.
+        InputError: if keras-cv or TensorFlow, without which it cannot be imported, is missing.
     """
     if find_spec("tensorflow") is None:
         raise InputError(

@@ -15,7 +15,7 @@ def need(module: str, package: str, extra: str) -> Any:
         extra: the extra of kmodels, which brings it.
 
     Raises:
-        InputError: where it is not installed, or cannot be imported.
+        InputError: if it is not installed, or cannot be imported.
     """
     try:
         return importlib.import_module(module)

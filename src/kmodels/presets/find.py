@@ -123,7 +123,7 @@ def locate(preset: str | Path) -> Path:
         preset: a path, a name or an address.
 
     Raises:
-        InputError: where a package is missing, or nothing is at the address.
+        InputError: if a package is missing, or nothing is at the address.
     """
     name = str(preset)
     for scheme in REMOTE:
@@ -144,7 +144,7 @@ def open_checkpoint(
         weights: whether its tensors are wanted too.
 
     Raises:
-        InputError: where nothing that the family reads is there.
+        InputError: if nothing that the family reads is there.
     """
     name = str(preset)
     if name in family.presets:

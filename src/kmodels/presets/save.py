@@ -37,7 +37,7 @@ def check_parts(model: keras.Model, partial: bool, kind: str) -> None:
         kind: what is to be written, for the message.
 
     Raises:
-        InputError: where parts were left out when the model was read.
+        InputError: if parts were left out when the model was read.
     """
     parts = getattr(model, "backbone", model).left_out
     if parts and not partial:

@@ -29,7 +29,7 @@ def variables(model: keras.Model) -> dict[str, Any]:
     A mapping goes through as it is, for models of other packages whose paths are told apart better.
 
     Raises:
-        InputError: where two variables share a path, since a file could not tell them apart.
+        InputError: if two variables share a path, since a file could not tell them apart.
     """
     if isinstance(model, Mapping):
         return dict(model)

@@ -118,7 +118,7 @@ def table_grid(name: str, rows: int, fronts: Sequence[int], grids: Sequence[Grid
         grids: grids that are told or given; one that fits the rows counts before a square.
 
     Raises:
-        InputError: where no grid fits, and the usual rows in front leave no square.
+        InputError: if no grid fits, and the usual rows in front leave no square.
     """
     for grid in grids:
         if rows - grid[0] * grid[1] in fronts:

@@ -1,4 +1,4 @@
-"""One image in whatever form a record holds it: a file, bytes, Pillow's, an array, a tensor."""
+"""`open_picture`: one image from a file, bytes, a Pillow image, an array or a tensor."""
 
 import base64
 import binascii
@@ -22,7 +22,7 @@ from kmodels.data.images.decoding import (
 )
 from kmodels.data.pipeline.batch import to_numpy
 
-# As pathlib and fsspec read it too: "http:/host", and in upper case.
+# pathlib and fsspec accept "http:/host" and upper case too.
 WEB = re.compile(r"\s*(https?|ftps?):/", re.IGNORECASE)
 INLINE = "data:image/"
 FORMS = "the path of a file, its bytes, an image of Pillow, or an array (height, width, 3)"
@@ -31,13 +31,13 @@ FORMS = "the path of a file, its bytes, an image of Pillow, or an array (height,
 def open_picture(image: object, name: str = "the image") -> np.ndarray:
     """Returns an image as a viewer would show it.
 
-    A file is decoded by `decode`: turned by its EXIF orientation, with transparent parts on white.
+    `decode` applies the EXIF orientation of a file, and makes transparent parts white.
 
     Args:
         image: path or storage address of a file that Pillow reads, or "data:image/...;base64,..."
             with one; its bytes; an image of Pillow; an array or tensor (H, W, 3), (H, W, 1) or
             (H, W) with values from 0 to 255; or {"bytes", "path"}, as Hugging Face's datasets have.
-        name: what errors call an image that has no path.
+        name: name of an image without a path, for messages.
 
     Returns:
         (H, W, 3), uint8, or float32 of an array of floats.
@@ -47,10 +47,10 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
             another shape or range.
     """
     if isinstance(image, Mapping):
-        held = image.get("bytes")
-        if isinstance(held, str):
+        content = image.get("bytes")
+        if isinstance(content, str):
             raise InputError(f"{name} has a text as 'bytes'; give its file as 'path'")
-        image = image.get("path") if held is None else held
+        image = image.get("path") if content is None else content
     if isinstance(image, np.ndarray) and image.dtype.kind in "OSU" and image.ndim == 0:
         image = image.item()
     try:
@@ -62,7 +62,7 @@ def open_picture(image: object, name: str = "the image") -> np.ndarray:
             return upright(image, name)
     except PictureError as error:
         raise InputError(f"{error.name}: {error.reason}; repair or remove it") from error
-    except OSError as error:  # Pillow reads what an image holds when it is asked for
+    except OSError as error:  # Pillow reads the file of an image late
         raise InputError(f"{name} cannot be read: {error}") from error
     return _array(image, name)
 

@@ -1,7 +1,7 @@
 """Augmentation of image batches in NumPy, the same on every backend and with any workers.
 
-Each sample's numbers depend on (seed, epoch, sample) alone. MixUp and CutMix mix the samples at
-places 2k and 2k + 1 of the epoch's order, so even they do not depend on the batch size.
+The random numbers of a sample depend on (seed, epoch, sample) alone. MixUp and CutMix mix samples
+2k and 2k + 1 in the order of the epoch, so they do not depend on the batch size either.
 
 The distributions are timm's, so that settings can be copied; docs/start/timm_and_transformers.md
 lists them.
@@ -17,8 +17,8 @@ from kmodels.core.errors import InputError
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.rng import symmetric_beta, uniforms
 
-# Rectangles that are drawn per image until one fits, and the numbers of a crop: area and aspect
-# ratio of each, then the position.
+# Largest number of rectangles that are drawn until one fits, and random numbers of a crop: area and
+# aspect ratio of each rectangle, then the position.
 TRIES = 10
 CROP_NUMBERS = 2 * TRIES + 2
 
@@ -28,7 +28,7 @@ class Augment:
     """Augmentations of training images, applied in this order.
 
     Args:
-        crop_padding: pads by so many black pixels on each side and crops the original size back.
+        crop_padding: black pixels to pad on each side before a random crop of the original size.
         random_resized_crop: (smallest, largest) share of the area to crop, with an aspect ratio
             between 3/4 and 4/3, before resizing; instead of crop_padding (Szegedy et al. 2014).
         flip: flips left to right with probability 1/2.
@@ -80,11 +80,11 @@ class Augment:
 
     @property
     def mixes(self) -> bool:
-        """True if labels become one-hot."""
+        """True if images are mixed, so that labels become one-hot."""
         return self.mixup > 0 or self.cutmix > 0
 
     def boxes(self, shapes: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> np.ndarray:
-        """Areas for random_resized_crop.
+        """Returns the boxes of random_resized_crop.
 
         Args:
             shapes: (B, 2), height and width of each image.
@@ -107,7 +107,7 @@ class Augment:
         samples: np.ndarray,
         mean: ArrayLike,
     ) -> np.ndarray:
-        """Crops with padding, flips, and RandAugment.
+        """Applies padded crops, flips and RandAugment.
 
         Args:
             images: uint8 or float32 (B, H, W, C), values from 0 to 255.
@@ -115,10 +115,10 @@ class Augment:
             epoch: from 0.
             samples: (B,) sample numbers.
             mean: mean of pixels / 255, one or one per channel: the colour with which RandAugment
-                fills what it moves into the image.
+                fills areas from outside the image.
 
         Returns:
-            Returns new images; those given stay as they are.
+            New images of the same shape and dtype.
         """
         drawn = uniforms(seed, "crop", epoch, samples, 3)
         if pad := self.crop_padding:
@@ -138,10 +138,10 @@ class Augment:
         return images
 
     def erase(self, images: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> None:
-        """Erases at random, in place.
+        """Erases random rectangles, in place.
 
         Args:
-            images: float32 (B, H, W, C), normalised: zero is the mean colour.
+            images: float32 (B, H, W, C), normalised, so that zero is the mean colour.
             seed: seed of the run.
             epoch: from 0.
             samples: (B,) sample numbers.
@@ -161,7 +161,7 @@ class Augment:
     def mix(
         self, images: np.ndarray, labels: np.ndarray, seed: int, epoch: int, pairs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mixes the rows 2k and 2k + 1 by MixUp or CutMix; a last row without a partner stays.
+        """Mixes rows 2k and 2k + 1 by MixUp or CutMix; a last row without a partner is unchanged.
 
         Args:
             images: float32 (B, H, W, C).
@@ -180,13 +180,13 @@ class Augment:
         which, share, down, right = uniforms(seed, "mix", epoch, pairs, 4).T
         mixes_all = (which < 0.5) if self.mixup and self.cutmix else np.full(len(pairs), self.mixup)
         mixes_all = mixes_all.astype(bool)
-        # Share of the image that stays.
+        # Share of the image that remains.
         stays = np.where(
             mixes_all,
             symmetric_beta(share, self.mixup) if self.mixup else 0.0,
             symmetric_beta(share, self.cutmix) if self.cutmix else 0.0,
         )
-        # The box has a random centre and is cut off at the border, so more stays than was drawn.
+        # The box has a random centre and is cut at the border, so more remains than was drawn.
         side = np.sqrt(1 - stays)
         box_h, box_w = (side * height).astype(int), (side * width).astype(int)
         middle_y, middle_x = (down * height).astype(int), (right * width).astype(int)
@@ -216,8 +216,8 @@ def crop_boxes(
 ) -> np.ndarray:
     """Returns the boxes of a random resized crop.
 
-    Of ten rectangles the first that fits into its image is taken; if none does, the largest box in
-    the middle of the image whose aspect ratio is allowed.
+    The first of ten rectangles that fits into its image is used; if none does, the largest centred
+    box with an allowed aspect ratio.
 
     Args:
         drawn: (B, CROP_NUMBERS) in [0, 1).
@@ -255,7 +255,7 @@ def _first_that_fits(
     most: np.ndarray,
     middle: np.ndarray | float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sizes (B, 2) of rectangles, height and width, and (B,) whether one fits.
+    """Returns the sizes (B, 2) of rectangles, (height, width), and (B,) True if one fits.
 
     Args:
         drawn: (B, 2 * TRIES) in [0, 1).
@@ -281,7 +281,7 @@ def crop_and_resize(
     size: tuple[int, int],
     resizing: Resizing,
 ) -> np.ndarray:
-    """Cuts each image's box out and resizes it; (B, *size, C)."""
+    """Returns the box of each image, resized: (B, *size, C)."""
     return np.stack(
         [
             resizing(picture, size, tuple(box))
@@ -291,7 +291,7 @@ def crop_and_resize(
 
 
 # uint8 images (B, H, W, C); the magnitude from 0 to 1; a sign -1 or 1 for each image; the colour of
-# what comes from outside of an image, uint8, one value or one per channel.
+# areas from outside of an image, uint8, one value or one per channel.
 Operation = Callable[[np.ndarray, float, np.ndarray, np.ndarray], np.ndarray]
 # The probability with which each of the n operations is applied.
 APPLIED = 0.5
@@ -300,16 +300,22 @@ APPLIED = 0.5
 def rand_augment(
     images: np.ndarray, drawn: np.ndarray, magnitude: float, fill: np.ndarray
 ) -> np.ndarray:
-    """Applies random operations.
+    """Applies random operations (RandAugment, Cubuk et al. 2019), like timm's "inc1".
+
+    Each operation runs once for all images that drew it, in NumPy, so that the result is bit-equal
+    with any version of Pillow.
 
     Args:
         images: uint8 or float32 (B, H, W, C), values from 0 to 255.
         drawn: (B, n, 3) in [0, 1): which operation, its sign, and whether it is applied.
         magnitude: 0 to 10.
-        fill: uint8 (1,) or (C,), the colour of what comes from outside of an image.
+        fill: uint8 (1,) or (C,), the colour of areas from outside of an image.
 
     Returns:
-        Returns new images; they are uint8 in between.
+        New images of the same dtype, rounded to whole numbers.
+
+    Source:
+        timm 1.0, `timm.data.auto_augment`, with Pillow's arithmetic.
     """
     result = np.clip(np.round(images), 0, 255).astype("uint8")
     for which, sign, applied in drawn.transpose(1, 2, 0):
@@ -431,11 +437,11 @@ Row = tuple[float | np.ndarray, float | np.ndarray, float | np.ndarray]
 
 
 def _affine(images: np.ndarray, fill: np.ndarray, column: Row, row: Row) -> np.ndarray:
-    """Returns each image with the nearest pixel from another place, from the top left corner.
+    """Returns each image after an affine map, by nearest pixels.
 
     Args:
         images: uint8 (B, H, W, C).
-        fill: the colour of what comes from outside.
+        fill: the colour of areas from outside of an image.
         column: (a, b, c): the pixel at (x, y) comes from column a x + b y + c; a number or (B,)
             each.
         row: the same for its row.
@@ -445,8 +451,8 @@ def _affine(images: np.ndarray, fill: np.ndarray, column: Row, row: Row) -> np.n
 
     def place(numbers: Row) -> np.ndarray:
         a, b, c = (np.broadcast_to(value, batch)[:, None, None] for value in numbers)
-        # Pillow's numbers of 16 bits behind the point: the last bits of a sine do not decide
-        # between two pixels.
+        # Fixed point with 16 bits, like Pillow: the last bits of a sine do not decide between two
+        # pixels.
         a, b, c = (
             np.floor(value * 65536 + 0.5).astype("int64") for value in (a, b, c + (a + b) / 2)
         )
@@ -465,20 +471,19 @@ def _affine(images: np.ndarray, fill: np.ndarray, column: Row, row: Row) -> np.n
 def _luma(images: np.ndarray) -> np.ndarray:
     if images.shape[-1] == 1:
         return images.astype("float32")
-    # Like Pillow, this computes in whole numbers: a matrix product would round differently from
-    # machine to machine.
+    # Integers, like Pillow: a matrix product would round differently on each machine.
     weighted = images.astype("int32") * np.array([19595, 38470, 7471], "int32")
     return ((weighted.sum(-1, keepdims=True) + 0x8000) >> 16).astype("float32")
 
 
 def _blend(images: np.ndarray, other: np.ndarray, amount: float, sign: np.ndarray) -> np.ndarray:
-    """Away from `other` by up to 0.9 times the difference, or towards it."""
+    """Moves images away from `other` by up to 0.9 times the difference, or towards it."""
     factor = (1.0 + 0.9 * amount * sign).astype("float32")[:, None, None, None]
     return _bytes(other + (images - other) * factor)
 
 
 def _bytes(values: np.ndarray) -> np.ndarray:
-    return np.clip(values, 0, 255).astype("uint8")  # which cuts off, as Pillow does
+    return np.clip(values, 0, 255).astype("uint8")  # truncates, like Pillow
 
 
 OPERATIONS: tuple[Operation, ...] = (

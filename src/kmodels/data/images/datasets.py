@@ -35,26 +35,26 @@ def open_dataset(
 ) -> DataBundle:
     """Opens a data set of labelled images.
 
-    Test and validation parts that the data brings are kept; a missing one is drawn from the
-    training part, as a pure function of the seed.
+    Test and validation parts of the data are used; a missing one is drawn from the training part,
+    as a pure function of the seed.
 
     Args:
         spec: digits (1,797 of 8x8, grey, always split 80/10/10) | synthetic[:N] (N random
             images, 1,000 by default) | idx:DIR (files of MNIST or Fashion-MNIST, gz or not) |
             folder:DIR (a folder of images per class, perhaps below train, validation and test;
             or a zip of these) | npz:FILE (x_train, y_train, x_test, y_test, or x, y) |
-            FILES.tar (WebDataset's shards, see `TarShards`) | FILES.tfrecord (see `TFRecords`),
-            where FILES may name several: "train-{0000..0003}.tar", "train-*.tfrecord". A path may
-            be an address such as "gs://bucket/train.tar"; files are copied to the local disk then.
-        image_size: (height, width) that loaders resize to; the data's own by default. Images of
-            a folder that differ in size need it.
+            FILES.tar (WebDataset's shards, see `TarShards`) | FILES.tfrecord (see `TFRecords`).
+            FILES may match several: "train-{0000..0003}.tar", "train-*.tfrecord". A path may be
+            an address such as "gs://bucket/train.tar", whose files are copied to the local disk.
+        image_size: (height, width) that loaders resize to; default: the size of the images.
+            Needed for a folder of images of different sizes.
         seed: seed of the split, and of synthetic images.
         validation_split: share of the training part for each part that is missing.
-        skip_bad: reads every image of files now and leaves out the unreadable ones, which
-            `DataBundle.skipped` lists. Otherwise they raise when they are read.
+        skip_bad: reads all image files now and skips unreadable ones, which are listed in
+            `DataBundle.skipped`. Otherwise they raise when they are read.
 
     Returns:
-        The splits, opened; files are read when a batch asks for them.
+        The splits; files are read with their batch.
 
     Raises:
         InputError: for an unknown spec, or data that is missing, empty or damaged.
@@ -138,7 +138,7 @@ def _bundle(
     seed: int,
     validation_split: float,
 ) -> DataBundle:
-    """Splits that the data brings are kept; what lacks is drawn from the training part."""
+    """Uses the splits of the data, and draws missing ones from the training part."""
     images, labels = train
     shares = (
         0.0 if validation else validation_split,
@@ -175,7 +175,7 @@ def read_digits() -> DataBundle:
 
 
 def read_idx(folder: Path, seed: int, validation_split: float) -> DataBundle:
-    """Reads MNIST and others of its format (yann.lecun.com/exdb/mnist), gz or not."""
+    """Reads MNIST and other data sets in the IDX format, gz or not."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give idx:DIR with the four IDX files")
     train = _idx_pair(folder, "train")
@@ -254,13 +254,13 @@ def _unpacked(path: Path) -> bytes:
 
 
 def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
-    """Returns a NumPy archive with arrays named as in Keras' own data sets."""
+    """Reads a NumPy archive whose arrays have the names of Keras' own data sets."""
     if not path.is_file():
         raise InputError(f"{path} does not exist; give npz:FILE")
     with path.open("rb") as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
             raise InputError(f"{path} is a single array; save with np.savez: {_NPZ_KEYS}")
-    # It is imported here, since worker processes import this module and go without Keras.
+    # Imported here, since worker processes import this module without Keras.
     from kmodels.weights import read_npz as read_arrays
 
     try:
@@ -341,7 +341,7 @@ def _npz_labels(labels: np.ndarray, where: str) -> np.ndarray:
 
 
 class Samples(Protocol):
-    """Numbered samples with an image and a label each."""
+    """Protocol for numbered samples that have an image and a label."""
 
     def __len__(self) -> int: ...
 
@@ -359,12 +359,12 @@ class Samples(Protocol):
 
 
 class SampledSource:
-    """Images of some of the samples, read when asked for.
+    """Images of some of the samples, read with their batch.
 
     Args:
-        samples: all of them.
-        numbers: int (n,), which of them.
-        labels: int (n,), of those.
+        samples: all samples.
+        numbers: int (n,), numbers of the samples to use.
+        labels: int (n,), their labels.
     """
 
     def __init__(self, samples: Samples, numbers: np.ndarray, labels: np.ndarray):
@@ -388,15 +388,15 @@ def read_samples(
     validation_split: float,
     skip_bad: bool,
 ) -> DataBundle:
-    """Reads all labels, and the images when a batch asks for them.
+    """Opens samples as images: labels are read now, images with their batch.
 
     Args:
-        samples: with images and labels.
-        spec: what was asked for, for messages.
-        image_size: see `open_dataset`, as are all below.
+        samples: samples with images and labels.
+        spec: the data specification, for messages.
+        image_size: see `open_dataset`, as for all below.
         seed: seed of the split.
-        validation_split: share for each part.
-        skip_bad: reads every image now, and leaves out the unreadable ones.
+        validation_split: share of each part.
+        skip_bad: reads all images now, and skips unreadable ones.
 
     Raises:
         InputError: for a sample without a label, or images that differ in size without

@@ -1,4 +1,4 @@
-"""Image files to arrays, as a viewer would show them."""
+"""Image files decoded to arrays, as a viewer would show them."""
 
 import functools
 import io
@@ -15,7 +15,7 @@ from kmodels.core.errors import InputError, one_line
 if TYPE_CHECKING:
     from PIL import Image
 
-# What Pillow recognizes without reading pixels, or only with another program.
+# Formats whose pixels Pillow cannot read, or only with another program.
 _WITHOUT_PIXELS = {"BUFR", "EPS", "GRIB", "HDF5", "IPTC", "MPEG", "WMF"}
 # Pillow only warns at this size, and refuses at twice as much.
 MAX_PIXELS = 89_478_485
@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 28
 
 
 class PictureError(InputError):
-    """One image cannot be used; `reason` says why, without the name."""
+    """An image that cannot be used; `reason` is the message without the name."""
 
     def __init__(self, name: str, reason: str):
         super().__init__(
@@ -39,7 +39,7 @@ class PictureError(InputError):
 
 @functools.cache
 def formats() -> tuple[str, ...]:
-    """Returns the names of the formats that Pillow reads here, with pillow-heif where it is."""
+    """Returns the names of the formats that Pillow can read, with pillow-heif if installed."""
     from PIL import Image
 
     if find_spec("pillow_heif"):
@@ -50,25 +50,25 @@ def formats() -> tuple[str, ...]:
 
 @functools.cache
 def suffixes() -> tuple[str, ...]:
-    """Returns the ends of names of image files that Pillow reads here, such as ".jpg"."""
+    """Returns the extensions of image files that Pillow can read, such as ".jpg"."""
     from PIL import Image
 
-    known = {*formats(), "MPO"}  # which Pillow opens as JPEG
+    known = {*formats(), "MPO"}  # Pillow opens it as JPEG
     return tuple(
         sorted(end for end, kind in Image.registered_extensions().items() if kind in known)
     )
 
 
 def decode(content: bytes, name: str) -> np.ndarray:
-    """Decodes an image file of any format that Pillow reads; an animation gives its first frame.
+    """Decodes an image file of any format that Pillow reads; of an animation the first frame.
 
-    Turned as its EXIF orientation says. 16-bit grey is scaled down to 8 (not clipped, as Pillow's
-    own conversion does), palettes are looked up, transparent parts lie on white, CMYK becomes RGB.
-    Floats are rounded; they must be from 0 to 255.
+    The EXIF orientation is applied. 16-bit grey is scaled to 8 bits (Pillow's own conversion
+    clips), palettes are looked up, transparent parts become white, and CMYK becomes RGB. Floats are
+    rounded; they must be from 0 to 255.
 
     Args:
-        content: the file.
-        name: for messages.
+        content: content of the file.
+        name: name of the image, for messages.
 
     Returns:
         uint8 (H, W, 3).
@@ -100,17 +100,17 @@ def decode(content: bytes, name: str) -> np.ndarray:
 
 
 def is_pillow(thing: object) -> "TypeGuard[Image.Image]":
-    """Returns True for an image of Pillow."""
+    """Returns True for a Pillow image."""
     return hasattr(thing, "convert") and hasattr(thing, "getexif")
 
 
 def is_picture(thing: object) -> "TypeGuard[str | Path | Image.Image]":
-    """Returns True for the path of a file and for an image of Pillow."""
+    """Returns True for the path of a file and for a Pillow image."""
     return isinstance(thing, str | Path) or is_pillow(thing)
 
 
 def upright(image: "Image.Image", name: str = "the image") -> np.ndarray:
-    """Returns an image of Pillow, turned as its EXIF orientation says, as uint8 (H, W, 3)."""
+    """Returns a Pillow image as uint8 (H, W, 3), with its EXIF orientation applied."""
     from PIL import ImageOps
 
     return np.asarray(_as_rgb(ImageOps.exif_transpose(image), name))
@@ -125,12 +125,12 @@ def _tell_of_frames(image: "Image.Image", name: str) -> None:
         )
 
 
-# What a process said once.
+# Warnings that the process has issued.
 _told_of = {"frames": False}
 
 
 def warn_of_unit_range(images: np.ndarray) -> None:
-    """Warns of float images (..., C) whose values end at 1, where 255 is white."""
+    """Warns of float images (..., C) whose largest value is 1, since 255 is white."""
     if images.dtype.kind != "f" or not images.size:
         return
     if images.min() >= 0 and 0 < images.max() <= 1:

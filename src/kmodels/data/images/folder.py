@@ -22,7 +22,7 @@ _SPLITS = {
     "test": "test",
 }
 
-# Files that stand beside images and are none.
+# Extensions of other files that are expected next to images.
 _DOCUMENTS = (
     *(".txt", ".md", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf"),
     *(".ini", ".db", ".log", ".py", ".mat", ".npy", ".npz", ".zip", ".tar", ".gz"),
@@ -31,7 +31,7 @@ Listing = list[tuple[str, ...]]
 
 
 class FileSource:
-    """Images read from files, or from members of a zip, when asked for.
+    """Images in files or in a zip file, read with their batch.
 
     Args:
         root: the folder or the zip file.
@@ -49,7 +49,7 @@ class FileSource:
         return len(self.names)
 
     def __getstate__(self) -> dict:
-        # An open zip cannot travel to another process, which opens its own.
+        # An open zip file cannot be pickled; another process opens its own.
         return {**self.__dict__, "_zip": None}
 
     def batch(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
@@ -88,8 +88,8 @@ def read_folder(
     """Opens ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg, or a zip of either.
 
     Raises:
-        InputError: for a missing folder, fewer than two classes, an empty class, a class that only
-            a validation or test folder has, or an unreadable image unless skip_bad is set.
+        InputError: for a missing folder, fewer than two classes, an empty class, a class in a
+            validation or test folder only, or an unreadable image unless skip_bad is set.
     """
     listed, unread = _list(root)
     found = _below_wrapper(listed)
@@ -142,8 +142,8 @@ def _list(root: Path) -> tuple[Listing, list[str]]:
     """Lists the images and the other files below root.
 
     Returns:
-        Parts of every image's path, (*parts, "") for a folder; and paths of other files in folders,
-        but those of texts and settings.
+        The parts of the path of each image, (*parts, "") for a folder; and the paths of other files
+        in folders, except for texts and settings.
     """
     if root.is_dir():
         paths = [
@@ -171,10 +171,10 @@ def _list(root: Path) -> tuple[Listing, list[str]]:
 
 
 def _below_wrapper(found: Listing) -> Listing:
-    """Looks below single folders that only wrap the data, as zips often have.
+    """Removes a level of folders if a single folder wraps the data, as in many zip files.
 
-    One folder with images right in it is a class, and one named train a split, not a wrapper.
-    The wrapper stays in the names, as an unsplit first part.
+    A folder with images right in it is a class, and one named train a split, not a wrapper. The
+    wrapper stays in the names, as a part of the first one.
     """
     top = {parts[0] for parts in found}
     inner = [parts for parts in found if len(parts) > 2]
@@ -191,7 +191,7 @@ def _below_wrapper(found: Listing) -> Listing:
 
 
 def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
-    """(path, class) of the images by split, and the class names in alphabetical order."""
+    """Returns (path, class) of the images by split, and the class names in alphabetical order."""
     tops = {parts[0].rsplit("/", 1)[-1].lower() for parts in found if len(parts) > 1}
     has_splits = _has_splits(found)
     if has_splits and (strange := sorted(tops - set(_SPLITS))):
@@ -229,7 +229,7 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
 
 
 def _has_splits(found: Listing) -> bool:
-    """Returns whether a train folder holds class folders; with images in it, it is a class."""
+    """Returns True if a train folder has class folders; if it has images, it is a class."""
     train = [
         parts
         for parts in found
@@ -267,7 +267,7 @@ def _take(source: FileSource, chosen: np.ndarray) -> FileSource:
 
 
 def _common_size(source: FileSource) -> tuple[int, int]:
-    """Returns the size that a sample of the images has, or an InputError if they differ."""
+    """Returns the size of 16 of the images; raises `InputError` if they differ."""
     numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
     sizes = {source.picture(int(number)).shape[:2] for number in numbers}
     if len(sizes) > 1:

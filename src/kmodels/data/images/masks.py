@@ -1,4 +1,4 @@
-"""Images whose labels are masks, a class for each pixel: sources, and made scenes."""
+"""Images whose labels are masks, a class for each pixel."""
 
 import io
 from pathlib import Path
@@ -19,15 +19,15 @@ PARTS = ("train", "validation", "test")
 
 
 class MaskArrays:
-    """Images and masks held in memory, an `ImageSource` whose labels are masks.
+    """Images and masks in memory, an `ImageSource` whose labels are masks.
 
     Args:
         images: uint8 or float32 (n, H, W, C), values from 0 to 255.
         masks: whole numbers (n, H, W).
-        indices: which of them belong to this source, in order; all by default.
+        indices: numbers of the images to use, in order; default: all.
 
     Raises:
-        InputError: where they do not fit together.
+        InputError: if their shapes do not fit together.
     """
 
     def __init__(self, images: np.ndarray, masks: np.ndarray, indices: np.ndarray | None = None):
@@ -48,12 +48,12 @@ class MaskArrays:
 
 
 class MaskFiles:
-    """Images with masks of the same name, read when they are asked for.
+    """Images with masks of the same name, read with their batch.
 
-    `labels` are the numbers of the images: masks of different sizes do not make an array.
+    `labels` are the numbers of the images, since masks of different sizes do not make an array.
 
     Args:
-        pairs: files of an image and its mask.
+        pairs: (image, mask) files.
     """
 
     def __init__(self, pairs: list[tuple[Path, Path]]):
@@ -80,7 +80,7 @@ class MaskFiles:
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """Returns the numbers of a PNG of classes, those of a palette as they are.
+    """Returns the classes in a PNG; palette indices are the classes.
 
     Args:
         path: a PNG with one channel.
@@ -89,7 +89,7 @@ def read_mask(path: Path) -> np.ndarray:
         int32 (height, width).
 
     Raises:
-        InputError: for what is not such a file.
+        InputError: for another file.
     """
     from PIL import Image
 
@@ -112,24 +112,24 @@ def open_masks(
     seed: int = 0,
     validation_split: float = 0.1,
 ) -> DataBundle:
-    """Opens a data set of images with masks, as recipes name it.
+    """Opens a data set of images with masks.
 
-    A folder has `images/` and `masks/`, whose PNGs are called as the images are, or `train/`,
-    `validation/` and `test/` with these two each. A pixel's value is its class, and 255 stands for
-    none. `classes.txt` names the classes, one a line; without it their number is read from the
-    masks. Parts that are missing are drawn from the training part by the seed.
+    A folder has `images/` and `masks/`, with PNGs of the same names, or `train/`, `validation/` and
+    `test/` with these two each. The value of a pixel is its class, or 255 for none. `classes.txt`
+    has the class names, one per line; without it their number is read from the masks. Missing parts
+    are drawn from the training part by the seed.
 
     Args:
-        spec: "scenes[:N]" for N made scenes (2,400 by default), or "folder:DIR".
-        image_size: (height, width) of made scenes.
-        seed: seed of scenes and of what is drawn.
+        spec: "scenes[:N]" for N synthetic scenes (default: 2,400), or "folder:DIR".
+        image_size: (height, width) of synthetic scenes.
+        seed: seed of scenes and splits.
         validation_split: share of each missing part.
 
     Returns:
-        The parts, whose sources give masks as labels.
+        The splits, whose labels are masks.
 
     Raises:
-        InputError: for another word, or files that do not fit together.
+        InputError: for another spec, or files that do not fit together.
     """
     kind, _, rest = spec.partition(":")
     if kind == "scenes":

@@ -1,6 +1,6 @@
 """Images of any aspect ratio as rows of patches (NaFlex), in NumPy.
 
-One batch of rows is made from its number: a pure function of source, settings, epoch and number.
+Batches are pure functions of source, settings, epoch and number.
 """
 
 import math
@@ -17,21 +17,21 @@ from kmodels.data.images.decoding import with_channels
 from kmodels.data.rng import symmetric_beta, uniforms
 from kmodels.data.rows import assign, rows_within
 
-# The search of transformers' processor: where it begins, and how near it comes to the best scale.
+# The search for the scale in transformers' processor: its precision, and its range.
 CLOSE, LOWEST, HIGHEST = 1e-5, 1e-6, 100.0
 
 
 def grid_of(
     height: int, width: int, patch_size: int, max_num_patches: int, enlarge: bool = True
 ) -> tuple[int, int]:
-    """Returns rows and columns of patches that an image becomes.
+    """Returns the numbers of rows and columns of patches of an image.
 
     Args:
         height: height of the image in pixels.
         width: its width.
         patch_size: side of a patch in pixels.
-        max_num_patches: patches that it may have at most.
-        enlarge: makes small images larger, so that all come close to `max_num_patches`.
+        max_num_patches: largest number of patches.
+        enlarge: enlarges small images, so that all come close to `max_num_patches`.
 
     Raises:
         InputError: for numbers below 1.
@@ -41,7 +41,7 @@ def grid_of(
     check_whole("max_num_patches", max_num_patches)
 
     def scaled(scale: float) -> tuple[int, int]:
-        # As transformers, whose patches are rounded up: the last ones are not cut, but squeezed.
+        # As in transformers, the number is rounded up, which distorts the image slightly.
         rows, columns = (max(math.ceil(side * scale / patch_size), 1) for side in (height, width))
         return rows, columns
 
@@ -55,12 +55,12 @@ def grid_of(
         else:
             high = middle
     rows, columns = scaled(low)
-    # An image of many times the other side has at least one patch across, so too many along.
+    # An extremely long image has at least one patch across, so too many along.
     return min(rows, max_num_patches), min(columns, max_num_patches)
 
 
 def normalized(image: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Returns pixels in [0, 255] as float32, divided by 255 and normalised as transformers does."""
+    """Returns pixels in [0, 255] divided by 255 and normalised like transformers, float32."""
     pixels = (image.astype("float64") * (1 / 255)).astype("float32")
     return (pixels - np.asarray(mean, "float32")) / np.asarray(std, "float32")
 
@@ -68,7 +68,7 @@ def normalized(image: np.ndarray, mean: Sequence[float], std: Sequence[float]) -
 def patches_of(image: np.ndarray, patch_size: int) -> np.ndarray:
     """Returns the patches of an image, row by row: (H, W, C) -> (P, patch * patch * C).
 
-    The numbers of a patch are in the order (row, column, channel).
+    The values of a patch are in the order (row, column, channel).
     """
     rows, columns = (side // patch_size for side in image.shape[:2])
     x = image.reshape(rows, patch_size, columns, patch_size, image.shape[-1])
@@ -78,7 +78,7 @@ def patches_of(image: np.ndarray, patch_size: int) -> np.ndarray:
 def padded(
     images: Sequence[np.ndarray], grids: Sequence[tuple[int, int]], length: int
 ) -> dict[str, np.ndarray]:
-    """Returns one row for each image, filled with zeros.
+    """Returns one row for each image, padded with zeros.
 
     Args:
         images: patches of each image, (P, patch * patch * C).
@@ -87,7 +87,7 @@ def padded(
 
     Returns:
         "pixel_values" (B, length, patch * patch * C) float32, "pixel_attention_mask" (B, length)
-        int32, 1 where there is a patch, and "spatial_shapes" (B, 2) int32.
+        int32, 1 for patches, and "spatial_shapes" (B, 2) int32.
 
     Raises:
         InputError: without images.
@@ -107,7 +107,7 @@ def padded(
 
 
 def pairs_of(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns pairs of images whose aspect ratios are near each other; an odd one stays alone."""
+    """Returns pairs of images with similar aspect ratios; an odd last one has no partner."""
     ratios = [width / height for height, width in shapes]
     order = np.argsort(ratios, kind="stable").tolist()
     return list(zip(order[::2], order[1::2], strict=False))
@@ -129,7 +129,7 @@ def mix(
         augment: for `mixup` and `cutmix`.
         seed: seed of the run.
         epoch: from 0.
-        samples: (B,) sample numbers; the draws of a pair depend on the number of the first.
+        samples: (B,) sample numbers; the random numbers of a pair depend on the first one.
 
     Returns:
         New images and labels.
@@ -154,7 +154,7 @@ def mix(
 def _mixed(
     image: np.ndarray, other: np.ndarray, kept: float, blends: bool, down: float, right: float
 ) -> tuple[np.ndarray, float]:
-    """Returns an image with a part of another, and the share of its pixels that are its own."""
+    """Returns an image mixed with another, and the weight of its own label."""
     sizes = np.array([image.shape[:2], other.shape[:2]])
     overlap = sizes.min(axis=0)
     starts = (sizes - overlap) // 2
@@ -173,9 +173,9 @@ def _mixed(
 
 
 Grid = tuple[int, int]
-# Images that stand for all where the number of rows is to be found.
+# Images and batches by which the number of rows is estimated.
 LOOKED_AT, TRIED = 256, 16
-# What is left of each image's patches, step by step, where a batch does not fit into its rows.
+# Factor by which the patches of each image are reduced until a batch fits into its rows.
 LESS = 0.95
 
 
@@ -212,7 +212,7 @@ class RowMaker(BatchMaker):
             )
 
     def _rows_needed(self) -> int:
-        """Returns as many rows as hold most batches of usual images."""
+        """Returns a number of rows that is enough for most batches."""
         chosen = np.unique(np.linspace(0, len(self.source) - 1, LOOKED_AT).astype(int))
         budgets = self._budgets(0, chosen)
         counts = []
@@ -221,15 +221,14 @@ class RowMaker(BatchMaker):
             for picture, budget in zip(pictures, budgets[at : at + 32], strict=True):
                 rows, columns = self._grid(picture.shape[:2], int(budget))
                 counts.append(rows * columns)
-        # Packed as batches are: what is left of a row may be too small for any other image, so a
-        # sum of patches says too little. The largest batches get fewer patches instead.
+        # Packed like batches, since rows have gaps. The largest batches get fewer patches.
         drawn = uniforms(self.seed, "naflex-rows", 0, np.arange(TRIED), self.batch_size)
         picked = (drawn * len(counts)).astype(int)
         needed = [len(assign([counts[i] for i in row], self.row_length)) for row in picked]
         return sorted(needed)[TRIED * 3 // 4]
 
     def _budgets(self, epoch: int, samples: np.ndarray) -> np.ndarray:
-        """Returns the patches that each image may have, before it is known whether all fit."""
+        """Returns the largest number of patches of each image, before all are fitted into rows."""
         if self.min_num_patches == self.max_num_patches:
             return np.full(len(samples), self.max_num_patches)
         drawn = uniforms(self.seed, "naflex-length", epoch, samples, 1)[:, 0]
@@ -267,9 +266,9 @@ class RowMaker(BatchMaker):
         return {name: value[within] for name, value in x.items()}, y[within], weights[within]
 
     def _boxes(self, shapes: list[tuple[int, ...]], epoch: int, samples: np.ndarray) -> np.ndarray:
-        """Returns what is cropped: (B, 4), left, top, right, bottom.
+        """Returns the boxes to crop: (B, 4), left, top, right, bottom.
 
-        The aspect ratio of a crop is near that of its image: nothing is squeezed into a square.
+        The aspect ratio of a crop is near that of its image.
         """
         heights, widths = np.asarray(shapes, "float64").T
         whole = np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
@@ -284,7 +283,7 @@ class RowMaker(BatchMaker):
     ) -> tuple[list[Grid], list[list[int]]]:
         """Returns the grid of each image, and the images of each row.
 
-        Where a batch of large images does not fit, all of them get fewer patches.
+        If a batch does not fit, all of its images get fewer patches.
         """
         sides = np.maximum(np.rint(boxes[:, 2:] - boxes[:, :2]), 1).astype(int)
         most = self._budgets(epoch, samples)
@@ -342,6 +341,6 @@ class RowMaker(BatchMaker):
                 shapes[row, slot], targets[row, slot] = grids[number], labels[number]
                 at += len(patches)
                 weights[row, slot] = 1.0
-        # Keras takes the mean over all places: with these weights it is that over the images.
+        # Keras computes the mean over all places; with these weights it is the mean over images.
         weights *= np.float32(weights.size / len(images))
         return {"pixel_values": values, "spatial_shapes": shapes}, targets, weights

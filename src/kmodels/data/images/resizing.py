@@ -1,4 +1,4 @@
-"""Images in another size: as Pillow makes them, or without smoothing, as some models want."""
+"""Resizing of images, like Pillow, or without antialiasing for models that need it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,30 +14,29 @@ MODES = ("stretch", "cover", "fit", "crop", "none")
 
 @dataclass(frozen=True)
 class Resizing:
-    """Resizing of images to the size that a model takes.
+    """Resizing of images to the input size of a model.
 
     Args:
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
-        antialias: smooths what is made smaller, as Pillow does; False with all but "lanczos".
-        crop_to_aspect_ratio: takes the largest middle part of the wanted shape, instead of
+        antialias: antialiasing when shrinking, like Pillow; must be True for "lanczos".
+        crop_to_aspect_ratio: crops the largest center part of the target aspect ratio, instead of
             stretching the image.
-        resize_size: the size before the middle is cut out: the length of the shorter side, or
-            (height, width); None to resize to the wanted size. What is too small is padded with
-            black.
-        rounds_center: rounds where the middle begins as torchvision and timm do; False as
-            transformers does.
+        resize_size: the size before the center crop: the length of the shorter side, or (height,
+            width); None to resize to the target size. Smaller images are padded.
+        rounds_center: rounds the start of the center crop like torchvision and timm; False like
+            transformers.
         resize_mode: "stretch", as above; "cover" keeps the aspect ratio and makes the image just
             large enough for a `resize_size` of (height, width), "fit" just small enough, padded
-            with `fill`; "crop" cuts the middle out without resizing, and "none" refuses images of
+            with `fill`; "crop" crops the center without resizing, and "none" raises for images of
             another size.
-        fill: levels of the channels around an image that is too small, from 0 to 255; one for all.
+        fill: values of padding, from 0 to 255; one, or one per channel.
 
     Attributes:
-        keeps_bytes: whether images of whole numbers are to come as such.
+        keeps_bytes: True if uint8 images stay uint8.
 
     Raises:
-        InputError: for another interpolation, or one that is not done without smoothing; for
-            another mode, or one that the sizes do not go with; and by a call with "none".
+        InputError: for an unknown interpolation or mode, or settings that do not fit together; and
+            by a call with "none".
     """
 
     interpolation: str = "bilinear"
@@ -84,7 +83,7 @@ class Resizing:
     def __call__(
         self, image: np.ndarray, size: tuple[int, int], box: tuple | None = None
     ) -> np.ndarray:
-        """Returns an image, or the part of it that `box` names, in another size; see `resize`."""
+        """Returns an image, or its part in `box`, resized to (height, width); see `resize`."""
         if box is None and self.resize_mode == "none" and image.shape[:2] != tuple(size):
             raise InputError(
                 f"an image is {image.shape[0]} x {image.shape[1]} pixels and resize_mode is "
@@ -100,12 +99,12 @@ class Resizing:
 
     @property
     def crops(self) -> bool:
-        """True if a part of an image may be left out."""
+        """True if parts of an image may be cropped."""
         whole = self.resize_size is None and not self.crop_to_aspect_ratio
         return not whole or self.resize_mode == "crop"
 
     def _whole(self, image: np.ndarray) -> tuple[int, int]:
-        """Returns the size of an image before its middle is cut out."""
+        """Returns the size of an image before its center crop."""
         (height, width), side = image.shape[:2], self.resize_size
         if side is None:
             return height, width
@@ -122,7 +121,7 @@ class Resizing:
 
 @dataclass(frozen=True)
 class ResizingOfBytes(Resizing):
-    """`Resizing` as Pillow does it with whole numbers, which stay whole."""
+    """`Resizing` of uint8 images with Pillow, which stay uint8."""
 
     keeps_bytes: ClassVar[bool] = True
 
@@ -137,14 +136,14 @@ def resize(
     interpolation: str = "bilinear",
     antialias: bool = True,
 ) -> np.ndarray:
-    """Returns an image in another size.
+    """Returns an image resized.
 
     Args:
         image: uint8 or float32 (H, W, C).
         size: (height, width) wanted.
-        box: part of the image to take, (left, top, right, bottom) in pixels, fractions allowed.
-        interpolation: interpolation of `Resizing`.
-        antialias: antialias of `Resizing`.
+        box: part of the image to use, (left, top, right, bottom) in pixels, may be fractions.
+        interpolation: see `Resizing`.
+        antialias: see `Resizing`.
 
     Returns:
         (height, width, C) of the image's dtype.
@@ -177,7 +176,7 @@ def _cubic(x: np.ndarray) -> np.ndarray:
     return np.where(x <= 1, near, far)
 
 
-# The nearest pixels of each axis, counted from the one before the place, and their weights.
+# The nearest pixels along an axis, counted from the one before the position, and their weights.
 KERNELS = {"bilinear": ((0, 1), _triangle), "bicubic": ((-1, 0, 1, 2), _cubic)}
 
 
@@ -188,10 +187,10 @@ def _between_nearest(
     near: Sequence[int],
     kernel: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Takes the nearest pixels of each axis, however far apart they are taken.
+    """Interpolates between the nearest pixels of each axis, without antialiasing.
 
-    Pixels outside the image do not count. Workers import no Keras, as `weights.positions` does,
-    whose matrices support no box either.
+    Pixels outside the image do not count. `weights.positions` cannot be used: its package imports
+    Keras, and its matrices do not support a box.
     """
     left, top, right, bottom = box or (0, 0, image.shape[1], image.shape[0])
     result: Any = image.astype("float64")
@@ -209,7 +208,7 @@ def _between_nearest(
 
 
 def middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Returns the largest center crop with the aspect ratio of `size`, as Keras cuts it."""
+    """Returns the largest center crop with the aspect ratio of `size`, like Keras."""
     (height, width), (down, across) = image.shape[:2], size
     rows = max(min(height, int(width * down / across)), 1)
     columns = max(min(width, int(height * across / down)), 1)
@@ -220,7 +219,7 @@ def middle(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def _centered(
     image: np.ndarray, size: tuple[int, int], rounds: bool, fill: Sequence[int] = (0,)
 ) -> np.ndarray:
-    """Returns the center crop of an image, padded where the image is smaller."""
+    """Returns the center crop of an image, padded if the image is smaller."""
     levels = np.asarray(fill).astype(image.dtype)
     for axis, wanted in enumerate(size):
         missing = wanted - image.shape[axis]

@@ -1,4 +1,4 @@
-"""Sources of images: the protocol, arrays, synthetic images, the bundle of splits."""
+"""Sources of images: their protocol, arrays, and the splits of a data set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _STATISTICS_SAMPLES = 2048
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """Numbered images with labels. It must be picklable, and import no framework."""
+    """Protocol for numbered images with labels; picklable, without importing a framework."""
 
     labels: np.ndarray
     """int32 (n,)."""
@@ -26,19 +26,19 @@ class ImageSource(Protocol):
         """Returns images and labels.
 
         Returns:
-            Images with values from 0 to 255, uint8 or float32: one array (B, H, W, C) where all
-            have one size, else a list of arrays (H, W, C). Labels int32 (B,).
+            Images with values from 0 to 255, uint8 or float32: one array (B, H, W, C) if all have
+            one size, else a list of arrays (H, W, C). Labels int32 (B,).
         """
         ...
 
 
 class ArraySource:
-    """Images held in memory.
+    """Images in memory.
 
     Args:
         images: uint8 or float32 (n, H, W, C), values from 0 to 255.
         labels: int (n,).
-        indices: which of them belong to this source, in order; all by default.
+        indices: numbers of the images to use, in order; default: all.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray | None = None):
@@ -59,15 +59,15 @@ class ArraySource:
 
 @dataclass
 class DataBundle:
-    """The splits and classes that `open_dataset` found.
+    """The splits and classes of a data set, from `open_dataset`.
 
     Attributes:
-        train: to fit on.
-        validation: to choose on; None where validation_split is 0 and the data has none.
-        test: to report on; None where there is none.
+        train: the training split.
+        validation: the validation split; None if validation_split is 0 and the data has none.
+        test: the test split; None if there is none.
         class_names: one per label.
-        image_shape: (H, W, C) that loaders give by default.
-        skipped: (file, reason) of images left out under skip_bad.
+        image_shape: (H, W, C) of the images of a loader by default.
+        skipped: (file, reason) of images that skip_bad skipped.
     """
 
     train: ImageSource
@@ -79,24 +79,24 @@ class DataBundle:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return len(self.class_names)
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per channel, of training pixels / 255."""
+        """Mean of training pixels / 255, per channel."""
         return self._statistics[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Per channel, of training pixels / 255."""
+        """Standard deviation of training pixels / 255, per channel."""
         return self._statistics[1]
 
     @cached_property
     def _statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation over all arrays, or over evenly spaced images where there are more.
+        """Mean and deviation of all images in memory, or of evenly spaced ones in files.
 
-        Reading a million files for two numbers that go into a division would take minutes.
+        Reading a million files for two numbers would take minutes.
         """
         count = len(self.train)
         whole = getattr(self.train, "images", None)
@@ -114,7 +114,7 @@ class DataBundle:
                 pixels += len(flat)
         mean = total / pixels
         deviation = np.sqrt(np.maximum(squares / pixels - mean**2, 0.0))
-        # An image of one colour has no deviation, and nothing may be divided by zero.
+        # Images of one colour have no deviation, which would divide by zero.
         return tuple(mean.tolist()), tuple(np.maximum(deviation, 1e-3).tolist())
 
 
@@ -124,7 +124,7 @@ def _as_list(pictures: Any) -> list[np.ndarray]:
 
 
 def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray:
-    """Labels as int32, or an InputError that names the first one outside 0..num_classes-1."""
+    """Returns labels as int32; raises `InputError` for one outside 0..num_classes-1."""
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
         bad = labels[(labels < 0) | (labels >= num_classes)][0]
         raise InputError(
@@ -137,11 +137,11 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray
 def split(
     n: int, shares: Sequence[float], seed: int, purpose: str = "split"
 ) -> tuple[np.ndarray, ...]:
-    """Returns 0..n-1 drawn into a first part (the rest) and one per share, pure in the seed.
+    """Splits 0..n-1 into one part per share and the rest, as a pure function of the seed.
 
     Returns:
-        Sorted int arrays: the rest first, then one for each share (at least one sample each where
-        the share is above 0).
+        Sorted int arrays: the rest first, then one for each share (at least one sample if the share
+        is above 0).
     """
     drawn = np.argsort(philox(seed, purpose).random_raw(n), kind="stable")
     parts, at = [], 0

@@ -6,10 +6,10 @@ from kmodels.data.rng import philox, uniforms
 
 
 class SyntheticSource:
-    """Random images and labels, the same everywhere, made when asked for.
+    """Random images and labels, the same on every machine, made with their batch.
 
     Args:
-        count: how many.
+        count: number of images.
         shape: (H, W, C).
         num_classes: labels run from 0 to num_classes - 1.
         seed: seed of the run.
@@ -36,7 +36,7 @@ class SyntheticSource:
         images = np.empty((len(indices), *self.shape), "uint8")
         for row, number in enumerate(indices):
             raw = philox(self.seed, "synthetic-image", self.start + int(number)).random_raw(words)
-            # Little-endian on every machine, so that the bytes are the same everywhere.
+            # Little-endian, so that the bytes are the same on every machine.
             images[row] = raw.astype("<u8").view("uint8")[:size].reshape(self.shape)
         return images, self.labels[indices]
 
@@ -49,15 +49,15 @@ MOST_SHAPES = 3
 def made_scenes(
     count: int, size: tuple[int, int] = SCENE_SIZE, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws shapes with textures on a shaded ground, one over the other, with noise.
+    """Draws overlapping shapes with textures on a shaded background, with noise.
 
-    Each kind of shape has its own texture (disks are striped, squares checked, triangles
-    dotted, rings plain); colors, places, sizes and angles are drawn for each shape.
+    Each kind of shape has its own texture (disks are striped, squares checked, triangles dotted,
+    rings plain); colors, positions, sizes and angles are random.
 
     Args:
         count: number of scenes.
         size: (height, width) in pixels.
-        seed: of everything that is drawn.
+        seed: seed of all random numbers.
 
     Returns:
         uint8 (count, height, width, 3), and masks uint8 (count, height, width) with the numbers of
@@ -98,7 +98,7 @@ def _shape(kind: int, u: np.ndarray, v: np.ndarray, radius: float) -> np.ndarray
     if kind == 2:
         return np.maximum(abs(u), abs(v)) < 0.85 * radius
     if kind == 3:
-        # Three half planes, each two thirds of a height of the triangle apart from its corner.
+        # The intersection of three half planes.
         sides = [
             u * np.cos(turn) + v * np.sin(turn) for turn in (np.pi / 2, 7 * np.pi / 6, -np.pi / 6)
         ]
@@ -107,7 +107,7 @@ def _shape(kind: int, u: np.ndarray, v: np.ndarray, radius: float) -> np.ndarray
 
 
 def _texture(kind: int, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Returns how light each pixel of a shape is, from 0 to 1."""
+    """Returns the brightness of each pixel of a shape, from 0 to 1."""
     if kind == 1:
         return (np.sin(u * 2.2) > 0).astype("float32")
     if kind == 2:
@@ -122,12 +122,12 @@ DIGITS = 3
 
 
 def rendered_numbers(numbers: np.ndarray, rng: np.random.Generator, size: int = 32) -> np.ndarray:
-    """Draws each number in light digits on a dark ground, somewhat displaced, with noise.
+    """Draws each number in light digits on a dark background, slightly displaced, with noise.
 
     Args:
-        numbers: (N,) int, below 10 ** `DIGITS`; those with fewer digits get zeros in front.
-        rng: draws size, place, grey and noise.
-        size: side of the images in pixels, from 32 on.
+        numbers: (N,) int, below 10 ** `DIGITS`; shorter ones get leading zeros.
+        rng: draws size, position, brightness and noise.
+        size: side of the images in pixels, at least 32.
 
     Returns:
         (N, size, size, 3) uint8.
@@ -135,8 +135,8 @@ def rendered_numbers(numbers: np.ndarray, rng: np.random.Generator, size: int = 
     from PIL import Image, ImageDraw, ImageFont
 
     fonts = [ImageFont.load_default(size=round(size * share)) for share in (0.47, 0.5)]
-    found = np.zeros((len(numbers), size, size), "float32")
-    for picture, number in zip(found, numbers, strict=True):
+    canvases = np.zeros((len(numbers), size, size), "float32")
+    for picture, number in zip(canvases, numbers, strict=True):
         text, font = f"{number:0{DIGITS}d}", fonts[rng.integers(len(fonts))]
         canvas = Image.new("L", (size, size), int(rng.integers(0, 80)))
         draw = ImageDraw.Draw(canvas)
@@ -147,5 +147,5 @@ def rendered_numbers(numbers: np.ndarray, rng: np.random.Generator, size: int = 
         )
         draw.text((x, y), text, fill=int(rng.integers(150, 256)), font=font)
         picture[:] = np.asarray(canvas)
-    noisy = np.clip(found + rng.normal(0.0, 8.0, found.shape), 0, 255).astype("uint8")
+    noisy = np.clip(canvases + rng.normal(0.0, 8.0, canvases.shape), 0, 255).astype("uint8")
     return np.repeat(noisy[..., None], 3, axis=-1)

@@ -1,4 +1,4 @@
-"""Samples side by side in memory, as opposed to things that give batches."""
+"""Samples in arrays, as opposed to data that yields batches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from kmodels.data.pipeline.batch import RECORD_IMAGES, Preprocess, is_record, to
 
 
 def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
-    """Returns whether x is samples side by side, and not something that yields batches."""
+    """Returns True if x is arrays of samples, False if it yields batches."""
     if isinstance(x, dict):
         return not _is_data(x) and all(is_arrays(part, None) for part in x.values())
     if isinstance(x, list | tuple):
@@ -26,7 +26,7 @@ def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
 
 
 def _has_image_lists(x: dict[str, Any]) -> bool:
-    """Returns whether these are columns of records whose images stand in a list."""
+    """Returns True for columns of records that have a list of images each."""
     lists = [x[name] for name in RECORD_IMAGES if name in x]
     others = [column for name, column in x.items() if name not in RECORD_IMAGES]
     return (
@@ -37,7 +37,7 @@ def _has_image_lists(x: dict[str, Any]) -> bool:
 
 
 def is_empty(x: object, preprocess: Preprocess | None) -> bool:
-    """Returns whether x is samples side by side, of which there are none."""
+    """Returns True if x is arrays without samples."""
     if not is_arrays(x, preprocess):
         return False
     parts = keras.tree.flatten(x)
@@ -45,9 +45,9 @@ def is_empty(x: object, preprocess: Preprocess | None) -> bool:
 
 
 def columns(x: Any, preprocess: Preprocess | None) -> Any:
-    """Returns a table of pandas to preprocess as its columns, a Hugging Face column as a list.
+    """Returns a pandas table as its columns if it is preprocessed, a Hugging Face column as a list.
 
-    Columns of texts and of lists of images, of any number each, become a list of records.
+    Columns of texts with lists of images become a list of records.
     """
     if preprocess is not None and package(x) == "pandas" and hasattr(x, "columns"):
         x = {name: x[name].to_numpy(dtype=object) for name in x.columns}
@@ -74,19 +74,19 @@ def _is_data(x: object) -> bool:
 
 
 def package(x: object) -> str:
-    """Returns the name of the package that a thing's class comes from."""
+    """Returns the name of the package of an object's class."""
     return type(x).__module__.partition(".")[0]
 
 
 def is_tf_data(x: object) -> bool:
-    """Returns whether it is a `tf.data.Dataset`."""
+    """Returns True for a `tf.data.Dataset`."""
     return hasattr(x, "element_spec") and hasattr(x, "cardinality")
 
 
 def plain(part: object, preprocess: Preprocess | None) -> Any:
-    """Returns arrays as NumPy's, or as tensors of the backend in use, which stay where they are.
+    """Returns arrays of any package as NumPy arrays; tensors of the backend stay as they are.
 
-    A list to preprocess stays one of samples. A column of pandas is one of a table, (n, 1).
+    A list that is preprocessed stays a list of samples. A pandas column becomes (n, 1).
     """
     if part is None or keras.ops.is_tensor(part):
         return part
@@ -98,14 +98,14 @@ def plain(part: object, preprocess: Preprocess | None) -> Any:
     if isinstance(part, tuple) or (isinstance(part, list) and preprocess is None):
         if part and not np.isscalar(part[0]) and np.ndim(part[0]):
             return tuple(plain(value, None) for value in part)
-        # NumPy's own texts would all take the room of the longest.
+        # Strings of NumPy all take the memory of the longest one.
         texts = bool(part) and isinstance(part[0], str | bytes)
         return np.asarray(part, dtype=object if texts else None)
     return part if isinstance(part, list) else to_numpy(part)
 
 
 def length(parts: Any) -> int:
-    """Returns how many samples arrays have, and raises `InputError` where they differ."""
+    """Returns the number of samples of arrays; raises `InputError` if it differs among them."""
     lengths = set(_lengths(parts))
     if len(lengths) != 1:
         raise InputError(f"arrays have {sorted(lengths)} samples; give the same number in each")
@@ -121,7 +121,7 @@ def _lengths(tree: Any) -> Iterator[int]:
 
 
 def take(tree: Any, rows: np.ndarray | slice) -> Any:
-    """Returns some samples of a tree of arrays, by a slice or by their numbers, int (B,)."""
+    """Returns samples of a tree of arrays, by a slice or by numbers, int (B,)."""
     if isinstance(tree, dict):
         return {key: take(part, rows) for key, part in tree.items()}
     if isinstance(tree, tuple):
@@ -134,7 +134,7 @@ def take(tree: Any, rows: np.ndarray | slice) -> Any:
 
 
 def as_floatx(tree: Any) -> Any:
-    """Returns arrays with floats as Keras' float type, as Keras has arrays that it is given."""
+    """Returns arrays with floats cast to Keras' `floatx`, as Keras does with arrays."""
     floatx = keras.config.floatx()
 
     def cast(leaf: Any) -> Any:
@@ -149,7 +149,7 @@ def as_floatx(tree: Any) -> Any:
 
 
 def tensors(tree: Any) -> Any:
-    """Returns arrays as tensors on the device, float64 as Keras' float type."""
+    """Returns arrays as tensors on the device, float64 cast to Keras' `floatx`."""
 
     def tensor(part: Any) -> Any:
         if part is None:

@@ -1,4 +1,4 @@
-"""One batch: (x, y, sample_weight) of all that a loader may give."""
+"""One batch: (x, y, sample_weight) from the batches of any loader."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,18 +12,18 @@ from kmodels.data.images.decoding import is_pillow
 
 Preprocess = Callable[..., Any]
 
-# Names that data sets of images give their columns, the first found of each.
+# Usual column names of image data sets; the first one that a batch has is used.
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
-# The names of the images of a record, one or a list; of arrays of images they are others too.
+# Names of the image or the list of images in a record.
 RECORD_IMAGES = ("images", "image")
 LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
 
 def as_tuple(batch: Tree) -> tuple:
-    """Returns (x,), (x, y) or (x, y, sample_weight) of what a loader gave.
+    """Returns a batch of a loader as (x,), (x, y) or (x, y, sample_weight).
 
-    Of named columns the label is y, and x the image where there is one, else all other columns,
-    a model's named inputs. A list of texts or records is x, since loaders collate them so.
+    Of named columns the label is y; x is the image, or without one all other columns as the named
+    inputs of a model. A list of texts or records is x, since loaders collate them so.
     """
     if isinstance(batch, dict):
         image = next((key for key in IMAGE_KEYS if key in batch), None)
@@ -40,12 +40,12 @@ def as_tuple(batch: Tree) -> tuple:
 
 
 def one_piece(batch: Tree) -> tuple:
-    """Returns a batch as `as_tuple` does, but a dictionary as it is, in a tuple of one."""
+    """Same as `as_tuple`, except that a dictionary is returned as (x,)."""
     return (batch,) if isinstance(batch, dict) else as_tuple(batch)
 
 
 def in_parts(batch: Tree) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), as Keras reads it.
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), in the way of Keras.
 
     Raises:
         InputError: for a tuple or list of another length.
@@ -60,7 +60,7 @@ def in_parts(batch: Tree) -> tuple:
 
 
 def _is_sample(part: object) -> bool:
-    """Returns whether it is a text or a record, of which a batch is a list."""
+    """Returns True for a text or a record, lists of which are batches."""
     if isinstance(part, dict):
         return is_record(part) and not _is_numbers(part)
     return isinstance(part, str | bytes)
@@ -71,9 +71,9 @@ def _is_numbers(record: dict[str, object]) -> bool:
 
 
 def is_record(part: object) -> bool:
-    """Returns whether it is named texts of one sample, such as a question and an answer.
+    """Returns True for a record: named texts of one sample, such as a question and an answer.
 
-    Beside them it may have images, in any form.
+    It may also have images, in any form.
     """
     if not isinstance(part, dict):
         return False
@@ -87,7 +87,7 @@ def is_record(part: object) -> bool:
 
 
 def to_numpy(thing: Any) -> Any:
-    """Returns arrays of any framework, images and nested lists of them as NumPy arrays."""
+    """Returns arrays of any framework, Pillow images, and nests of them as NumPy arrays."""
     if isinstance(thing, dict):
         return {key: to_numpy(value) for key, value in thing.items()}
     if isinstance(thing, tuple):
@@ -99,7 +99,7 @@ def to_numpy(thing: Any) -> Any:
                 "samples of one batch differ in size; make them equal first, or use ImageLoader"
             )
         return np.asarray(parts)
-    if hasattr(thing, "detach"):  # it may be on another device, and part of a gradient
+    if hasattr(thing, "detach"):  # of torch: it may be on another device and require a gradient
         thing = thing.detach().cpu()
         if "bfloat16" in str(thing.dtype):  # NumPy has none
             thing = thing.float()
@@ -107,21 +107,21 @@ def to_numpy(thing: Any) -> Any:
 
 
 def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
-    """Returns a batch as Keras takes it: the backend's own tensors stay, all else is NumPy's."""
+    """Returns a preprocessed batch of NumPy arrays; tensors of the backend stay as they are."""
     if preprocess is not None:
-        # Images of one batch may differ in size here; resizing is what preprocessing does.
+        # Images of one batch may differ in size here, since the preprocessor may resize them.
         x = _to_preprocess(batch[0])
         done = preprocess(x, *(None if part is None else _labels(part) for part in batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
-    return tuple(map(_kept, batch))
+    return tuple(map(_arrays, batch))
 
 
 def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
-    """Returns the weight of each sample's class, of Keras' float type, (B,).
+    """Returns the weight of each sample's class, (B,) in Keras' `floatx`.
 
     Args:
         y: classes as numbers, (B,) or (B, 1), or as one-hot rows (B, classes).
-        class_weight: by class; 1 for one that is not in it.
+        class_weight: weight by class; 1 for classes that are not in it.
 
     Raises:
         InputError: for labels of several outputs.
@@ -136,7 +136,7 @@ def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
 
 
 def with_class_weights(batch: tuple, class_weight: Mapping[int, float] | None) -> tuple:
-    """Returns a batch (x, y) as (x, y, sample_weight); any batch as it is without class weights.
+    """Returns a batch (x, y) as (x, y, sample_weight); without class weights the batch itself.
 
     Raises:
         InputError: for a batch that has weights already, or no labels.
@@ -144,16 +144,15 @@ def with_class_weights(batch: tuple, class_weight: Mapping[int, float] | None) -
     if class_weight is None:
         return batch
     if len(batch) != 2 or batch[1] is None:
-        there = "no labels" if len(batch) < 2 or batch[1] is None else "sample weights"
-        raise InputError(f"got class_weight for batches that have {there}; leave class_weight out")
+        has = "no labels" if len(batch) < 2 or batch[1] is None else "sample weights"
+        raise InputError(f"got class_weight for batches that have {has}; leave class_weight out")
     return (*batch, class_weights(batch[1], class_weight))
 
 
 def _to_preprocess(x: Any) -> Any:
-    """Returns samples as NumPy arrays; images of Pillow, records and lists in columns stay.
+    """Returns samples as NumPy arrays, except for Pillow images, records, and columns of lists.
 
-    An array would lose the orientation of an image, and change the bytes or the path of an image in
-    a record.
+    An array would lose the orientation of an image, and change bytes or paths in a record.
     """
     if isinstance(x, list):
         return [one if is_record(one) or is_pillow(one) else to_numpy(one) for one in x]
@@ -163,7 +162,7 @@ def _to_preprocess(x: Any) -> Any:
 
 
 def _labels(part: Any) -> Any:
-    """Returns labels as NumPy arrays, and lists of arrays that differ in size as lists of them."""
+    """Returns labels as NumPy arrays; arrays of different sizes stay a list."""
     if isinstance(part, dict):
         return {key: _labels(value) for key, value in part.items()}
     arrays = isinstance(part, list) and all(hasattr(one, "shape") for one in part)
@@ -173,20 +172,20 @@ def _labels(part: Any) -> Any:
 
 
 def _is_texts(column: object) -> bool:
-    """Returns whether this is a column of texts or messages."""
+    """Returns True for a column of texts or messages."""
     while isinstance(column, list) and column:
         column = column[0]
     kind = getattr(getattr(column, "dtype", None), "kind", "")
     return isinstance(column, str | dict) or kind in ("O", "U", "S")
 
 
-def _kept(part: Any) -> Any:
+def _arrays(part: Any) -> Any:
     if isinstance(part, dict):
-        return {key: _kept(value) for key, value in part.items()}
+        return {key: _arrays(value) for key, value in part.items()}
     if isinstance(part, tuple):
-        return tuple(map(_kept, part))
+        return tuple(map(_arrays, part))
     if isinstance(part, list) and part and isinstance(part[0], dict):
-        return {key: _kept([sample[key] for sample in part]) for key in part[0]}
+        return {key: _arrays([sample[key] for sample in part]) for key in part[0]}
     if part is None or keras.ops.is_tensor(part):
         return part
     part = to_numpy(part)

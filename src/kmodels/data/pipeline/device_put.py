@@ -1,4 +1,4 @@
-"""The seam between a batch and its device: `device_put_<backend>.py`."""
+"""Protocol of `device_put_<backend>.py`, which places batches on devices."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -13,23 +13,23 @@ class DevicePutBackend(Protocol):
 
     @property
     def FORKS(self) -> bool:
-        """Is whether a forked worker of a loader is safe beside the backend's threads."""
+        """True if a loader may fork workers in spite of the backend's threads."""
         ...
 
     def ahead(self) -> int:
-        """Returns how many batches pay to be made ahead."""
+        """Returns the number of batches to prefetch by default."""
         ...
 
     def begin_pass(self) -> None:
-        """Is called where a pass over the data begins."""
+        """Called at the beginning of a pass over the data."""
         ...
 
     def placer(self, model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
-        """Returns the function that puts a batch where the step wants it.
+        """Returns a function that places a batch for the step.
 
         Args:
-            model: whose step it is, if that is known.
-            ahead: whether batches are placed while a step before them runs.
+            model: the model of the step, if it is known.
+            ahead: True if batches are placed while the step before runs.
         """
         ...
 
@@ -37,7 +37,7 @@ class DevicePutBackend(Protocol):
         """Returns the batches as Keras' own `fit` takes them.
 
         Args:
-            begin: begins a pass over batches, on the devices if it is given True.
+            begin: begins a pass over batches; True places them on the devices.
         """
         ...
 
@@ -45,7 +45,7 @@ class DevicePutBackend(Protocol):
         """Returns a function that is True while the device is at its last step; None if unknown.
 
         Args:
-            output: an array that this step returned, or None.
+            output: an array that the step returned, or None.
         """
         ...
 

@@ -11,7 +11,7 @@ FORKS = False
 
 
 def ahead() -> int:
-    """Returns how many batches to prefetch: on a CPU they would take cores from the step."""
+    """Returns the number of batches to prefetch: none on a CPU, whose cores the step needs."""
     return 0 if jax.default_backend() == "cpu" else 2
 
 
@@ -20,10 +20,10 @@ def begin_pass() -> None:
 
 
 def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
-    """Returns the function that puts a batch where the step wants it.
+    """Returns a function that places a batch for the step.
 
-    Transfers continue beside the computation. On one device they are left to the compiled step,
-    unless there is a step to go beside. On a mesh the parts of each batch go to their devices.
+    On one device the compiled step transfers the batch, unless batches are prefetched. On a mesh
+    the parts of each batch go to their devices. Transfers run while the device computes.
     """
     distribution = keras.distribution.distribution()
     device: Any = getattr(jax.config, "jax_default_device")  # noqa: B009, set at run time
@@ -42,12 +42,12 @@ def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
 
 
 def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
-    """Returns batches on the host: Keras puts them on the devices, and does not wait for them."""
+    """Returns batches on the host: Keras transfers them without waiting."""
     return begin(False)
 
 
 def busy(output: Any) -> Callable[[], bool] | None:
-    """Returns whether the device is still at the last step of `fit`; None where it is at none."""
+    """Returns a function that is True while the device is busy; None if there was no step."""
     if output is None or output.is_deleted():
         return None
     return lambda: not output.is_ready()

@@ -11,7 +11,7 @@ FORKS = False
 
 
 def ahead() -> int:
-    """Returns how many batches to prefetch: on a CPU they would take cores from the step."""
+    """Returns the number of batches to prefetch: none on a CPU, whose cores the step needs."""
     return 2 if tf.config.list_physical_devices("GPU") else 0
 
 
@@ -20,9 +20,9 @@ def begin_pass() -> None:
 
 
 def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
-    """Returns the function that puts a batch where the step wants it: under a strategy, in parts.
+    """Returns a function that places a batch for the step, under a strategy split by replica.
 
-    A model that was made in the scope of a strategy keeps it when the scope has ended.
+    A model that was built in the scope of a strategy keeps it after the scope.
     """
     strategy = tf.distribute.get_strategy() if model is None else model.distribute_strategy
     count = strategy.num_replicas_in_sync
@@ -48,7 +48,7 @@ def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
 
 
 def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Any:
-    """Returns a `tf.data.Dataset`, of the shapes that the first two batches have alike."""
+    """Returns a `tf.data.Dataset`; sizes that differ in the first two batches are None."""
     first = [*islice(begin(False), 2)]
 
     def spec(part: Any, *more: Any) -> Any:
@@ -64,5 +64,5 @@ def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Any:
 
 
 def busy(output: object) -> Callable[[], bool] | None:
-    """None: whether the device is still at the step cannot be asked without waiting for it."""
+    """Returns None: TensorFlow cannot tell without waiting for the step."""
     return None

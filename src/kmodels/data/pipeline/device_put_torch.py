@@ -7,15 +7,14 @@ import keras
 import numpy as np
 import torch
 
-# A forked worker of a DataLoader is safe beside torch's threads.
+# Torch's threads survive that a DataLoader forks its workers.
 FORKS = True
 
 
 def ahead() -> int:
-    """Returns how many batches to prefetch.
+    """Returns the number of batches to prefetch.
 
-    On a CPU they would take its cores from the step, and draw from the generator that dropout draws
-    from.
+    None on a CPU, whose cores the step needs, and whose generator dropout uses.
     """
     return 2 if _device().type == "cuda" else 0
 
@@ -23,16 +22,15 @@ def ahead() -> int:
 def begin_pass() -> None:
     """Draws a number, as the DataLoader does in which Keras wraps all data.
 
-    Dropout draws from the same generator, so a run equals one of Keras' own `fit`.
+    Dropout uses the same generator, so a run equals one of Keras' own `fit`.
     """
     torch.empty((), dtype=torch.int64).random_()
 
 
 def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
-    """Returns the function that puts a batch where the step wants it.
+    """Returns a function that places a batch for the step.
 
-    From pinned memory, so that nobody waits for the copy: it has its place before the step that
-    uses it in the stream.
+    It copies from pinned memory without waiting: in the CUDA stream, the copy precedes the step.
     """
     device = _device()
 
@@ -59,7 +57,7 @@ def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:
 
 
 def busy(output: object) -> Callable[[], bool] | None:
-    """Returns whether the device is still at what it was given; None where it computes at once."""
+    """Returns a function that is True while a GPU is busy; None on a CPU."""
     if not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event()
@@ -68,5 +66,5 @@ def busy(output: object) -> Callable[[], bool] | None:
 
 
 def _device() -> torch.device:
-    tensor: Any = keras.ops.convert_to_tensor(0.0)  # Keras' choice, and the user's scope
+    tensor: Any = keras.ops.convert_to_tensor(0.0)  # on the device of Keras, or of the user's scope
     return tensor.device

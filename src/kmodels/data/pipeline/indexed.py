@@ -1,7 +1,7 @@
-"""Batches that can be asked for by their number: those of samples side by side, or of a PyDataset.
+"""Batches that have a number: of arrays, or of a PyDataset.
 
-`IndexedBatches` cuts numbered samples into batches, and `Mapped` passes those of any PyDataset
-through a function. `Numbered` goes through either in a pipeline.
+`IndexedBatches` cuts numbered samples into batches, `Mapped` applies a function to the batches of a
+PyDataset, and `Numbered` iterates over either in a pipeline.
 """
 
 import copy
@@ -83,11 +83,11 @@ class ResumableBatches(keras.utils.PyDataset):
 
 
 class IndexedBatches(keras.utils.PyDataset):
-    """Gives batches of numbered samples in the order of (seed, epoch), alike on every backend.
+    """Batches of numbered samples; seed and epoch determine the order on every backend.
 
     Args:
-        take: from a slice of sample numbers, or an array of them, int (B,), to a batch (x,),
-            (x, y) or (x, y, sample_weight).
+        take: returns the batch (x,), (x, y) or (x, y, sample_weight) of sample numbers, a slice or
+            int (B,).
         count: number of samples.
         batch_size: samples per batch.
         shuffle: a new order in each epoch; "batch" shuffles within each batch.
@@ -95,7 +95,7 @@ class IndexedBatches(keras.utils.PyDataset):
         preprocess: applied to each batch.
 
     Attributes:
-        samples: in an epoch.
+        samples: number of samples in an epoch.
     """
 
     def __init__(
@@ -123,22 +123,22 @@ class IndexedBatches(keras.utils.PyDataset):
         self.epoch = 0
 
     def part(self, start: int, stop: int) -> "IndexedBatches":
-        """Returns the same batches with these rows alone, see `rows_within`."""
+        """Returns a dataset of rows start to stop of the same batches, see `rows_within`."""
         part = copy.copy(self)
         part._rows = start, stop
         return part
 
     @property
     def num_batches(self) -> int:
-        """Returns how many batches an epoch has."""
+        """Number of batches in an epoch."""
         return -(-self.samples // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells which epoch comes next."""
+        """Sets the next epoch."""
         self.epoch, self.handed_out = epoch, 0
 
     def on_epoch_end(self) -> None:
-        """Goes on to the next epoch where this one was handed out in full."""
+        """Sets the next epoch if all batches of this one were returned."""
         if self.handed_out >= self.num_batches:
             self.set_epoch(self.epoch + 1)
 
@@ -161,10 +161,10 @@ class IndexedBatches(keras.utils.PyDataset):
 
 
 class Mapped(keras.utils.PyDataset):
-    """Passes the batches of a PyDataset through a function.
+    """Applies a function to the batches of a PyDataset.
 
     Args:
-        dataset: any; what Keras and `fit` tell about epochs is passed on to it.
+        dataset: any PyDataset; its methods for epochs are called too.
         preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
     """
 
@@ -177,7 +177,7 @@ class Mapped(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """Returns how many batches an epoch has."""
+        """Number of batches in an epoch."""
         return self._dataset.num_batches
 
     def __len__(self) -> int:
@@ -187,24 +187,24 @@ class Mapped(keras.utils.PyDataset):
         return prepared(as_tuple(self._dataset[index]), self._preprocess)
 
     def on_epoch_begin(self) -> None:
-        """Passes on that an epoch begins."""
+        """Calls the method of the dataset."""
         self._dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Passes on that an epoch has ended."""
+        """Calls the method of the dataset."""
         self._dataset.on_epoch_end()
 
 
 class Numbered:
-    """Source of the batches of a PyDataset; a pass may begin at any of them.
+    """Source of the batches of a PyDataset, which can begin at any batch.
 
     Args:
-        data: ours or a user's. Where it has `handed_out`, it is told how many batches were.
-        seed: of a new order of its batches in each epoch, as Keras has them with `shuffle`; None
-            for their own. A loader that is told its epoch has an order of its own.
+        data: any PyDataset. If it has `handed_out`, `on_epoch_end` sets it.
+        seed: seed of a new order of the batches in each epoch, as with Keras' `shuffle`; None for
+            the order of the dataset. One with `set_epoch` always has its own.
 
     Attributes:
-        last: number of the first batch that keeps its place; None for no such batch.
+        last: number of the first batch that is not shuffled; None to shuffle all.
     """
 
     seekable = True
@@ -217,21 +217,21 @@ class Numbered:
         self._seed = None if hasattr(data, "set_epoch") else seed
         self._epoch = 0
         self._by_workers = data.workers > 1 or (data.workers > 0 and data.use_multiprocessing)
-        # Workers ask for batches long before they are taken, so a state would be of a later one.
+        # Workers request batches long before they are used, so a state would be a later one.
         self.stateful = None if self._by_workers else data
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches that an epoch has, or has left; None for no end."""
+        """Number of batches left in an epoch; None if it has no end."""
         return self.data.num_batches
 
     @property
     def draws(self) -> bool:
-        """Whether making a batch may draw from the random generators of the process."""
+        """True if making a batch may use the random generators of the process."""
         return not isinstance(self.data, IndexedBatches) or self.data.preprocess is not None
 
     def begin(self, first: int = 0) -> Iterator[Any]:
-        """Begins a pass at a batch."""
+        """Begins a pass at a batch of this number."""
         count, data = self.data.num_batches, self.data
         numbers: Iterable[int] = itertools.count(first)
         if count is not None:
@@ -245,28 +245,28 @@ class Numbered:
 
     def as_batch(self, batch: Any) -> tuple:
         """Returns (x,), (x, y) or (x, y, sample_weight), in NumPy or tensors of the backend."""
-        if isinstance(self.data, IndexedBatches | Mapped):  # `prepared` made it
+        if isinstance(self.data, IndexedBatches | Mapped):  # `prepared` has made it
             return batch
         return tuple(map(_on_host, in_parts(batch)))
 
     def start(self) -> None:
-        """Is told that training starts, which changes nothing."""
+        """Does nothing."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the data which epoch comes next."""
+        """Sets the next epoch of the data."""
         self._epoch = epoch
         if hasattr(self.data, "set_epoch"):
             self.data.set_epoch(epoch)
 
     def on_epoch_begin(self) -> None:
-        """Tells the data, as Keras does."""
+        """Calls the method of the data, as Keras does."""
         self.data.on_epoch_begin()
 
     def on_epoch_end(self, taken: int, wanted: int | None) -> None:
-        """Tells the data that an epoch has ended, and how many batches of it were taken.
+        """Sets the number of batches that were used, and calls the method of the data.
 
-        It has counted the batches that were made, which may be more, or of which an epoch over a
-        mesh leaves the last one out.
+        The data has counted the batches that it made, which may be more, or one less if an epoch
+        over a mesh drops the last batch.
         """
         whole = wanted is not None and taken >= wanted
         self._epoch += whole
@@ -282,9 +282,9 @@ def _on_host(part: Any) -> Any:
 
 
 def _of_workers(data: Any, numbers: Iterable[int]) -> Iterator[Any]:
-    """Yields the batches of these numbers in order, made ahead by the workers of a PyDataset."""
+    """Yields the batches of these numbers in order, prefetched by the workers of a PyDataset."""
     if data.use_multiprocessing:
-        # Begun as `multiprocessing` begins processes: a forked one need not be sent the data.
+        # By the default start method: forked processes need no copy of the data.
         context = multiprocessing.get_context()
         executor: Executor = ProcessPoolExecutor(data.workers, context, _give, (data,))
         ask = _batch_of_worker
@@ -293,7 +293,7 @@ def _of_workers(data: Any, numbers: Iterable[int]) -> Iterator[Any]:
     asked: deque[Any] = deque()
     try:
         for number in numbers:
-            with environ_with(SAFE_PATH):  # in which the first ones start processes
+            with environ_with(SAFE_PATH):  # the first ones start processes
                 asked.append(executor.submit(ask, number))
             if len(asked) > max(data.max_queue_size, data.workers):
                 yield asked.popleft().result()

@@ -1,6 +1,6 @@
-"""Which kind of data is it? `as_dataset` makes batches of it, `prepare` a pipeline for the loop.
+"""The kinds of data that `fit` accepts: `as_dataset` makes batches, `prepare` a pipeline.
 
-A kind is told from its methods and the name of its package; nothing is imported to find out.
+A kind is recognized by its methods and the name of its package, so no package is imported.
 """
 
 import functools
@@ -30,7 +30,7 @@ _ACCEPTED = (
     "arrays, a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face dataset, a Ray "
     "Dataset, an iterable of (x, y) batches, or a function that gives one"
 )
-# A length beyond this is how endless data sets answer.
+# Endless data sets return a length beyond this.
 _ENDLESS = 2**40
 _TF_DATA = "give its map num_parallel_calls=tf.data.AUTOTUNE and end it with prefetch"
 
@@ -45,26 +45,26 @@ def as_dataset(
     preprocess: Preprocess | None = None,
     class_weight: dict[int, float] | None = None,
 ) -> Any:
-    """Returns one object that Keras' `fit`, `evaluate` and `predict` take as x on this backend.
+    """Returns an object that Keras' `fit`, `evaluate` and `predict` accept as x on this backend.
 
     Args:
         x: arrays (nested, too), a PyDataset, a PyTorch DataLoader, tf.data, grain, a Hugging Face
             dataset, a Ray Dataset, a sequence of samples, an iterable of batches, or a function
             that gives one for each epoch.
-        y: labels, where x is arrays.
-        sample_weight: weights, where x is arrays.
+        y: labels, if x is arrays.
+        sample_weight: weights, if x is arrays.
         batch_size: for arrays and for datasets of single samples; 32 by default.
-        shuffle: for those, a new order in each epoch, from `keras.utils.set_random_seed`'s seed;
-            "batch" for one within each batch.
-        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy. An
-            ImageLoader has its own, so it is left alone.
-        class_weight: as in `fit`, for what Keras would not apply it to.
+        shuffle: a new order of these in each epoch, by the seed of `keras.utils.set_random_seed`;
+            "batch" shuffles within each batch.
+        preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy; not used for
+            an ImageLoader, which has its own.
+        class_weight: see `fit`; used for data that Keras does not apply it to.
 
     Returns:
-        A PyDataset, or for what can only be gone through a `Pipeline`.
+        A PyDataset, or a `Pipeline` for data whose batches have no number.
 
     Raises:
-        InputError: for something that is none of these, or labels given twice.
+        InputError: for other data, or for y with data that has labels.
     """
     return _dataset(
         (x, y, sample_weight),
@@ -87,18 +87,18 @@ def _dataset(
     """Returns data as `as_dataset` does.
 
     Args:
-        given: x, y, sample_weight.
+        given: (x, y, sample_weight).
         size: samples per batch.
         shuffle: see `as_dataset`.
         preprocess: see `as_dataset`.
         class_weight: see `as_dataset`.
         split: makes a tuple of each batch of a loader.
-        steps: batches that arrays are cut into, if no size is given.
+        steps: number of batches that arrays are cut into, if no size is given.
     """
     x, y, weight = arrays.columns(given[0], preprocess), *given[1:]
     if isinstance(x, Pipeline):
         _no_labels(x.source.data, y, weight)
-        if x.shard is not None and x.preprocess is None:  # of `plan.shard`, before a model is there
+        if x.shard is not None and x.preprocess is None:  # of `plan.shard`, which had no model
             x.preprocess_by(preprocess)
         return x
     if isinstance(x, ImageLoader | IndexedBatches):
@@ -113,8 +113,8 @@ def _dataset(
         return x if preprocess is None else Mapped(x, preprocess)
     count, faster, samples = None, None, size or 32
     if arrays.is_tf_data(x):
-        found = int(x.cardinality())
-        count, faster = found if found >= 0 else None, _TF_DATA
+        length = int(x.cardinality())
+        count, faster = length if length >= 0 else None, _TF_DATA
     elif arrays.package(x) == "datasets":
         if isinstance(x, dict):
             raise InputError(f"the dataset has splits {', '.join(x)}; give one of them")
@@ -143,7 +143,7 @@ def _of_arrays(
     preprocess = settings["preprocess"]
     x, y, weight = (arrays.plain(part, preprocess) for part in given)
     if preprocess is None and isinstance(y, dict | tuple) and hasattr(weight, "shape"):
-        # Keras gives each output the weights, where there are one for each sample.
+        # As in Keras, one weight for each sample counts for each output.
         weight = keras.tree.map_structure(lambda _: weight, y)
     parts = (x, y, weight)
     parts = parts[: 1 + max(i for i, part in enumerate(parts) if i == 0 or part is not None)]
@@ -158,11 +158,11 @@ def _of_arrays(
 
 
 def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:
-    """Returns one batch as `train_on_batch` and its like take it.
+    """Returns one preprocessed batch, for `train_on_batch` and similar methods.
 
     Args:
-        parts: (x,), (x, y, ...) or (x, y, sample_weight), None for what there is not.
-        preprocess: see `as_dataset`; without one the batch stays as it is.
+        parts: (x,), (x, y) or (x, y, sample_weight); missing ones may be None.
+        preprocess: see `as_dataset`; None returns the batch as it is.
     """
     if preprocess is None:
         return parts
@@ -177,17 +177,17 @@ def prepare(
     rule: BatchSharding | None = None,
     split: Split = as_tuple,
 ) -> FitRequest:
-    """Returns the request with a `Pipeline` in place of each of its data.
+    """Returns the request with its data as `Pipeline`s.
 
     Args:
-        request: as the caller made it.
+        request: the call with its original data.
         preprocess: see `as_dataset`.
         rule: which rows of each batch this process takes; None for all.
         split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
 
     Raises:
-        InputError: for data that is empty or of no kind that `as_dataset` knows, and for a
-            `validation_split` of what is not arrays, or that leaves a part empty.
+        InputError: for data that is empty or not supported by `as_dataset`, and for a
+            `validation_split` of data other than arrays, or with an empty part.
     """
     given = request.x, request.y, request.sample_weight
     if arrays.is_empty(request.x, preprocess):
@@ -200,24 +200,24 @@ def prepare(
     elif request.validation_split:
         given, held_out = _split(given, request.validation_split, preprocess)
 
-    def made(
-        given: tuple,
+    def pipeline_of(
+        parts: tuple,
         size: int | None,
         use: Method,
         steps: int | None,
         shuffle: bool | str = False,
         class_weight: dict[int, float] | None = None,
     ) -> Pipeline:
-        x, y, weight = (*given, None, None)[:3]
+        x, y, weight = (*parts, None, None)[:3]
         data = _dataset((x, y, weight), size, shuffle, preprocess, split=split, steps=steps)
         seed = keras_internals.random_seed() or 0
         return pipeline(data, rule, use, steps, class_weight, seed if shuffle else None)
 
     size, use = request.batch_size, request.method
-    x = made(given, size, use, request.steps, request.shuffle, request.class_weight)
+    x = pipeline_of(given, size, use, request.steps, request.shuffle, request.class_weight)
     if held_out is not None:
         size = request.validation_batch_size or size
-        held_out = made(held_out, size, Method.EVALUATE, request.validation_steps)
+        held_out = pipeline_of(held_out, size, Method.EVALUATE, request.validation_steps)
     return request.changed(
         x=x, y=None, sample_weight=None, validation_data=held_out, validation_split=0.0
     )
@@ -231,22 +231,22 @@ def pipeline(
     class_weight: dict[int, float] | None = None,
     seed: int | None = None,
 ) -> Pipeline:
-    """Returns what `as_dataset` gave as a pipeline, of the rows of this process alone.
+    """Returns data as a pipeline, cut to the rows of this process.
 
     Args:
-        data: data of `as_dataset`.
+        data: a result of `as_dataset`.
         rule: which rows to take; None for all.
-        use: what it is for.
+        use: the method that uses the data.
         steps: batches to end after, in evaluate and predict.
-        class_weight: as in `fit`.
-        seed: of the order of a PyDataset's batches, see `Numbered`.
+        class_weight: see `fit`.
+        seed: seed of the order of a PyDataset's batches, see `Numbered`.
 
     Raises:
         InputError: if the mesh does not divide the batches, or processes differ.
     """
     if not isinstance(data, Pipeline):
         data = Pipeline(Numbered(data, seed))
-    if class_weight is not None:  # of this call alone: the data may be the user's
+    if class_weight is not None:  # for this call only: the data may be the user's
         data = Pipeline(data.source, data.preprocess, class_weight, data.shard)
     if rule is None or data.shard is not None:
         return data
@@ -272,7 +272,7 @@ def _no_labels(x: Data, y: Data, sample_weight: Data) -> None:
 
 
 def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[Any, tuple]:
-    """Returns (x, y, sample_weight) to train on, and what there is of them in the last share."""
+    """Returns (x, y, sample_weight) to train on, and the last share of those that are given."""
     x = given[0]
     if not arrays.is_arrays(x, preprocess):
         raise InputError(
@@ -288,7 +288,7 @@ def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[A
 
 
 def _collate(dataset: Any, rows: np.ndarray | slice) -> tuple:
-    """Returns samples of a sequence, column by column."""
+    """Returns samples of a sequence as columns."""
     samples = [as_tuple(dataset[row]) for row in _listed(rows)]
     return tuple(list(column) for column in zip(*samples, strict=True))
 

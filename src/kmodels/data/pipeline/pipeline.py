@@ -1,8 +1,7 @@
 """Pipeline: any data as batches on the device, pass after pass, and how long steps wait for them.
 
-A source gives batches on the host. Over a mesh they are cut to the rows of this process, then a
-preprocessor and class weights are applied. They are made ahead where that pays, and put where the
-step wants them.
+A source yields batches on the host. Over a mesh they are cut to the rows of this process; then
+preprocessing and class weights are applied, and batches are prefetched and placed on the device.
 """
 
 import os
@@ -27,18 +26,18 @@ ENVIRONMENT = "KMODELS_PREFETCH"
 
 
 class Pipeline(keras_internals.DataAdapter):
-    """Batches of one call of `fit`, `evaluate` or `predict`; Keras' own take it as x, too.
+    """Batches of one call of `fit`, `evaluate` or `predict`; Keras' own methods accept it as x.
 
     Args:
-        source: gives batches on the host.
+        source: yields batches on the host.
         preprocess: called as preprocess(x, y, sample_weight) on each batch, in NumPy.
         class_weight: weight of the samples of each class.
         shard: cuts batches to the rows of this process; None for all rows.
 
     Attributes:
-        clock: how long steps waited.
-        model: whose method it was handed to last, if that is known.
-        taken: batches of this pass that were handed out.
+        clock: measures how long steps wait.
+        model: the model that uses the batches, if it is known.
+        taken: number of batches of this pass that were returned.
     """
 
     def __init__(
@@ -59,24 +58,24 @@ class Pipeline(keras_internals.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has, or None if that is not known."""
+        """Number of batches in an epoch, or None if it is not known."""
         return (self.source if self.shard is None else self.shard).num_batches
 
     @property
     def position(self) -> Position:
-        """Where it stands, for a run that is saved; nothing is noted before somebody asks."""
+        """The position, for checkpoints; states are recorded from the first access on."""
         if self._position is None:
             self._position = Position(self.source)
         return self._position
 
     @property
     def samples(self) -> int:
-        """Samples of all processes in an epoch, where each has its rows."""
+        """Number of samples of all processes in an epoch, over a mesh."""
         assert self.shard is not None
         return self.shard.samples
 
     def preprocess_by(self, preprocess: Preprocess | None) -> None:
-        """Takes a model's preprocessor, unless the data has one, or is a loader that has its own.
+        """Sets the preprocessor of a model, unless the data has one.
 
         Args:
             preprocess: see `kmodels.data.as_dataset`.
@@ -88,43 +87,42 @@ class Pipeline(keras_internals.DataAdapter):
             self.preprocess = preprocess
 
     def start(self) -> None:
-        """Starts to make batches ahead, as the model is built and steps follow.
+        """Starts to prefetch, as the model is built and steps follow.
 
-        Not before: so many that nobody takes would be made as there is time for, and draw as many
-        random numbers.
+        Not earlier: batches that no step uses would draw random numbers.
         """
         self._started = True
         self.close()
         self.source.start()
 
     def close(self) -> None:
-        """Ends the thread that makes batches ahead."""
+        """Ends the thread that prefetches."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
 
     def end(self) -> None:
-        """Ends the thread, and notes positions no more, as the call that took the batches ends."""
+        """Ends the thread and the recording of positions, at the end of a call."""
         self.close()
         self._position = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the data which epoch comes next."""
+        """Sets the next epoch of the data."""
         self.source.set_epoch(epoch)
 
     def on_epoch_begin(self) -> None:
-        """Tells the data that an epoch begins."""
+        """Calls the method of the data."""
         self.source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tells the data that an epoch has ended, and how many batches were taken."""
+        """Calls the method of the data with the number of batches that were used."""
         taken, self.taken = self.taken, 0
         if self._position is not None:
             taken, self._position.skipped = taken + self._position.skipped, 0
         self.source.on_epoch_end(taken, self.num_batches)
 
     def raw(self) -> Iterator[tuple]:
-        """Begins a pass over the batches on the host, as they are preprocessed."""
+        """Begins a pass over preprocessed batches on the host."""
         begun = (self.source if self._position is None else self._position).begin()
         batches = map(self.source.as_batch, begun)
         if self.shard is not None:
@@ -132,13 +130,13 @@ class Pipeline(keras_internals.DataAdapter):
         return map(self._prepared, batches)
 
     def batches(self, placed: bool = True) -> Iterator[tuple]:
-        """Begins a pass over the batches as steps take them.
+        """Begins a pass over the batches for the steps.
 
         Args:
-            placed: puts them on the devices; if False, they stay on the host.
+            placed: places them on the devices; False leaves them on the host.
         """
         device_put.begin_pass()
-        # Workers start for a pass that something comes of, but a pass that was sought is this one.
+        # Workers of the data start with its first batch, unless the pass was begun by `go_to`.
         sought = self.raw() if self._position is not None and self._position.sought else None
         return self._taken(self._made(sought), placed)
 
@@ -180,14 +178,14 @@ class Pipeline(keras_internals.DataAdapter):
             if ahead is not None:
                 ahead.close()
 
-    # Keras' own `fit` asks for the one of its backend.
+    # Keras' own `fit` calls the one of its backend.
 
     def get_numpy_iterator(self) -> Iterator[tuple]:
         """Begins a pass over the batches on the host."""
         return self.batches(placed=False)
 
     def get_jax_iterator(self) -> Any:
-        """Returns the batches as Keras' own `fit` takes them."""
+        """Returns the batches for Keras' own `fit`."""
         return device_put.for_keras(self.batches)
 
     get_torch_dataloader = get_tf_dataset = get_jax_iterator
@@ -199,15 +197,15 @@ def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, fl
     begun = perf_counter()
     batch = next(made)
     waited = perf_counter() - begun
-    # Where the device ran dry in between, when it did is not known: all of it counts then.
+    # If the device became idle meanwhile, it is not known when, so the whole time counts.
     return batch, 0.0 if busy is not None and busy() else waited
 
 
 def batches_ahead() -> int:
-    """Returns how many batches a thread makes ahead and puts on the device; 0 for no thread.
+    """Returns the number of batches to prefetch to the device in a thread; 0 for no thread.
 
     Raises:
-        InputError: if the environment says something else than a number.
+        InputError: if the environment variable is not a number.
     """
     text = os.environ.get(ENVIRONMENT)
     if text is None:
@@ -218,10 +216,10 @@ def batches_ahead() -> int:
 
 
 def check_batch(model: keras.Model | None, batch: Any) -> None:
-    """Raises `InputError` for token ids and labels in NumPy that the model has none of.
+    """Raises `InputError` for token ids and labels that the model does not have.
 
     Args:
-        model: which may have `check_token_ids` and `check_labels`.
+        model: a model that may have `check_token_ids` and `check_labels`.
         batch: the inputs, or a tuple of inputs, labels and weights.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
@@ -231,7 +229,7 @@ def check_batch(model: keras.Model | None, batch: Any) -> None:
 
 
 def workers_of(data: Any) -> tuple[int, str | None]:
-    """Returns how many processes make batches of it, and what their number is called there."""
+    """Returns the number of worker processes of a loader, and the name of that argument or None."""
     for name in ("worker_count", "num_workers"):
         if isinstance(count := getattr(data, name, None), int):
             return count, "workers" if name == "worker_count" else name

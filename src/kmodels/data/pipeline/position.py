@@ -1,6 +1,6 @@
-"""Position: where data stands in a running `fit`, and how a resumed one comes there.
+"""Position: the position of data in a running `fit`, and how a resumed `fit` returns to it.
 
-The state of a loader is put back, or a pass begins at the batch, or the batches before are made
+The state of a loader is restored, or a pass begins at the batch, or the batches before are made
 again.
 """
 
@@ -17,11 +17,11 @@ from kmodels.core.types import Tree
 
 @runtime_checkable
 class StatefulLoader(Protocol):
-    """A loader that a resumed run can begin in the middle of, such as an `ImageLoader`.
+    """Protocol for loaders that can save and restore their position, such as `ImageLoader`.
 
-    `kmodels.callbacks.Checkpoint` asks for the state after each batch, since batches are made ahead
-    of the steps, and keeps that of the last batch which was trained on. torchdata's
-    `StatefulDataLoader` has these methods too.
+    `kmodels.callbacks.Checkpoint` reads the state after each batch, since batches are prefetched,
+    and saves that of the last batch which was trained on. torchdata's `StatefulDataLoader` has
+    these methods too.
 
     Your loader counts the batches it has yielded in a pass. A pass begins with the first batch,
     except for the one after `load_state_dict`:
@@ -40,21 +40,21 @@ class StatefulLoader(Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the loader stands: numbers, strings, bytes, arrays, and nests of them."""
+        """Returns the position: numbers, strings, bytes, arrays, and nests of them."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Has the next pass give the batches that were left when this state was read.
+        """Makes the next pass yield the batches that were left when this state was read.
 
-        After the last batch of a pass there may be none left, or those of the next pass.
+        After the last batch of a pass, these are none or those of the next pass.
         """
         ...
 
 
 Read = Callable[[], Any]
 Load = Callable[[Any], object]
-# The state of a loader that has a random generator of its own, as torch's `generator=`: what the
-# loader says of itself, or None; the generator after the batch; the generator before the pass.
+# The state of a loader with its own random generator, such as torch's `generator=`: the state of
+# the loader or None, and those of the generator after the batch and before the pass.
 WITH_GENERATOR = ("loader", "generator", "generator_before_pass")
 
 
@@ -62,9 +62,9 @@ class Source(Protocol):
     """Batches on the host, one pass after another.
 
     Attributes:
-        data: the loader that has them.
-        stateful: the same, if a state of it would be that of the batch which it gave last.
-        faster: what to do where steps wait for it, if workers are not the way.
+        data: the loader.
+        stateful: the loader, if its state is that of the batch which it yielded last; else None.
+        faster: how to make it faster, if not by workers.
     """
 
     data: Any
@@ -73,42 +73,42 @@ class Source(Protocol):
 
     @property
     def num_batches(self) -> int | None:
-        """Is how many a pass has, or None if that is not known."""
+        """Number of batches in a pass, or None if it is not known."""
         ...
 
     @property
     def seekable(self) -> bool:
-        """Is whether a pass may begin at any batch."""
+        """True if a pass may begin at any batch."""
         ...
 
     @property
     def draws(self) -> bool:
-        """Is whether a batch of a number may draw from the generators of Python and NumPy."""
+        """True if making a batch may use the random generators of Python and NumPy."""
         ...
 
     @property
     def as_batch(self) -> Callable[[Any], tuple]:
-        """Is the function from an item of a pass to (x,), (x, y) or (x, y, sample_weight)."""
+        """Returns an item of a pass as (x,), (x, y) or (x, y, sample_weight)."""
         ...
 
     def begin(self, first: int = 0) -> Iterator[Any]:
-        """Begins a pass; only one of a source that is seekable at another batch than the first."""
+        """Begins a pass; if the source is seekable, at any batch."""
         ...
 
     def start(self) -> None:
-        """Is told that training starts."""
+        """Called as training starts."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
-        """Is told which epoch comes next."""
+        """Sets the next epoch."""
         ...
 
     def on_epoch_begin(self) -> None:
-        """Is told that an epoch begins."""
+        """Called as an epoch begins."""
         ...
 
     def on_epoch_end(self, taken: int, wanted: int | None) -> None:
-        """Is told that an epoch has ended after so many of its batches."""
+        """Called at the end of an epoch, of whose `wanted` batches `taken` were used."""
         ...
 
 
@@ -116,9 +116,9 @@ class Continued(NamedTuple):
     """The position at which an interrupted epoch continues.
 
     Attributes:
-        batch: the first that is not trained on.
+        batch: number of the first batch to train on.
         log_names: names of the logs of a step.
-        place: brings the data there; True if the batches before still have to be gone through.
+        place: moves the data there; returns True if the batches before have to be made again.
         build: called with the first of those.
     """
 
@@ -129,17 +129,17 @@ class Continued(NamedTuple):
 
 
 class Position:
-    """A source, and where it stood after each batch that is not trained on yet.
+    """A source, and its states after the batches that are not trained on yet.
 
-    The state is that of the loader, or of its iterator if only that has one, as grain's do. A
-    random generator of the loader's own is kept with it: torchdata knows what its sampler has drawn
-    from it in the pass, and not what the next passes will draw.
+    The state is that of the loader, or of its iterator if only that has one, as in grain. A random
+    generator of the loader is saved with it: torchdata restores the numbers that its sampler drew
+    for this pass, but not those that the next passes will draw.
 
     Args:
-        source: gives batches, one pass after another.
+        source: yields batches, one pass after another.
 
     Attributes:
-        skipped: batches that the pass which was sought has left out.
+        skipped: number of batches that the pass skipped after `go_to`.
     """
 
     def __init__(self, source: Source):
@@ -151,25 +151,25 @@ class Position:
         self._generator = _accessors(getattr(self._loader, "generator", None))
 
     def watch(self, trained: Callable[[], int]) -> None:
-        """Remembers states from here on.
+        """Records states from now on.
 
         Args:
-            trained: says after how many batches of all passes the training is.
+            trained: returns the number of batches of all passes that were trained on.
         """
         self._trained, self._states = trained, {}
 
     def state(self) -> Any:
-        """Returns where the loader stood after what is trained on; None if it has no state."""
+        """Returns the state after the last batch that was trained on; None if there is none."""
         return None if self._trained is None else self._states.get(self._trained())
 
     def check(self, hold: Callable[[Any], object]) -> None:
-        """Refuses a loader whose state cannot be kept, before the first step of a run.
+        """Checks before the first step of a run that the state of the loader can be saved.
 
         Args:
-            hold: takes a state, and raises `InputError` for one that cannot be kept.
+            hold: raises `InputError` for a state that cannot be saved.
 
         Raises:
-            InputError: names the loader, and what it returned.
+            InputError: with the name of the loader and its state.
         """
         if not isinstance(self._loader, StatefulLoader):
             return
@@ -181,7 +181,7 @@ class Position:
             raise InputError(f"{self._name}.state_dict() returned {shown}: {error}") from None
 
     def begin(self) -> Iterator[Any]:
-        """Begins a pass over the source: where `go_to` has brought it, or at its beginning."""
+        """Begins a pass over the source at the position of `go_to`, else at its beginning."""
         generator = self._generator
         before = None if generator is None else generator[0]()
         iterator = self._begun.pop() if self._begun else self._source.begin()
@@ -199,7 +199,7 @@ class Position:
 
     @property
     def sought(self) -> bool:
-        """Whether the next pass begins where `go_to` has brought it."""
+        """True if the next pass begins at the position of `go_to`."""
         return bool(self._begun)
 
     def _recorded(
@@ -214,7 +214,7 @@ class Position:
             yield batch
 
     def replays(self, state: Tree) -> bool:
-        """Returns whether data with such a state makes the batches before the position again."""
+        """Returns True if the batches before a position with this state have to be made again."""
         return _parts(state)[0] is None and not self._source.seekable
 
     def go_to(
@@ -225,18 +225,18 @@ class Position:
         undo: Callable[[], object],
         alone: Callable[[], bool],
     ) -> bool:
-        """Brings the next pass to a batch.
+        """Moves the next pass to a batch.
 
         Args:
             state: state of the loader, or None.
-            batch: a batch of the epoch.
-            over: the epoch of the state was over.
-            undo: puts the random generators back to the beginning of the epoch.
-            alone: whether the generators of Python and NumPy are as they were when the checkpoint
-                was made, or batches were not made ahead of the steps then.
+            batch: number of the batch in the epoch.
+            over: True if the epoch of the state was over.
+            undo: restores the random generators to the beginning of the epoch.
+            alone: returns True if the generators of Python and NumPy have the states of the
+                checkpoint, or if batches were not prefetched then.
 
         Returns:
-            Whether the batches before still have to be gone through.
+            True if the batches before have to be made again.
         """
         if _parts(state)[0] is not None and self._load(state, over, undo):
             return False
@@ -263,15 +263,15 @@ class Position:
         return True
 
     def _load(self, state: Any, over: bool, undo: Callable[[], object]) -> bool:
-        """Has the next pass continue from a state, and makes its iterator.
+        """Continues the next pass from a state, and makes its iterator.
 
         Args:
-            state: that `state` gave.
-            over: the pass of the state was over, so that the next one begins.
-            undo: puts random generators back, if an iterator was made that nothing comes from.
+            state: a result of `state`.
+            over: True if the pass of the state was over, so that a new one begins.
+            undo: restores random generators, if an iterator was made in vain.
 
         Returns:
-            Whether the loader, or its iterator, takes a state.
+            True if the loader, or its iterator, can load a state.
         """
         state, after, _ = _parts(state)
         if isinstance(self._loader, StatefulLoader):
@@ -279,7 +279,7 @@ class Position:
             if not over:
                 self._begun = [self._with_generator(self._source.begin(), after)]
             elif not self._source.seekable:
-                # At its end a loader gives nothing once, or begins the next pass.
+                # At its end a loader yields nothing once, or begins the next pass.
                 iterator = self._source.begin()
                 first = list(islice(iterator, 1))
                 self._begun = [chain(first, iterator)] if first else []
@@ -301,7 +301,7 @@ class Position:
             self._generator[1](state)
 
     def _with_generator(self, batches: Iterator[Any], after: Tree) -> Iterator[Any]:
-        # A sampler draws the pass again when it is asked for its first batch.
+        # A sampler draws the pass again with its first batch.
         for batch in islice(batches, 1):
             self._put_generator(after)
             yield batch
@@ -314,7 +314,7 @@ class Position:
 
 
 def _parts(state: Tree) -> tuple[Any, Any, Any]:
-    """Returns the values of `WITH_GENERATOR`; the generator's are None if none was kept."""
+    """Returns the values of `WITH_GENERATOR`; None for a generator that was not saved."""
     if isinstance(state, dict) and tuple(state) == WITH_GENERATOR:
         return tuple(state.values())
     return state, None, None

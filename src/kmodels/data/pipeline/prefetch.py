@@ -1,4 +1,4 @@
-"""Batches made ahead of who asks for them, in a thread, a bounded number of them."""
+"""Batches that a thread makes ahead of the steps, a bounded number of them."""
 
 import threading
 import weakref
@@ -7,33 +7,33 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-# While the device is busy nobody waits for data; this often it is asked whether it still is.
+# Seconds between checks whether the device is still busy, in which case no step waits for data.
 _LOOK = 0.002
 running: "weakref.WeakSet[Ahead]" = weakref.WeakSet()
 
 
 def settle() -> None:
-    """Waits until every thread has made all it may, so that nothing draws random numbers.
+    """Waits until every thread has made all its batches, so that none draws random numbers.
 
-    A state read or put back after it belongs to a known batch: as many as are made ahead after the
-    last one that was given out.
+    Generators then have the states after a known batch: the last one that was returned plus the
+    number of batches that are prefetched.
     """
     for ahead in list(running):
         ahead.settle()
 
 
 class Ahead:
-    """Takes batches from an iterator in a thread of its own.
+    """Reads batches from an iterator in a thread.
 
     Args:
-        batches: touched by that thread alone.
-        count: batches made that wait to be taken, at most.
-        place: what the thread does with each, such as putting it on the device.
+        batches: the iterator, which only the thread uses.
+        count: largest number of batches that wait.
+        place: applied by the thread to each batch, such as placing it on the device.
     """
 
     def __init__(self, batches: Iterator[Any], count: int, place: Callable[[Any], Any]):
         self._shelf = _Shelf(count)
-        # The thread holds the shelf, not this object: left alone, this one ends the thread.
+        # The thread refers to the shelf only, so that this object is deleted and ends the thread.
         thread = threading.Thread(
             target=_make, args=(self._shelf, batches, place), name="kmodels-prefetch", daemon=True
         )
@@ -42,14 +42,14 @@ class Ahead:
         thread.start()
 
     def take(self, busy: Callable[[], bool] | None = None) -> tuple[Any, float]:
-        """Returns the next batch, and the seconds waited for it.
+        """Returns the next batch, and the seconds that the step waited for it.
 
         Args:
-            busy: whether the device still works at what it was given; that time is not counted.
+            busy: returns True while the device computes; that time is not counted.
 
         Raises:
             StopIteration: after the last one.
-            BaseException: what the iterator raised, after the batches before it.
+            BaseException: the error of the iterator, after the batches before it.
         """
         shelf = self._shelf
         with shelf.changed:
@@ -63,26 +63,26 @@ class Ahead:
                 batch = shelf.batches.popleft()
                 shelf.changed.notify_all()
                 return batch, waited
-            running.discard(self)  # The thread has ended, whoever still holds this.
+            running.discard(self)  # The thread has ended.
             if shelf.error is not None:
                 raise shelf.error
             raise StopIteration
 
     def settle(self) -> None:
-        """Waits until as many batches are made as may be."""
+        """Waits until `count` batches are made, or the thread has ended."""
         shelf = self._shelf
         with shelf.changed:
             while not (shelf.ended or shelf.closed or len(shelf.batches) >= shelf.count):
                 shelf.changed.wait()
 
     def close(self) -> None:
-        """Ends the thread, once the batch that it is at is made."""
+        """Ends the thread after its current batch."""
         running.discard(self)
         self._finalizer()
 
 
 class _Shelf:
-    """Holds what the thread and its owner share."""
+    """The state that the thread shares with its owner."""
 
     def __init__(self, count: int):
         self.count = count
@@ -96,7 +96,7 @@ class _Shelf:
         return bool(self.batches) or self.ended
 
     def wait_for_room(self) -> bool:
-        """Waits for room, and returns False where nobody wants more."""
+        """Waits for room; returns False if the shelf is closed."""
         with self.changed:
             while len(self.batches) >= self.count and not self.closed:
                 self.changed.wait()
@@ -123,7 +123,7 @@ def _make(shelf: _Shelf, batches: Iterator[Any], place: Callable[[Any], Any]) ->
     except BaseException as caught:
         error = caught
     finally:
-        # Here, and not where the last reference goes: it may have files and processes to let go.
+        # In this thread: the iterator may have files and processes to close.
         if (close := getattr(batches, "close", None)) is not None:
             close()
         shelf.end(error)

@@ -1,4 +1,4 @@
-"""One call of `fit`, `evaluate` or `predict`: its arguments, and how callbacks follow it."""
+"""The arguments of a call of `fit`, `evaluate` or `predict`, and the base of its callbacks."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import keras
 
 
 class Method(StrEnum):
-    """Names the methods of `keras.Model` that take any data."""
+    """Methods of `keras.Model` that accept any data."""
 
     FIT = "fit"
     EVALUATE = "evaluate"
@@ -20,29 +20,29 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class FitRequest:
-    """Holds all arguments of one call of `fit`, `evaluate` or `predict`.
+    """All arguments of one call of `fit`, `evaluate` or `predict`.
 
-    A field that the caller left out holds Keras' default, and a field that the method does not have
-    holds the default given here, so code reads fields and never asks what was passed.
+    Fields that the caller left out have Keras' defaults, and fields that the method does not have
+    the defaults of this class.
 
         request = FitRequest.of(Method.FIT, x=x, y=y, epochs=3)
         keras.Model.fit(model, **request.changed(batch_size=8).keywords())
 
     Attributes:
-        method: what was called.
+        method: the method that was called.
         x: data, see `kmodels.data.as_dataset`.
-        y: labels, where x is arrays.
-        sample_weight: weights, where x is arrays.
-        batch_size: samples per batch, where the data has no batches of its own.
+        y: labels, if x is arrays.
+        sample_weight: weights, if x is arrays.
+        batch_size: samples per batch, for data that is not in batches.
         steps: batches of an epoch: `steps_per_epoch` of `fit`, `steps` of the other two.
-        shuffle: whether samples come in a new order in each epoch; "batch" as in Keras.
+        shuffle: True for a new order of samples in each epoch; "batch" as in Keras.
         class_weight: weight of the samples of each class.
-        validation_data: what `fit` evaluates on.
+        validation_data: data that `fit` evaluates on.
         validation_split: share of arrays that is held out for that.
-        validation_batch_size: samples per batch of it; `batch_size` by default.
-        validation_steps: batches of it.
+        validation_batch_size: samples per batch of it; default: `batch_size`.
+        validation_steps: number of its batches.
         callbacks: a list of callbacks, one of them, or a `keras.callbacks.CallbackList`.
-        verbose: what Keras prints.
+        verbose: see Keras.
         more: Keras' remaining keywords by name, such as epochs.
     """
 
@@ -64,25 +64,25 @@ class FitRequest:
 
     @classmethod
     def of(cls, method: Method, **given: Any) -> Self:
-        """Returns the request that a call of the method makes.
+        """Returns the request of a call.
 
         Args:
-            method: method of `keras.Model`.
-            **given: its arguments by Keras' names; all others are at Keras' defaults.
+            method: the method.
+            **given: its arguments by Keras' names; all others have Keras' defaults.
         """
         values = {name: default for name, (_, default) in _parameters(method).items()} | given
-        known = {held: values.pop(name) for name, (held, _) in _parameters(method).items() if held}
+        known = {part: values.pop(name) for name, (part, _) in _parameters(method).items() if part}
         return cls(method, **known, more=values)
 
     def changed(self, **values: Any) -> Self:
-        """Returns a request with other values in these fields."""
+        """Returns a copy with other values in these fields."""
         return replace(self, **values)
 
     def keywords(self) -> dict[str, Any]:
         """Returns the arguments by Keras' names, for Keras' own method."""
         parameters = _parameters(self.method).items()
         return {
-            **{name: getattr(self, held) for name, (held, _) in parameters if held},
+            **{name: getattr(self, part) for name, (part, _) in parameters if part},
             **self.more,
         }
 
@@ -90,26 +90,23 @@ class FitRequest:
 @cache
 def _parameters(method: Method) -> dict[str, tuple[str | None, Any]]:
     """Returns, by Keras' name, the field of each parameter (None for `more`) and its default."""
-    held = {part.name for part in fields(FitRequest)}
-    found = {}
+    names = {part.name for part in fields(FitRequest)}
+    parameters = {}
     for name, parameter in inspect.signature(getattr(keras.Model, method)).parameters.items():
         if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
-            alias = "steps" if name == "steps_per_epoch" else name
-            default = parameter.default
-            found[name] = (
-                alias if alias in held else None,
-                None if default is parameter.empty else default,
-            )
-    return found
+            field_name = "steps" if name == "steps_per_epoch" else name
+            default = None if parameter.default is parameter.empty else parameter.default
+            parameters[name] = field_name if field_name in names else None, default
+    return parameters
 
 
 @dataclass
 class RunningFit:
-    """A call of `fit`, as far as a callback that resumes it has to know it.
+    """A running `fit`, for callbacks that resume it.
 
     Args:
-        callbacks: that it calls, in order.
-        epochs: its batches, epoch by epoch; None in any other loop than that of kmodels.
+        callbacks: its callbacks, in order.
+        epochs: its batches, epoch by epoch; None outside of kmodels' own loop.
     """
 
     callbacks: list[Any]
@@ -117,20 +114,20 @@ class RunningFit:
 
 
 class FitCallback(keras.callbacks.Callback):
-    """A callback that is told by kmodels' `fit` what it is in, as Keras' own tells nobody.
+    """A callback that gets the running fit in `self.fit`.
 
     Attributes:
-        fit: the one that runs; None outside, and in a `fit` of Keras' own.
+        fit: the running fit; None outside of it, and in Keras' own `fit`.
     """
 
     fit: RunningFit | None = None
 
     def go_on(self) -> None:
-        """The epoch that has begun goes on where it was cut; its data is there."""
+        """Called after the beginning of an epoch that continues an interrupted one."""
 
     def after_step(self) -> None:
-        """All callbacks have had the end of a step."""
+        """Called after a step, when all callbacks have been called."""
 
     def leave_fit(self) -> None:
-        """The `fit` is over, also by an error, of which Keras tells no callback."""
+        """Called at the end of `fit`, also after an error."""
         self.fit = None

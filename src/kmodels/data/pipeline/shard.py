@@ -1,8 +1,8 @@
-"""Shard: the rows that each process feeds, by one rule for all data and all backends.
+"""Shard: the rows that each process feeds, by one rule for all data and backends.
 
 Shard k of S takes rows [kB/S, (k+1)B/S) of each global batch of B rows, in the order of one
-process, so that a step sees what it would see there. Training leaves out a last batch that is not
-full. Evaluation and prediction fill it up; the rows that fill weigh nothing, the others a little
+process, so that a step computes the same as there. Training drops a last batch that is not full.
+Evaluation and prediction fill it up with rows of weight 0; the weights of the others are a little
 more than 1, so that Keras' loss, a mean over all rows, is the mean over the real ones.
 """
 
@@ -30,31 +30,31 @@ _made: Counter[str] = Counter()
 
 
 class Peers(Protocol):
-    """The processes that train together, see `kmodels.core.processes`."""
+    """The processes of the run, see `kmodels.core.processes`."""
 
     def count(self) -> int:
-        """Returns how many they are."""
+        """Returns the number of processes."""
         ...
 
     def all_gather_object(self, what: str, value: object) -> list[Any]:
-        """Returns the values of all."""
+        """Returns the values of all processes."""
         ...
 
     def check_equal(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Raises `InputError` if facts differ between them."""
+        """Raises `InputError` if facts differ between processes."""
         ...
 
 
 @dataclass(frozen=True)
 class BatchSharding:
-    """Says which rows of each batch this process takes.
+    """The rows of each batch that this process takes.
 
     Args:
         check_batch: raises `InputError` for a global batch that the mesh does not divide.
-        shards: S, in how many parts the batches are fed.
+        shards: S, the number of parts of a batch.
         shard: k, the part of this process.
-        own: the data holds the rows of this process alone.
-        peers: the processes; None for one alone.
+        own: True if the data has the rows of this process only.
+        peers: the processes; None in a run of one process.
     """
 
     check_batch: Callable[[int], object] = lambda size: None
@@ -65,14 +65,14 @@ class BatchSharding:
 
     @property
     def several(self) -> Peers | None:
-        """The processes, if there are several."""
+        """The processes, or None if there is one."""
         return self.peers if self.peers is not None and self.peers.count() > 1 else None
 
     def rows(self, size: int) -> tuple[int, int]:
-        """Returns where the rows to take of a batch begin and end.
+        """Returns the first row and the last row + 1 to take of a batch.
 
         Args:
-            size: rows of the batch as the data gives it.
+            size: rows of a batch of the data.
 
         Raises:
             InputError: if the mesh does not divide the global batch.
@@ -84,7 +84,7 @@ class BatchSharding:
 
 
 class _Size(NamedTuple):
-    """The size of an epoch: batches and samples that the data gives, and rows of a full batch."""
+    """The size of an epoch: batches and samples of the data, and rows of a full batch."""
 
     batches: int
     samples: int
@@ -98,28 +98,28 @@ class _Size(NamedTuple):
 class Shard:
     """The rows of one process of the batches of a source.
 
-    The batches of several processes are compared: how many there are, and the first one, before
-    training if they have numbers, else as they come. If each process has rows of its own, whether
-    all have another batch is compared before each step.
+    Processes compare the number of their batches and the first one: before training if batches
+    have numbers, else as they are read. If each process has its own rows, they compare before each
+    step whether all have another batch.
 
     Args:
-        source: source of all rows, or of this process's own.
-        rule: what to take.
-        use: what it is for. Evaluation goes through data once to count its samples if they are not
-            known.
+        source: source of all rows, or of the rows of this process.
+        rule: the rows to take.
+        use: the method that uses the data. For evaluation, data of unknown size is read once to
+            count its samples.
         steps: batches to end after, in evaluate and predict.
 
     Attributes:
-        source: source that is gone through; its loader makes these rows alone if it can.
-        num_batches: number of batches of an epoch, as many in each process; None if unknown.
-        samples: number of samples of all processes in an epoch, without those that are left out;
-            in predict, where they are not known, those that came in the last pass.
+        source: the source to read; its loader makes only these rows if it can.
+        num_batches: number of batches in an epoch, equal in all processes; None if unknown.
+        samples: number of samples of all processes in an epoch, without dropped ones; in predict,
+            if unknown, those of the last pass.
         rows: rows of a batch that this process takes.
-        fills: whether there are rows that stand for none.
+        fills: True if rows are filled in.
 
     Raises:
         InputError: if the mesh does not divide a batch, sizes differ, there is no full batch to
-            train on, processes have other data, or a generator would have to be gone through twice.
+            train on, processes have different data, or a generator would have to be read twice.
     """
 
     def __init__(self, source: Source, rule: BatchSharding, use: Method, steps: int | None):
@@ -169,9 +169,9 @@ class Shard:
         batches, self._there, full = size.first(self._steps)
         samples = self._there
         if rule.own and rule.peers is not None:
-            told = rule.peers.all_gather_object("samples to evaluate", [batches, samples])
-            copies = max(len(told) // rule.shards, 1)
-            batches, samples = max(one[0] for one in told), sum(one[1] for one in told) // copies
+            sizes = rule.peers.all_gather_object("samples to evaluate", [batches, samples])
+            copies = max(len(sizes) // rule.shards, 1)
+            batches, samples = max(one[0] for one in sizes), sum(one[1] for one in sizes) // copies
             full *= rule.shards
         self._count, self.samples = batches, samples
         if use is Method.EVALUATE:
@@ -179,10 +179,10 @@ class Shard:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has, or has left."""
+        """Number of batches left in an epoch."""
         if self._use is not Method.FIT or self._count is None or not self._is_part:
             return self._count
-        # A loader that goes on within an epoch is so much shorter.
+        # A loader that continues within an epoch has fewer batches.
         left_out = bool(self.source.data.samples % self._size)
         return self.source.data.num_batches - left_out
 
@@ -219,31 +219,31 @@ class Shard:
             peers.check_equal(self._name, {"the number of batches": count})
 
     def _without_short(self, batches: Iterator[tuple], even: bool) -> Iterator[tuple]:
-        """Yields batches, less a last one that is shorter than the first.
+        """Yields batches without a last one that is shorter than the first.
 
         Args:
             batches: one pass.
-            even: raises `InputError` for a batch of another size in between.
+            even: True raises `InputError` for a batch of another size before it.
         """
-        first, held = 0, None
+        first, short = 0, None
         for batch in batches:
-            if held is not None:
+            if short is not None:
                 if even:
-                    raise _uneven(arrays.length(held), first)
-                yield held
-            size, held = arrays.length(batch), None
+                    raise _uneven(arrays.length(short), first)
+                yield short
+            size, short = arrays.length(batch), None
             first = first or size
             if even and size > first:
                 raise _uneven(size, first)
             if size < first:
-                held = batch
+                short = batch
             else:
                 yield batch
 
     def _agree(self, peers: Peers, count: int, ended: bool) -> None:
-        told = peers.all_gather_object(self._name, ended)
-        if any(told) and not all(told):
-            short = ", ".join(str(index) for index, one in enumerate(told) if one)
+        all_ended = peers.all_gather_object(self._name, ended)
+        if any(all_ended) and not all(all_ended):
+            short = ", ".join(str(index) for index, one in enumerate(all_ended) if one)
             raise InputError(
                 f"{self._name} ends after {count} batches on process {short} and continues on "
                 "others; give each as many, or all of them all the data"
@@ -263,10 +263,10 @@ class Shard:
             if size > full:
                 raise _uneven(size, full)
             if not self._rule.own:
-                # Now: who knows how many batches there are does not ask for one more.
+                # Before the yield: who knows the number of batches requests no further one.
                 self.samples = there
             yield self._fill(batch, prepare, full, size)
-        # A process may have fewer batches of data of its own than others.
+        # With its own data, a process may have fewer batches than others.
         for _ in range(seen, self._count or 0 if self._rule.own else 0):
             yield self._fill(batch, prepare, full, 0)
 
@@ -279,17 +279,16 @@ class Shard:
 
 
 def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
-    """Returns a batch with as many rows as in every process, and weights where some are filled.
+    """Returns a batch with the same number of rows in every process, and weights for filled ones.
 
     Args:
-        batch: (x,), (x, y) or (x, y, sample_weight), at least a row.
-        wanted: rows to give.
-        real: how many of them are samples; the others repeat rows.
-        weight: weight of a sample; 1 where no row of the epoch stands for none, None for no
-            weights.
+        batch: (x,), (x, y) or (x, y, sample_weight) of at least one row.
+        wanted: number of rows to return.
+        real: number of them that are samples; the others repeat rows.
+        weight: weight of a sample; 1 if no row of the epoch is filled in, None for no weights.
 
     Returns:
-        The batch, with weights float32 (wanted,) where there were none.
+        The batch; weights are float32 (wanted,) if it had none.
     """
     there = len(keras.tree.flatten(batch)[0])
     if there != wanted:
@@ -310,14 +309,14 @@ def filled(batch: tuple, wanted: int, real: int, weight: float | None) -> tuple:
 
 def digest(batch: Tree) -> str:
     """Returns a short hash of a batch, for processes to compare."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for leaf in keras.tree.flatten(batch):
         if leaf is not None:
             values = to_numpy(leaf) if hasattr(leaf, "shape") else np.asarray(leaf, dtype=object)
-            found.update(f"{values.dtype} {values.shape}".encode())
+            sha.update(f"{values.dtype} {values.shape}".encode())
             objects = values.dtype == object
-            found.update(repr(values.tolist()).encode() if objects else values.tobytes())
-    return found.hexdigest()[:16]
+            sha.update(repr(values.tolist()).encode() if objects else values.tobytes())
+    return sha.hexdigest()[:16]
 
 
 def _each(change: Callable[[Any], Any], tree: Tree) -> Any:
@@ -335,16 +334,16 @@ def _first(data: Any) -> str:
     source = getattr(getattr(data, "maker", None), "source", None)
     if source is None:
         return digest(data[0])
-    # Labels tell one set of images from another, and need no decoding.
+    # Labels identify a set of images, and need no decoding.
     return digest((source.labels, data.maker.order(0)[: data.batch_size]))
 
 
 def _size(source: Source) -> _Size | None:
-    """Returns the size of an epoch, if it can be known without going through the data."""
+    """Returns the size of an epoch, or None if the data would have to be read for it."""
     data, count = source.data, source.num_batches
     if hasattr(data, "part"):
         return _Size(data.num_batches, data.samples, data.batch_size)
-    # A DataLoader whose sampler knows how many samples there are.
+    # A DataLoader whose sampler has a length.
     size, sampler = getattr(data, "batch_size", None), getattr(data, "sampler", None)
     if size and sampler is not None and hasattr(sampler, "__len__"):
         samples = len(sampler)
@@ -357,7 +356,7 @@ def _size(source: Source) -> _Size | None:
         )
     if count is None:
         return None
-    if arrays.is_tf_data(data):  # a batch of known size is a full one
+    if arrays.is_tf_data(data):  # batches of known size are full
         shape = keras.tree.flatten(data.element_spec)[0].shape
         rows = shape[0] if shape.rank else None
         return None if rows is None else _Size(count, count * rows, rows)
@@ -370,7 +369,7 @@ def _size(source: Source) -> _Size | None:
 
 
 def _counted(source: Source, steps: int | None) -> _Size:
-    """Returns the size of an epoch after going through one."""
+    """Returns the size of an epoch after reading one."""
     if isinstance(source.data, OneShot):
         raise InputError(
             "a generator cannot be evaluated over several devices, since its samples are counted "

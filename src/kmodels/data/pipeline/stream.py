@@ -1,6 +1,6 @@
-"""Batches that can only be gone through, one after another.
+"""Batches without numbers, which are read one after another.
 
-A generator, a loader of another package and a function that makes one all come this way.
+They come from generators, loaders of other packages, and functions that make these.
 """
 
 import multiprocessing
@@ -18,13 +18,13 @@ from kmodels.data.pipeline.device_put import device_put
 
 
 class Streamed:
-    """Source of batches that can only be gone through: a loader, a generator, a function.
+    """Source of batches that are read one after another: a loader, a generator, a function.
 
     Args:
-        data: gives one batch after another; gone through once an epoch.
-        count: number of batches in an epoch, None where that is not known.
-        split: makes (x,), (x, y) or (x, y, sample_weight) of what it gives.
-        faster: what to do where steps wait for it, if workers are not the way.
+        data: yields one batch after another; read once an epoch.
+        count: number of batches in an epoch, None if it is not known.
+        split: makes (x,), (x, y) or (x, y, sample_weight) of each batch.
+        faster: how to make it faster, if not by workers.
     """
 
     draws = False
@@ -42,41 +42,41 @@ class Streamed:
 
     @property
     def seekable(self) -> bool:
-        """Whether a pass may begin at any batch, as one over a list of them."""
+        """True if a pass may begin at any batch, as for a list of them."""
         return isinstance(self.data, Sequence)
 
     def begin(self, first: int = 0) -> Iterator[Any]:
-        """Begins a pass; at a batch, if the data is a sequence of them."""
+        """Begins a pass; for a sequence of batches, at any of them."""
         if first:
             return (self.data[number] for number in range(first, len(self.data)))
         return started(self.data)
 
     def start(self) -> None:
-        """Lets training start: batches read until now, to build the model, are given again."""
+        """Starts training: batches that were read before, to build the model, are repeated."""
         if isinstance(self.data, OneShot):
             self.data.begin()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the data, or the sampler it has, which epoch comes next."""
+        """Sets the next epoch of the data, or of its sampler."""
         for thing in (self.data, getattr(self.data, "sampler", None)):
             if callable(tell := getattr(thing, "set_epoch", None)):
                 tell(epoch)
                 return
 
     def on_epoch_begin(self) -> None:
-        """Is told that an epoch begins, which changes nothing."""
+        """Does nothing."""
 
     def on_epoch_end(self, taken: int, wanted: int | None) -> None:
-        """Is told that an epoch has ended, which changes nothing."""
+        """Does nothing."""
 
 
 def started(batches: Iterable[Any]) -> Iterator[Any]:
-    """Returns `iter` of batches, whose workers are not forked where the backend runs threads.
+    """Returns `iter(batches)`; its workers are not forked if the backend runs threads.
 
     Raises:
-        InputError: where the data cannot be sent to such workers.
+        InputError: if the data cannot be sent to such workers.
     """
-    # A WebLoader of the package webdataset holds a DataLoader.
+    # A WebLoader of the webdataset package contains a DataLoader.
     loaders = [x for x in getattr(batches, "pipeline", [batches]) if getattr(x, "num_workers", 0)]
     loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
     chosen = getattr(loader, "multiprocessing_context", None)
@@ -102,9 +102,9 @@ def _forks() -> bool:
 
 
 class OneShot:
-    """Gives the batches of an iterator or generator, none of them lost to building the model.
+    """The batches of an iterator or generator, of which building the model uses up none.
 
-    A batch may be read before training, for its shapes alone. What is read is kept until `begin`.
+    Batches that are read before training, for their shapes, are repeated after `begin`.
     """
 
     def __init__(self, iterator: Iterator[Any]):
@@ -115,7 +115,7 @@ class OneShot:
         self._empty = False
 
     def begin(self) -> None:
-        """Gives each batch once from here on."""
+        """Yields each batch once from now on."""
         if self._kept is not None:
             self._again, self._kept = self._kept, None
 
@@ -137,10 +137,10 @@ class OneShot:
 
 
 class Calls:
-    """Calls a function again for the batches of each epoch.
+    """Calls a function for the batches of each epoch.
 
     Args:
-        function: takes nothing and gives an iterable, as a generator function does.
+        function: takes no arguments and returns an iterable, such as a generator function.
     """
 
     def __init__(self, function: Callable[[], Iterable[Any]]):
@@ -156,10 +156,10 @@ class Calls:
 
 
 class Chunks:
-    """Gives a Hugging Face IterableDataset in batches, from its start each time.
+    """Batches of a Hugging Face IterableDataset, from its start in each pass.
 
     Args:
-        dataset: dataset of single samples.
+        dataset: a dataset of single samples.
         batch_size: samples per batch.
     """
 
@@ -172,24 +172,23 @@ class Chunks:
             yield as_tuple(batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the dataset which order comes next."""
+        """Sets the order of the next pass."""
         self._dataset.set_epoch(epoch)
 
 
-# What makes batches faster, where steps wait for them.
+# How to make batches faster, if steps wait for them.
 FASTER = "give the data set's map_batches a higher concurrency, and its cluster CPUs for that"
 
 
 class RayBatches:
-    """Gives the rows of a Ray Dataset in batches, from its start each time.
+    """Batches of the rows of a Ray Dataset, from its start in each pass.
 
-    Columns come as NumPy arrays; those of texts, and of arrays that differ in shape, as lists. Ray
-    is asked to keep the order of the rows, so that all passes have the same one if what the data
-    set is made of has. A resumed run reads the rows before its first batch, and drops them.
+    Columns are NumPy arrays; those of texts, and of arrays of different shapes, are lists. Ray
+    preserves the order of rows, so all passes have the same order if the data set is deterministic.
+    A resumed run reads the rows before its first batch, and drops them.
 
     Args:
-        dataset: a `ray.data.Dataset`, or an iterator of Ray's over one, as
-            `ray.train.get_dataset_shard` returns.
+        dataset: a `ray.data.Dataset`, or the iterator that `ray.train.get_dataset_shard` returns.
         batch_size: samples per batch.
     """
 
@@ -199,18 +198,18 @@ class RayBatches:
         self._first, self._given = 0, 0
         self._last: dict[str, np.ndarray] = {}
         self._expected: int | None = None
-        # The execution of an iterator over a part is planned, and not to be changed any more.
+        # The execution of an iterator over a part is planned, and cannot be changed.
         if (context := getattr(dataset, "context", None)) is not None:
             context.execution_options.preserve_order = True
 
     @property
     def name(self) -> str:
-        """The kind of data, for messages."""
+        """Kind of the data, for messages."""
         return f"Ray's {type(self._dataset).__name__}"
 
     @property
     def count(self) -> int | None:
-        """The number of batches in an epoch, or None where Ray would have to make all of them."""
+        """Number of batches in an epoch, or None if Ray would have to compute all of them."""
         if type(self._dataset).__name__ != "MaterializedDataset":
             return None
         return -(-self._dataset.count() // self._batch_size)
@@ -243,25 +242,25 @@ class RayBatches:
         )
 
     def state_dict(self) -> dict[str, int]:
-        """Returns how many batches were given in this pass, and a checksum of the last one."""
+        """Returns the number of batches of this pass that were read, and a checksum of the last."""
         return {"given": self._given, "checksum": _checksum(self._last)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Has the next pass begin behind the batches that were given."""
+        """Makes the next pass begin after the batches that were read."""
         self._first, self._expected = state_dict["given"], state_dict["checksum"]
 
 
 def _as_list(column: np.ndarray) -> Any:
-    """Returns a column as it is, or as a list where its cells are objects of their own."""
+    """Returns a column, as a list if its cells are objects."""
     return column if column.dtype != object else list(column)
 
 
 def _checksum(columns: dict[str, np.ndarray]) -> int:
     """Returns a checksum of the first and the last row of a batch."""
-    found = 0
+    checksum = 0
     for name, column in columns.items():
         for cell in (column[0], column[-1]):
             array = np.asarray(cell)
             content = repr(cell).encode() if array.dtype == object else array.tobytes()
-            found = zlib.crc32(content, zlib.crc32(name.encode(), found))
-    return found
+            checksum = zlib.crc32(content, zlib.crc32(name.encode(), checksum))
+    return checksum

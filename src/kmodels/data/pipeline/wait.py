@@ -1,4 +1,4 @@
-"""The time that steps wait for data, and the number of workers that would end it."""
+"""The time that steps wait for data, and the number of workers that would avoid it."""
 
 import math
 import os
@@ -14,21 +14,20 @@ SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1
 
 
 class DataWaitTimer:
-    """Counts how long steps wait for data, by epoch and over the run of `fit`.
+    """Measures how long steps wait for data, in each epoch and over the run of `fit`.
 
-    A wait is time in which a step had no batch and the device nothing to do: where the device works
-    on while the next batch is made, nothing was lost. Nothing is synchronised to find out.
+    Only time in which a step has no batch and the device is idle counts: if the device computes
+    while the next batch is made, no time is lost. The device is not synchronized for this.
 
     Args:
-        workers: processes that make batches; 0 where the process that trains does.
-        parameter: what their number is called where it is set, such as "workers" or "--workers";
-            or None.
-        faster: what to do instead, for data that no workers can make.
+        workers: processes that make batches; 0 if the training process makes them.
+        parameter: name of the argument for their number, such as "workers" or "--workers", or None.
+        faster: other advice, for data that workers cannot make.
 
     Attributes:
-        last_output: returns an array that the last step of `fit` returned, or None.
-        batches: batches of the epoch.
-        waited: seconds of the epoch.
+        last_output: returns an output array of the last step of `fit`, or None.
+        batches: number of batches of the epoch.
+        waited: seconds of the epoch in which steps waited.
         seconds: seconds of training in the epoch.
     """
 
@@ -40,7 +39,7 @@ class DataWaitTimer:
         self._ended = True
 
     def begin_epoch(self) -> None:
-        """Starts the counts of an epoch, as its training begins."""
+        """Starts measuring, as the training of an epoch begins."""
         self.batches = self._made = 0
         self.waited = self.seconds = self._making = self._making_cpu = 0.0
         self._begun, self._begun_cpu = perf_counter(), time.process_time()
@@ -48,21 +47,21 @@ class DataWaitTimer:
         self._ended = False
 
     def made(self, seconds: float, cpu: float) -> None:
-        """Notes that a batch was made, here or by asking workers, in so many seconds."""
+        """Records the seconds in which a batch was made, here or by workers."""
         self._made += 1
         self._making += seconds
         self._making_cpu += cpu
 
     def waits(self, seconds: float) -> None:
-        """Notes that a step got its batch after waiting so many seconds."""
+        """Records the seconds that a step waited for its batch."""
         if self.batches == 1:
-            # The first step compiles, and workers start before it.
+            # The first step compiles, and workers start, before this.
             self._later = (perf_counter() - seconds, self.waited)
         self.waited += seconds
         self.batches += 1
 
     def end_epoch(self) -> None:
-        """Ends the counts of an epoch, before its validation."""
+        """Ends measuring, before the validation of an epoch."""
         if self._ended:
             return
         self._ended = True
@@ -74,11 +73,11 @@ class DataWaitTimer:
 
     @property
     def share(self) -> float:
-        """Returns the share of the time of training, over the run, in which steps waited."""
+        """Share of the training time of the run in which steps waited, from 0 to 1."""
         return min(self._all_waited / self._all_seconds, 1.0) if self._all_seconds else 0.0
 
     def line(self) -> str | None:
-        """Returns the line to print after an epoch, or None where the wait is not worth one."""
+        """Returns the line to print after an epoch, or None if the wait was short."""
         self.end_epoch()
         if self.waited < max(SHOWN_SHARE * self.seconds, SHOWN_SECONDS):
             return None
@@ -98,9 +97,9 @@ class DataWaitTimer:
         if count < 1 or waited < SHOWN_SHARE * seconds:
             return "nearly all of it before the first batch; keep workers between epochs"
         step = max((seconds - waited) / count, 1e-6)
-        # Busy workers together give a batch as often as one comes.
+        # Busy workers together make a batch in the time of a step and its wait.
         make = self.workers * seconds / count if self.workers else self._making / self._made
-        # How much of it workers compute, and how much they wait for a disk, is not known here.
+        # The share of computing in the time of workers, who may wait for a disk, is not known.
         make_cpu = 0.0 if self.workers else self._making_cpu / self._made
         # While the first step is compiled, about one core is busy.
         own = self._cpu - (since - self._begun - first)

@@ -31,7 +31,7 @@ class Engine(Protocol):
         ...
 
     def check(self, model: "keras.Model") -> None:
-        """Raises `InputError` where the mesh was lost or the model does not lie on it.
+        """Raises `InputError` if the mesh was lost or the model does not lie on it.
 
         That is after `keras.utils.clear_session()`, for a model or an adapter made before
         `distribute`, and for what the backend cannot train in parallel.
@@ -66,7 +66,7 @@ class EngineBackend(Protocol):
 
     @property
     def NO_SEQUENCE(self) -> str | None:
-        """Is a clause that says why rows cannot be cut by tokens, or None where they can."""
+        """Is a clause that says why rows cannot be cut by tokens, or None if they can."""
         ...
 
     def devices(self) -> int:
@@ -90,7 +90,7 @@ def check_place(
         lies: whether a variable lies on the mesh.
 
     Raises:
-        InputError: where it is not in force, or a variable does not lie on it.
+        InputError: if it is not in force, or a variable does not lie on it.
     """
     if not in_force:
         raise InputError(

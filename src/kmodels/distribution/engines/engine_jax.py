@@ -121,7 +121,7 @@ class Replicated(keras.distribution.DataParallel):
     place = _placed
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
-        """Returns rows over `data`; raises `InputError` where they do not divide."""
+        """Returns rows over `data`; raises `InputError` if they do not divide."""
         return _rows(self, ("data",), data_shape)
 
 
@@ -152,7 +152,7 @@ class ShardedLayouts(keras.distribution.ModelParallel):
         return self._mesh.replicas
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
-        """Returns rows over `data` and `fsdp`; raises `InputError` where they do not divide."""
+        """Returns rows over `data` and `fsdp`; raises `InputError` if they do not divide."""
         tokens = layout.tokens_axis(data_shape, self._mesh)
         return _rows(self, ("data", "fsdp"), data_shape, tokens)
 
@@ -201,7 +201,7 @@ class JaxEngine:
         return model
 
     def check(self, model: keras.Model) -> None:
-        """Raises `InputError` where the mesh was dropped, or variables do not lie on it."""
+        """Raises `InputError` if the mesh was dropped, or variables do not lie on it."""
         layout.check_tokens(model, self.mesh)
         in_force = keras.distribution.distribution() is self._distribution
 

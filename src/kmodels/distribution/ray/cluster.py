@@ -38,7 +38,7 @@ _PRIVATE = {
 
 
 def check_installed() -> None:
-    """Raises `InputError` where Ray is missing; call it before Ray is imported."""
+    """Raises `InputError` if Ray is missing; call it before Ray is imported."""
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # a folder of this name is no package
         raise InputError("a run on Ray needs the package ray: pip install 'kmodels[ray]'")
@@ -60,7 +60,7 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
         needed: resources of all workers; of CPUs a cluster of this machine says to have as many.
 
     Raises:
-        InputError: where Ray is missing, no cluster answers, or this machine has too little.
+        InputError: if Ray is missing, no cluster answers, or this machine has too little.
     """
     check_installed()
     import ray
@@ -116,7 +116,7 @@ def _locked(folder: str | Path) -> Iterator[None]:
     """Locks a folder.
 
     Raises:
-        OSError: where another process holds it.
+        OSError: if another process holds it.
     """
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -150,7 +150,7 @@ def _connect(ray: ModuleType) -> None:
     """Connects to the cluster at RAY_ADDRESS.
 
     Raises:
-        InputError: where none answers there.
+        InputError: if none answers there.
     """
     try:
         ray.init(address=os.environ["RAY_ADDRESS"], **_quiet(ray))

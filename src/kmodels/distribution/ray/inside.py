@@ -170,7 +170,7 @@ class _RayKeeper:
         return best if self._best else None
 
     def _score(self, compared: manager.Best | None, value: float | None) -> float | None:
-        """Returns the number by which Ray compares a checkpoint; None where the newest stay."""
+        """Returns the number by which Ray compares a checkpoint; None if the newest stay."""
         if compared is None:
             return None
         if value is None:
@@ -220,7 +220,7 @@ class _RayKeeper:
         )
 
     def _name(self, directory: Path) -> str | None:
-        """Returns the name of a directory within that of the run; None where it is elsewhere."""
+        """Returns the name of a directory within that of the run; None if it is elsewhere."""
         address = remote.ADDRESSES.get(directory)
         if address is not None:
             inside = address.startswith(f"{self._storage}/")

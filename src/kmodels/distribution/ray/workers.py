@@ -14,7 +14,7 @@ class WorkersBackend(Protocol):
 
     @property
     def ONE(self) -> str | None:
-        """Is a clause that says why there is one worker at most, or None where there are more."""
+        """Is a clause that says why there is one worker at most, or None if there are more."""
         ...
 
     def config(self, resources: Mapping[str, float], seconds: float) -> Any:
