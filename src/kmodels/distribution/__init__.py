@@ -1,4 +1,4 @@
-"""Many devices: one line spreads a run over a mesh, on the engine that each backend has."""
+"""Training on many devices: `distribute` puts a mesh in force, on the engine of each backend."""
 
 from kmodels.distribution.layout import register
 from kmodels.distribution.mesh import Mesh, check_batch, parse_mesh

@@ -1,4 +1,4 @@
-"""A mesh written as text, such as "data=2,fsdp=4": devices in a grid whose sides have names.
+"""A mesh, such as "data=2,fsdp=4": devices in a grid with named axes.
 
 `data` splits batches; `fsdp` splits batches, and weights, gradients and slots too (Rajbhandari et
 al. 2020); `sequence` splits rows by their tokens (Liu et al. 2023); `model` splits heads, MLPs and
@@ -11,21 +11,20 @@ from dataclasses import dataclass
 
 from kmodels.core.errors import InputError
 
-# The axes go from the outermost to the innermost: neighbours on `model` talk most, so they lie
-# closest.
+# From the outermost to the innermost: devices along `model` communicate most, so they are closest.
 AXES = ("data", "fsdp", "sequence", "model")
 REST = -1
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A mesh: the number of devices along each axis, 1 for an axis that was not named.
+    """A mesh: the number of devices along each axis, 1 by default.
 
     Args:
-        data: copies of the model, or of its groups of `fsdp` devices.
-        fsdp: devices over which each weight lies in parts.
-        model: devices that compute one row of a batch together.
-        sequence: devices over which the tokens of each row lie in parts.
+        data: number of copies of the model, or of its groups of `fsdp` devices.
+        fsdp: number of devices over which each weight is sharded.
+        model: number of devices that compute one row of a batch together.
+        sequence: number of devices over which the tokens of each row are sharded.
     """
 
     data: int = 1
@@ -35,26 +34,26 @@ class Mesh:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The lengths of all axes by name, the outermost first."""
+        """Lengths of all axes by name, the outermost first."""
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
     def grid(self) -> dict[str, int]:
-        """The axes of a grid of devices: those of rows, and of the others those that cut.
+        """The axes of the device grid: those of rows, and others that are longer than 1.
 
-        Along an axis of one device, XLA would still sum what is not said to lie along it.
+        Along an axis of one device, XLA would still sum values that are not sharded along it.
         """
         rows = ("data", "fsdp")
         return {axis: n for axis, n in self.lengths.items() if axis in rows or n > 1}
 
     @property
     def size(self) -> int:
-        """Devices in all."""
+        """Number of devices."""
         return math.prod(self.lengths.values())
 
     @property
     def replicas(self) -> int:
-        """Parts in which a batch is split: what must divide it."""
+        """Number of parts of a batch, which must divide it."""
         return self.data * self.fsdp
 
     def __str__(self) -> str:
@@ -66,13 +65,13 @@ class Mesh:
 def parse_mesh(spec: str) -> Mesh:
     """Reads a mesh: "data=4,model=2", "fsdp=8", "data=2,fsdp=4", "data=-1".
 
-    One axis may be -1: `fill` gives it what the others leave.
+    One axis may be -1: `fill` sets it to the remaining devices.
 
     Raises:
         InputError: for an unknown axis, one named twice, a length that is not a whole number, or
             -1 twice.
     """
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in spec.split(","))):
         axis, _, text = (text.strip() for text in part.partition("="))
         if axis not in AXES:
@@ -80,31 +79,31 @@ def parse_mesh(spec: str) -> Mesh:
                 f"mesh axis {axis!r} is unknown; write {', '.join(AXES[:-1])} and {AXES[-1]}, "
                 "as in data=4,model=2"
             )
-        if axis in found:
+        if axis in lengths:
             raise InputError(f"mesh axis {axis!r} is named twice in {spec!r}; name it once")
         if text != str(REST) and (not text.isdecimal() or int(text) < 1):
             raise InputError(
                 f"mesh axis {axis} has length {text!r}; give a whole number from 1, as in data=4, "
                 "or -1 for the devices that are left"
             )
-        found[axis] = int(text)
-    if not found:
+        lengths[axis] = int(text)
+    if not lengths:
         raise InputError("the mesh is empty; write it as in data=4,model=2")
-    if list(found.values()).count(REST) > 1:
+    if list(lengths.values()).count(REST) > 1:
         raise InputError(f"the mesh {spec!r} has -1 twice; one axis alone takes what is left")
-    return Mesh(**found)
+    return Mesh(**lengths)
 
 
 def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
-    """Returns the mesh with -1 replaced by what is left of the devices.
+    """Returns the mesh with -1 replaced by the number of remaining devices.
 
     Args:
         mesh: mesh of `parse_mesh`.
-        devices: how many there are, in all processes.
-        more: how to get more of them, for the message; "{}" stands for the number.
+        devices: number of devices in all processes.
+        more: how to get more devices, for the message; "{}" stands for their number.
 
     Raises:
-        InputError: if there are too few devices, or -1 would be no whole number.
+        InputError: if there are too few devices, or they do not divide evenly.
     """
     open_axes = [axis for axis, length in mesh.lengths.items() if length == REST]
     known = abs(mesh.size)
@@ -126,7 +125,7 @@ def fill(mesh: Mesh, devices: int, more: str) -> Mesh:
 def check_batch(mesh: Mesh | str, batch_size: int) -> None:
     """Raises `InputError` if the data and fsdp axes do not divide the global batch.
 
-    An axis of -1 counts as 1 as long as it is not filled.
+    An axis of -1 counts as 1 until it is filled.
     """
     mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh
     parts = abs(mesh.replicas)

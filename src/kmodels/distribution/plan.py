@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class ParallelPlan:
     """A mesh in force.
 
-    `shard`, `callbacks` and `export` do what one process needs too, so a script is the same for
+    `shard`, `callbacks` and `export` also work in a run of one process, so a script is the same for
     one device and for many machines.
 
     Attributes:
         mesh: the filled mesh.
-        engine: what the backend made of it.
+        engine: the mesh on the backend.
     """
 
     def __init__(self, mesh: Mesh, engine: Engine):
@@ -38,7 +38,7 @@ class ParallelPlan:
         return f"<ParallelPlan {self.mesh}>"
 
     def prepare(self, model: keras.Model) -> Any:
-        """Makes a built model ready for `compile`; after loading weights and `enable_lora`.
+        """Prepares a built model for `compile`; call it after loading weights and `enable_lora`.
 
         Args:
             model: a task of kmodels, or a `keras.Model` of your own.
@@ -48,18 +48,18 @@ class ParallelPlan:
 
         Raises:
             InputError: for a model or an adapter made before `distribute`, after
-                `keras.utils.clear_session()`, and for layers that cannot be trained so.
+                `keras.utils.clear_session()`, and for layers that cannot be trained on the mesh.
         """
         prepared = self.engine.prepare(model)
         self._prepared.add(prepared)
         return prepared
 
     def check(self, model: keras.Model) -> None:
-        """Checks that a model can be trained over the mesh; `fit` calls it first.
+        """Checks that a model can be trained over the mesh; called by `fit`.
 
         Raises:
-            InputError: for a model that does not lie on the mesh, or, in a run of several
-                processes, one that `prepare` has not seen.
+            InputError: for a model that is not on the mesh, or, in a run of several processes, one
+                without `prepare`.
         """
         if processes.count() > 1 and model not in self._prepared:
             raise InputError(
@@ -82,30 +82,30 @@ class ParallelPlan:
     ) -> Any:
         """Returns the rows of this process, for `fit`, `evaluate` or `predict`.
 
-        Tasks do it by themselves with what they are given; a `keras.Model` of your own needs it
-        in a run of several processes. Give all processes the same data in the same order.
+        Tasks shard their data themselves; your own `keras.Model` needs this in a run of several
+        processes. Give all processes the same data in the same order.
 
         Args:
-            x: arrays, a loader or anything else that `fit` takes, see docs/data.md.
-            y: labels, where x is arrays.
-            sample_weight: weights, where x is arrays.
-            batch_size: rows of a global batch, for arrays and datasets of single samples; 32 by
-                default.
-            shuffle: for those, a new order in each epoch; by default in training.
-            seed: seed of that order; by default that of `keras.utils.set_random_seed`.
-            training: leaves a last batch out that is not full. False is for evaluation: rows of
-                weight 0 fill it up, so compile with `weighted_metrics`.
-            own: the data holds the rows of this process alone, of shard `engine.shard` of
+            x: arrays, a loader or any other data that `fit` accepts, see docs/data.md.
+            y: labels, if x is arrays.
+            sample_weight: weights, if x is arrays.
+            batch_size: rows of a global batch, for arrays and datasets of single samples; default:
+                32.
+            shuffle: a new order of these in each epoch; default: in training.
+            seed: seed of that order; default: that of `keras.utils.set_random_seed`.
+            training: drops a last batch that is not full. False is for evaluation: rows of weight 0
+                fill it up, so compile with `weighted_metrics`.
+            own: True if the data has only the rows of this process, shard `engine.shard` of
                 `engine.shards`.
 
         Returns:
-            The object that Keras takes as x, with as many batches in each process.
+            An object that Keras accepts as x, with the same number of batches in each process.
 
         Raises:
-            InputError: if the mesh does not divide the batches, or processes differ in how many
-                they have, or in what is in the first one.
+            InputError: if the mesh does not divide the batches, or if processes differ in their
+                number or in the first one.
         """
-        # It is imported when it is asked for: families import this package to tell their layout.
+        # Imported here: families import this package to register their layout.
         from kmodels.data.pipeline.kinds import as_dataset, pipeline
         from kmodels.data.pipeline.request import Method
 
@@ -120,41 +120,41 @@ class ParallelPlan:
         return pipeline(data, self.rule(own), Method.FIT if training else Method.EVALUATE)
 
     def rule(self, own: bool = False) -> "BatchSharding":
-        """Returns which rows of each batch this process takes; `own` as in `shard`."""
+        """Returns the rows of each batch that this process takes; `own` as in `shard`."""
         from kmodels.data.pipeline.shard import BatchSharding
 
         engine = self.engine
         return BatchSharding(self.check_batch, engine.shards, engine.shard, own, processes)
 
     def callbacks(self, directory: str | Path, **settings: Any) -> list[Any]:
-        """Returns what makes a run continue from where it was, whatever ends it.
+        """Returns callbacks that save the run, and resume it when the script is started again.
 
-        The same script, started again over this mesh, ends with the weights of a run that was never
-        stopped; over another mesh, or another number of processes, it goes on too.
+        Resumed over this mesh, a run ends with the weights of one that was never stopped; it can
+        also continue over another mesh, or with another number of processes.
 
         Args:
-            directory: directory of the checkpoints, on a disk that all processes see.
-            **settings: of `kmodels.callbacks.Checkpoint`, such as `every=500`.
+            directory: directory of the checkpoints, on a disk that all processes share.
+            **settings: arguments of `kmodels.callbacks.Checkpoint`, such as `every=500`.
 
         Returns:
-            Returns callbacks for `fit`, beside those of your own.
+            Callbacks for `fit`, to which you may add others.
         """
         from kmodels.checkpoint.callback import Checkpoint
 
         return [Checkpoint(directory, **settings)]
 
     def export(self, model: keras.Model, directory: str | Path) -> Path:
-        """Writes one ordinary directory that `from_preset` reads on any backend and device.
+        """Writes a directory that `from_preset` reads on any backend and device.
 
-        Weights are gathered one after another, so that none of the processes has more than one of
-        them in memory whole. All have to call it; the first one writes.
+        Weights are gathered one after another, so that a process has at most one whole weight in
+        memory. All processes must call it; rank zero writes.
 
         Args:
             model: a model of kmodels.
-            directory: to make or replace.
+            directory: directory to create or replace.
 
         Raises:
-            InputError: for another model, or where the directory cannot be written.
+            InputError: for another model, or if the directory cannot be written.
         """
         save = getattr(model, "save_to_preset", None)
         if save is None:
@@ -188,16 +188,16 @@ def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan 
 def distribute(spec: str | None, batch_size: int | None = None) -> ParallelPlan | None:
     """Distributes models that are built from now on over the devices of a mesh.
 
-    Call it once, before the model is built: variables keep the place where they were made. The
+    Call it once, before the model is built, since variables are not moved later. The
     order is distribute, build or load, `enable_lora`, `plan.prepare`, `compile`, `fit`.
 
         plan = kmodels.distribution.distribute("data=4,model=2")
         model = plan.prepare(kmodels.models.ViTImageClassifier.from_preset("vit_debug"))
 
     Args:
-        spec: axes and lengths, as `parse_mesh` reads them; -1 takes the devices that are left.
-            None takes a mesh back.
-        batch_size: rows of a global batch, checked here where it is given.
+        spec: axes and lengths, see `parse_mesh`; -1 takes the remaining devices. None ends the use
+            of a mesh.
+        batch_size: rows of a global batch, to check it here.
 
     Returns:
         The plan, which is `current()` from now on; None for None.

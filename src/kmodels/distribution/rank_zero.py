@@ -1,4 +1,4 @@
-"""Several processes: who writes files, and that their callbacks decide alike."""
+"""Files and callbacks in a run of several processes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,20 +23,20 @@ Tensors = Mapping[str, LazyArray]
 
 
 def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Path:
-    """Has the first process write; all gather the values, one tensor after another.
+    """Writes tensors on rank zero; all processes gather the values, one tensor after another.
 
-    No process has more than one of them in memory whole. All have to call it, in the same order,
-    between steps.
+    A process has at most one whole tensor in memory. All must call it, in the same order, between
+    steps.
 
     Args:
-        tensors: by name, in the same order in all processes.
-        write: writes what it is given, reading each tensor once, in the order given.
+        tensors: tensors by name, in the same order in all processes.
+        write: writes tensors, and reads each once, in their order.
 
     Returns:
         The result of `write`.
 
     Raises:
-        InputError: as `write` raised it, or for a disk that cannot be written to, in all processes.
+        InputError: in all processes, if `write` raises one or the disk cannot be written.
     """
     if processes.count() == 1:
         return write(tensors)
@@ -49,21 +49,21 @@ def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Pa
     def turn(name: str) -> np.ndarray:
         return left.pop(name).read()
 
-    held = {
+    gathered = {
         name: replace(tensor, read=lambda name=name: turn(name), read_part=None)
         for name, tensor in tensors.items()
     }
 
     def run() -> str:
         try:
-            return str(write(held))
+            return str(write(gathered))
         except OSError as error:
             raise InputError(
                 f"cannot write {error.filename or 'a file'}: {error.strerror or error}; make room "
                 "or give another directory"
             ) from error
         finally:
-            # The others gather these with this process, whether they are written or not.
+            # The others gather these with this process, even after an error.
             for name in list(left):
                 turn(name)
 
@@ -72,10 +72,10 @@ def write_on_rank_zero(tensors: Tensors, write: Callable[[Tensors], Path]) -> Pa
 
 @contextmanager
 def without_distribution() -> Iterator[None]:
-    """Puts no mesh in force inside the block, so that one of several processes can save with Keras.
+    """Suspends the mesh inside the block, so that one of several processes can save with Keras.
 
-    Keras makes an optimizer then, to see what every optimizer has, and over a mesh on JAX each
-    variable that is made waits for all processes.
+    Keras creates an optimizer when it saves, and over a mesh on JAX each new variable waits for all
+    processes.
     """
     distribution = keras.distribution.distribution()
     keras.distribution.set_distribution(None)
@@ -85,7 +85,7 @@ def without_distribution() -> Iterator[None]:
         keras.distribution.set_distribution(distribution)
 
 
-# They write the same in each process.
+# Callbacks that write files or show progress.
 _WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
@@ -96,28 +96,28 @@ _WRITERS = (
 
 
 class SyncStop(keras.callbacks.Callback):
-    """Ends training in all processes where a callback ended it in one, at the end of an epoch.
+    """Ends training in all processes at the end of an epoch if a callback ended it in one.
 
-    Keras' own callbacks decide by logs, which are the same in all processes; a user's may go by the
-    time or by a file. The learning rate that the first process has set holds for all.
+    Keras' own callbacks decide by logs, which are the same in all processes; other callbacks may
+    decide by the time or by a file. All processes take the learning rate of rank zero.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Compares how long each process means to train."""
+        """Compares the numbers of epochs and steps of the processes."""
         facts = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
         processes.check_equal("fit", facts)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Compares, after the other callbacks, who stops and which learning rate holds."""
+        """Stops, and sets the learning rate, in all processes, after the other callbacks."""
         rate = getattr(self.model.optimizer, "learning_rate", None)
         own = float(keras.ops.convert_to_numpy(rate)) if _is_set(rate) else None
-        told = processes.all_gather_object(
+        states = processes.all_gather_object(
             "the end of an epoch", [bool(self.model.stop_training), own]
         )
-        if any(stop for stop, _ in told):
+        if any(stop for stop, _ in states):
             self.model.stop_training = True
-        if own is not None and told[0][1] not in (None, own):
-            self.model.optimizer.learning_rate = told[0][1]
+        if own is not None and states[0][1] not in (None, own):
+            self.model.optimizer.learning_rate = states[0][1]
 
 
 def followers(
@@ -126,25 +126,25 @@ def followers(
     """Returns the callbacks that this process calls.
 
     Args:
-        callbacks: as given to `fit`, `evaluate` or `predict`.
-        plan: in force.
-        use: which of the three.
+        callbacks: the argument of `fit`, `evaluate` or `predict`.
+        plan: the plan in force.
+        use: the method.
 
     Returns:
-        The callbacks that were given, in a run of one process or for a `CallbackList`. Otherwise
-        those that write files or show progress are left to the main process.
+        The callbacks themselves, in a run of one process or for a `CallbackList`. Otherwise those
+        that write files or show progress only on rank zero.
 
     Raises:
         InputError: for a callback that cannot work in several processes.
     """
     if processes.count() == 1 or isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    given = [callback for callback in given if callback is not None]
-    for callback in given:
+    every = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    every = [callback for callback in every if callback is not None]
+    for callback in every:
         _check(callback, plan)
-    kept = [c for c in given if plan.engine.main or not isinstance(c, _WRITERS)]
-    return [*kept, SyncStop()] if use is Method.FIT else kept
+    here = [c for c in every if plan.engine.main or not isinstance(c, _WRITERS)]
+    return [*here, SyncStop()] if use is Method.FIT else here
 
 
 def _check(callback: keras.callbacks.Callback, plan: "ParallelPlan") -> None:

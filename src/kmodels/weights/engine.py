@@ -26,7 +26,7 @@ SHOWN = 8
 def variables(model: keras.Model) -> dict[str, Any]:
     """Returns the weights of a model by path; states of seeds and metrics are not weights.
 
-    A mapping goes through as it is, for models of other packages whose paths are told apart better.
+    A mapping is returned as a dictionary, for models of other packages.
 
     Raises:
         InputError: if two variables share a path, since a file could not tell them apart.
@@ -59,7 +59,7 @@ def load(
     Args:
         model: a built Keras model; its variables may have no values yet.
         source: the tensors of the file.
-        rules: what each is in the model.
+        rules: the table.
         skip: prefixes of variable paths that keep their values; tensors for them are ignored.
         origin: names the file in errors.
 
@@ -88,7 +88,7 @@ def bind(
 
     def fill() -> int:
         filled = 0
-        # The largest is in memory twice for a moment: let that be while there is little else.
+        # Largest first: each is in memory twice for a moment, at best while little else is.
         for rule in sorted(bound, key=lambda rule: -source[rule.source].nbytes):
             targets = [held[path] for path in rule.targets]
             filled += sum(int(np.prod(variable.shape)) for variable in targets)
@@ -176,7 +176,7 @@ def export(
         without: prefixes of paths of variables that another file holds.
 
     Raises:
-        InputError: for variables that no rule knows.
+        InputError: for variables without a rule.
     """
     deferred.check(model, "saving")
     held = {path: x for path, x in variables(model).items() if not path.startswith(without)}
@@ -203,5 +203,5 @@ def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
 
 
 def paths_as_names(paths: Iterable[str]) -> list[Rule]:
-    """Returns the table of our own files, whose tensors are called as the variables are."""
+    """Returns the table of our own files, whose tensors have the names of variables."""
     return [Rule(path, path) for path in paths]

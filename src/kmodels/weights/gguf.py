@@ -1,4 +1,4 @@
-"""GGUF files, opened by the gguf package once their description was looked over.
+"""GGUF files, opened by the gguf package after their header was checked.
 
 The package reads on past the end of a file: a list that claims more entries than there are bytes
 keeps it busy, and growing, forever. The format is described in ggml's docs/gguf.md.
@@ -52,11 +52,11 @@ def open_gguf(path: str | Path) -> Any:
 
 
 class Settings:
-    """The settings of a file, which remember what was read.
+    """The settings of a file, with a record of those that were read.
 
     Args:
         path: path of the file.
-        reader: what `open_gguf` returns.
+        reader: a result of `open_gguf`.
     """
 
     def __init__(self, path: str | Path, reader: "gguf.GGUFReader"):
@@ -64,7 +64,7 @@ class Settings:
         self._read: set[str] = set()
 
     def __call__(self, name: str, default: object = None) -> Any:
-        """Returns a setting by its whole name, see `setting`."""
+        """Returns a setting by its full name, see `setting`."""
         self._read.add(name)
         return setting(self.reader, name, default)
 
@@ -74,12 +74,12 @@ class Settings:
         idle: Collection[str],
         idle_at: Mapping[str, Collection[object]],
     ) -> None:
-        """Logs a warning with the names of settings that were not read and change something.
+        """Logs a warning with the names of settings that were not read and have an effect.
 
         Args:
-            owners: beginnings of the names to look at; the rest are notes of other programs.
-            idle: names of settings that change nothing, with {id} for a number.
-            idle_at: names of those that change nothing at some values alone, and these values.
+            owners: prefixes of the names to check; others are notes of other programs.
+            idle: names of settings without an effect, with {id} for a number.
+            idle_at: values without an effect, by the name of their setting.
         """
         names = [name for name in self.reader.fields if name.startswith(owners)]
         names = [x for x in names if x not in self._read and _NUMBER.sub(".{id}.", x) not in idle]
@@ -88,15 +88,15 @@ class Settings:
 
 
 def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any:
-    """Returns a setting of a file, or `default` where it is not there.
+    """Returns a setting of a file, or `default` if it is missing.
 
     Args:
-        reader: what `open_gguf` returned.
-        name: such as "general.architecture".
-        default: where the file does not say.
+        reader: a result of `open_gguf`.
+        name: full name, such as "general.architecture".
+        default: value if it is missing.
 
     Raises:
-        InputError: for one that is not what it says it is.
+        InputError: for a setting of another type.
     """
     field = reader.fields.get(name)
     try:
@@ -109,7 +109,7 @@ def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any
 
 
 def _check(path: Path) -> None:
-    """Walks over the settings in front of the tensors."""
+    """Checks the settings in front of the tensors."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         magic, version, _, count = struct.unpack_from("<4sIQQ", data)
         if magic != _MAGIC or version not in (2, 3):
@@ -122,7 +122,7 @@ def _check(path: Path) -> None:
 
 
 def _check_places(reader: "gguf.GGUFReader") -> None:
-    """Looks whether tensors lie apart and aligned, as llama.cpp does; numbers would be others."""
+    """Checks that tensors do not overlap and are aligned, like llama.cpp."""
     end = 0
     for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
         begin = tensor.data_offset
@@ -137,7 +137,7 @@ def _text(data: mmap.mmap, at: int) -> int:
 
 
 def _value(data: mmap.mmap, at: int, kind: int) -> int:
-    """Returns where the value that begins here ends."""
+    """Returns the end of the value that begins at `at`."""
     if kind == _TEXT:
         return _text(data, at)
     if kind != _LIST:

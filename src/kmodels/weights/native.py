@@ -1,6 +1,6 @@
 """kmodels' own directories: config.json, model.safetensors, and a manifest with their hashes.
 
-Tensors are called as the variables are, so a file does not depend on the backend that wrote it.
+Tensors have the names of variables, so a file does not depend on the backend that wrote it.
 """
 
 import json
@@ -21,7 +21,7 @@ NAME = "manifest.json"
 
 
 def write_manifest(directory: Path) -> None:
-    """Writes the hashes of all files that lie in a directory."""
+    """Writes the hashes of all files in a directory."""
     files = sorted(file for file in directory.iterdir() if file.is_file() and file.name != NAME)
     entries = {file.name: stamp(file) for file in files}
     (directory / NAME).write_text(json.dumps({"files": entries}, indent=2) + "\n")
@@ -36,13 +36,13 @@ def verify_manifest(
     """Compares each file with its hash.
 
     Args:
-        directory: with a manifest.
-        needed: files that it must list.
+        directory: directory with a manifest.
+        needed: files that the manifest must list.
         only: files to compare; all by default.
         leave_out: files not to compare.
 
     Raises:
-        InputError: names every file that is missing or was changed.
+        InputError: with the name of every file that is missing or was changed.
     """
     if not (directory / NAME).is_file():
         raise InputError(f"{directory} lacks {NAME}, so its files cannot be verified; copy it too")
@@ -71,20 +71,20 @@ def verify_manifest(
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-# Keys of the description: what was done to a model since it was made, and under "head" to its head.
+# Keys of the description: changes of a model after it was built, and under "head" of its head.
 CHANGES = ("quantization", "lora", "rows", "copies", "frozen", "head")
 WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
 
 def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
-    """Stops before a directory is replaced that holds something else.
+    """Raises before a directory with other files is replaced.
 
     Args:
-        directory: about to be replaced.
-        ours: names of the files that may be.
+        directory: the directory.
+        ours: names of files that may be replaced.
 
     Raises:
-        InputError: names what would be lost.
+        InputError: with the names of files that would be lost.
     """
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; give a directory")
@@ -107,10 +107,10 @@ def save(
 
     Args:
         model: a built Keras model.
-        directory: to make or replace.
-        description: becomes config.json.
-        write_more: puts the tokenizer's files into the directory.
-        write_by: calls what writes the tensors that it is given, in one of several processes.
+        directory: directory to create or replace.
+        description: content of config.json.
+        write_more: writes the files of the tokenizer into the directory.
+        write_by: calls the function that writes the tensors, in one of several processes.
     """
 
     def write(tensors: Tensors) -> Path:
@@ -139,17 +139,17 @@ SHAPE: Shape = {
 
 
 def is_ours(path: Path, description: dict[str, Any]) -> bool:
-    """Returns True if a directory is of this format, by `description`, its config.json."""
+    """Returns True if a directory has this format; `description` is its config.json."""
     return "kmodels" in description or (path / NAME).is_file()
 
 
 def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> SourceCheckpoint:
-    """Understands a directory, after comparing its files with their hashes.
+    """Opens a directory, after comparing its files with their hashes.
 
     Args:
         path: path of the directory.
-        description: the object in its config.json.
-        weights: False where only the architecture is wanted.
+        description: content of its config.json.
+        weights: False to read only the architecture.
 
     Raises:
         InputError: for files that were changed or come from a later version.
@@ -185,11 +185,11 @@ def _preprocessor(path: Path, settings: dict[str, Any] | None) -> dict[str, Any]
 
 
 def verify_tokenizer(path: Path, settings: dict[str, Any] | None) -> None:
-    """Compares the tokenizer's files with their hashes, where a directory has them.
+    """Compares the files of a tokenizer, if there is one, with their hashes.
 
     Args:
         path: path of the directory.
-        settings: settings of the preprocessor in its config.json.
+        settings: the preprocessor in its config.json.
 
     Raises:
         InputError: for files that are missing or were changed.

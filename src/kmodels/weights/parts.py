@@ -1,7 +1,7 @@
-"""Tensors that lie in parts in several safetensors files, as the processes of a run wrote them.
+"""Tensors in parts in several safetensors files, written by the processes of a run.
 
-Each file says in its header where in the whole tensor its parts begin, in the words of
-`torch.distributed.checkpoint`, whose `HuggingFaceStorageReader` reads such files as well:
+The header of each file has the offsets of its parts in the whole tensors, in the format of
+`torch.distributed.checkpoint`, whose `HuggingFaceStorageReader` reads such files too:
 
     "DCP_SHARDING_INFO": {"block_0/mlp/up/kernel": {"saved_offsets": [0, 32]}, ...}
 """
@@ -27,8 +27,8 @@ def write_parts(path: Path, parts: Mapping[str, tuple[Start, np.ndarray]]) -> No
     """Writes one file.
 
     Args:
-        path: path of the file to make.
-        parts: by the name of the whole tensor: where the part begins in it, and its values.
+        path: path of the file to create.
+        parts: (offsets, values) by the name of the whole tensor.
     """
     tensors = {
         name: LazyArray(values.shape, values.dtype, lambda values=values: values)
@@ -39,10 +39,10 @@ def write_parts(path: Path, parts: Mapping[str, tuple[Start, np.ndarray]]) -> No
 
 
 def read_parts(files: Sequence[Path]) -> dict[str, LazyArray]:
-    """Returns the whole tensors of several files, read where they are asked for, part by part.
+    """Returns the whole tensors of several files; only the parts that are needed are read.
 
     Args:
-        files: all that belong together; those without offsets hold whole tensors.
+        files: all files; those without offsets have whole tensors.
 
     Raises:
         InputError: for a file that is damaged, or parts that leave a gap.
@@ -77,8 +77,7 @@ def _join(name: str, parts: list[Part], folder: Path) -> LazyArray:
         wanted = [piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True)]
         whole = np.empty([stop - start for start, stop in wanted], parts[0][1].dtype)
         for begin, array in parts:
-            # The range where what is wanted and this part meet, in the numbering of the whole
-            # tensor.
+            # The overlap of the wanted range and this part, in indices of the whole tensor.
             low = [max(a, start) for a, (start, _) in zip(begin, wanted, strict=True)]
             high = [
                 min(a + size, stop)

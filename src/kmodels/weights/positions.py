@@ -1,4 +1,4 @@
-"""Position embeddings for another image size, computed as the origin of the weights does.
+"""Position embeddings for another image size, computed like the origin of the weights.
 
 Resizing is linear and separable, so it is one matrix per axis, made in float64 with NumPy: the same
 on each backend, and independent of it.
@@ -34,8 +34,8 @@ def resize_matrix(old: int, new: int, method: Method) -> np.ndarray:
     """Returns the weights that make `new` samples of `old` ones along an axis.
 
     Args:
-        old: samples there are.
-        new: samples wanted.
+        old: number of samples.
+        new: number of samples wanted.
         method: "bicubic", as Hugging Face (a = -0.75, no antialiasing, edges repeated);
             "bicubic_antialias", as timm (a = -0.5, the kernel widened when shrinking and cut at the
             edges, as Pillow does); "bilinear", as timm on `.npz` files (no antialiasing);
@@ -86,7 +86,7 @@ def resize_positions(
         table: (1, prefix + old rows * old columns, D).
         old: rows and columns of the table.
         new: rows and columns wanted.
-        prefix: rows in front that belong to no patch and stay as they are.
+        prefix: leading rows that belong to no patch and are not resized.
         method: method of `resize_matrix`.
 
     Returns:
@@ -101,7 +101,7 @@ def resize_positions(
 
 
 def fit_positions(table: LazyArray, old: Grid, new: Grid, prefix: int, method: Method) -> LazyArray:
-    """`resize_positions` when the values are asked for; the table itself for the same grid."""
+    """Returns a lazy `resize_positions`, or the table itself for the same grid."""
     if old == new:
         return table
     shape = (1, prefix + new[0] * new[1], table.shape[-1])
@@ -112,13 +112,13 @@ def table_grid(name: str, rows: int, fronts: Sequence[int], grids: Sequence[Grid
     """Returns the grid of a table of positions.
 
     Args:
-        name: of the table, for the error.
+        name: name of the table, for the error.
         rows: rows of the table.
-        fronts: numbers of rows that may belong to no patch, the usual one first.
-        grids: grids that are told or given; one that fits the rows counts before a square.
+        fronts: possible numbers of leading rows that belong to no patch, the usual one first.
+        grids: known grids; one that fits the rows takes precedence over a square.
 
     Raises:
-        InputError: if no grid fits, and the usual rows in front leave no square.
+        InputError: if no grid fits, and the rows without the usual leading ones are no square.
     """
     for grid in grids:
         if rows - grid[0] * grid[1] in fronts:

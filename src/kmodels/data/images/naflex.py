@@ -310,7 +310,7 @@ class RowMaker(BatchMaker):
         size = (grid[0] * self.patch_size, grid[1] * self.patch_size)
         is_whole = tuple(box) == (0, 0, picture.shape[1], picture.shape[0])
         image = self.resizing(picture, size, None if is_whole else tuple(box.tolist()))
-        image = with_channels(image, self.channels)
+        image = with_channels(image, self.channels or image.shape[-1])
         key = np.array([sample])
         if self.augment is not None:
             image = self.augment.pixels(image[None], self.seed, epoch, key, self.mean)[0]
@@ -328,7 +328,7 @@ class RowMaker(BatchMaker):
         members: list[list[int]],
     ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Returns the arrays of a batch."""
-        width = self.patch_size**2 * self.channels
+        width = self.patch_size**2 * images[0].shape[-1]
         values = np.zeros((self.rows, self.row_length, width), "float32")
         shapes = np.zeros((self.rows, self.images_per_row, 2), "int32")
         targets = np.zeros((self.rows, self.images_per_row, *labels.shape[1:]), labels.dtype)

@@ -1,8 +1,7 @@
-"""One training step by several torch processes: `DistributedDataParallel` inside our train steps.
+"""Training steps of several torch processes: `DistributedDataParallel` inside our train steps.
 
-DDP reduces gradients in the backward pass, while it continues. It needs no more of a model than the
-loss and the variables: what lies between is the model's own business, so Keras' step, a `TrainStep`
-of several objectives, adapters and compiled blocks are all alike.
+DDP reduces gradients during the backward pass. It needs only the loss and the variables of a model,
+so it works for tasks, a `TrainStep` of several objectives, adapters and compiled blocks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,19 +18,19 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.distribution.mesh import Mesh
 
-# Averages over the rows of each process, whose average is that over all rows.
+# The average of these over the processes is that over all rows.
 _MEANS = ("sum_over_batch_size", "mean")
 
 
 class DDPTrainer:
-    """The base of all ways to train one model in several processes."""
+    """The base of the ways to train one model in several processes."""
 
     def begin(self, model: keras.Model) -> None:
-        """Looks at a compiled model before its first step.
+        """Checks a compiled model before its first step.
 
         Raises:
-            InputError: for a loss whose parts do not add up to that of the whole batch, or a model
-                that is not the same in all processes.
+            InputError: for a loss that is not a mean over rows, or a model that differs between
+                processes.
         """
         for loss in _losses(model):
             if getattr(loss, "reduction", None) not in (*_MEANS, None):
@@ -42,11 +41,11 @@ class DDPTrainer:
         _check_same(self.facts(model))
 
     def facts(self, model: keras.Model) -> dict[str, Any]:
-        """Returns what must be the same in all processes, by variable path."""
+        """Returns facts that must be equal in all processes, by variable path."""
         slots = getattr(model.optimizer, "variables", ())
         # Each process accumulates its own.
         variables = [v for v in (*model.variables, *slots) if "gradient_accumulator" not in v.path]
-        # The parts of a weight that is cut are each process's own too.
+        # So are the shards of a sharded weight.
         zero = torch.zeros((), dtype=torch.int64)
         cut = [hasattr(variable, "gathered") for variable in variables]
         both = zip(variables, cut, strict=True)
@@ -58,27 +57,27 @@ class DDPTrainer:
         }
 
     def compiled(self, model: keras.Model) -> None:
-        """Is called by `compile`, before the optimizer has made its slots."""
+        """Called by `compile`, before the optimizer creates its slots."""
 
     def settle(self) -> None:
-        """Is called before the state is read: sums held elsewhere go to the optimizer."""
+        """Called before the state is read: moves pending gradient sums to the optimizer."""
 
     def joined(
         self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
     ) -> Any:
-        """Returns the loss, whose backward pass leaves the gradients of all processes' mean loss.
+        """Returns the loss; its backward pass computes gradients of the mean loss of all processes.
 
         Args:
             loss: a scalar, the mean over the rows of this process.
-            variables: that are trained.
-            optimizer: theirs.
+            variables: the variables to train.
+            optimizer: their optimizer.
         """
         raise NotImplementedError
 
     def gradients(
         self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
     ) -> list[Any]:
-        """Returns the gradients of all processes' mean loss, None for unused variables."""
+        """Returns the gradients of the mean loss of all processes, None for unused variables."""
         _clear(variables)
         self.joined(loss, variables, optimizer).backward()
         found = [variable.value.grad for variable in variables]
@@ -88,7 +87,7 @@ class DDPTrainer:
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
         """Returns the results of metrics over the rows of all processes, by name.
 
-        The metrics' own variables go on counting the rows of this process.
+        The variables of the metrics keep counting the rows of this process.
         """
         metrics = list(metrics)
         variables = [variable for metric in metrics for variable in metric.variables]
@@ -97,7 +96,7 @@ class DDPTrainer:
 
 
 def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Returns the results of metrics by name; one that has several gives each."""
+    """Returns the results of metrics by name; a metric may have several."""
     found: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()
@@ -106,13 +105,13 @@ def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
 
 
 class DataParallel(DDPTrainer):
-    """Copies of a model, of which each process trains one on its rows."""
+    """A copy of the model in each process, trained on its rows."""
 
     def __init__(self) -> None:
         self._reducers: dict[tuple[int, ...], _Reducer] = {}
 
     def begin(self, model: keras.Model) -> None:
-        """See `DDPTrainer.begin`; what was reduced before may have changed."""
+        """See `DDPTrainer.begin`; the trained variables may have changed."""
         self._reducers.clear()
         super().begin(model)
 
@@ -131,22 +130,22 @@ class DataParallel(DDPTrainer):
 class _Reducer:
     """DDP over the variables of one optimizer.
 
-    If gradients are accumulated, only the last of the steps reduces: the sum that the optimizer
-    holds is put where torch keeps gradients, and the backward pass adds to it.
+    If gradients are accumulated, only the last of the steps reduces: the sum of the optimizer is
+    moved to the gradients of torch, to which the backward pass adds.
     """
 
     def __init__(self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer):
         reached = _leaves(loss)
         lacks = any(id(variable.value) not in reached for variable in variables)
-        # Torch goes through the whole graph in every step to find them, so only where there are.
+        # To find them, torch traverses the whole graph in every step, so only if there are any.
         lacks = any(processes.all_gather_object("variables without a gradient", lacks))
         self._optimizer, self._variables = optimizer, variables
         steps = getattr(optimizer, "gradient_accumulation_steps", None) or 1
-        # A step that is left out does not count, so who sees its own rows alone would lose count.
+        # A step that is not reduced could be skipped in one process only, which does not count it.
         skips = getattr(optimizer, "skip_non_finite", False)
         self._steps = 1 if skips or lacks else steps
         self._reduce = DistributedDataParallel(
-            _Held(variable.value for variable in variables),
+            _Variables(variable.value for variable in variables),
             init_sync=False,
             find_unused_parameters=lacks,
             gradient_as_bucket_view=True,
@@ -166,13 +165,13 @@ class _Reducer:
     @torch.no_grad()
     def _take_accumulated(self) -> None:
         for variable in self._variables:
-            held = keras_internals.accumulated_gradient(self._optimizer, variable).value
-            variable.value.grad = held.clone()
-            held.zero_()
+            total = keras_internals.accumulated_gradient(self._optimizer, variable).value
+            variable.value.grad = total.clone()
+            total.zero_()
 
 
-class _Held(torch.nn.Module):
-    """The variables, as DDP looks for them, and a loss that was computed outside."""
+class _Variables(torch.nn.Module):
+    """A module with the variables for DDP, whose input is a loss that was computed outside."""
 
     def __init__(self, values: Iterable[Any]):
         super().__init__()
@@ -184,7 +183,7 @@ class _Held(torch.nn.Module):
 
 
 def _leaves(loss: torch.Tensor) -> set[int]:
-    """Returns the tensors that the backward pass leaves gradients in, by id."""
+    """Returns the ids of the tensors that get gradients in the backward pass."""
     found, seen, waiting = set(), set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -199,9 +198,9 @@ def _leaves(loss: torch.Tensor) -> set[int]:
 
 @torch.no_grad()
 def _summed(variables: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
-    """Returns metrics' variables with their values over all processes, one collective per dtype.
+    """Returns variables of metrics with their values over all processes, one collective per dtype.
 
-    Keras' `aggregation` says how; what is not to be aggregated stays as it is.
+    Values are summed or averaged by Keras' `aggregation`; others are not returned.
     """
     share = 1.0 / processes.count()
     groups: dict[torch.dtype, list[tuple[Any, torch.Tensor]]] = {}
@@ -229,11 +228,11 @@ def _losses(model: keras.Model) -> list[Any]:
 
 
 def _check_same(facts: dict[str, Any]) -> None:
-    told = processes.all_gather_object("the model", facts)
-    for rank, other in enumerate(told):
-        if other == told[0]:
+    first, *others = processes.all_gather_object("the model", facts)
+    for rank, other in enumerate(others, 1):
+        if other == first:
             continue
-        wrong = [name for name in {**told[0], **other} if other.get(name) != told[0].get(name)]
+        wrong = [name for name in {**first, **other} if other.get(name) != first.get(name)]
         path = wrong[0].partition(" ")[2]
         raise InputError(
             f"the model differs between the processes: {len(wrong)} variables, the first of them "
@@ -243,7 +242,7 @@ def _check_same(facts: dict[str, Any]) -> None:
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    """Returns the numbers as integers, so that a sum tells one bit from another."""
+    """Returns the bits as integers, so that a sum changes with any bit."""
     value = value.detach()
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return value.contiguous().reshape(-1).view(kinds[value.element_size()]).to(torch.int64)
@@ -254,12 +253,12 @@ def _clear(variables: Sequence[Any]) -> None:
         variable.value.grad = None
 
 
-# They are of one process's rows; `SyncBatchNorm` is none of them.
+# Their statistics are of the rows of one process, unlike `SyncBatchNorm`.
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
 class DDPEngine:
-    """A copy of the model in every process; see `engine.Engine`."""
+    """A copy of the model in every process; see `Engine`."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -320,7 +319,7 @@ def all_predictions(outputs: Tree, rows: int, shards: int) -> Any:
 
 
 def check_norms(model: keras.Model) -> None:
-    """Raises `InputError` for batch norm, whose statistics would be of one process's rows."""
+    """Raises `InputError` for batch norm, whose statistics would be of the rows of one process."""
     for layer in keras_internals.sublayers(model):
         if not layer.trainable:
             continue

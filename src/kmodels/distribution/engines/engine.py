@@ -1,4 +1,4 @@
-"""The protocol of an engine, which hides how a backend uses many devices."""
+"""The protocol of an engine: many devices on one backend."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,10 +15,10 @@ class Engine(Protocol):
     """A mesh in force on one backend.
 
     Attributes:
-        mesh: in force.
-        shards: in how many parts the rows of each global batch are fed: S of the data rule.
-        shard: the part that this process feeds, from 0: k of the data rule.
-        main: whether this process writes files and shows progress.
+        mesh: the filled mesh.
+        shards: number of parts in which processes feed a global batch, S in `data.pipeline.shard`.
+        shard: number of the part that this process feeds, k there.
+        main: True if this process writes files and shows progress.
     """
 
     mesh: Mesh
@@ -27,14 +27,14 @@ class Engine(Protocol):
     main: bool
 
     def prepare(self, model: "keras.Model") -> Any:
-        """Makes a built model ready for `compile`, after `check`; gives the model to train."""
+        """Checks a built model and prepares it for `compile`; returns the model to train."""
         ...
 
     def check(self, model: "keras.Model") -> None:
-        """Raises `InputError` if the mesh was lost or the model does not lie on it.
+        """Raises `InputError` if the mesh was dropped or the model is not on it.
 
-        That is after `keras.utils.clear_session()`, for a model or an adapter made before
-        `distribute`, and for what the backend cannot train in parallel.
+        This happens after `keras.utils.clear_session()`, for a model or an adapter made before
+        `distribute`, and for layers that the backend cannot train in parallel.
         """
         ...
 
@@ -61,36 +61,36 @@ class EngineBackend(Protocol):
 
     @property
     def MORE(self) -> str:
-        """Is how to get more devices, with "{}" for their number."""
+        """How to get more devices, with "{}" for their number."""
         ...
 
     @property
     def NO_SEQUENCE(self) -> str | None:
-        """Is a clause that says why rows cannot be cut by tokens, or None if they can."""
+        """The reason why rows cannot be sharded by tokens, or None if they can."""
         ...
 
     def devices(self) -> int:
-        """Returns how many there are in all processes."""
+        """Returns the number of devices of all processes."""
         ...
 
     def use(self, mesh: Mesh) -> Engine:
-        """Puts a filled mesh in force; raises `InputError` for what the backend cannot do."""
+        """Puts a filled mesh in force; raises `InputError` if the backend does not support it."""
         ...
 
 
 def check_place(
     mesh: Mesh, in_force: bool, model: "keras.Model", lies: Callable[[Any], bool]
 ) -> None:
-    """Checks what `Engine.check` checks on every backend.
+    """The part of `Engine.check` that is the same on every backend.
 
     Args:
         mesh: mesh of the engine.
-        in_force: whether the backend still has it.
-        model: built.
-        lies: whether a variable lies on the mesh.
+        in_force: True if it is still the mesh of the backend.
+        model: a built model.
+        lies: returns True if a variable is on the mesh.
 
     Raises:
-        InputError: if it is not in force, or a variable does not lie on it.
+        InputError: if the mesh is not in force, or a variable is not on it.
     """
     if not in_force:
         raise InputError(

@@ -1,7 +1,7 @@
 """Many devices on JAX: `keras.distribution`'s DataParallel, or its ModelParallel by layout rules.
 
-One process drives all its devices, and arrays given to `fit` just work: each batch is the global
-one. Each of several processes feeds its own rows of it.
+A process drives all its devices. In a run of one process each batch is the global batch; each of
+several processes feeds its own rows.
 """
 
 from collections.abc import Sequence
@@ -27,23 +27,23 @@ constrain: Any = jax.lax.with_sharding_constraint
 
 
 class Gathered(keras.Variable):
-    """A `keras.Variable` with a layout; `value` is whole while a traced layer reads it.
+    """A `keras.Variable` with a layout; `value` is gathered while a traced layer reads it.
 
-    It has its compute dtype by then, so that bfloat16 goes over the wire.
+    It has been cast to its compute dtype by then, so that bfloat16 is transferred.
     """
 
     @property
     def value(self) -> Any:
-        """The value, gathered where a layer is traced."""
-        found = super().value
+        """The value, gathered if a layer is traced."""
+        value = super().value
         used = in_use() or keras_internals.current_call_context() is not None
-        if not used or not isinstance(found, Tracer):
-            return found
+        if not used or not isinstance(value, Tracer):
+            return value
         parts = keras_internals.layout_of(self).backend_layout
         inner = (None if axis == "fsdp" else axis for axis in parts.spec)
         whole = NamedSharding(parts.mesh, PartitionSpec(*inner))
         return linear_call(
-            lambda _, x: constrain(x, whole), lambda _, g: constrain(g, parts), (), found
+            lambda _, x: constrain(x, whole), lambda _, g: constrain(g, parts), (), value
         )
 
 
@@ -52,18 +52,18 @@ NO_SEQUENCE = None
 
 
 def devices() -> int:
-    """Returns how many there are, in all processes."""
+    """Returns the number of devices of all processes."""
     return len(keras.distribution.list_devices())
 
 
 class BatchLayout(keras.distribution.TensorLayout):
-    """Rows that lie along several mesh axes at once, for which Keras' layouts have no word.
+    """A layout of rows over several mesh axes at once, which Keras' layouts do not support.
 
     Args:
-        rank: rank of the array; one without rows lies whole on each device.
-        axes: axes of the mesh, over which the rows are split together, the first outermost.
+        rank: rank of the array; a scalar is replicated.
+        axes: mesh axes over which the rows are sharded together, the first outermost.
         device_mesh: the mesh.
-        tokens: axis of the mesh over which the second dimension is split, or None.
+        tokens: mesh axis over which the second dimension is sharded, or None.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class BatchLayout(keras.distribution.TensorLayout):
 
     @property
     def axes(self) -> tuple[Any, ...]:
-        """The mesh axes along which each dimension lies."""
+        """Mesh axes of each dimension."""
         return (*self._split, *super().axes[len(self._split) :])
 
     @property
     def backend_layout(self) -> NamedSharding:
-        """The layout as JAX takes it."""
+        """The layout as a JAX sharding."""
         return NamedSharding(self.device_mesh.backend_mesh, PartitionSpec(*self.axes))
 
 
@@ -93,7 +93,7 @@ def _rows(
     shape: Sequence[int],
     tokens: str | None = None,
 ) -> BatchLayout:
-    """Returns where a batch of this process lies; its first dimension are the rows."""
+    """Returns the layout of a batch of this process, whose first dimension is rows."""
     feeding = min(distribution.num_model_replicas, distribution.num_processes)
     parts = distribution.num_model_replicas // feeding
     if shape and shape[0] % parts:
@@ -107,16 +107,16 @@ def _rows(
 def _placed(
     distribution: keras.distribution.ModelParallel, variable: keras.Variable, values: np.ndarray
 ) -> jax.Array:
-    """Returns an array of the host where the variable lies; all processes have the same values.
+    """Returns a host array with the layout of the variable; all processes have the same values.
 
-    Each device gets its part alone. `jax.device_put` would have all processes compare their values.
+    Each device gets only its part. With `jax.device_put` all processes would compare their values.
     """
     where = distribution.get_variable_layout(variable).backend_layout
     return jax.make_array_from_callback(values.shape, where, lambda part: values[part])
 
 
 class Replicated(keras.distribution.DataParallel):
-    """Each device holds the model and takes its rows of a batch."""
+    """Each device has the model and takes its rows of a batch."""
 
     place = _placed
 
@@ -126,19 +126,19 @@ class Replicated(keras.distribution.DataParallel):
 
 
 class ShardedLayouts(keras.distribution.ModelParallel):
-    """Variables lie in parts by `layout.axes`, and rows over `data` and `fsdp` together.
+    """Variables are sharded by `layout.axes`, rows over `data` and `fsdp` together.
 
-    Of what has a number for each token, (rows, tokens), the tokens lie over `sequence`.
+    Tokens of arrays (rows, tokens) are sharded over `sequence`.
 
-    Keras' ModelParallel knows one axis for rows. Rows over `data` alone would have all devices of
-    an `fsdp` axis compute the same.
+    Keras' ModelParallel supports one axis for rows. With rows over `data` alone, all devices of an
+    `fsdp` axis would compute the same.
     """
 
     place = _placed
 
     def __init__(self, mesh: Mesh, device_mesh: jax.sharding.Mesh):
         self._mesh = mesh
-        # Read by overrides: rows and weights in parts leave a layer's arithmetic whole.
+        # Read by overrides: only `model` splits the arithmetic of a layer.
         self.cuts_layers = mesh.model > 1
         super().__init__(
             layout_map=keras.distribution.LayoutMap(device_mesh),
@@ -148,7 +148,7 @@ class ShardedLayouts(keras.distribution.ModelParallel):
 
     @property
     def num_model_replicas(self) -> int:
-        """Parts in which a batch is split."""
+        """Number of parts of a batch."""
         return self._mesh.replicas
 
     def get_data_layout(self, data_shape: Sequence[int]) -> BatchLayout:
@@ -157,7 +157,7 @@ class ShardedLayouts(keras.distribution.ModelParallel):
         return _rows(self, ("data", "fsdp"), data_shape, tokens)
 
     def get_variable_layout(self, variable: keras.Variable) -> Any:
-        """Follows the rules; a slot lies as its weight does, which Keras hands on."""
+        """Follows the rules; a slot has the layout of its weight, which Keras passes on."""
         if keras_internals.layout_of(variable) is not None:
             return super().get_variable_layout(variable)
         axes = axes_of(variable, self._mesh)
@@ -196,12 +196,12 @@ class JaxEngine:
         keras.distribution.set_distribution(self._distribution)
 
     def prepare(self, model: keras.Model) -> Any:
-        """Checks the model, and gives it back."""
+        """See `Engine.prepare`."""
         self.check(model)
         return model
 
     def check(self, model: keras.Model) -> None:
-        """Raises `InputError` if the mesh was dropped, or variables do not lie on it."""
+        """See `Engine.check`."""
         layout.check_tokens(model, self.mesh)
         in_force = keras.distribution.distribution() is self._distribution
 

@@ -1,8 +1,8 @@
 """Many devices of one host on TensorFlow: `tf.distribute.MirroredStrategy`.
 
-Each device holds the model and computes its rows of a batch; gradients are summed, and arrays given
-to `fit` just work. Keras' `fit` has no engine here for weights in parts, and under
-MultiWorkerMirroredStrategy it fails before the first step (keras-team/keras#20585).
+Each device has the model and computes its rows of a batch; gradients are summed. Sharded weights
+are not supported, and Keras' `fit` fails under MultiWorkerMirroredStrategy before the first step
+(keras-team/keras#20585).
 """
 
 import functools
@@ -27,7 +27,7 @@ NO_SEQUENCE = "TensorFlow has no attention over several devices"
 
 
 def devices() -> int:
-    """Returns how many there are: GPUs, or without any logical CPUs."""
+    """Returns the number of GPUs, or of logical CPUs if there are none."""
     return len(_every())
 
 
@@ -41,17 +41,17 @@ class TensorFlowEngine:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self._strategy = _mirrored(tuple(_every()[: mesh.data]))
-        # This is no scope: that could not be left open, and `fit` wants to be outside of one.
+        # Not a scope, which could not stay open, and in which `fit` fails.
         tf.distribute.experimental_set_strategy(self._strategy)
         replicas_tensorflow.draw_apart(mesh.data > 1)
 
     def prepare(self, model: keras.Model) -> Any:
-        """Checks the model, and gives it back."""
+        """See `Engine.prepare`."""
         self.check(model)
         return model
 
     def check(self, model: keras.Model) -> None:
-        """Raises `InputError` for variables off the mesh, and for what would be wrong on it."""
+        """See `Engine.check`."""
         in_force = tf.distribute.get_strategy() is self._strategy
         created_here = self._strategy.extended.variable_created_in_scope
 
@@ -90,7 +90,7 @@ def use(mesh: Mesh) -> TensorFlowEngine:
     """Sets the strategy of this mesh for the process.
 
     Raises:
-        InputError: for weights in parts, for several hosts, and inside another strategy.
+        InputError: for a mesh that shards weights, for several hosts, and inside another strategy.
     """
     if mesh.size > mesh.data:
         raise InputError(
@@ -112,9 +112,9 @@ def use(mesh: Mesh) -> TensorFlowEngine:
 
 @functools.cache
 def _mirrored(names: tuple[str, ...]) -> Any:
-    """Returns the strategy of these devices; it is made once, without collectives on CPUs.
+    """Returns the strategy of these devices, created once; on CPUs without collectives.
 
-    Strategies of one process number their exchanges alike, and mix them.
+    Strategies of one process use the same numbers for exchanges, and would mix them.
     """
     on_cpu = all("CPU" in name for name in names)
     ways = tf.distribute.ReductionToOneDevice() if on_cpu else None

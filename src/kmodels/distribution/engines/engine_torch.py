@@ -1,7 +1,7 @@
 """Many devices on torch: a process for each, as torchrun starts them.
 
-Every process feeds its own rows of each batch. `data` reduces gradients by DDP, `fsdp` cuts weights
-by FSDP2; `model` is Keras' own, from 3.16 on.
+Every process feeds its own rows of each batch. `data` is DDP, `fsdp` is FSDP2, and `model` is the
+ModelParallel of Keras, from 3.16 on.
 """
 
 from kmodels.core import processes, seeds_torch
@@ -16,15 +16,15 @@ NO_SEQUENCE = "torch's context_parallel has no causal attention on CPUs, where i
 
 
 def devices() -> int:
-    """Returns how many there are, in all processes: each has one."""
+    """Returns the number of processes, which have one device each."""
     return processes.count()
 
 
 def use(mesh: Mesh) -> Engine:
-    """Makes the processes of this run a mesh.
+    """Puts a mesh over the processes of the run in force.
 
     Raises:
-        InputError: for a mesh that leaves processes without work, or an axis that torch has not.
+        InputError: for a mesh that leaves processes without work, or an axis that is not supported.
     """
     if mesh.size != devices():
         raise InputError(

@@ -1,6 +1,6 @@
-"""Weights, gradients and slots in parts over the ranks of torchrun: torch's FSDP2.
+"""Weights, gradients and slots sharded over the ranks of torchrun: torch's FSDP2.
 
-`plan.prepare` cuts a model; what reads its weights after that has to be done by all ranks together.
+`plan.prepare` shards a model; after that, all ranks must read its weights together.
 """
 
 import functools
@@ -25,20 +25,20 @@ from kmodels.weights.host_torch import to_numpy
 
 
 class Placed(keras_internals.OwnAssign):
-    """A variable whose value is a `DTensor`; whole values that are given to it are cut.
+    """A variable whose value is a `DTensor`; it shards whole values that are assigned to it.
 
-    All ranks have to give the same value. `gathered`, and with it whatever reads the variable on
-    the host, is a collective: all ranks have to call it together.
+    All ranks must assign the same value. `gathered`, and any read of the variable on the host, is a
+    collective: all ranks must call it together.
     """
 
     @property
     def placed(self) -> DTensor:
-        """This rank's part, in the dtype of the variable."""
+        """The shard of this rank, in the dtype of the variable."""
         return self.held
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """The slices of the whole value that this rank holds."""
+        """Slices of the whole value that are on this rank."""
         return region(self.placed)
 
     def gathered(self) -> torch.Tensor:
@@ -46,12 +46,12 @@ class Placed(keras_internals.OwnAssign):
         return self.placed.full_tensor().detach()
 
     def take(self, value: torch.Tensor) -> None:
-        """Copies this rank's part of a whole value, or the part of a `DTensor` cut alike."""
+        """Copies the shard of this rank from a whole value, or from a `DTensor` of equal layout."""
         self.take_part(value.to_local() if isinstance(value, DTensor) else value[self.index])
 
     @torch.no_grad()
     def take_part(self, value: torch.Tensor) -> None:
-        """Copies what lies at `index`."""
+        """Copies a value into the shard of this rank."""
         self.placed.to_local().copy_(value)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
@@ -60,10 +60,10 @@ class Placed(keras_internals.OwnAssign):
 
 
 class ShardedVariable(keras_internals.ValueElsewhere, Placed):
-    """A weight that is whole while its group runs, and else a part.
+    """A weight that is whole while its group runs, and otherwise a shard.
 
-    FSDP2 exchanges the parameter of the group's module, so the variable looks there whenever it is
-    asked. One that was built without a value has none until one is given to it.
+    FSDP2 replaces the parameter of the group's module, so the variable reads it there. A variable
+    that was built without a value has none until one is assigned.
     """
 
     group: torch.nn.Module
@@ -71,32 +71,32 @@ class ShardedVariable(keras_internals.ValueElsewhere, Placed):
     waiting: bool
 
     def found(self) -> Any:
-        """Returns the parameter of the group's module, None before a value was given to it."""
+        """Returns the parameter of the group's module, None before a value is assigned."""
         return None if self.waiting else getattr(self.group, self.place)
 
     @property
     def placed(self) -> DTensor:
-        """This rank's part; only outside of the group's run."""
+        """The shard of this rank; only while the group does not run."""
         return getattr(self.group, self.place)
 
     def take_part(self, value: torch.Tensor) -> None:
-        """See `Placed`; the variable has a value from now on."""
+        """See `Placed`; after this the variable has a value."""
         super().take_part(value)
         self.waiting = False
         self.has_taken()
 
 
 def put_in(variable: keras.Variable, group: torch.nn.Module, place: str) -> None:
-    """Makes a variable look for its value in a group's module; its own is let go."""
+    """Makes a variable read its value from a group's module, and releases its own."""
     keras_internals.let_value_go(variable)
     keras_internals.change_class(variable, ShardedVariable)
     variable.group, variable.place, variable.waiting = group, place, True
 
 
 def place_like(slot: keras.Variable, weight: ShardedVariable) -> None:
-    """Gives a variable without a value its first one, cut as a weight of the same shape is.
+    """Gives a slot its first value, sharded like a weight of the same shape.
 
-    Its initializer has to give one number everywhere, as those of optimizers' slots do.
+    Its initializer must be a constant, as for slots of optimizers.
     """
     like = weight.placed
     local = like.to_local()
@@ -110,14 +110,14 @@ def place_like(slot: keras.Variable, weight: ShardedVariable) -> None:
 
 
 def region(placed: DTensor) -> tuple[slice, ...]:
-    """Returns where in the whole tensor this rank's part lies."""
+    """Returns the slices of the whole tensor that are on this rank."""
     found = [(0, size) for size in placed.shape]
     mesh = placed.device_mesh
     for axis, placement in enumerate(placed.placements):
         if placement.is_shard():
             dimension = placement.dim  # type: ignore[attr-defined]
             start, stop = found[dimension]
-            # It is cut as torch cuts: the last parts are shorter, or empty.
+            # Like torch: the last shards are shorter, or empty.
             step = -(-(stop - start) // mesh.size(axis))
             begin = min(start + step * mesh.get_local_rank(axis), stop)
             found[dimension] = begin, min(begin + step, stop)
@@ -125,13 +125,13 @@ def region(placed: DTensor) -> tuple[slice, ...]:
 
 
 class Group(torch.nn.Module):
-    """Weights that are gathered while a function runs that reads them."""
+    """Weights that are gathered while a function runs."""
 
     def __init__(self, variables: Sequence[Any]):
         super().__init__()
         for index, variable in enumerate(variables):
             kind = getattr(torch, keras.backend.standardize_dtype(variable.dtype))
-            # It has no numbers yet: torch cuts it, and each rank makes its own part.
+            # Without values: torch shards it, and each rank allocates its own shard.
             value = torch.empty(variable.shape, dtype=kind, device="meta")
             trainable = variable.trainable and kind.is_floating_point
             self.register_parameter(f"p{index}", torch.nn.Parameter(value, trainable))
@@ -139,14 +139,14 @@ class Group(torch.nn.Module):
     def forward(self, function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """`function(*args, **kwargs)`."""
         found = function(*args, **kwargs)
-        # Torch warns of views, since an operation in place would lose the hook that gathers again.
+        # Torch warns of views: an operation in place would lose the hook that gathers in backward.
         if isinstance(found, torch.Tensor) and found.requires_grad:
             return found.clone() if internals_torch.is_view(found) else found
         return found
 
 
 class Root(torch.nn.Module):
-    """Holds all groups of a model, around its call."""
+    """All groups of a model, around its call."""
 
     def __init__(self, groups: Sequence[Group]):
         super().__init__()
@@ -158,19 +158,19 @@ class Root(torch.nn.Module):
 
 
 def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
-    """Cuts all weights of a model over the last axis of a mesh.
+    """Shards all weights of a model over the last axis of a mesh.
 
-    Weights that have values keep them, each rank its part; the others wait for theirs.
+    Weights without values get them later.
 
     Args:
         model: a built `keras.Model`.
-        mesh: mesh of one axis, or of two, of which the first has copies (HSDP).
+        mesh: mesh of one axis, or of two, the first for copies (HSDP).
 
     Returns:
         The root of the groups, an `FSDPModule`.
 
     Raises:
-        InputError: for weights that no layer reads alone, or that cannot be reduced together.
+        InputError: for weights that belong to several layers, or that cannot be reduced together.
     """
     layers = _layers(model)
     owned = [id(variable) for layer in layers for variable in layer.weights]
@@ -180,20 +180,20 @@ def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
             f"{', '.join(lost[:8])}; keep each in one layer"
         )
     for layer in keras_internals.sublayers(model):
-        # Keras holds the whole tensors here too; it makes the dictionary again when it is asked.
+        # Keras has the whole tensors here too; it creates the dictionary again when needed.
         keras_internals.forget_parameters(layer)
     groups = [_cut(layer, mesh) for layer in layers]
     _prefetch(layers, groups)
     root: Any = Root(groups)
     fully_shard(root, mesh=mesh)
-    # torch takes the first module that is called for the root.
+    # torch treats the first module that is called as the root.
     root(lambda: None)
     _enter(model, "call", root)
     return root
 
 
 def _layers(model: keras.Model) -> list[Any]:
-    """Returns the layers with weights that a model, or a model in it, is made of; each once."""
+    """Returns the layers with weights of a model and of models in it, each once."""
     found: dict[int, Any] = {}
     for layer in model.layers:
         inside = _layers(layer) if isinstance(layer, keras.Model) else [layer]
@@ -230,9 +230,9 @@ def _cut(layer: keras.Layer, mesh: DeviceMesh) -> Group:
 
 
 def _dimension(parameter: torch.nn.Parameter, parts: int) -> Shard:
-    """Returns the first dimension that divides: dimension 0 is gathered without a copy.
+    """Shards the first dimension that divides: dimension 0 is gathered without a copy.
 
-    Where none does, torch pads the first one.
+    If none does, torch pads the first one.
     """
     even = [axis for axis, size in enumerate(parameter.shape) if size % parts == 0]
     return Shard(even[0] if even else 0)
@@ -241,7 +241,7 @@ def _dimension(parameter: torch.nn.Parameter, parts: int) -> Shard:
 def _precision(layer: keras.Layer) -> MixedPrecisionPolicy:
     """Gathers weights in the dtype that layers read, and reduces gradients in float32.
 
-    Half the bytes travel under a mixed policy, and no cast copy of a weight waits for backward.
+    A mixed policy transfers half the bytes, and no cast copy of a weight is kept for backward.
     """
     readers = [one for one in keras_internals.sublayers(layer) if one.weights]
     kinds = {one.compute_dtype for one in readers}
@@ -253,12 +253,12 @@ def _precision(layer: keras.Layer) -> MixedPrecisionPolicy:
 
 
 def _enter(layer: keras.Layer, name: str, module: torch.nn.Module) -> None:
-    """Has a method of a layer run inside a module, with torch's hooks around it."""
+    """Makes a method of a layer run inside a module, with torch's hooks around it."""
     method = getattr(layer, name)
 
     @functools.wraps(method)
     def entered(*args: object, **kwargs: object) -> Any:
-        # Keras infers shapes with tensors that have no numbers.
+        # Keras infers shapes with tensors on the meta device.
         if any(getattr(x, "is_meta", False) for x in keras.tree.flatten((args, kwargs))):
             return method(*args, **kwargs)
         return module(method, *args, **kwargs)
@@ -267,9 +267,9 @@ def _enter(layer: keras.Layer, name: str, module: torch.nn.Module) -> None:
 
 
 def _prefetch(layers: Sequence[Any], groups: Sequence[Any]) -> None:
-    """Each block asks for the next one's weights before it computes.
+    """Makes each block prefetch the weights of the next one before it computes.
 
-    Torch does so itself on the way back, in the order in which the groups ran.
+    In the backward pass torch does so itself, in reverse order.
     """
     both = zip(layers, groups, strict=True)
     blocks = [group for layer, group in both if layer.name.startswith("block_")]
@@ -278,7 +278,7 @@ def _prefetch(layers: Sequence[Any], groups: Sequence[Any]) -> None:
 
 
 def place(optimizer: keras.Optimizer) -> None:
-    """Has an optimizer make the slots of cut weights in parts when it is built.
+    """Makes an optimizer shard the slots of sharded weights when it is built.
 
     Args:
         optimizer: an optimizer of any class whose slots have the shapes of the weights.
@@ -305,7 +305,7 @@ def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Seq
     except InputError:
         raise
     except ValueError as error:
-        raise refusal from error  # it gives slots their values itself
+        raise refusal from error  # it assigns values to slots itself
     new = {id(variable): variable for variable in made}
     for slot, weight in _pairs(optimizer, variables):
         if new.pop(id(slot), None) is None or not isinstance(weight, ShardedVariable):
@@ -317,13 +317,13 @@ def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Seq
 
 
 def _pairs(optimizer: keras.Optimizer, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yields each slot with its weight: optimizers keep lists in the order of the weights."""
+    """Yields each slot with its weight: optimizers have lists in the order of the weights."""
     for _, held in keras_internals.slot_lists(optimizer):
         yield from zip(held, weights, strict=True)
 
 
 class FSDPEngine(DDPEngine):
-    """See `engine.Engine`. Models of `from_preset` wait for their weights until they are cut."""
+    """FSDP, with `data` HSDP. Models of `from_preset` get their weights after sharding."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -338,7 +338,7 @@ class FSDPEngine(DDPEngine):
         deferred.switch(True)
 
     def prepare(self, model: keras.Model) -> Any:
-        """Cuts the weights, and fills those that wait for their values."""
+        """Shards the weights, and fills those without values."""
         self.check(model)
         if model.parallel is None:
             root = shard(model, self.device_mesh)
@@ -358,7 +358,7 @@ class FSDPEngine(DDPEngine):
                 )
             adapter = getattr(layer, "adapter", None)
             magnitude = getattr(adapter, "magnitude", None)
-            # A magnitude that waits too is one of a file.
+            # A magnitude without a value is read from a file.
             if magnitude is None or not keras_internals.has_value(magnitude):
                 continue
             if not keras_internals.has_value(layer.kernel):
@@ -368,17 +368,17 @@ class FSDPEngine(DDPEngine):
                 )
 
     def leave(self) -> None:
-        """See `Engine.leave`; models that are loaded from now on are whole."""
+        """See `Engine.leave`; models that are loaded after this are not sharded."""
         super().leave()
         deferred.switch(False)
 
 
 class FSDPTrainer(DDPTrainer):
-    """A model of which each rank holds a part, and trains all on its rows.
+    """Training of a sharded model.
 
     Args:
-        root: root of the groups, see `groups_torch.shard`.
-        model: that was cut.
+        root: root of the groups, see `shard`.
+        model: the sharded model.
     """
 
     def __init__(self, root: Any, model: keras.Model):
@@ -389,7 +389,7 @@ class FSDPTrainer(DDPTrainer):
         self._waiting: tuple[Sequence[Any], Any] | None = None
 
     def compiled(self, model: keras.Model) -> None:
-        """Has the optimizer make its slots in parts."""
+        """Makes the optimizer shard its slots."""
         self.settle()
         optimizers = getattr(model.optimizer, "by_player", {"": model.optimizer}).values()
         self._several, self._few = len(optimizers) > 1, None
@@ -401,7 +401,7 @@ class FSDPTrainer(DDPTrainer):
         """See `DDPTrainer.begin`.
 
         Raises:
-            InputError: also for what was changed since the model was cut.
+            InputError: also for weights that changed after sharding.
         """
         if new := [v.path for v in model.weights if not isinstance(v, ShardedVariable)]:
             raise InputError(
@@ -421,8 +421,8 @@ class FSDPTrainer(DDPTrainer):
     ) -> Any:
         """See `DDPTrainer.joined`.
 
-        If gradients are accumulated and few weights are trained, torch adds up their whole
-        gradients, and only the last of the steps reduces them.
+        If gradients are accumulated and few weights are trained, torch sums whole gradients, and
+        only the last of the steps reduces them.
         """
         if self._waits(variables, optimizer):
             steps = optimizer.gradient_accumulation_steps
@@ -430,19 +430,19 @@ class FSDPTrainer(DDPTrainer):
             self._reduces(not inner)
             self._waiting = (variables, optimizer) if inner else None
             for variable in variables:
-                # The optimizer counts the step, and adds nothing to what it accumulates.
+                # The optimizer counts the step, and accumulates zeros.
                 variable.value.grad = torch.zeros_like(variable.value) if inner else None
         return loss
 
     def settle(self) -> None:
-        """Reduces what waits into what the optimizer accumulates, where a checkpoint finds it."""
+        """Reduces pending gradients into those that the optimizer accumulates, for checkpoints."""
         if self._waiting is None:
             return
         (variables, optimizer), self._waiting = self._waiting, None
         self._reduces(True)
         for variable in variables:
             variable.value.grad = None
-        # Torch reduces what waits at the end of any backward pass.
+        # Torch reduces pending gradients at the end of any backward pass.
         device = variables[0].value.device
         self.root(lambda x: x * 1, torch.zeros((), device=device, requires_grad=True)).backward()
         for variable in variables:
@@ -455,15 +455,15 @@ class FSDPTrainer(DDPTrainer):
         self.root.set_is_last_backward(now)
 
     def _waits(self, variables: Sequence[Any], optimizer: keras.Optimizer) -> bool:
-        """Returns whether whole gradients are smaller than what a rank holds of all weights."""
-        # A step that is left out would not count; and several optimizers share the groups.
+        """Returns True if whole gradients are smaller than the shard of all weights on a rank."""
+        # A skipped step would not count, and several optimizers share the groups.
         if self._several or getattr(optimizer, "skip_non_finite", False):
             return False
         if not getattr(optimizer, "gradient_accumulation_steps", None):
             return False
         if self._few is None:
             gradients = sum(4 * variable.value.numel() for variable in variables)
-            # The sizes are of an even cut, since all ranks have to decide alike.
-            held = sum(p.nbytes / p.device_mesh.size(-1) for p in self.root.parameters())
-            self._few = gradients <= held
+            # Sizes of an even split, since all ranks must decide alike.
+            shards = sum(p.nbytes / p.device_mesh.size(-1) for p in self.root.parameters())
+            self._few = gradients <= shards
         return self._few

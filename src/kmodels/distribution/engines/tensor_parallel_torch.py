@@ -1,4 +1,4 @@
-"""Layers split over torch's processes: Keras' own `ModelParallel`, which torch has from 3.16 on."""
+"""Tensor parallelism over torch processes: Keras' own `ModelParallel`, from Keras 3.16 on."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ def use(mesh: Mesh) -> "Split":
     """Returns the engine of a mesh with a `model` axis.
 
     Raises:
-        InputError: before Keras 3.16, and for `fsdp` beside `model`.
+        InputError: before Keras 3.16, and for `fsdp` together with `model`.
     """
     version = keras.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < _SINCE:
@@ -42,7 +42,7 @@ def use(mesh: Mesh) -> "Split":
 
 
 class _Layers(keras.distribution.ModelParallel):
-    """Variables lie by `layout.axes`, rows over `data`."""
+    """Variables are sharded by `layout.axes`, rows over `data`."""
 
     def __init__(self, mesh: Mesh, grid: "DeviceMesh"):
         self._mesh = mesh
@@ -53,7 +53,7 @@ class _Layers(keras.distribution.ModelParallel):
         )
 
     def get_variable_layout(self, variable: keras.Variable) -> Any:
-        """Follows the rules; a slot lies as its weight does, which Keras hands on."""
+        """Follows the rules; a slot has the layout of its weight, which Keras passes on."""
         if keras_internals.layout_of(variable) is not None:
             return super().get_variable_layout(variable)
         return keras.distribution.TensorLayout(axes_of(variable, self._mesh), self.device_mesh)
@@ -63,7 +63,7 @@ class _Whole(DDPTrainer):
     """Steps whose loss and metrics are those of the global batch in every process."""
 
     def begin(self, model: keras.Model) -> None:
-        """Does nothing: parts of weights differ between processes."""
+        """Does nothing: shards of weights differ between processes."""
 
     def joined(
         self, loss: torch.Tensor, variables: Sequence[Any], optimizer: keras.Optimizer
@@ -72,12 +72,12 @@ class _Whole(DDPTrainer):
         return loss
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
-        """Returns the results as they are; Keras would add what is a sum already."""
+        """Returns the results as they are, which are those of the global batch."""
         return results_of(metrics)
 
 
 class Split:
-    """See `engine.Engine`."""
+    """Layers split over the `model` axis; see `Engine`."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -88,11 +88,11 @@ class Split:
         grid = keras.distribution.DeviceMesh((mesh.data, mesh.model), ("data", "model"), every)
         self._distribution = _Layers(mesh, grid)
         keras.distribution.set_distribution(self._distribution)
-        # They are written for tensors that are there.
+        # Overrides do not support DTensor.
         dispatch.decline_all("layers are split over processes")
 
     def prepare(self, model: keras.Model) -> Any:
-        """Checks the model, and gives it back."""
+        """See `Engine.prepare`."""
         self.check(model)
         # Around Keras' __setattr__, which refuses new state on a built model.
         object.__setattr__(model, "parallel", _Whole())

@@ -1,4 +1,4 @@
-"""Runs on a Ray cluster: `run` starts one there, `directory` is where it keeps what it saves."""
+"""Runs on a Ray cluster: `run` starts one, `directory` returns the directory of its checkpoints."""
 
 from kmodels.distribution.ray.inside import directory
 from kmodels.distribution.ray.start import run

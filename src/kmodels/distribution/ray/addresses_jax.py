@@ -1,4 +1,4 @@
-"""A backend of Ray Train that tells JAX workers the variables by which they find each other."""
+"""A backend of Ray Train that sets the variables by which JAX workers find each other."""
 
 import socket
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from kmodels.core.processes_jax import tell
 
 @dataclass
 class AddressConfig(BackendConfig):
-    """Tells each worker the address of the first one, how many there are and which it is."""
+    """Sends each worker the address of the first one, their number and its own index."""
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """The class whose hooks Ray calls."""
+        """Class whose hooks Ray calls."""
         return _Addresses
 
 
 class _Addresses(Backend):
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """Called by Ray once all workers are there, before they begin."""
+        """Called by Ray after all workers have started, before their work."""
         address = worker_group.execute_single(0, _free_address)
         for index in range(len(worker_group)):
             worker_group.execute_single(index, tell, address, len(worker_group), index)

@@ -17,32 +17,32 @@ from kmodels.core.environment import environ_with
 from kmodels.core.errors import InputError, one_line
 
 _FOLDER = "kmodels-ray-"
-# Of the line that Ray's objects take; no data goes through them.
+# Bytes of Ray's object store, through which no data goes.
 _OBJECT_STORE = 200_000_000
-# Ray looks at its workers every two seconds, and takes one report of each at a time.
+# Ray's default is two seconds, and it reads one report of each worker at a time.
 SECONDS_BETWEEN_LOOKS = 0.5
 _SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(SECONDS_BETWEEN_LOOKS),
-    # What a run prints is shown as it is, without a line of Ray's for each checkpoint.
+    # Output of a run is shown unchanged, without a line of Ray for each checkpoint.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
-    # A cluster of this machine trains as fast as processes beside it do; Ray's workers are nice.
+    # By default Ray lowers the priority of workers.
     "RAY_worker_niceness": "0",
 }
-# For a cluster of this machine. Ray would write its token to the home folder.
+# For a cluster of this machine. By default Ray writes its token to the home folder.
 _PRIVATE = {
     **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)},
-    # Its processes then listen on the loopback address alone, on every system.
+    # Its processes then listen only on the loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 
 def check_installed() -> None:
-    """Raises `InputError` if Ray is missing; call it before Ray is imported."""
+    """Raises `InputError` if Ray is not installed; call it before Ray is imported."""
     found = importlib.util.find_spec("ray")
-    if found is None or found.origin is None:  # a folder of this name is no package
+    if found is None or found.origin is None:  # a folder of this name is not the package
         raise InputError("a run on Ray needs the package ray: pip install 'kmodels[ray]'")
-    # Ray looks at these when it is imported, and never again.
+    # Ray reads these only when it is imported.
     if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
         for name, value in _PRIVATE.items():
             os.environ.setdefault(name, value)
@@ -50,17 +50,18 @@ def check_installed() -> None:
 
 @contextmanager
 def connected(needed: Mapping[str, float]) -> Iterator[Any]:
-    """Gives Ray inside the block, and leaves it as it was.
+    """Connects to a cluster inside the block, and yields the module `ray`.
 
-    A process that has called `ray.init` keeps its cluster. Otherwise this is the cluster at
-    RAY_ADDRESS. Where that is not set, one of this machine is started for the block, with its files
-    in a folder for temporary files that is removed afterwards.
+    If the process has called `ray.init`, its cluster is used, otherwise the one at RAY_ADDRESS. If
+    that is not set, a cluster of this machine is started for the block, with its files in a
+    temporary folder.
 
     Args:
-        needed: resources of all workers; of CPUs a cluster of this machine says to have as many.
+        needed: resources of all workers; a cluster of this machine declares that many CPUs.
 
     Raises:
-        InputError: if Ray is missing, no cluster answers, or this machine has too little.
+        InputError: if Ray is not installed, no cluster answers, or this machine has too few
+            resources.
     """
     check_installed()
     import ray
@@ -93,13 +94,13 @@ def connected(needed: Mapping[str, float]) -> Iterator[Any]:
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """Gives a folder for a cluster's files, held by a lock that dies with this process.
+    """Yields a folder for the files of a cluster, locked until this process ends.
 
-    Those of processes that were killed are removed first. Ray's sockets need a short name.
+    Folders of killed processes are removed first. Ray's sockets need a short name.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         with suppress(OSError):
-            # One without files belongs to a process that has not locked it yet.
+            # One without files may belong to a process that has not locked it yet.
             if any(left.iterdir()):
                 with _locked(left):
                     shutil.rmtree(left, ignore_errors=True)
@@ -116,7 +117,7 @@ def _locked(folder: str | Path) -> Iterator[None]:
     """Locks a folder.
 
     Raises:
-        OSError: if another process holds it.
+        OSError: if another process has locked it.
     """
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -127,7 +128,7 @@ def _locked(folder: str | Path) -> Iterator[None]:
 
 
 def _short(ray: ModuleType, needed: Mapping[str, float]) -> str:
-    """Returns what there is too little of, as words."""
+    """Returns the resources that are too few, for a message; empty if there are enough."""
     there = ray.cluster_resources()
     return " and ".join(
         f"{there.get(name, 0):g} {name} of {amount:g}"
@@ -137,7 +138,7 @@ def _short(ray: ModuleType, needed: Mapping[str, float]) -> str:
 
 
 def _say_where_short(ray: ModuleType, needed: Mapping[str, float]) -> None:
-    """Tells what a cluster lacks now; one that grows may have it in a while."""
+    """Prints the resources that a cluster lacks; it may grow while the run waits."""
     if short := _short(ray, needed):
         print(f"the Ray cluster has {short} now; the run waits for the others", flush=True)
 
@@ -168,7 +169,7 @@ def _start(ray: ModuleType, needed: Mapping[str, float], folder: str) -> None:
         num_cpus=max(os.cpu_count() or 1, int(needed.get("CPU", 0))),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE,
-        # Ray opens its own folder to everybody; the one around it stays with this user.
+        # Ray makes its own folder readable for everybody; the one around it is private.
         _temp_dir=os.path.join(folder, "r"),
         **_quiet(ray),
     )

@@ -1,4 +1,4 @@
-"""End a run on Ray at once where the work raised something, and always with one line."""
+"""Ends a run on Ray after an error of the work, with one line."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from ray.train import UserCallback
 
 from kmodels.core.errors import InputError, one_line
 
-# The attribute that Ray's error of a worker that it misses has.
+# Attribute of Ray's error for a worker that did not answer.
 _MISSED = "health_check_failure"
 
 
 class EndAtErrors(UserCallback):
-    """Ends the run where workers raised what they would raise again; Ray calls it.
+    """Ends the run after errors that workers would raise again; called by Ray.
 
-    Ray starts all workers again whatever has ended one of them. That is for those that were lost.
+    Ray restarts all workers after any error, which makes sense only if a worker was lost.
     """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
@@ -24,12 +24,12 @@ class EndAtErrors(UserCallback):
 
 
 def explain(error: Exception, storage: str, failures: str) -> InputError:
-    """Returns the one line for what Ray raised.
+    """Returns an error of Ray as one line.
 
     Args:
-        error: what `fit` of a trainer raised.
+        error: an error of `fit` of a trainer.
         storage: directory of the run.
-        failures: how many were allowed, as words.
+        failures: the allowed number of failures, as text.
     """
     found = getattr(error, "controller_failure", None) or error
     if isinstance(found, InputError):
@@ -39,7 +39,7 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
         return told
     lost = getattr(error, "worker_failures", {})
     if lost:
-        # Those that Ray misses come before those that missed others.
+        # Workers that did not answer come before those that lost contact with them.
         order = {rank: (not hasattr(error, _MISSED), rank) for rank, error in lost.items()}
         rank = min(lost, key=lambda rank: order[rank])
         cause = getattr(lost[rank], _MISSED, lost[rank])

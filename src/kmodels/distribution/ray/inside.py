@@ -1,4 +1,4 @@
-"""Inside of a worker of Ray: the work, what it raises, and what Ray receives of its checkpoints."""
+"""The work in a Ray worker, its errors, and the checkpoints that it reports to Ray."""
 
 import logging
 import os
@@ -18,20 +18,20 @@ from kmodels.core.errors import InputError, one_line
 from kmodels.distribution.ray.stopping import Stopped, listening
 from kmodels.distribution.ray.workers import workers_backend
 
-# Where the checkpoints of a run are, in its directory.
+# Folder of the checkpoints in the directory of a run.
 CHECKPOINTS = "checkpoints"
-# The metric by which Ray compares checkpoints, and the worst one, of those without the log.
+# Metric by which Ray compares checkpoints, and the value for those without the log.
 SCORE, _WORST = "score", 1e300
 _LATER = 120.0
-# Set in workers: the directory of the run, local or an address.
+# Variable in workers: directory of the run, local or an address.
 ENVIRONMENT = "KMODELS_RAY_DIRECTORY"
 
 
 class WorkerError(InputError):
-    """The work raised something, in one line; no other worker had been lost before.
+    """An error of the work in one line, not caused by the loss of another worker.
 
     Attributes:
-        stack: the stack trace, for errors that are not the user's to mend.
+        stack: the stack trace, for unexpected errors.
     """
 
     def __init__(self, line: str, stack: str = ""):
@@ -43,15 +43,15 @@ class WorkerError(InputError):
 
 
 class WorkerLost(RuntimeError):
-    """The work raised what it does when another worker has gone; Ray starts all of them again."""
+    """An error that was caused by the loss of another worker; Ray restarts all of them."""
 
 
 def directory() -> str:
-    """Returns where a function that `run` started keeps its checkpoints.
+    """Returns the directory of checkpoints, in a function that `run` has started.
 
         model.fit(x, y, callbacks=[kmodels.callbacks.Checkpoint(directory(), every=500)])
 
-    Ray lists the checkpoints that are written there, and removes the older ones.
+    Ray lists the checkpoints in it, and removes older ones.
 
     Returns:
         A local path or an address, the same in all workers.
@@ -69,18 +69,18 @@ def directory() -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of each worker, which Ray calls there.
+    """The work of each worker, called by Ray.
 
     Args:
-        function: what is called.
+        function: the function to call.
         arguments: its arguments.
         backend: Keras backend of the worker.
         storage: directory of the run, local or an address.
         folder: working directory of the process that started the run.
-        patience: seconds in which Ray sees that a worker has gone.
-        best: the log of an epoch by which Ray keeps checkpoints; True for that of their run.
-        mode: whether the best score is the "min" or the "max".
-        key: of the run, for signals to whoever started it.
+        patience: seconds in which Ray notices a lost worker.
+        best: log of an epoch by which Ray compares checkpoints; True for that of `Checkpoint`.
+        mode: "min" or "max", which score is the best.
+        key: key of the run, for signals to the process that started it.
     """
 
     function: Callable[..., Any]
@@ -94,12 +94,12 @@ class Work:
     key: str
 
     def __call__(self) -> Any:
-        """Does the work; what it raises is a line, and says whether to begin again."""
-        # Ray leaves its workers elsewhere, where relative paths of the user lead nowhere.
+        """Does the work; errors are `WorkerLost` to restart the workers, else `WorkerError`."""
+        # Ray changes the directory, which would break relative paths.
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         os.environ[ENVIRONMENT] = self.storage
-        # It would write the stack trace of what is told in one line.
+        # It would print stack traces of errors that are reported in one line.
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)
         backend = workers_backend(self.backend)
         manager.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
@@ -111,10 +111,10 @@ class Work:
         except Exception as error:
             if any(backend.is_lost(one) or isinstance(one, TimeoutError) for one in _chain(error)):
                 raise WorkerLost(one_line(error)) from error
-            # Where another worker's end was the reason, Ray has seen that by then.
+            # If the loss of another worker was the cause, Ray notices it in this time.
             if processes.count() > 1:
                 time.sleep(self.patience)
-            raise _told(error) from error
+            raise _worker_error(error) from error
         finally:
             manager.set_keeper(None)
         backend.leave()
@@ -127,7 +127,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _told(error: Exception) -> WorkerError:
+def _worker_error(error: Exception) -> WorkerError:
     if isinstance(error, InputError):
         return WorkerError(one_line(error))
     where = traceback.extract_tb(error.__traceback__)[-1]
@@ -137,7 +137,7 @@ def _told(error: Exception) -> WorkerError:
 
 
 class _RayKeeper:
-    """Tells Ray of checkpoints in the directory of a run; Ray removes the older ones."""
+    """Reports checkpoints in the directory of a run to Ray, which removes older ones."""
 
     def __init__(self, storage: str, best: str | bool | None, mode: str):
         self._storage, self._best, self._mode = storage, best, mode
@@ -154,7 +154,7 @@ class _RayKeeper:
         self._report(path, run.step, run.epoch, run.logs, self._score(compared, value), written)
 
     def resume(self, paths: Sequence[Path], run: RunState, best: manager.Best | None) -> None:
-        # A worker that is killed takes along what it had not told Ray yet.
+        # A killed worker may not have reported all of its checkpoints.
         compared = self._compared(best)
         for path in paths:
             found = None if compared is None else manager.find_best([path], *compared)
@@ -170,7 +170,7 @@ class _RayKeeper:
         return best if self._best else None
 
     def _score(self, compared: manager.Best | None, value: float | None) -> float | None:
-        """Returns the number by which Ray compares a checkpoint; None if the newest stay."""
+        """Returns the score of a checkpoint; None if the newest are kept."""
         if compared is None:
             return None
         if value is None:
@@ -192,35 +192,35 @@ class _RayKeeper:
             self._known = {one.checkpoint.path for one in train.get_all_reported_checkpoints()}
         storage: Any = train.get_context().get_storage()
         place = f"{storage.experiment_fs_path}/{self._name(path.parent)}/{path.name}"
-        # One that was written again, since it was damaged, is on Ray's list already; twice on it,
-        # it would be removed with its first mention.
+        # A damaged checkpoint that was written again is on Ray's list already; with a second entry
+        # it would be removed with the first.
         if place in self._known:
             return
         self._known.add(place)
 
         def wait(checkpoint: Any, name: str) -> Any:
             if written is not None and written.exception() is not None:
-                # The training raises it, too, and in one line, as this thread of Ray would not.
+                # The training also raises it, in one line, unlike this thread of Ray.
                 time.sleep(_LATER)
                 written.result()
             return checkpoint
 
         numbers = {name: value for name, value in logs.items() if value is not None}
-        if self._best:  # Ray wants one of each; without epochs to compare, the newest is the best.
+        if self._best:  # Ray needs a score for each; by default the newest is best.
             numbers[SCORE] = step if score is None else score
         found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
-        # A thread of Ray waits for what is being written; the training does not.
+        # A thread of Ray waits until the checkpoint is written; the training does not.
         train.report(
             {"step": step, "epoch": epoch, **numbers},
             checkpoint=found if processes.is_rank_zero() else None,
             checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC,
             checkpoint_upload_fn=wait,
-            # It lies where it is to stay.
+            # It is in its final place.
             delete_local_checkpoint_after_upload=False,
         )
 
     def _name(self, directory: Path) -> str | None:
-        """Returns the name of a directory within that of the run; None if it is elsewhere."""
+        """Returns the name of a directory within that of the run; None if it is outside."""
         address = remote.ADDRESSES.get(directory)
         if address is not None:
             inside = address.startswith(f"{self._storage}/")

@@ -1,4 +1,4 @@
-"""Starts a run on a Ray cluster, and says in one line how it ended."""
+"""Starts a run on a Ray cluster, and raises its error in one line."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ from kmodels.distribution.ray.inside import SCORE, Work
 from kmodels.distribution.ray.stopping import Stopped, new_key, wait
 from kmodels.distribution.ray.workers import workers_backend
 
-# Ray has looked at its workers by then, also where the machine is busy.
+# In this time Ray has checked its workers, even on a busy machine.
 _PATIENCE = 6 * SECONDS_BETWEEN_LOOKS
 
 
@@ -40,50 +40,50 @@ def run(
 
         result = kmodels.distribution.ray.run("vit", ["--epochs", "3"], storage="runs/vit")
 
-    The workers are the processes of one run: `distribute("data=-1")` in the function spreads it
-    over all of them. The cluster is that of `ray.init`, or the one at RAY_ADDRESS. Where there is
-    neither, one of this machine is started for the run.
+    The workers are the processes of one run: `distribute("data=-1")` in the function distributes it
+    over all of them. The cluster is that of `ray.init`, or the one at RAY_ADDRESS. Without either,
+    a cluster of this machine is started for the run.
 
-    A worker or a node that dies does not end the run: all workers start again and go on from the
-    newest checkpoint, with the weights of a run that was never disturbed where there are as many as
-    before. What the function itself raises ends the run.
+    If a worker or a node dies, all workers restart and continue from the newest checkpoint; with
+    the same number of workers, the weights are those of an undisturbed run. An error of the
+    function itself ends the run.
 
     Args:
         recipe_or_function: name of a recipe, such as "vit", or a function, which each worker calls.
             It makes its `Checkpoint` in `kmodels.distribution.ray.directory()`.
         arguments: arguments of the function, or the recipe's flags.
-        workers: how many; (1, 4) takes as many of them as the cluster has room for, at any time.
-        resources: of each worker, {"CPU": 1} by default; {"GPU": 1} for a GPU.
-        storage: directory of the run that all nodes see, or an address such as "s3://bucket/run";
-            a run that is in it is continued.
+        workers: number of workers; (1, 4) uses as many as the cluster has room for.
+        resources: resources of each worker; default: {"CPU": 1}. {"GPU": 1} for a GPU.
+        storage: directory of the run that all nodes share, or an address such as "s3://bucket/run";
+            a run in it is continued.
         max_failures: how often lost workers are replaced; -1 for any number.
-        keep: how many of the newest checkpoints stay; None for all.
-        best: a log of an epoch, such as "val_loss"; those with the best values stay then, and the
-            newest one. True takes the log of the function's own `Checkpoint`, as recipes do.
-        mode: whether the best is the "min" or the "max".
-        backend: Keras backend of the workers; that of this process by default.
-        environment: variables that the workers have beside those of this process's cluster.
+        keep: number of newest checkpoints to keep; None for all.
+        best: a log of an epoch, such as "val_loss", to keep the checkpoints with the best values
+            and the newest one. True uses the log of the function's `Checkpoint`, like recipes.
+        mode: "min" or "max", which value is the best.
+        backend: Keras backend of the workers; default: that of this process.
+        environment: further environment variables of the workers.
         scaling: further arguments of `ray.train.ScalingConfig`, such as `placement_strategy`.
 
     Returns:
-        Ray's `Result`: the newest checkpoint, its metrics, and what the function returned in the
-        first worker.
+        Ray's `Result`: the newest checkpoint, its metrics, and the return value of the function in
+        the first worker.
 
     Raises:
-        InputError: for wrong settings, where Ray or a backend is missing, where the work raised
-            something, or where workers were lost too often; one line each.
+        InputError: for wrong settings, if Ray or a backend is not installed, after an error of the
+            work, or if workers were lost too often; one line each.
         Interrupted: after Ctrl-C or SIGTERM, once the workers have saved and stopped.
     """
     check_installed()
     if isinstance(recipe_or_function, str):
-        # Recipes are found by their names; their package is above this one, and starts runs by it.
+        # By name: the package of recipes is above this one, and starts runs by it.
         recipes = importlib.import_module("kmodels.runs.recipe")
         function, arguments = recipes.on_ray_of(recipe_or_function, arguments, storage), ()
         best = True if best is None else best
     else:
         function = recipe_or_function
     if best is True:
-        mode = "max"  # Scores of those whose smallest is the best are negative.
+        mode = "max"  # Scores of logs whose minimum is best are negated.
     resources = dict(resources or {"CPU": 1})
     backend = backend or running_backend()
     most = _check(workers, max_failures, keep, mode, resources)
@@ -175,7 +175,7 @@ def _check(
 
 
 def _storage(storage: str | Path) -> tuple[str, dict[str, Any]]:
-    """Returns the directory of the run, and what `RunConfig` takes of it."""
+    """Returns the directory of the run, and the arguments of `RunConfig` for it."""
     if not is_remote(storage):
         path = local_path(storage).resolve()
         try:

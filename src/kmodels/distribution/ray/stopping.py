@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM of the process that waits for a run: its workers save, and stop at one step.
+"""Ctrl-C and SIGTERM of the process that waits for a run: workers save and stop at the same step.
 
-Whoever started the run writes the signal to the cluster's own store, where each worker looks for it
-once a second. There it counts as one of the worker's own.
+The process writes the signal to the store of the cluster, which each worker reads once a second and
+handles like its own signal.
 """
 
 import secrets
@@ -28,11 +28,11 @@ def new_key() -> str:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Says that a worker has stopped after a signal; its work returns it.
+    """The return value of a worker that stopped after a signal.
 
     Attributes:
         signum: the signal.
-        message: what the run says of it.
+        message: message of the run.
     """
 
     signum: int
@@ -41,7 +41,7 @@ class Stopped:
 
 @contextmanager
 def listening(key: str) -> Iterator[None]:
-    """Has signals for the run count as those of this worker, inside the block."""
+    """Handles signals for the run like signals for this worker, inside the block."""
     over = threading.Event()
     threading.Thread(target=_look, args=(key, over), daemon=True).start()
     try:
@@ -52,14 +52,14 @@ def listening(key: str) -> Iterator[None]:
 
 
 def wait(work: Callable[[], Any], key: str) -> Any:
-    """Returns what a function returns; after a signal its run stops, after a second one at once.
+    """Calls a function; the first signal stops its run, a second one ends it at once.
 
-    Ray ends a run at the first signal, without a checkpoint and with the exit code of success. It
-    does so in the main thread alone, so the function is called in another one.
+    In the main thread, Ray ends a run at the first signal, without a checkpoint and with the exit
+    code of success, so the function is called in another thread.
 
     Args:
         work: starts a run and waits for its end.
-        key: of the run.
+        key: key of the run.
 
     Raises:
         Interrupted: after the second signal.
@@ -79,7 +79,7 @@ def wait(work: Callable[[], Any], key: str) -> Any:
 
     with _signals(key):
         threading.Thread(target=call, daemon=True).start()
-        # Without a limit, a signal would wait for the end.
+        # Without a timeout, signals would be handled only at the end.
         while not over.wait(_SECONDS):
             pass
     result, error = found[0]
@@ -119,7 +119,7 @@ def _look(key: str, over: threading.Event) -> None:
     while not over.wait(_SECONDS):
         try:
             found = _store()._internal_kv_get(key, namespace=_NAMESPACE)
-        except Exception:  # The cluster ends, and this worker with it.
+        except Exception:  # The cluster ends, and this worker too.
             return
         if found is not None:
             preemption.tell(int(found))

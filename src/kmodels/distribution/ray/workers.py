@@ -1,4 +1,4 @@
-"""Choose the file by which a backend joins the workers of Ray Train into one run."""
+"""Protocol of `workers_<backend>.py`, by which Ray Train joins workers to one run."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -14,29 +14,29 @@ class WorkersBackend(Protocol):
 
     @property
     def ONE(self) -> str | None:
-        """Is a clause that says why there is one worker at most, or None if there are more."""
+        """The reason why there can be only one worker, or None."""
         ...
 
     def config(self, resources: Mapping[str, float], seconds: float) -> Any:
         """Returns the `ray.train.backend.BackendConfig` that joins the workers.
 
         Args:
-            resources: of each worker, such as {"GPU": 1}.
-            seconds: after which one that waits for others ends with an error.
+            resources: resources of each worker, such as {"GPU": 1}.
+            seconds: time after which a worker that waits for others raises.
         """
         ...
 
     def is_lost(self, error: BaseException) -> bool:
-        """Returns whether an error in one worker says that another one has gone."""
+        """Returns True if an error in a worker was caused by the loss of another one."""
         ...
 
     def leave(self) -> None:
-        """Takes leave of the others after the work, in the order that the backend needs."""
+        """Leaves the group of workers after the work, in the order that the backend needs."""
         ...
 
 
 def workers_backend(backend: str) -> WorkersBackend:
-    """Returns the file of a backend, which need not be that of this process.
+    """Returns the module of a backend, which may differ from that of this process.
 
     Raises:
         InputError: for an unknown backend, or one that is not installed.

@@ -1,7 +1,7 @@
-"""Workers that join as JAX processes, which find each other by the variables that kmodels reads.
+"""Workers that join as JAX processes, by the variables that kmodels reads.
 
-Ray's own `JaxConfig` joins nothing on CPUs. On GPUs it gives every worker the devices from 0 on,
-so that two workers of one machine would share them, and it waits for the lost for JAX's own time.
+Ray's own `JaxConfig` does not join workers on CPUs. On GPUs it gives every worker the devices from
+0 on, which two workers of one machine would share, and it waits for lost workers for JAX's timeout.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 ONE: str | None = None
-# How JAX and Gloo begin what they say of a process that has gone.
+# Words in the errors of JAX and Gloo about a lost process.
 _LOST = ("gloo", "unavailable", "deadline_exceeded", "coordination service", "connection reset")
 
 
@@ -29,6 +29,6 @@ def is_lost(error: BaseException) -> bool:
 
 
 def leave() -> None:
-    """See `WorkersBackend`: JAX ends all processes where the first one goes before the others."""
+    """See `WorkersBackend`: JAX ends all processes if the first one ends before the others."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()

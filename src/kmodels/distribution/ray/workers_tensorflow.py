@@ -1,4 +1,4 @@
-"""One worker: TensorFlow's engine has its replicas in one process."""
+"""A single worker: TensorFlow's engine has its replicas in one process."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 ONE: str | None = None
-# kmodels exchanges on the host what the processes agree on, so gloo is there beside NCCL.
+# Processes also exchange values on the host, which needs gloo.
 _ON_GPUS = "cpu:gloo,cuda:nccl"
-# Gloo raises plain errors that begin so.
+# Gloo raises RuntimeErrors with this word.
 _GLOO = "gloo"
 
 
