@@ -1,7 +1,7 @@
 """Models, tokenizers and augmentations of the Keras family's other packages.
 
 `kmodels.interop.keras_hub` (also called keras_nlp, its former name) and `kmodels.interop.keras_cv`;
-neither package is imported before something of it is asked for.
+neither package is imported before it is used.
 """
 
 import importlib

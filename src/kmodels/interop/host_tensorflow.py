@@ -1,4 +1,4 @@
-"""keras-cv layers run by TensorFlow on the host's CPU, beside whatever Keras computes with."""
+"""keras-cv layers, run by TensorFlow on the CPU with any backend of Keras."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 
 MISSING = -1.0
-# Beginnings of the lines of a TensorFlow error that are not what was said.
+# Prefixes of lines of a TensorFlow error that are not its message.
 _PLACES = ("in user code", "File ", "Exception encountered", "Arguments received", "return ", "*")
 
 
@@ -22,8 +22,8 @@ class HostLayers:
     outside it would hand them to Keras' backend and its device.
 
     Args:
-        layers: which take keras-cv's dictionaries.
-        seed: seed of their generators, and of TensorFlow, which others of them draw from.
+        layers: layers that take keras-cv's dictionaries.
+        seed: seed of their generators, and of TensorFlow, whose generator some of them use.
     """
 
     def __init__(self, layers: Sequence[Any], seed: int):
@@ -40,7 +40,7 @@ class HostLayers:
             inputs: arrays by keras-cv's names.
 
         Returns:
-            The same names; boxes padded with -1 to as many as there were, or are.
+            Arrays by the same names; boxes are padded with -1 to at least their former number.
 
         Raises:
             InputError: for parts that a layer cannot handle.
@@ -86,7 +86,7 @@ def _array(value: Any, rows: int) -> np.ndarray:
 
 
 def _reason(error: Exception, inputs: Mapping[str, Any]) -> str:
-    """Returns what keras-cv said, without TensorFlow's account of where, and which layer it was."""
+    """Returns the message of keras-cv and the name of its layer, without TensorFlow's traceback."""
     text = str(error)
     layers = re.findall(r"calling (\w+)\.call", text) or ["a keras-cv layer"]
     lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]

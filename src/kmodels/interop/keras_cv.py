@@ -1,8 +1,8 @@
 """keras-cv's augmentations as a step on the host, between the data and the training step.
 
-keras-cv 0.9 computes on TensorFlow whatever Keras' backend is, so a layer of it cannot be part of a
-step that JAX compiles, and what it does to boxes cannot be compiled by XLA either. A step on the
-host works beside each backend, with labels, boxes, masks and keypoints.
+keras-cv 0.9 always computes with TensorFlow, so its layers cannot be part of a step that JAX
+compiles, and XLA cannot compile its operations on boxes. A step on the host works with every
+backend, and with labels, boxes, masks and keypoints.
 """
 
 import threading
@@ -23,10 +23,10 @@ from kmodels.interop.packages import need
 
 __all__ = ["Augmentation", "layers"]
 
-# The names in keras-cv of the parts of an example beside the images.
+# keras-cv's names of the parts of an example, apart from images.
 PARTS = ("labels", "bounding_boxes", "segmentation_masks", "keypoints")
 BOXES = ("boxes", "classes")
-# Layers that hand boxes through although what they mark is elsewhere, or no longer there.
+# Layers that leave boxes unchanged although they move or remove objects.
 LEAVE_BOXES = ("CutMix", "FourierMix")
 
 
@@ -34,7 +34,7 @@ def layers() -> Any:
     """Returns the module `keras_cv.layers`.
 
     Raises:
-        InputError: if keras-cv or TensorFlow, without which it cannot be imported, is missing.
+        InputError: if keras-cv, or TensorFlow, which it needs, is not installed.
     """
     if find_spec("tensorflow") is None:
         raise InputError(
@@ -45,30 +45,30 @@ def layers() -> Any:
 
 
 class Augmentation:
-    """keras-cv layers, one after the other, on batches in NumPy.
+    """A sequence of keras-cv layers on batches in NumPy.
 
-    Give it as `preprocess` to `kmodels.data.as_dataset`, or put it over a loader by `over`. Its
-    numbers follow the seed and continue from batch to batch, so that the same run from its start
-    gives the same; one that is resumed does not, for which there is `kmodels.data.Augment`.
+    Pass it as `preprocess` to `kmodels.data.as_dataset`, or apply it to a loader with `over`. The
+    random numbers depend on the seed and all batches before, so a run can be repeated, but not
+    resumed exactly; use `kmodels.data.Augment` for that.
 
     Args:
         *layers: instances of classes in `keras_cv.layers`, or any Keras layers that take its
-            dictionaries; made before, on this process.
-        seed: seed of the random numbers; it becomes TensorFlow's global one too, which some layers
-            draw from.
+            dictionaries.
+        seed: seed of the random numbers; also set as TensorFlow's global seed, which some layers
+            use.
 
     Call:
         x: images (B, H, W, C), or a dictionary of keras-cv with "images" in it.
         y: labels, or a dictionary with "labels", "bounding_boxes" ({"boxes" (B, N, 4), "classes"
             (B, N)}), "segmentation_masks" or "keypoints", or boxes alone ({"boxes", "classes"}).
-            Rows of boxes that are not there are -1, in and out.
-        sample_weight: handed through.
+            Rows of padding boxes are -1, in and out.
+        sample_weight: returned unchanged.
 
-        It gives the same structure; images float32, labels of the dtype that they had.
+        It returns the same structure; images are float32, labels keep their dtype.
 
     Raises:
         InputError: without keras-cv or TensorFlow, inside a compiled step, for labels that a layer
-            mixes and that are no one-hot floats, or where Keras' `image_data_format` is
+            mixes and that are not one-hot floats, or if Keras' `image_data_format` is
             "channels_first".
     """
 
@@ -100,7 +100,7 @@ class Augmentation:
                 f"{self._wrong[0]} cannot augment {' and '.join(inputs)}: it would leave the boxes "
                 "as they are"
             )
-        with self._lock:  # the layers' generators are theirs, whoever calls
+        with self._lock:  # threads share the generators of the layers
             found = self._run(inputs)
         if "labels" in inputs:
             found["labels"] = _labels(inputs["labels"], found["labels"])
@@ -111,10 +111,10 @@ class Augmentation:
         return pictures if y is None else parts[:2] if sample_weight is None else parts
 
     def over(self, loader: keras.utils.PyDataset) -> Mapped:
-        """Returns the batches of an `ImageLoader` or any other PyDataset after these layers.
+        """Returns the batches of an `ImageLoader` or another PyDataset after these layers.
 
         Args:
-            loader: a loader of images in the range that the layers were told, such as
+            loader: a loader of images in the value range of the layers, such as
                 `ImageLoader(..., std=1 / 255)` for 0 to 255.
         """
         return Mapped(loader, self)
@@ -128,7 +128,7 @@ def _host(value: object) -> Any:
         raise InputError(_COMPILED)
     try:
         array = to_numpy(value)
-    except Exception as error:  # each framework has an error of its own for a traced value
+    except Exception as error:  # each framework raises another error for a traced value
         raise InputError(_COMPILED) from error
     return array if array.dtype.kind in "iub" else np.asarray(array, "float32")
 

@@ -1,7 +1,7 @@
 """Models of keras-hub (formerly keras-nlp) to kmodels and back, bit for bit.
 
 Weights go by a table for each pair, strict in both directions; afterwards both models are compared
-weight by weight. Nothing here needs TensorFlow; keras-hub says itself where it does.
+weight by weight. Nothing here needs TensorFlow; keras-hub raises if it does.
 """
 
 import inspect
@@ -91,11 +91,11 @@ def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
 
 
 def check_file(file: Path, model: keras.Model) -> None:
-    """Raises `InputError` that names what Keras passed over as it filled a model from a file.
+    """Raises `InputError` if Keras ignored weights of a file that it loaded.
 
     Args:
         file: a .weights.h5.
-        model: that was filled from it.
+        model: the model that was loaded from it.
     """
     held: list[str] = []
 
@@ -113,7 +113,7 @@ def check_file(file: Path, model: keras.Model) -> None:
 
 
 def tensors(peer: KerasHubMapping, model: keras.Model) -> dict[str, LazyArray]:
-    """Returns the same as an open file would give them."""
+    """Returns the weights as the tensors of a file."""
     return {name: _lazy(variable) for name, variable in variables(peer, model).items()}
 
 
@@ -123,15 +123,15 @@ def _lazy(variable: keras.Variable) -> LazyArray:
 
 
 def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArray]) -> None:
-    """Puts values into a model of keras-hub, where every name and shape fits.
+    """Assigns values to a model of keras-hub, if all names and shapes fit.
 
     Args:
         peer: the counterpart of the backbone.
-        model: new, of keras-hub.
-        values: by the names in the table.
+        model: a new model of keras-hub.
+        values: values by the names in the table.
 
     Raises:
-        InputError: lists what does not fit.
+        InputError: with the names and shapes that do not fit.
     """
     held = variables(peer, model)
     engine.load(held, values, [Rule(name, name) for name in values], origin="the converted model")
@@ -182,7 +182,7 @@ IMAGES = ("max_images_per_prompt", "num_vision_tokens_per_image")
 
 
 def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
-    """Returns a preprocessor of kmodels that does what keras-hub's does.
+    """Returns the preprocessor of kmodels that is equivalent to one of keras-hub.
 
     Args:
         preprocessor: that of a task of keras-hub.
@@ -211,14 +211,14 @@ def to_ours(preprocessor: keras.Layer, config: Any, kind: type) -> Any:
 
 
 def to_theirs(preprocessor: keras.Layer, kind: type) -> Any:
-    """Returns a preprocessor of keras-hub that does what ours does.
+    """Returns the preprocessor of keras-hub that is equivalent to one of kmodels.
 
     Args:
         preprocessor: that of a task of kmodels.
         kind: class of keras-hub's.
 
     Raises:
-        InputError: for a tokenizer that keras-hub cannot hold, or where keras-hub needs TensorFlow.
+        InputError: for a tokenizer without a counterpart, or if keras-hub needs TensorFlow.
     """
     try:
         if (tokenizer := getattr(preprocessor, "tokenizer", None)) is not None:
@@ -430,8 +430,8 @@ def to_hub(model: keras.Model, *, preprocessor: bool = True, text_only: bool = F
         A backbone or task of keras-hub with equal weights.
 
     Raises:
-        InputError: lists what keras-hub has no counterpart for or what was left out, or says that
-            keras-hub is not installed.
+        InputError: with the settings that have no counterpart, for a model with parts left out, or
+            if keras-hub is not installed.
     """
     presets.check_parts(model, text_only, "a model of keras-hub")
     hub = _hub()
@@ -482,7 +482,7 @@ def read_lora(model: keras.Model, file: str | Path) -> None:
     """Puts the adapters that keras-hub's `save_lora_weights` wrote into a model of kmodels.
 
     The model gives what keras-hub's gives; `save_adapter` then writes them in PEFT's format. Ranks
-    grow where keras-hub shares a matrix among heads: see docs/interop.md.
+    grow if keras-hub shares a matrix among heads: see docs/interop.md.
 
     Args:
         model: a backbone or task that equals the base of the adapters.
@@ -497,7 +497,7 @@ def read_lora(model: keras.Model, file: str | Path) -> None:
 
 
 def _mapping_of(backbone: keras.Model, settings: Mapping[str, Any]) -> KerasHubMapping:
-    """Returns the pair with keras-hub that a backbone of ours belongs to."""
+    """Returns the mapping to keras-hub of a backbone of kmodels."""
     for peer in registry.family(backbone.family).keras_hub:
         if peer.belongs(backbone.config, settings):
             return peer
@@ -537,11 +537,11 @@ def _load(source: str | Path) -> Any:
 
 
 def _peer_of(model: keras.Model, text_only: bool) -> tuple[KerasHubMapping, Any]:
-    """Returns the pair of a model of keras-hub, and the model or the part of it that is meant."""
+    """Returns the mapping of a model of keras-hub, and the part of the model that it maps."""
     backbone = getattr(model, "backbone", model)
     name = type(backbone).__name__
     peers = [peer for family in registry.families() for peer in family.keras_hub]
-    # A pair of a whole model counts before that of its text alone.
+    # The mapping of a whole model takes precedence over that of its text part.
     for peer in sorted(peers, key=lambda peer: peer.part is None):
         if peer.part and (text_only or getattr(backbone, peer.part, None) is None):
             continue

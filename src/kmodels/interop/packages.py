@@ -1,4 +1,4 @@
-"""Optional packages, asked for when they are used."""
+"""Optional packages, imported when they are used."""
 
 import importlib
 from typing import Any
@@ -10,9 +10,9 @@ def need(module: str, package: str, extra: str) -> Any:
     """Imports a module of an optional package.
 
     Args:
-        module: such as "keras_hub".
-        package: its name where it is installed from.
-        extra: the extra of kmodels, which brings it.
+        module: name of the module, such as "keras_hub".
+        package: its name on PyPI.
+        extra: the extra of kmodels that includes it.
 
     Raises:
         InputError: if it is not installed, or cannot be imported.

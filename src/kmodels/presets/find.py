@@ -1,4 +1,4 @@
-"""Registered names, directories, files and addresses: what lies where, and of which family."""
+"""Checkpoints by registered name, directory, file or address, and their families."""
 
 import difflib
 import importlib
@@ -32,10 +32,10 @@ def list_presets(family: str | None = None) -> list[str]:
 
 
 def family_of(preset: str | Path) -> Family:
-    """Returns the family of a registered name, or of what lies at a path.
+    """Returns the family of a registered name or of a checkpoint at a path.
 
     Raises:
-        InputError: if it is no name, and there is nothing that a family reads.
+        InputError: if it is not a name, and no family can read the path.
     """
     name, problems = str(preset), []
     if not name.startswith(tuple(REMOTE)):
@@ -60,11 +60,10 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
 
     Args:
         preset: see `load`.
-        whole: prefers a class that has every part of the checkpoint to one of its text alone.
+        whole: prefers a class with all parts of the checkpoint to one of its text part.
 
     Raises:
-        InputError: for a registered name, which has no weights, or if nothing that a family reads
-            is there.
+        InputError: for a registered name, which has no weights, or if no family can read the path.
     """
     family = family_of(preset)
     if str(preset) in family.presets:
@@ -77,7 +76,7 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
     if not headed or not family.tasks:
         return family.backbone
-    # Several tasks may read the files of a family; what a file says names the one that it is of.
+    # Several tasks may read the files of a family; the arguments in a file decide.
     takes = [(cls, set(inspect.signature(cls.__init__).parameters)) for cls in family.tasks]
     return next((cls for cls, names in takes if set(task) <= names), family.tasks[0])
 
@@ -87,10 +86,10 @@ def causal_lm_of(preset: str | Path, whole: bool = False) -> type:
 
     Args:
         preset: a path.
-        whole: as of `class_of`.
+        whole: see `class_of`.
 
     Raises:
-        InputError: as `class_of`, and for a model that does not generate text.
+        InputError: see `class_of`; also for a model that does not generate text.
     """
     cls = class_of(preset, whole)
     if not hasattr(cls, "generate"):
@@ -102,7 +101,7 @@ def causal_lm_of(preset: str | Path, whole: bool = False) -> type:
 
 
 def named(cls: type) -> dict[str, dict[str, Any]]:
-    """Returns the registered names that a class can be made from, each with its fields.
+    """Returns the registered names of a class, each with its fields.
 
     Args:
         cls: a backbone, a task or a preprocessor.
@@ -114,7 +113,7 @@ def named(cls: type) -> dict[str, dict[str, Any]]:
 
 
 def locate(preset: str | Path) -> Path:
-    """Returns where a path lies, or where what is at an address was copied to.
+    """Returns the local path of a checkpoint, after downloading it from an address.
 
     An explicit "hf://" or "kaggle://" name is downloaded by that package, and any other address,
     such as "gs://bucket/model", is read through fsspec.
@@ -123,7 +122,7 @@ def locate(preset: str | Path) -> Path:
         preset: a path, a name or an address.
 
     Raises:
-        InputError: if a package is missing, or nothing is at the address.
+        InputError: if a package is not installed, or the address does not exist.
     """
     name = str(preset)
     for scheme in REMOTE:
@@ -135,16 +134,16 @@ def locate(preset: str | Path) -> Path:
 def open_checkpoint(
     preset: str | Path, family: Family, given: dict[str, Any], weights: bool
 ) -> SourceCheckpoint:
-    """Opens what a name or a file describes, in whichever format of the family it is.
+    """Opens a checkpoint in any format of a family.
 
     Args:
         preset: see `load`.
-        family: that the model is to be of.
-        given: fields of the config that the caller has changed.
-        weights: whether its tensors are wanted too.
+        family: family of the model.
+        given: fields of the config that the caller changed.
+        weights: True to open its tensors too.
 
     Raises:
-        InputError: if nothing that the family reads is there.
+        InputError: if the family cannot read it.
     """
     name = str(preset)
     if name in family.presets:
@@ -189,7 +188,7 @@ def _check_quantization(path: Path, description: dict[str, Any]) -> None:
 
 
 def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a config.json of transformers or timm says of the outputs of a head.
+    """Returns class names and problem type of a head from a config.json of transformers or timm.
 
     Raises:
         InputError: for a problem_type that transformers does not have.

@@ -33,13 +33,13 @@ def load(
     load_weights: bool = True,
     **overrides: Any,
 ) -> Any:
-    """Makes the model that a name or a file describes; see `from_preset`.
+    """Builds the model of a name or a file; see `from_preset`.
 
     Args:
-        cls: the class to make, a backbone or a task.
+        cls: the class of the model, a backbone or a task.
         preset: a registered name, a directory, a file, or an explicit "hf://" or "kaggle://" name.
         dtype: policy of the model.
-        load_weights: False gives the architecture with new weights.
+        load_weights: False for random initial weights.
         **overrides: fields of the config and arguments of the task to change.
 
     Raises:
@@ -57,8 +57,8 @@ def load(
     skip = _changed_parts(family, checkpoint, None if cls is owner else settings, takes)
     skip = [prefix for prefix in skip if prefix not in owner.own_parts]
     fills = load_weights and bool(checkpoint.tensors)
-    # Variables that a file fills are not drawn first: that costs time, and a second copy of the
-    # model.
+    # Variables that a file fills get no random values, which would cost time and a second copy of
+    # the model.
     empty = fills or deferred.active()
     with keras_internals.without_values() if empty else nullcontext([]) as body:
         made = owner.class_of(config)
@@ -67,7 +67,7 @@ def load(
     backbone.left_out = checkpoint.left_out
     model = backbone
     if cls is not owner:
-        # What another task of the family has is not of this one.
+        # Without the arguments of other tasks of the family.
         task = {key: value for key, value in checkpoint.task.items() if key in takes}
         given = {key: value for key, value in task.items() if value is not None}
         if settings.get("num_classes") not in (None, given.get("num_classes")):
@@ -136,14 +136,14 @@ def load(
 
 
 def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
-    """Returns the arguments of the preprocessor that belongs to what a name or a file describes.
+    """Returns the arguments of the preprocessor of a name or a file.
 
     Args:
         cls: a `Preprocessor`.
         preset: see `load`.
 
     Raises:
-        InputError: as `load`.
+        InputError: see `load`.
     """
     family = registry.family(cls.family)
     checkpoint = open_checkpoint(preset, family, {}, False)
@@ -153,7 +153,7 @@ def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
 
 
 def _split(cls: type, owner: type, overrides: dict[str, Any]) -> tuple[dict, dict]:
-    """Overrides of the config, and arguments of the class itself."""
+    """Returns overrides of the config, and arguments of the class."""
     fields = owner.config_class.__dataclass_fields__
     known = {"name"}
     if cls is not owner:
@@ -176,9 +176,9 @@ def _changed_parts(
     settings: dict[str, Any] | None,
     takes: Collection[str],
 ) -> Collection[str]:
-    """Prefixes of the weights that a changed setting makes new; for a backbone (None) the head.
+    """Returns prefixes of weights that are not loaded, since a setting changed.
 
-    The head of another task of the family is none of this one's.
+    For a backbone (settings None), or for the head of another task, this is the head.
     """
     skip: set[str] = set()
     headed = "num_classes" in takes and checkpoint.task.get("num_classes")

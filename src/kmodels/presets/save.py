@@ -29,12 +29,12 @@ TRANSFORMERS_FILES = (
 
 
 def check_parts(model: keras.Model, partial: bool, kind: str) -> None:
-    """Stops before a part of a checkpoint is written as if it were the whole.
+    """Raises before a part of a checkpoint is written as if it were the whole.
 
     Args:
         model: a backbone or task.
-        partial: the caller wants the part that is there.
-        kind: what is to be written, for the message.
+        partial: True to write the part.
+        kind: kind of the output, for the message.
 
     Raises:
         InputError: if parts were left out when the model was read.
@@ -54,7 +54,7 @@ def _describe(model: keras.Model) -> dict[str, Any]:
     preprocessor = getattr(model, "preprocessor", None)
     changed = changes.describe(backbone)
     if lora.is_merged(backbone):
-        # The weights that LoRA froze are a model of their own now, which others may train.
+        # The merged weights are a new model, which may be trained.
         changed.pop("frozen", None)
     return {
         "kmodels": {"version": __version__, "format": native.FORMAT},
@@ -70,7 +70,7 @@ def _describe(model: keras.Model) -> dict[str, Any]:
 
 
 def _settings(preprocessor: keras.Layer | None) -> dict[str, Any] | None:
-    """Returns what config.json says of a preprocessor; a tokenizer is a file of its own."""
+    """Returns the settings of a preprocessor; a tokenizer is written as a file."""
     if preprocessor is None:
         return None
     settings = preprocessor.to_dict()
@@ -96,12 +96,12 @@ def export_to_transformers(
 
     Args:
         model: a backbone or task.
-        directory: to make or replace, local or an address.
+        directory: directory to create or replace, local or an address.
         text_only: writes the text part of a checkpoint whose other parts were left out.
 
     Raises:
-        InputError: lists what transformers cannot express, or files that would be lost.
-        RuntimeError: if what was written is not bit for bit what the model holds.
+        InputError: with settings that transformers does not support, or files that would be lost.
+        RuntimeError: if the files that were written differ from the model.
     """
     if lora.describe(model):
         raise InputError(
@@ -145,7 +145,7 @@ def export_to_transformers(
 
 
 def _write(folder: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Writes tensors, each with a folder in its name into the file there, and opens them again."""
+    """Writes tensors to one file per folder in their names, and opens them again."""
     parts: dict[str, dict[str, LazyArray]] = {}
     for name, tensor in tensors.items():
         where, _, own = name.rpartition("/")
@@ -167,7 +167,7 @@ def _compare(
 ) -> None:
     parameters = sum(int(np.prod(x.shape)) for x in engine.variables(model).values())
     padding = sum(tensor.read().size for tensor in zeros.values())
-    # A format may ask for rows of zeros within a tensor, so there may be more, never fewer.
+    # A format may need rows of zeros within a tensor, so there may be more, never fewer.
     count = sum(int(np.prod(tensor.shape)) for tensor in written.values()) - padding
     wrong = [name for name, tensor in tensors.items() if not _equal(tensor, written.get(name))]
     if wrong or count < parameters:

@@ -1,16 +1,16 @@
 """Transforms of functions made of `keras.ops`: one program on JAX, PyTorch and TensorFlow.
 
-Names and arguments of the transforms are JAX's, those of the loops `keras.ops`'. They go by what
-the running backend has: `jax.*`, `torch.func` and `make_fx`, TensorFlow's tapes, accumulators,
+Transforms have the names and arguments of JAX, loops those of `keras.ops`. They use the functions
+of the backend: `jax.*`, `torch.func` and `make_fx`, TensorFlow's tapes, accumulators,
 `vectorized_map` and `tf.function`. They nest: `jit(vmap(grad(f)))`, `jvp(grad(f), ...)`.
 
-Functions are pure: what comes in are arguments, what goes out is returned. A model takes part by
-`model.stateless_call(weights, states, x)`. Arguments and results are tensors or trees of them, in
-lists, tuples and dictionaries; NumPy arrays and variables are taken as tensors.
+Functions must be pure: they depend on their arguments only, and have no side effects. Call models
+by `model.stateless_call(weights, states, x)`. Arguments and results are tensors or trees of them,
+in lists, tuples and dictionaries; NumPy arrays and variables are converted to tensors.
 
-Where a backend cannot transform the body that an op of this package has for it, the op takes its
-generic path inside the transform, by itself: on torch in derivatives and `vmap`, on JAX in `jvp`
-and `hessian`, on TensorFlow in `vmap` and `hessian`.
+If a backend cannot transform its override of an op, the op uses its generic path inside the
+transform: on torch in derivatives and `vmap`, on JAX in `jvp` and `hessian`, on TensorFlow in
+`vmap` and `hessian`.
 """
 
 from kmodels.transforms.control import cond, fori_loop, scan, while_loop

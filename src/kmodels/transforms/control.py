@@ -13,7 +13,7 @@ from kmodels.transforms.tracing import engine, tracing
 
 
 def cond(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Calls one of two functions by a value; under `vmap` both run and each entry chooses.
+    """Calls one of two functions by a value; under `vmap` both run, and each entry selects one.
 
     Args:
         pred: a scalar, True or False.
@@ -24,7 +24,7 @@ def cond(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) 
         The result of the chosen function.
 
     Raises:
-        InputError: for what the backend cannot trace: a recursion that depends on a value.
+        InputError: for functions that the backend cannot trace, such as a recursion by a value.
     """
     with tracing("cond"):
         return engine.cond(pred, true_fn, false_fn)
@@ -38,20 +38,20 @@ def while_loop(
 ) -> Any:
     """Repeats `loop_vars = body(*loop_vars)` while `cond(*loop_vars)`.
 
-    It has derivatives in reverse mode on torch and TensorFlow, outside of `jit` on torch; in
-    forward mode everywhere. Take `fori_loop` or `scan` on JAX, whose lengths are known.
+    It has reverse-mode derivatives on torch (outside of `jit`) and TensorFlow, and forward-mode
+    ones on all backends. On JAX use `fori_loop` or `scan`, whose lengths are known.
 
     Args:
         cond: takes the loop variables; returns a scalar, True or False.
         body: takes the loop variables; returns them, of the same structure, shapes and dtypes.
         loop_vars: a tuple of tensors or trees, or a single tensor.
-        maximum_iterations: after which the loop ends anyway.
+        maximum_iterations: number of iterations after which the loop ends anyway.
 
     Returns:
         The last loop variables: a tuple, or a single tensor if that was given.
 
     Raises:
-        InputError: for what the backend cannot trace.
+        InputError: for functions that the backend cannot trace.
     """
     with tracing("while_loop"):
         return engine.while_loop(cond, body, loop_vars, maximum_iterations)
@@ -73,7 +73,7 @@ def fori_loop(
         The last value.
 
     Raises:
-        InputError: for what the backend cannot trace.
+        InputError: for functions that the backend cannot trace.
     """
     with tracing("fori_loop"):
         init_val = trees.taken(init_val, numbers=True)
@@ -97,18 +97,18 @@ def scan(
             and a tensor, tree of tensors, or None.
         init: the first carry, a tensor or a tree of tensors.
         xs: a tensor or tree of tensors of one length L, or None.
-        length: L, where `xs` is None.
-        reverse: whether to go from the last to the first.
-        unroll: True writes every step out, which compiles longer. TensorFlow needs that inside
-            `vmap(grad(...))` and inside `jvp` under `jit`; torch does so always. A number is how
-            many steps JAX writes out at a time.
+        length: L, if `xs` is None.
+        reverse: True to iterate from the last slice to the first.
+        unroll: True unrolls the loop, which takes longer to compile; TensorFlow needs it inside
+            `vmap(grad(...))` and inside `jvp` under `jit`, and torch always unrolls. A number is
+            the unroll factor of JAX.
 
     Returns:
         The last carry, and the ys stacked along a new first axis (L, ...).
 
     Raises:
-        InputError: without `xs` and `length`, if lengths differ, and for what the backend cannot
-            trace.
+        InputError: without `xs` and `length`, if lengths differ, and for functions that the
+            backend cannot trace.
     """
     init, xs = trees.taken(init, numbers=True), trees.taken(xs)
     slices, join = trees.apart(xs)

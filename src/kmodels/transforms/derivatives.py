@@ -1,4 +1,4 @@
-"""Derivatives: reverse, forward, and both."""
+"""Derivatives in reverse mode, forward mode, and both."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -21,12 +21,12 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
         fun: takes tensors or trees of them; returns a scalar, with `has_aux` a pair of a scalar and
             anything else.
         argnums: positional argument, or arguments, to differentiate by; floats.
-        has_aux: whether `fun` returns such a pair.
+        has_aux: True if `fun` returns such a pair.
 
     Returns:
         A function of the same arguments. It returns the gradient, of the structure, shapes and
         dtypes of the argument, a tuple of them for a tuple of `argnums`; with `has_aux` a pair of
-        that and what else `fun` returned.
+        that and the aux of `fun`.
 
     Raises:
         InputError: when called, for arguments that are not floats, results that are no scalar, and
@@ -122,7 +122,7 @@ def hessian(fun: Function, argnums: int | tuple[int, ...] = 0) -> Function:
 
 
 def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -> tuple[Any, ...]:
-    """Returns value and directional derivative, in forward mode.
+    """Returns the value and the directional derivative, in forward mode.
 
     Args:
         fun: takes tensors or trees of them, returns the like; with `has_aux` a pair of that and
@@ -135,7 +135,8 @@ def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -
         The value and its derivative along the tangents, and with `has_aux` the rest.
 
     Raises:
-        InputError: if tangents and primals differ in form, and for what the backend cannot trace.
+        InputError: if tangents and primals differ in form, and for functions that the backend
+            cannot trace.
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise InputError("jvp: primals and tangents are tuples with one entry per argument")
@@ -149,7 +150,7 @@ def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -
 
 
 def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
-    """Returns the value, and a function that pulls back what is known about it, in reverse mode.
+    """Returns the value, and a function that pulls back cotangents, in reverse mode.
 
     Args:
         fun: takes tensors or trees of them, returns the like; with `has_aux` a pair of that and
@@ -159,11 +160,11 @@ def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]
 
     Returns:
         The value and a function from a cotangent, of the value's structure and shapes, to a tuple
-        with one entry per argument; with `has_aux` also the rest. The function can be called often.
+        with one entry per argument; with `has_aux` also the rest. It can be called repeatedly.
 
     Raises:
-        InputError: if a cotangent differs from the value in form, and for what the backend cannot
-            trace.
+        InputError: if a cotangent differs from the value in form, and for functions that the
+            backend cannot trace.
     """
     leaves, join = trees.floats(primals, "vjp: primals")
     run = _Run(fun, join, has_aux, "vjp")
@@ -180,7 +181,7 @@ def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]
 
 
 class _Run:
-    """A function of flat lists, which keeps the structure of what it returned."""
+    """A function of flat lists that records the structure of its result."""
 
     join: trees.Join
     rest: trees.Join
@@ -199,9 +200,9 @@ class _Run:
 def _chosen(
     fun: Function, argnums: int | tuple[int, ...], args: tuple, kwargs: dict, name: str
 ) -> tuple[list[Any], Callable[[Any], Any], Callable[[Any], Any]]:
-    """Leaves of the arguments to differentiate by, what makes them trees, and a call with others.
+    """Returns the leaves to differentiate by, a function that joins them, and a call with new ones.
 
-    The trees are a tuple if `argnums` is.
+    The joined trees are a tuple if `argnums` is one.
     """
     alone = not isinstance(argnums, (tuple, list))
     places = [argnums] if alone else list(argnums)

@@ -14,7 +14,7 @@ from kmodels.transforms.trees import Join
 
 Leaves = list[Tensor]
 Function = Callable[..., Any]
-# The trace that a backend makes of a function: a jaxpr, a graph module, a graph.
+# The trace of a function: a jaxpr, a graph module, a graph.
 Form = Any
 
 
@@ -23,7 +23,7 @@ class TransformsBackend(Protocol):
 
     @property
     def GENERIC(self) -> frozenset[str]:
-        """Names the transforms under which ops take their generic bodies."""
+        """Names of the transforms under which ops use their generic bodies."""
         ...
 
     def explain(self, error: Exception) -> str | None:
@@ -55,19 +55,19 @@ class TransformsBackend(Protocol):
         ...
 
     def trace(self, fun: Function, leaves: Leaves) -> Form:
-        """Returns what the function becomes when it is traced."""
+        """Returns the trace of the function."""
         ...
 
     def show(self, form: Form) -> str:
-        """Returns the text of what `trace` gave."""
+        """Returns the text of a trace."""
         ...
 
     def remat(self, fun: Function, leaves: Leaves) -> Any:
-        """Returns `fun(*leaves)`, of which only the arguments are kept for the backward pass."""
+        """Returns `fun(*leaves)`, recomputing activations in the backward pass."""
         ...
 
     def cond(self, pred: Tensor, true_fn: Function, false_fn: Function, /) -> Any:
-        """Returns what one of two functions of nothing returns, by a scalar."""
+        """Returns the result of one of two functions without arguments, by a scalar."""
         ...
 
     def while_loop(
@@ -125,7 +125,7 @@ def unrolled(
     reverse: bool,
     unroll: bool | int,
 ) -> tuple[Any, Any]:
-    """`scan`; `slices` are the leaves of its `xs`, which `join` makes of them."""
+    """`scan` as a loop in Python; `join` makes `xs` of `slices`, its leaves."""
     carry = init
     ys: list[Any] = []
     for index in reversed(range(count)) if reverse else range(count):
@@ -138,5 +138,5 @@ def unrolled(
 
 
 def chosen(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """`cond` where `pred` is mapped: both run, and each entry takes from one."""
+    """`cond` for a mapped `pred`: both functions run, and each entry selects one result."""
     return trees.mapped(lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn())

@@ -143,7 +143,7 @@ def remat(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Python's `if`, `torch.cond` where the value is traced; where it cannot be either, both."""
+    """Python's `if`, `torch.cond` for a traced value, or both functions if neither is possible."""
     if torch.compiler.is_dynamo_compiling():
         return _one_of(pred, true_fn, false_fn)
     try:
@@ -180,7 +180,7 @@ def while_loop(
     loop_vars: Tree,
     maximum_iterations: int | None = None,
 ) -> Any:
-    """Python's `while`, or torch's operation where the condition is traced."""
+    """Python's `while`, or torch's operation if the condition is traced."""
     alone = not isinstance(loop_vars, (tuple, list))
     held = (loop_vars,) if alone else tuple(loop_vars)
     held = keras.tree.map_structure(keras.ops.convert_to_tensor, held)

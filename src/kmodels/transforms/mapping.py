@@ -1,4 +1,4 @@
-"""Vectorisation: a function of one example becomes one of a batch."""
+"""Vectorization: applies a function of one example to a batch."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -20,18 +20,18 @@ def vmap(fun: Callable[..., Any], in_axes: Tree = 0, out_axes: Tree = 0) -> Call
 
     Args:
         fun: takes and returns tensors or trees of them.
-        in_axes: the axis along which arguments are mapped, `None` for those that every entry sees
-            whole; a tuple with an entry per positional argument, which may be a tree of axes.
+        in_axes: the axis along which arguments are mapped, `None` for those that are not
+            mapped; a tuple with an entry per positional argument, which may be a tree of axes.
             Keyword arguments are mapped along their first axis.
-        out_axes: where the mapped axis stands in results, `None` for results that do not depend on
-            what is mapped; a tree of axes fits results that are trees.
+        out_axes: position of the mapped axis in results, `None` for results that do not depend on
+            mapped arguments; a tree of axes fits results that are trees.
 
     Returns:
         A function of the same arguments.
 
     Raises:
-        InputError: when called, for axes that do not fit or differ in size, and for what the
-            backend cannot trace.
+        InputError: when called, for axes that do not fit or differ in size, and for functions that
+            the backend cannot trace.
 
     Example:
         >>> vmap(grad(loss), in_axes=(None, 0, 0))(weights, images, labels)  # one per example
@@ -70,10 +70,10 @@ def _axes(in_axes: Tree, args: optree.PyTreeSpec, kwargs: optree.PyTreeSpec) -> 
 
 
 class _Results:
-    """Results as a list of the mapped, and one of those that are no matter of the mapped axis.
+    """Results as a list of mapped ones and a list of those without the mapped axis.
 
     Attributes:
-        some_whole: whether there are two lists; a backend has less to do for one.
+        some_whole: True if there is a second list.
     """
 
     axes: list[Any]
@@ -84,7 +84,7 @@ class _Results:
         self.some_whole = not isinstance(out_axes, int) and None in trees.leaves_of(out_axes)
 
     def take(self, output: Tree) -> Any:
-        """Takes what the function returned for one entry apart."""
+        """Flattens the result of the function for one entry."""
         tensors, self.join = trees.apart(output, numbers=True)
         axes = trees.spread(self.out_axes, self.join.spec, "vmap: out_axes")
         self.axes = [axes[place] for place in self.join.places]
@@ -95,7 +95,7 @@ class _Results:
         return stacked, [tensor for tensor, axis in pairs if axis is None]
 
     def put(self, results: Sequence[Any]) -> Any:
-        """Puts the results for all entries together, the new axes where they belong."""
+        """Joins the results for all entries, and moves the mapped axes to their positions."""
         stacked, whole = map(list, results) if self.some_whole else (list(results), [])
         found = []
         for axis in self.axes:
@@ -109,7 +109,7 @@ class _Results:
 
 
 def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int | None]:
-    """Returns the axis of each tensor; leaves that are none must not be mapped."""
+    """Returns the axis of each tensor; other leaves must not be mapped."""
     for place, axis in enumerate(axes):
         if axis is not None and place not in join.places:
             raise InputError(

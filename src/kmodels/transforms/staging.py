@@ -1,4 +1,4 @@
-"""Functions that are traced as a whole: to run, to look at, to compute again."""
+"""Functions that are traced as a whole: `jit`, `trace` and `remat`."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -19,15 +19,14 @@ def jit(
     static_argnums: int | tuple[int, ...] = (),
     static_argnames: str | tuple[str, ...] = (),
 ) -> Function:
-    """Returns a function that is traced once and then runs without Python.
+    """Returns a function that is traced once, and then runs without Python.
 
     It is traced again for each structure, shape and dtype of its arguments, each value of a static
-    one, each choice of `kmodels.generic_only`, and after adapters were put on a model, merged or
-    disabled. Tensors that `fun` finds elsewhere than in its
-    arguments may be read at that time only. XLA compiles the trace on JAX. It is a graph on
-    TensorFlow. `torch.compile` takes it on torch with an accelerator; on a CPU it runs as it is, by
-    torch's kernels, since compiling takes longer than it saves. A `jit` inside of others becomes a
-    part of them on torch and TensorFlow.
+    one, each choice of `kmodels.generic_only`, and after adapters of a model were added, merged or
+    disabled. Tensors that are not arguments of `fun` may be read only while it is traced. XLA
+    compiles the trace on JAX; it is a graph on TensorFlow. On torch, `torch.compile` compiles it
+    for an accelerator; on a CPU it runs with torch's kernels, since compiling takes longer than it
+    saves. A `jit` inside of another becomes a part of it on torch and TensorFlow.
 
     Args:
         fun: takes and returns tensors or trees of them.
@@ -39,8 +38,8 @@ def jit(
         A function of the same arguments.
 
     Raises:
-        InputError: when called, if a static argument has no hash, and for what the backend cannot
-            trace: Python's `if` by a tensor's value, say.
+        InputError: when called, if a static argument has no hash, and for functions that the
+            backend cannot trace: Python's `if` by a tensor's value, say.
     """
     places = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
@@ -76,7 +75,7 @@ def jit(
 
 
 class Trace:
-    """A function as its backend sees it; `print` shows it.
+    """The intermediate form of a function on its backend; `print` shows it.
 
     Attributes:
         form: a `ClosedJaxpr` on JAX, a `torch.fx.GraphModule` on torch, the graph of a
@@ -93,7 +92,7 @@ class Trace:
 
 
 def trace(fun: Function) -> Callable[..., Trace]:
-    """Returns a function that gives the intermediate form of `fun` for its arguments.
+    """Returns a function that returns the intermediate form of `fun` for its arguments.
 
     JAX gives a jaxpr, torch an FX graph of ATen operations, TensorFlow the nodes of a graph.
 
@@ -104,7 +103,7 @@ def trace(fun: Function) -> Callable[..., Trace]:
         A function of the same arguments. It returns a `Trace`.
 
     Raises:
-        InputError: when called, for what the backend cannot trace.
+        InputError: when called, for functions that the backend cannot trace.
 
     Example:
         >>> print(trace(grad(f))(2.0))
@@ -125,11 +124,10 @@ def trace(fun: Function) -> Callable[..., Trace]:
 
 
 def remat(fun: Function) -> Function:
-    """Returns a function whose inside is computed again in reverse mode, and not kept until then.
+    """Returns a function that recomputes activations in the backward pass, to save memory.
 
-    On TensorFlow every tensor that `fun` uses must be an argument, as must a model's weights, and
-    it has no derivatives in forward mode. On torch, other transforms have no such means: inside
-    them everything is kept, and the numbers are the same.
+    On TensorFlow every tensor that `fun` uses must be an argument, including weights, and it has no
+    forward-mode derivatives. On torch it has no effect inside other transforms.
 
     Args:
         fun: takes and returns tensors or trees of them.
@@ -138,7 +136,7 @@ def remat(fun: Function) -> Function:
         A function of the same arguments.
 
     Raises:
-        InputError: when called, on TensorFlow for tensors of floats that are no arguments.
+        InputError: when called, on TensorFlow for float tensors that are not arguments.
     """
 
     @wraps(fun)
@@ -160,7 +158,7 @@ def remat(fun: Function) -> Function:
 
 
 class _Static:
-    """An argument that is a leaf, whatever it is."""
+    """A static argument, which is always a leaf."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -181,7 +179,7 @@ def _value(leaf: object) -> Any:
 
 
 def _key(leaves: list[Any], join: trees.Join) -> Any:
-    """Returns what a trace holds for."""
+    """Returns the key of a trace: it is valid for arguments with an equal key."""
     kinds = tuple((tuple(x.shape), x.dtype) for x in leaves)
     key = generic_now(), join.spec, join.places, join.rest, kinds
     try:

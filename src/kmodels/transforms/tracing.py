@@ -1,4 +1,4 @@
-"""The scope of every traced function: the path of ops, and errors in one line."""
+"""The scope of transforms: generic ops if needed, and errors in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,13 +12,13 @@ engine = backend_module("kmodels.transforms.engine", TransformsBackend)
 
 @contextmanager
 def tracing(name: str) -> Iterator[None]:
-    """Stands around all that a transform runs.
+    """Surrounds the functions that a transform runs.
 
     Args:
-        name: name of the transform, which errors begin with.
+        name: name of the transform, the prefix of errors.
 
     Raises:
-        InputError: for what the backend cannot trace.
+        InputError: for functions that the backend cannot trace.
     """
     try:
         with generic_only() if name in engine.GENERIC else nullcontext():

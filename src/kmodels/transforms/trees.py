@@ -1,8 +1,7 @@
-"""Trees of tensors: lists, tuples and dictionaries, taken apart and put together.
+"""Trees of tensors: lists, tuples and dictionaries, flattened and joined.
 
-The one place that knows how. The rest of the transforms, and each backend's part, sees flat lists.
-They call optree itself, for Keras' own functions walk a tree in Python on torch, several times a
-call.
+All other files of the transforms use flat lists. optree is called directly, since Keras' own
+functions traverse a tree in Python on torch, several times per call.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,12 +15,12 @@ import optree
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 
-# Keras' reading of what a tree is.
+# Keras' definition of a tree.
 OPTIONS: Any = {"none_is_leaf": True, "namespace": "keras"}
 
 
 class Join:
-    """A function that puts tensors into their places in a tree.
+    """A function that joins tensors to a tree.
 
     Attributes:
         spec: the structure; equal for equal structures, with a hash.
@@ -35,7 +34,7 @@ class Join:
         self.spec, self.places, self.rest = spec, places, rest
 
     def __call__(self, tensors: Iterable[Any]) -> Any:
-        """Returns the tree with these tensors, or whatever stands for them."""
+        """Returns the tree with these tensors, or other values, as leaves."""
         filled = list(self.rest)
         for place, tensor in zip(self.places, tensors, strict=True):
             filled[place] = tensor
@@ -53,7 +52,7 @@ def leaves_of(tree: Tree) -> list[Any]:
 
 
 def _tensor(leaf: object, numbers: bool) -> Any:
-    """Returns a leaf as a tensor; None for one that is none."""
+    """Returns a leaf as a tensor, or None for other leaves."""
     if keras.ops.is_tensor(leaf):
         return leaf
     made = (keras.Variable, np.ndarray, np.generic)
@@ -63,16 +62,15 @@ def _tensor(leaf: object, numbers: bool) -> Any:
 
 
 def taken(tree: Tree, numbers: bool = False) -> Any:
-    """Returns the tree with arrays, variables and, if asked for, numbers as tensors."""
+    """Returns the tree with arrays, variables and, if `numbers`, numbers as tensors."""
     tensors, join = apart(tree, numbers)
     return join(tensors)
 
 
 def apart(tree: Tree, numbers: bool = False) -> tuple[list[Any], Join]:
-    """Returns the tensors of a `taken` tree, in order, and what puts others in their places.
+    """Returns the tensors of a `taken` tree, and the function that joins others to such a tree.
 
-    Leaves come in order, those of dictionaries by their sorted keys. Those that are no tensors stay
-    in the tree that `Join` makes.
+    Leaves are in order, those of dictionaries by their sorted keys. Other leaves are in `Join`.
     """
     leaves, spec = optree.tree_flatten(tree, **OPTIONS)  # type: ignore[arg-type]
     tensors, places = [], []
@@ -81,7 +79,7 @@ def apart(tree: Tree, numbers: bool = False) -> tuple[list[Any], Join]:
         if tensor is not None:
             tensors.append(tensor)
             places.append(place)
-            # A Join can outlive what traced its tensors.
+            # A Join can outlive the trace of its tensors.
             leaves[place] = None
     return tensors, Join(spec, tuple(places), tuple(leaves))
 
@@ -90,8 +88,8 @@ def spread(prefix: Tree, spec: optree.PyTreeSpec, name: str) -> list[Any]:
     """Returns a prefix tree's leaf for each leaf, such as one axis for a dictionary.
 
     Args:
-        prefix: a leaf, or a tree whose leaves stand for parts of the tree.
-        spec: structure of what it is spread over.
+        prefix: a leaf, or a tree with a leaf for each part of the tree.
+        spec: structure of the tree.
         name: name of the prefix, for the message.
 
     Raises:
@@ -114,7 +112,7 @@ def _form(tree: Tree) -> str:
 
 
 def floats(tree: Tree, what: str) -> tuple[list[Any], Join]:
-    """`apart`, of a tree by which is differentiated.
+    """Same as `apart`, for a tree to differentiate by.
 
     Raises:
         InputError: for a leaf that is not a tensor of floats.
@@ -133,10 +131,10 @@ def like(tree: Tree, tensors: list[Any], join: Join, what: str) -> list[Any]:
     """Returns the leaves of a tree that has the structure, shapes and dtypes of other tensors.
 
     Args:
-        tree: as given.
-        tensors: what its leaves are to be like.
-        join: makes of `tensors` the tree that is expected.
-        what: it is, for the message.
+        tree: the tree.
+        tensors: tensors with the expected shapes and dtypes.
+        join: joins `tensors` to the expected tree.
+        what: name of the tree, for the message.
 
     Raises:
         InputError: if structure or shapes differ.
