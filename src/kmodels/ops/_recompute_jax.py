@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import Block, loops
+from kmodels.ops.attention import Block, loops
 
 
 def blockwise(

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.dispatch_torch import transformed
-from kmodels.ops._attention_blockwise import Block
+from kmodels.ops.attention import Block
 
 
 def blockwise(

@@ -4,9 +4,9 @@ import keras
 
 from kmodels.core.dispatch import op
 from kmodels.core.types import Tensor
+from kmodels.ops.activations import gelu
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout as dropout_op
-from kmodels.ops.gelu import gelu
 
 
 @op

@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import MASKED, Block, Hidden, Loop, loops
+from kmodels.ops.attention import MASKED, Block, Hidden, Loop, loops
 from kmodels.overrides import dropout_jax
 
 Number = jax.Array | int

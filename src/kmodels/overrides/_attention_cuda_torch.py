@@ -16,8 +16,6 @@ import torch
 from torch.nn.attention import flex_attention as flexible
 
 from kmodels.core import internals_torch
-from kmodels.ops.attention import attention
-from kmodels.overrides._backward_torch import Context, backward
 
 Kernel = Literal["sdpa", "varlen", "flex", "generic"]
 
@@ -285,46 +283,3 @@ def _allowed(
         return seen
 
     return allowed
-
-
-def again(
-    output: torch.Tensor,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    options: dict[str, Any],
-) -> torch.Tensor:
-    """Returns the result of a kernel, with the second derivatives of the op's own body."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return output
-    return _Again.apply(output, *inputs, options)
-
-
-def _op_again(ctx: Context) -> Any:
-    def function(
-        _: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        found: Any = attention.generic(query, key, value, **ctx.options)
-        return found
-
-    return (None, *ctx.saved_tensors), function
-
-
-class _Again(torch.autograd.Function):
-    """Lets gradients through to a kernel, or where a graph of them is asked for goes around it."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, value)
-        ctx.options = options
-        return output.view_as(output)
-
-    @staticmethod
-    @backward(_op_again)
-    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradients[0], None, None, None, None

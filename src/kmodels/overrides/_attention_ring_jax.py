@@ -17,7 +17,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import MASKED, Block, Hidden, Loop, cuts, loops
+from kmodels.ops.attention import MASKED, Block, Hidden, Loop, cuts, loops
 from kmodels.overrides._attention_blocks_jax import (
     Held,
     Number,

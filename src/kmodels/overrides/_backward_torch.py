@@ -105,3 +105,44 @@ def _recorded(
     for i, of_input in zip(wanted, gradients, strict=True):
         found[i] = of_input
     return tuple(found)
+
+
+def with_second_derivatives(
+    output: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
+    function: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Returns the output of a fused kernel, whose second derivatives are those of a function.
+
+    Args:
+        output: the kernel's output, with the gradients of the kernel.
+        inputs: the kernel's inputs that have gradients.
+        function: computes the output from the inputs in a form that autograd differentiates.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return output
+    return _Fused.apply(output, function, *inputs)
+
+
+def _function_again(ctx: Context) -> Any:
+    return (None, None, *ctx.saved_tensors), lambda _, __, *inputs: ctx.function(*inputs)
+
+
+class _Fused(torch.autograd.Function):
+    """Passes gradients through to a kernel; a recorded graph of them goes around it."""
+
+    @staticmethod
+    def forward(
+        ctx: Context,
+        output: torch.Tensor,
+        function: Callable[..., torch.Tensor],
+        *inputs: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.function = function
+        return output.view_as(output)
+
+    @staticmethod
+    @backward(_function_again)
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], *[None] * (len(ctx.needs_input_grad) - 1)

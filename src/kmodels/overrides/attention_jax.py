@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec
 
 from kmodels.core import internals_jax
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, cuts
-from kmodels.ops.attention import attention, check_attention, check_ids
+from kmodels.ops.attention import Hidden, allowed_pairs, attention, check_attention, check_ids, cuts
 from kmodels.overrides import _attention_blocks_jax as blocks
 from kmodels.overrides import _attention_kernels_jax as kernels
 from kmodels.overrides import _attention_ring_jax as ring

@@ -13,11 +13,17 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_blockwise import MASKED, allowed_pairs
-from kmodels.ops.attention import attention, check_attention, check_ids
+from kmodels.ops.attention import (
+    MASKED,
+    allowed_pairs,
+    attention,
+    block_slices,
+    check_attention,
+    check_ids,
+    near_pairs,
+)
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides._tensors_tensorflow import later, product, static_shape, truncates, wide
-from kmodels.overrides.blocks import Block, blocks, near
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128
@@ -98,7 +104,7 @@ def attention_tensorflow(
     pairs = allowed_pairs(query, key, mask, False, None)
     segments = None if segment_ids is None else ops.convert_to_tensor(segment_ids)
     hides = causal or window is not None
-    cut = blocks(length, keys, causal, window, SIZE if hides else length)
+    cut = block_slices(length, keys, causal, window, SIZE if hides else length)
     stays, share = None, 1.0
     if dropout and seed is not None:
         shape = (tf.shape(query)[0], groups, length * sizes.shared, keys)
@@ -170,7 +176,7 @@ def _heads_first(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(x, (0, 2, 1, 3))
 
 
-def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
+def _places(block: tuple[slice, slice], sizes: _Sizes) -> tuple[slice, slice]:
     """Returns rows of the queries and of the keys."""
     queries, seen = block
     return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
@@ -180,13 +186,13 @@ def _softmax(
     scores: tf.Tensor,
     pairs: tf.Tensor | None,
     segments: tf.Tensor | None,
-    block: Block,
+    block: tuple[slice, slice],
     sizes: _Sizes,
 ) -> tf.Tensor:
     """Returns attention weights of a block of scores (B, K, t * G, s), in float32 at least."""
     queries, seen = block
     offset = sizes.keys - sizes.length
-    allowed = near(block, offset, sizes.causal, sizes.window)
+    allowed = near_pairs(queries, seen, offset, sizes.causal, sizes.window)
     full = wide(scores) * sizes.scale
     if not allowed.all():
         # A number that is added: TensorFlow selects slowly on a CPU.

@@ -16,14 +16,19 @@ from torch.nn import functional
 from kmodels.core import internals_torch
 from kmodels.core.dispatch import override
 from kmodels.ops.dense import check_width, dense
-from kmodels.overrides import _half_products_torch
 from kmodels.overrides._backward_torch import Context, backward
-from kmodels.overrides._half_products_torch import by_rows
 from kmodels.overrides._tensors_torch import as_tensor, stored, widens
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21
 INFO = Path("/proc/cpuinfo")
+# Numbers of a kernel that are cast at a time: 4 MiB in float32, which stay in a cache.
+TILE = 2**20
+# Rows of the other operand that are cast at a time.
+ROWS = 1024
+# Rows of which each takes torch less time than the cast of the kernel: 33 ms and 50 for a table of
+# 64,000 by 2,560.
+FEW = 2
 
 
 def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bool:
@@ -129,7 +134,7 @@ def product(
 ) -> torch.Tensor:
     """Returns x (..., in) @ kernel (in, out) + bias by oneDNN or in float32, without autograd."""
     if in_float32(x, kernel):
-        return _half_products_torch.product(x, kernel, bias)
+        return product_in_float32(x, kernel, bias)
     return internals_torch.onednn_linear(x, kernel, bias)
 
 
@@ -143,3 +148,36 @@ def affine(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = No
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns the faster product of two matrices, without autograd."""
     return product(a, b) if in_float32(a, b) or by_onednn(a, b) else torch.mm(a, b)
+
+
+def by_rows(x: torch.Tensor, kernel: torch.Tensor) -> bool:
+    """Returns whether few rows meet a kernel that lies by its outputs, which torch multiplies well.
+
+    Generation lays kernels so, and a transposed table lies so.
+    """
+    return kernel.stride(0) == 1 and x.numel() <= FEW * x.shape[-1]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in the dtype in which its products are made."""
+    return x.float() if widens(x) else x
+
+
+def product_in_float32(
+    x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns x (..., in) @ kernel (in, out) + bias in the dtype of x, without autograd.
+
+    The operands are cast in parts, so that the memory for that does not grow with them.
+    """
+    rows, columns = x.flatten(0, -2), kernel.shape[1]
+    output = x.new_empty(rows.shape[0], columns)
+    step = max(1, TILE // max(1, kernel.shape[0]))
+    for top in range(0, rows.shape[0], ROWS):
+        below = slice(top, top + ROWS)
+        part = rows[below].float()
+        for start in range(0, columns, step):
+            beside = slice(start, start + step)
+            found = part @ kernel[:, beside].float()
+            output[below, beside] = found if bias is None else found.add_(bias[beside])
+    return output.view(*x.shape[:-1], columns)

@@ -15,7 +15,7 @@ import torch
 
 from kmodels.core import seeds_torch
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_blockwise import mixed
+from kmodels.ops.attention import mixed
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._backward_torch import Context, backward
 

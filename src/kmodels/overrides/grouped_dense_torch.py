@@ -8,8 +8,8 @@ from torch.nn.functional import grouped_mm
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
-from kmodels.overrides._half_products_torch import product
 from kmodels.overrides._tensors_torch import as_tensor, widens
+from kmodels.overrides.dense_torch import product_in_float32
 
 # Bytes of which torch wants each row to be a multiple.
 ALIGNED = 16
@@ -55,11 +55,11 @@ def of_groups(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
     stops = ends.tolist()
     groups = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
     if b.ndim == 2:
-        return torch.stack([product(a[:, group], b[group]) for group in groups])
+        return torch.stack([product_in_float32(a[:, group], b[group]) for group in groups])
     output = a.new_zeros(a.shape[0], b.shape[2])
     for group, kernel in zip(groups, b, strict=True):
         if group.stop > group.start:
-            output[group] = product(a[group], kernel)
+            output[group] = product_in_float32(a[group], kernel)
     return output
 
 

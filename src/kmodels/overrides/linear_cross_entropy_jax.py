@@ -36,7 +36,7 @@ def _supports(call: OpCall) -> str | None:
     return None
 
 
-@override(linear_cross_entropy, supports=_supports)
+@override(linear_cross_entropy, _supports)
 def linear_cross_entropy_jax(
     hidden: jax.Array,
     table: jax.Array,

@@ -14,9 +14,8 @@ from kmodels.ops.linear_cross_entropy import (
     without_ignored,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
-from kmodels.overrides._half_products_torch import wide
 from kmodels.overrides._tensors_torch import as_tensor
-from kmodels.overrides.dense_torch import matmul
+from kmodels.overrides.dense_torch import matmul, wide
 
 
 def on_cuda(hidden: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from kmodels.overrides._tensors_tensorflow import (
     sum_of_rows,
     wide,
 )
-from kmodels.overrides.gelu_tensorflow import density, share
+from kmodels.overrides.activations_tensorflow import density, normal
 
 
 def supports(call: OpCall) -> str | None:
@@ -66,14 +66,14 @@ def mlp_tensorflow(
         of_down = None if down_bias is None else next(left)
         hidden = _affine(rows, tf.cast(up, rows.dtype), of_up)
         full = wide(hidden)
-        active = tf.cast(dropped(full * share(full), kept), rows.dtype)
+        active = tf.cast(dropped(full * normal(full), kept), rows.dtype)
 
         def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, ...]:
             again = [up, down, rows, hidden] + ([] if kept is None else [kept])
             up_, down_, rows_, hidden_, *drawn = later(gradient, *again)
             up_, down_ = tf.cast(up_, rows.dtype), tf.cast(down_, rows.dtype)
             full, stays = wide(hidden_), None if kept is None else drawn[0]
-            below = share(full)
+            below = normal(full)
             active = tf.cast(dropped(full * below, stays), rows.dtype)
             for_down = product(active, gradient, transpose_a=True)
             slope = dropped(wide(product(gradient, down_, transpose_b=True)), stays)

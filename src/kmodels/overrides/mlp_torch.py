@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from kmodels.core.dispatch import OpCall, override
+from kmodels.ops.activations import QUICK
 from kmodels.ops.dense import check_width
-from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
 from kmodels.overrides._backward_torch import Context, backward

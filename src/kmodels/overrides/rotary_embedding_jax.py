@@ -8,7 +8,10 @@ from jax import numpy as jnp
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
+    check_rotary_embedding_2d,
+    frequencies_2d,
     rotary_embedding,
+    rotary_embedding_2d,
     rotary_frequencies,
 )
 
@@ -72,3 +75,27 @@ def _backward(
 
 
 rotation.defvjp(_forward, _backward)
+
+
+def _supports_2d(call: OpCall) -> str | None:
+    if call.pairs != "halves":
+        return "only halves turn as those of a row do"
+    return supports(call)
+
+
+@override(rotary_embedding_2d, _supports_2d)
+def rotary_embedding_2d_jax(
+    x: jax.Array,
+    coordinates: jax.Array,
+    *,
+    max_wavelength: float = 100.0,
+    pairs: str = "halves",
+) -> jax.Array:
+    """Computes the op itself; its gradient is the inverse rotation, unlike autodiff's."""
+    check_rotary_embedding_2d(x, coordinates, pairs)
+    x = jnp.asarray(x)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    frequencies = jnp.asarray(frequencies_2d(x.shape[-1], max_wavelength), dtype)
+    angles = jnp.asarray(coordinates).astype(dtype)[..., None] * frequencies
+    angles = angles.reshape(*angles.shape[:-2], x.shape[-1] // 2)  # (T, H/2) or (B, T, H/2)
+    return rotation(x, stored(jnp.cos(angles)), stored(jnp.sin(angles)))

@@ -11,7 +11,10 @@ from kmodels.core import internals_torch
 from kmodels.core.dispatch import OpCall, of_mode, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
+    check_rotary_embedding_2d,
+    frequencies_2d,
     rotary_embedding,
+    rotary_embedding_2d,
     rotary_frequencies,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
@@ -174,3 +177,37 @@ def _frequencies(
 ) -> torch.Tensor:
     found = rotary_frequencies(width, max_wavelength, scaling, turned)
     return torch.from_numpy(found).to(device, dtype)
+
+
+def _supports_2d(call: OpCall) -> str | None:
+    if call.pairs != "halves":
+        return "only halves turn as those of a row do"
+    return supports(call)
+
+
+@override(rotary_embedding_2d, _supports_2d)
+def rotary_embedding_2d_torch(
+    x: torch.Tensor,
+    coordinates: torch.Tensor,
+    *,
+    max_wavelength: float = 100.0,
+    pairs: str = "halves",
+) -> torch.Tensor:
+    """Computes the op itself, by tables that queries, keys and all blocks share."""
+    check_rotary_embedding_2d(x, coordinates, pairs)
+    x, coordinates = as_tensor(x), as_tensor(coordinates)
+    dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
+    kind = (x.shape[-1], max_wavelength, x.device, dtype)
+
+    def angles() -> torch.Tensor:
+        found = coordinates.to(dtype)[..., None] * _frequencies_2d(*kind)
+        return found.flatten(-2)[..., None, :]
+
+    return turn(x, *shared_tables(("2d", *kind), x, coordinates, angles))
+
+
+@cache
+def _frequencies_2d(
+    width: int, max_wavelength: float, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.tensor(frequencies_2d(width, max_wavelength), dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Gaussian error linear unit."""
+"""Gaussian error linear unit, and gates by it and by the sigmoid linear unit."""
 
 import math
 
@@ -36,3 +36,39 @@ def gelu(x: Tensor, *, approximate: bool | str = False) -> Tensor:
             return x * (0.5 + 0.5 * ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         return x * (0.5 + 0.5 * ops.erf(x * math.sqrt(0.5)))
     return ops.gelu(x, approximate=bool(approximate))
+
+
+@op
+def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
+    """Returns the tanh form of GELU of `gate`, times `up`.
+
+    Shapes: both equal; the output has them too.
+    Dtypes: floating, both equal; the output has it too.
+
+    Args:
+        gate: what goes through GELU.
+        up: what it multiplies.
+
+    Parity: the gate of Transformers' `Gemma3MLP`.
+    Source: https://arxiv.org/abs/2002.05202
+    """
+    return ops.multiply(gelu.generic(gate, approximate=True), up)
+
+
+@op
+def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
+    """SiLU of `gate`, times `up`.
+
+    Shapes: both equal; the output has them too.
+    Dtypes: floating, both equal; the output has it too. SiLU is computed in float32 (float64 for
+        float64 input) and rounded once: XLA rounds each step of a sigmoid in bfloat16.
+
+    Args:
+        gate: what goes through SiLU.
+        up: what it multiplies.
+
+    Parity: the gate of Transformers' `Qwen3MLP` and `Dinov2SwiGLUFFN`.
+    Source: https://arxiv.org/abs/2002.05202
+    """
+    y = ops.cast(gate, wide(gate))
+    return ops.multiply(ops.cast(y * ops.sigmoid(y), ops.dtype(gate)), up)

@@ -1,4 +1,7 @@
-"""RMS normalisation for torch with a backward of its own: keeps x and a number per row."""
+"""Normalization for torch: one fused layer norm, and RMS norm with a lean backward pass.
+
+RMS norm keeps x and one number per row; autograd would keep five arrays of x's size.
+"""
 
 from functools import cache
 from typing import Any
@@ -6,12 +9,28 @@ from typing import Any
 import torch
 
 from kmodels.core.dispatch import override
-from kmodels.ops.rms_norm import rms_norm
+from kmodels.ops.norms import layer_norm, rms_norm
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import PLAIN, as_tensor
 
 # Numbers up to which calls of torch take longer on CPUs than the arithmetic.
 LARGE = 2**14
+
+
+@override(layer_norm)
+def layer_norm_torch(
+    x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None, *, epsilon: float = 1e-6
+) -> torch.Tensor:
+    """`torch.nn.functional.layer_norm`, whose statistics are float32 for narrower inputs too."""
+    x, scale = as_tensor(x), as_tensor(scale)
+    bias = None if bias is None else as_tensor(bias)
+    width = (x.shape[-1],)
+    if scale.dtype is x.dtype and (bias is None or bias.dtype is x.dtype):
+        return torch.layer_norm(x, width, scale, bias, epsilon)
+    # The kernel takes one dtype; a wider scale must not be rounded, so all go up.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    bias = None if bias is None else bias.to(dtype)
+    return torch.layer_norm(x.to(dtype), width, scale.to(dtype), bias, epsilon).to(x.dtype)
 
 
 def _again(ctx: Context) -> Any:
@@ -22,8 +41,6 @@ def _again(ctx: Context) -> Any:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Autograd would keep five arrays of x's size, some of them widened."""
-
     @staticmethod
     def forward(
         ctx: Context, x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
