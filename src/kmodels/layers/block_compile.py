@@ -26,7 +26,7 @@ class BlockCompileBackend(Protocol):
         ...
 
     def is_compiled(self, block: keras.layers.Layer) -> bool:
-        """Returns whether `put` took this block."""
+        """Returns True if `put` took this block."""
         ...
 
 
@@ -63,7 +63,7 @@ def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = Fals
 
 
 def is_possible() -> bool:
-    """Returns whether the running backend compiles blocks one by one."""
+    """Returns True if the running backend compiles blocks one by one."""
     return _engine is not None
 
 
@@ -73,7 +73,7 @@ def blocks(model: keras.Model) -> list[Any]:
 
 
 def compiled(model: keras.Model) -> bool:
-    """Returns whether `choose` compiled the blocks of a model."""
+    """Returns True if `choose` compiled the blocks of a model."""
     return _engine is not None and any(_engine.is_compiled(block) for block in blocks(model))
 
 

@@ -65,7 +65,7 @@ def remove(blocks: Iterable[Any]) -> None:
 
 
 def is_compiled(block: keras.Layer) -> bool:
-    """Returns whether `put` has been here."""
+    """Returns True if `put` has been here."""
     # Weights in parts are gathered by another one that stands there.
     return getattr(vars(block).get("call"), "graph", False)
 

@@ -52,7 +52,7 @@ class DirectCalls(Protocol):
         ...
 
     def is_sealed(self, layer: keras.layers.Layer) -> bool:
-        """Returns whether no layer below this one needs Keras when it is called."""
+        """Returns True if no layer below this one needs Keras when it is called."""
         ...
 
     def declines_model(self, model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> str | None:
@@ -64,11 +64,11 @@ class DirectCalls(Protocol):
         ...
 
     def depends_on(self, name: str) -> bool:
-        """Returns whether the decision for a layer depends on its attribute of this name."""
+        """Returns True if the decision for a layer depends on its attribute of this name."""
         ...
 
     def is_eager(self) -> bool:
-        """Returns whether the framework neither compiles nor records what is called."""
+        """Returns True if the framework neither compiles nor records what is called."""
         ...
 
     def changed(self) -> None:

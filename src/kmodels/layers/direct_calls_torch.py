@@ -110,7 +110,7 @@ def declines_model(model: "CalledDirectly", args: tuple, kwargs: dict[str, Any])
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    """Returns whether a tensor of this shape can be the input of a graph."""
+    """Returns True if a tensor of this shape can be the input of a graph."""
     if len(shape) != len(wanted):
         return False
     return all(b is None or a == b for a, b in zip(shape, wanted, strict=True))
@@ -196,7 +196,7 @@ def _seal(layer: "Layer | CalledDirectly") -> _Seal:
 
 
 def _is_plain(part: "Layer | CalledDirectly", policy: str) -> bool:
-    """Returns whether Keras adds nothing to a call of this layer inside one of this policy."""
+    """Returns True if Keras adds nothing to a call of this layer inside one of this policy."""
     return (
         "call" not in vars(part)
         and keras_internals.needs_keras_call(part) is None

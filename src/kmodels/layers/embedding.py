@@ -1,4 +1,4 @@
-"""The embedding table of a language model, and its output layer: the same table or another."""
+"""Embeddings of tokens, with the output layer of a language model, and of positions."""
 
 import math
 from collections.abc import Callable, MutableMapping
@@ -369,3 +369,58 @@ def _resized(table: keras.Variable, input_dim: int) -> np.ndarray:
     mean = values.mean(axis=0, dtype="float64").astype("float32")
     more = max(input_dim - len(values), 0)
     return np.concatenate([values[:input_dim], np.tile(mean, (more, 1))])
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class PositionEmbedding(Layer):
+    """A learned vector for each place in a row; names as in keras-hub.
+
+    Args:
+        sequence_length: rows of the table, and so the most tokens of a row.
+        initializer: as Keras takes it.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        inputs (B, T, D), of which the shape alone counts; positions (T,) or (B, T) int or None for
+        start_index, start_index + 1, ... -> (B, T, D), to be added to the inputs.
+
+    Weights:
+        embeddings (sequence_length, D).
+
+    Raises:
+        InputError: for rows that are longer than the table.
+    """
+
+    def __init__(
+        self, sequence_length: int, initializer: InitializerLike = "glorot_uniform", **kwargs: Any
+    ):
+        super().__init__(**kwargs)
+        check_whole("sequence_length", sequence_length)
+        self.supports_masking = True
+        self.sequence_length = sequence_length
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the table for the width of the inputs."""
+        shape = (self.sequence_length, input_shape[-1])
+        self.embeddings = self.add_parameter("embeddings", shape, self.initializer)
+
+    def call(
+        self, inputs: Tensor, start_index: Tensor | int = 0, positions: Tensor | None = None
+    ) -> Any:
+        """(B, T, D) -> (B, T, D)."""
+        length = keras.ops.shape(inputs)[1]
+        if positions is None:
+            known = isinstance(length, int) and isinstance(start_index, int)
+            if known and (last := start_index + length) > self.sequence_length:
+                raise InputError(
+                    f"a row of {last} tokens is longer than the {self.sequence_length} positions "
+                    f"of {self.path}; cut it to that length"
+                )
+            positions = keras.ops.arange(length, dtype="int32") + start_index
+        found = keras.ops.take(self.embeddings, positions, axis=0)
+        return keras.ops.broadcast_to(found, keras.ops.shape(inputs))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """Returns the input's shape."""
+        return input_shape

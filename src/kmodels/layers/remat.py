@@ -8,6 +8,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 
 # The layers of a block that can be computed again, besides blocks as a whole.
 PARTS = ("attention", "mlp")
@@ -78,3 +79,20 @@ def _seeds(layer: keras.Layer) -> list[Any]:
     """States of the random streams below a layer, which every call moves on."""
     weights = {id(variable) for variable in layer.weights}
     return [variable for variable in layer.variables if id(variable) not in weights]
+
+
+def tensors_apart(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
+    """Returns the tensors in arguments, and a function of other tensors that gives (args, kwargs).
+
+    Tensors may be nested in tuples, lists and dictionaries.
+    """
+    leaves = keras.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
+
+    def fill(*tensors: Tensor) -> tuple[tuple, dict[str, Any]]:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return keras.tree.pack_sequence_as((args, kwargs), filled)
+
+    return [leaves[place] for place in places], fill

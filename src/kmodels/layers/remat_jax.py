@@ -7,7 +7,7 @@ import jax
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.layers.tensor_arguments import tensors_apart
+from kmodels.layers.remat import tensors_apart
 
 
 def call(

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from kmodels.core import keras_internals
-from kmodels.layers.tensor_arguments import tensors_apart
+from kmodels.layers.remat import tensors_apart
 
 
 def call(
@@ -40,7 +40,7 @@ def call(
 
 
 def _stateless(layer: keras.Layer) -> bool:
-    """Returns whether tensors stand for variables, whose gradients TensorFlow would lose."""
+    """Returns True if tensors stand for variables, whose gradients TensorFlow would lose."""
     with keras_internals.no_autocast():
         return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
 

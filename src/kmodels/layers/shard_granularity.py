@@ -75,5 +75,5 @@ def using() -> Iterator[None]:
 
 
 def in_use() -> bool:
-    """Returns whether this runs inside `using`."""
+    """Returns True if this runs inside `using`."""
     return _use.active

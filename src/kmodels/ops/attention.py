@@ -166,7 +166,7 @@ def check_ids(
 
 
 def _fits(size: object, *allowed: object) -> bool:
-    """Returns whether a size may be one of these, of which some may not be known."""
+    """Returns True if a size may be one of these, of which some may not be known."""
     known = [x for x in (size, *allowed) if isinstance(x, int)]
     return len(known) <= len(allowed) or size in allowed
 
@@ -462,7 +462,7 @@ _native = backend_module("kmodels.ops._recompute", RecomputeBackend)
 
 
 def pays_blockwise(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
-    """Returns whether the lengths are known, and large enough for blocks."""
+    """Returns True if the lengths are known, and large enough for blocks."""
     length, keys = query.shape[1], key.shape[1]
     if not isinstance(length, int) or not isinstance(keys, int):
         return False

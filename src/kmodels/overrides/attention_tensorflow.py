@@ -1,7 +1,7 @@
-"""Attention for TensorFlow with a backward pass of its own, which keeps the weights alone.
+"""Attention for TensorFlow with a custom gradient, which keeps only the attention weights.
 
-A causal mask is taken one block of queries after the other: what it hides from a whole block is not
-computed, forward or backward. The products of grouped heads are plain ones.
+With a causal mask, one block of queries is computed at a time, without the keys that the mask hides
+from the whole block. Grouped heads need no batched products.
 """
 
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from kmodels.overrides._tensors_tensorflow import later, product, static_shape, 
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128
-# Tokens up to which weights are kept for the way back.
+# Tokens up to which the weights are kept for the backward pass.
 KEPT = 1024
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves what `by_blocks` does, and all that TensorFlow would not round."""
+    """Supports the calls of `by_blocks`, and every call in a dtype that TensorFlow truncates."""
     return None if truncates(tf.as_dtype(call.query.dtype)) else by_blocks(call)
 
 
 def by_blocks(call: OpCall) -> str | None:
-    """Returns why blocks do not serve a call; those without a soft cap, on CPU, are served."""
+    """Returns why a call is not computed by blocks (a clause), or None."""
     drops = call.dropout and call.seed is not None
     if not call.causal and not drops and tf.as_dtype(call.query.dtype).size > 2:
         return "in float32 only a causal mask and dropout were measured to make it faster"
@@ -85,7 +85,7 @@ def attention_tensorflow(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Keeps the attention weights for the way back, and a byte for each where some are dropped."""
+    """Keeps the attention weights for the backward pass, with dropout also a byte for each."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
@@ -217,5 +217,5 @@ def _softmax(
     part = tf.repeat(tf.transpose(part, (0, 1, 3, 2, 4)), sizes.shared // split[1], axis=3)
     part = tf.reshape(part, (-1, split[0], here * sizes.shared, there))
     weights = tf.nn.softmax(tf.where(part, full, tf.constant(MASKED, full.dtype)))
-    # A query that sees nothing has even weights by now; it gets none.
+    # A query that sees nothing has uniform weights here; they become zero.
     return weights * tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), full.dtype)

@@ -32,18 +32,18 @@ from kmodels.overrides._backward_torch import Context, backward, with_second_der
 from kmodels.overrides._tensors_torch import as_tensor, widens
 from kmodels.overrides.dropout_torch import Draw
 
-# Keys from which SDPA is taken on CPUs too, where it needs no mask of length x keys.
+# Keys from which SDPA is used on CPUs too, if it needs no mask of queries times keys.
 LONG = 1024
-# Keys up to which a causal mask costs SDPA less in float32 than products cost in calls of torch.
+# Keys up to which SDPA with a causal mask is faster in float32 than the calls of products.
 SHORT = 64
-# Tokens from which on products compute their weights again: keeping them takes length x keys.
+# Tokens from which products recompute their weights, which have the size of queries times keys.
 KEPT = 1024
 # Scores that are computed at a time: 0.5 MB in bfloat16, which fits the cache of a core.
 NEAR = 2**18
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves everything but image blocks, seeds that are not a generator, some soft caps."""
+    """Supports all but image blocks, seeds without a generator, and some soft caps."""
     query, drops = as_tensor(call.query), call.dropout and call.seed is not None
     if on_cuda(query) and query.shape[1] > 1:
         choice = choose(known(call))
@@ -67,7 +67,7 @@ def supports(call: OpCall) -> str | None:
 
 
 def known(call: OpCall) -> Facts:
-    """Returns what the choice of a kernel on CUDA depends on."""
+    """Returns the facts that the choice of a kernel on CUDA depends on."""
     return cuda.facts(
         as_tensor(call.query),
         as_tensor(call.key),
@@ -82,19 +82,19 @@ def known(call: OpCall) -> Facts:
 
 
 def on_cuda(query: torch.Tensor) -> bool:
-    """Returns whether the kernels of CUDA serve where a tensor lies."""
+    """Returns True if a tensor is on CUDA."""
     return query.is_cuda
 
 
 def on_cpu(query: torch.Tensor) -> bool:
-    """Returns whether products can serve, which float16's range cannot."""
+    """Returns True on a CPU, except for float16, whose range is too small for products."""
     return query.device.type == "cpu" and query.dtype != torch.float16
 
 
 def by_products(
     query: torch.Tensor, key: torch.Tensor, causal: bool, rate: float, far: bool = False
 ) -> bool:
-    """Returns whether products beat SDPA; `far` says that windows or segments hide pairs.
+    """Returns True if products beat SDPA; `far` is True if windows or segments hide pairs.
 
     Source: `benchmarks/results/ops_torch_attention-cpu_*.json`.
     """
@@ -125,7 +125,7 @@ def attention_torch(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Scales inside the kernel only; masks that leave a query nothing give zeros, as in the op."""
+    """Scales inside the kernel; a query that sees nothing gets zeros, as in the op."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = as_tensor(query), as_tensor(key), as_tensor(value)
@@ -176,8 +176,7 @@ def attention_torch(
     if not aligned and (hides or causal):
         allowed = allowed_pairs(query, key, mask, causal, window, segments)
     if mask is not None and allowed is not None:
-        # Kernels differ in what they do with a row of nothing; let such a row see all, then zero
-        # it.
+        # Kernels differ for a row that sees nothing; it sees all here and becomes zero later.
         some = allowed.any(-1, keepdim=True)
         allowed = allowed | ~some
     if rate and seed is not None and not torch.compiler.is_compiling():
@@ -198,7 +197,7 @@ def attention_torch(
 def in_float32(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments: object, **options: Any
 ) -> torch.Tensor:
-    """Returns the op of the same numbers in float32, of which half precision is kept."""
+    """Computes the op in float32; the backward pass keeps the inputs in half precision."""
     op: Any = attention
     narrow = query, key, value
     inputs = [x.float() for x in narrow]
@@ -209,7 +208,7 @@ def in_float32(
         return call(*inputs, *arguments, **options).to(query.dtype)
 
     def pack(x: torch.Tensor) -> torch.Tensor:
-        """Returns the narrow tensor, which is there anyway, in place of one of the inputs."""
+        """Returns the narrow tensor, which exists anyway, in place of its float32 copy."""
         for kept, given in zip(narrow, inputs, strict=True):
             if x.data_ptr() == given.data_ptr() and x.shape[-1:] == given.shape[-1:]:
                 for view, like in ((kept, given), (kept.transpose(1, 2), given.transpose(1, 2))):
@@ -233,7 +232,7 @@ def _on_cuda(
     scale: float | None,
     soft_cap: float | None,
 ) -> torch.Tensor:
-    """Returns what a kernel for windows, segments, image blocks or soft caps gives."""
+    """Runs a kernel for windows, segments, image blocks or soft caps."""
     if kernel == "varlen" and facts.window is not None:
         return cuda.varlen(*inputs, facts.window, scale)
     blocks = None if block_ids is None else as_tensor(block_ids)
@@ -293,7 +292,7 @@ def _one_query(
 
 
 class _Seen(NamedTuple):
-    """What `_seen` made of the last mask: all blocks get the same one for a token."""
+    """The cached result of `_seen`: all blocks of a model get the same mask."""
 
     mask: ref[torch.Tensor]
     version: int
@@ -306,11 +305,11 @@ _last: list[_Seen] = []
 
 
 def _seen(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns a mask (B or 1, N or 1, 1, S) whose rows all see something, and those that do.
+    """Returns a mask to add to scores (B or 1, N or 1, 1, S), and the rows that see any key.
 
-    It is of numbers that are added to scores, which SDPA would make of a bool mask in each block. A
-    row of nothing sees all in it, for the caller to set to zero. None says that all rows do see
-    something; only on CPUs is that known at once.
+    SDPA would make the same numbers from a bool mask in each block. A row that sees nothing sees
+    all keys in it, and the caller sets its output to zero. The second result is None if all rows
+    see a key, which is read on CPUs only: a GPU would have to wait.
     """
     stays = not (
         torch.compiler.is_compiling()
@@ -372,14 +371,14 @@ class Options(NamedTuple):
 
 
 class Kept:
-    """Draws what dropout keeps of all weights (B, K, T * G, S): at once, or for each block again.
+    """Dropout masks of the weights (B, K, T * G, S): drawn at once, or for each block again.
 
     Args:
         query: (B, T, N, H).
         key: (B, S, K, H).
         rate: rate of the dropout.
-        seed: its generator, which moves on.
-        again: whether each block is drawn when it is asked for, so that none is held.
+        seed: generator of the dropout; its state advances.
+        again: whether each block is drawn when it is needed, so that no mask is kept.
     """
 
     def __init__(
@@ -436,7 +435,7 @@ def plain(
     kept: torch.Tensor | None = None,
     share: float = 1.0,
 ) -> torch.Tensor:
-    """Returns the definition, which autograd differentiates as often as asked."""
+    """Computes attention by plain operations, which autograd can differentiate repeatedly."""
     batch, length, heads, width = query.shape
     keys, groups = key.shape[1:3]
     split = (groups, heads // groups)
@@ -469,14 +468,14 @@ def _products_again(ctx: Context) -> Any:
 
 
 class _NoContext:
-    """Takes what a forward pass keeps for a backward pass that does not come."""
+    """Context of a forward pass without a backward pass."""
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
         pass
 
 
 def forward_alone(*arguments: Any) -> torch.Tensor:
-    """Returns the result of `_Products` for which no gradient is asked."""
+    """Returns the result of `_Products` without gradients."""
     return _Products.forward(cast(Context, _NoContext()), *arguments)
 
 
@@ -523,7 +522,7 @@ def _weights(
         if other is not None:
             allowed = allowed & other
     weights = torch.softmax(scores, -1)
-    # A query that sees nothing has even weights by now; it gets none.
+    # A query that sees nothing has uniform weights here; they become zero.
     weights.view_as(heads).mul_(allowed.any(-1, keepdim=True))
     return weights.to(query.dtype), slopes
 
@@ -531,10 +530,10 @@ def _weights(
 class _Products(torch.autograd.Function):
     """softmax(query @ key.T) @ value, block by block.
 
-    It keeps the weights, and a byte of dropout; for long texts neither, but computes them again. It
-    goes through as many texts or images at a time as have scores that stay near the processor.
-    Queries lie inside as (b * K, T * G, H): the G heads that share a key follow each other, so that
-    a key head is read once for all of them.
+    It keeps the weights and a byte of dropout for each; for long texts it recomputes both. It
+    computes as many texts or images at a time as have scores that fit the cache. Queries are stored
+    as (b * K, T * G, H): the G heads that share a key are adjacent, so that a key head is read once
+    for all of them.
     """
 
     @staticmethod
@@ -553,7 +552,7 @@ class _Products(torch.autograd.Function):
         ctx.options, ctx.kept, ctx.shared = options, kept, shared
         # 64 queries in float32 and 128 in bfloat16 were measured to be the best.
         size = 256 // query.dtype.itemsize
-        # Longer texts without a mask are cut too where weights are computed again.
+        # If weights are recomputed, texts without a mask are cut too.
         ctx.blocks = block_slices(length, keys, options.causal, options.window, size, options.again)
         ctx.parts = slices(batch, NEAR // (heads * length * keys))
         share = 1.0 if kept is None else kept.share

@@ -103,7 +103,7 @@ class Draw:
 
 
 def on_cuda(device: torch.device) -> bool:
-    """Returns whether torch's generator draws for a device, whose memory the host must not read."""
+    """Returns True if torch's generator draws for a device, whose memory the host must not read."""
     return device.type == "cuda"
 
 

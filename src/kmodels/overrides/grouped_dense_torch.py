@@ -18,12 +18,12 @@ GENERATIONS = (9, 10)
 
 
 def on_cuda(x: torch.Tensor) -> bool:
-    """Returns whether a tensor lies on a GPU of CUDA."""
+    """Returns True if a tensor lies on a GPU of CUDA."""
     return x.device.type == "cuda"
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Returns whether the GPU reads the sizes itself."""
+    """Returns True if the GPU reads the sizes itself."""
     return torch.cuda.get_device_capability(device)[0] in GENERATIONS
 
 

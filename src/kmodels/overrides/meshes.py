@@ -17,7 +17,7 @@ class Places(NamedTuple):
 
 
 def layers_are_cut() -> bool:
-    """Returns whether a layer's arithmetic may be sharded by heads or vocabulary.
+    """Returns True if a layer's arithmetic may be sharded by heads or vocabulary.
 
     Under ModelParallel it may, except for a mesh of kmodels that cuts only rows and weights: there
     a weight is whole where a layer uses it.

@@ -118,7 +118,7 @@ def _small(
 
 
 def by_rows(x: torch.Tensor) -> bool:
-    """Returns whether torch's own `rms_norm`, which is many calls on CPUs, is left out."""
+    """Returns True if torch's own `rms_norm`, which is many calls on CPUs, is left out."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 

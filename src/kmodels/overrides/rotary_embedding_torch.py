@@ -156,7 +156,7 @@ def shared_tables(
 
 
 def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
-    """Returns whether tables made now may serve another call: not those of a mode or a graph."""
+    """Returns True if tables made now may serve another call: not those of a mode or a graph."""
     return not (
         torch.is_inference_mode_enabled()
         or type(x) not in PLAIN
