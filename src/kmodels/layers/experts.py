@@ -33,7 +33,7 @@ def check_experts(count: int, chosen: int, width: int) -> None:
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Router(Layer):
-    """Chooses the experts of each token, and how much each counts.
+    """Chooses the experts of each token, and their weights.
 
     Args:
         num_experts: experts E.
@@ -43,7 +43,7 @@ class Router(Layer):
 
     Call:
         x (..., D) -> indices (..., K) int32 and weights (..., K) float32: the K largest of
-        projection(norm(x)) / sqrt(D), and their softmax times what each expert counts.
+        projection(norm(x)) / sqrt(D), and their softmax times `expert_scale`.
 
     Weights:
         norm: scale (D,); projection: kernel (D, E); expert_scale (E,).
@@ -62,7 +62,7 @@ class Router(Layer):
         self.projection = Dense(num_experts, use_bias=False, name="projection", dtype=policy)
 
     def build(self, input_shape: Shape) -> None:
-        """Makes the norm, the projection and what each expert counts."""
+        """Makes the norm, the projection and `expert_scale`."""
         self.norm.build(input_shape)
         self.projection.build(input_shape)
         self.expert_scale = self.add_parameter("expert_scale", (self.num_experts,), "ones")
@@ -90,14 +90,14 @@ class Experts(Layer):
     Args:
         num_experts: experts E.
         num_experts_per_token: experts K that each token goes to.
-        hidden_dim: width I of the gate of each, and of what it multiplies.
+        hidden_dim: width I of each expert's gate and up projection.
         activation: activation of the gate: "gelu" in its tanh form, or "silu".
         epsilon: epsilon of the router's norm.
         **kwargs: of `keras.layers.Layer`.
 
     Call:
-        x (B, T, D), and what the router reads (B, T, D) -> (B, T, D). No token is left out, however
-        many choose the same expert.
+        x (B, T, D) and the router's input (B, T, D) -> (B, T, D). No token is dropped: experts have
+        no capacity.
 
     Weights:
         router: see `Router`; gate_up: kernel (E, D, 2 * I); down: kernel (E, I, D).
@@ -154,7 +154,7 @@ class Experts(Layer):
         return reshape(keras.ops.cast(y, x.dtype), shape)
 
     def _sorted(self, experts: Tensor) -> tuple[Any, Any]:
-        """Returns the order in which rows lie by their expert, and the number of rows of each."""
+        """Returns the order of rows sorted by expert, and the number of rows of each."""
         order = keras.ops.cast(keras.ops.argsort(experts), "int32")
         numbers = keras.ops.arange(self.num_experts, dtype="int32")
         found = keras.ops.take(experts, order)
@@ -173,7 +173,7 @@ class GroupedDense(Adaptable, Layer):
     Args:
         groups: number of kernels G.
         units: width of the output.
-        kernel_initializer: of each kernel as if it were alone; None for Glorot uniform.
+        kernel_initializer: initializer; None for Glorot uniform of each kernel.
         **kwargs: of `keras.layers.Layer`.
 
     Call:
@@ -234,13 +234,13 @@ class GroupedDense(Adaptable, Layer):
         return ops.grouped_dense(x, self.kernel, sizes)
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes the kernel, and what stands beside it by name."""
+        """Writes the kernel, and an adapter by name."""
         for name, variable in kernels.base(self).items():
             store[name] = variable
         kernels.save_adapter(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads what `save_own_variables` wrote, as `Dense` does.
+        """Loads the variables of `save_own_variables`, as `Dense` does.
 
         Raises:
             InputError: for a kernel or adapter of another kind or size.

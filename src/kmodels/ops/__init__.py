@@ -1,4 +1,4 @@
-"""Numerics of the models: one `keras.ops` body each, a faster one per backend where it pays.
+"""Numerics of the models: one `keras.ops` body per op, and faster ones per backend.
 
 How an op and its overrides are written is in the docstring of `kmodels.core.dispatch`.
 """

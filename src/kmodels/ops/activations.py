@@ -28,10 +28,10 @@ def gelu(x: Tensor, *, approximate: bool | str = False) -> Tensor:
         `quick_gelu`.
     Source: https://arxiv.org/abs/1606.08415
     """
-    if approximate == "sigmoid":  # in bfloat16 each of its steps would be rounded
+    if approximate == "sigmoid":  # bfloat16 would round each step
         y = ops.cast(x, wide(x))
         return ops.cast(y * ops.sigmoid(QUICK * y), ops.dtype(x))
-    if ops.dtype(x) == "float64":  # for which TensorFlow's own rounds its constants
+    if ops.dtype(x) == "float64":  # TensorFlow's own rounds its constants
         if approximate:
             return x * (0.5 + 0.5 * ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         return x * (0.5 + 0.5 * ops.erf(x * math.sqrt(0.5)))
@@ -42,12 +42,12 @@ def gelu(x: Tensor, *, approximate: bool | str = False) -> Tensor:
 def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
     """Returns the tanh form of GELU of `gate`, times `up`.
 
-    Shapes: both equal; the output has them too.
-    Dtypes: floating, both equal; the output has it too.
+    Shapes: both equal, and the output's.
+    Dtypes: floating, both equal, and the output's.
 
     Args:
-        gate: what goes through GELU.
-        up: what it multiplies.
+        gate: input of GELU.
+        up: multiplied by GELU of the gate.
 
     Parity: the gate of Transformers' `Gemma3MLP`.
     Source: https://arxiv.org/abs/2002.05202
@@ -59,13 +59,13 @@ def gated_gelu(gate: Tensor, up: Tensor) -> Tensor:
 def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU of `gate`, times `up`.
 
-    Shapes: both equal; the output has them too.
-    Dtypes: floating, both equal; the output has it too. SiLU is computed in float32 (float64 for
+    Shapes: both equal, and the output's.
+    Dtypes: floating, both equal, and the output's. SiLU is computed in float32 (float64 for
         float64 input) and rounded once: XLA rounds each step of a sigmoid in bfloat16.
 
     Args:
-        gate: what goes through SiLU.
-        up: what it multiplies.
+        gate: input of SiLU.
+        up: multiplied by SiLU of the gate.
 
     Parity: the gate of Transformers' `Qwen3MLP` and `Dinov2SwiGLUFFN`.
     Source: https://arxiv.org/abs/2002.05202

@@ -47,16 +47,16 @@ def attention(
         query: the query, not scaled.
         key: the key.
         value: the value.
-        mask: bool, broadcastable to (B, N, T, S), `True` where a query may attend. A query that may
-            attend to nothing gets zeros, and passes zero gradients.
+        mask: bool, broadcastable to (B, N, T, S), `True` if a query may attend. A query that may
+            attend to no key gets zeros, and zero gradients.
         causal: query i sees keys up to i + S - T, so that the last query sees all.
         window: with `causal`, query i at position p = i + S - T sees keys in (p - window, p];
             without, keys j with |p - j| < window.
         segment_ids: (B or 1, S) int; a query sees keys of its own segment only. The queries are the
             last T of the S positions. Padding is a segment of its own.
-        block_ids: (B or 1, S) int, negative for none; with `causal`, tokens of one block see each
-            other also where that is ahead, as the patches of an image inside a text. Windows still
-            hide what is too far behind, and segments and the mask what they hide.
+        block_ids: (B or 1, S) int, negative for none; with `causal`, tokens of one block also see
+            later tokens of it, such as the patches of an image inside a text. Windows, segments
+            and the mask apply as well.
         scale: multiplies the scores; `None` for 1 / sqrt(H).
         soft_cap: squashes scaled scores to `soft_cap * tanh(scores / soft_cap)` before masking.
         dropout: share of attention weights set to zero; only if `seed` is given.
@@ -95,10 +95,10 @@ def check_attention(
     soft_cap: float | None,
     dropout: float,
 ) -> None:
-    """Says what is wrong with the arguments of `attention`, as far as static shapes tell.
+    """Checks the arguments of `attention`, as far as static shapes are known.
 
     Raises:
-        InputError: one line with what was given and what is allowed.
+        InputError: if an argument is wrong.
     """
     of_query, of_key, of_value = query.shape, key.shape, value.shape
 
@@ -136,10 +136,10 @@ def check_ids(
     segment_ids: Tensor | None,
     block_ids: Tensor | None,
 ) -> None:
-    """Says what is wrong with the segments and blocks of `attention`, as far as shapes tell.
+    """Checks the segments and blocks of `attention`, as far as static shapes are known.
 
     Raises:
-        InputError: one line with what was given and what is allowed.
+        InputError: if an argument is wrong.
     """
     if block_ids is not None and not causal:
         raise InputError(
@@ -166,7 +166,7 @@ def check_ids(
 
 
 def _fits(size: object, *allowed: object) -> bool:
-    """Returns True if a size may be one of these, of which some may not be known."""
+    """Returns True if a size may be one of these; unknown sizes fit."""
     known = [x for x in (size, *allowed) if isinstance(x, int)]
     return len(known) <= len(allowed) or size in allowed
 
@@ -202,10 +202,10 @@ def products(
         key: (B, S, K, H).
         value: (B, S, K, H).
         allowed: bool, broadcastable to (B, N, T, S) with four axes; `None` for all.
-        may_be_empty: whether a query may see nothing; it gets zeros.
+        may_be_empty: whether a query may see no key; it gets zeros.
         scale: multiplies the scores; `None` for 1 / sqrt(H).
         soft_cap: as in `kmodels.ops.attention`.
-        drop: takes the weights, (B, N, T, S) or (B, K, N // K, T, S), and returns what is left.
+        drop: applies dropout to the weights, (B, N, T, S) or (B, K, N // K, T, S).
     """
     heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
     batch, length = ops.shape(query)[0], ops.shape(query)[1]
@@ -214,7 +214,7 @@ def products(
         query = ops.reshape(query, (batch, length, groups, heads // groups, head_dim))
     dtype, factor = wide(query), head_dim**-0.5 if scale is None else scale
     narrow = ops.dtype(query) == "float16"
-    if narrow:  # whose range products leave before they are scaled
+    if narrow:  # products would overflow before they are scaled
         query = ops.cast(ops.cast(query, dtype) * factor, "float16")
     scores = ops.einsum("btkgh,bskh->bkgts" if grouped else "btkh,bskh->bkts", query, key)
     scores = ops.cast(scores, dtype)
@@ -229,7 +229,7 @@ def products(
     weights = drop(ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value)))
     output = ops.einsum("bkgts,bskh->btkgh" if grouped else "bkts,bskh->btkh", weights, value)
     if may_be_empty and allowed is not None:
-        # Only a caller's mask can leave a query nothing to attend to; its weights are uniform.
+        # Only a mask can leave a query without keys; its weights are uniform here.
         some = ops.any(allowed, axis=-1, keepdims=True)
         some = ops.transpose(some, (0, 3, 1, 2, 4) if grouped else (0, 2, 1, 3))
         output = ops.where(some, output, ops.zeros((), dtype=ops.dtype(output)))
@@ -268,14 +268,14 @@ def pairs(
     queries: tuple[Any, Any],
     keys: tuple[Any, Any],
 ) -> Any:
-    """Returns which keys some queries see, bool with four axes, or `None` if all see all.
+    """Returns the keys that some queries see: bool with four axes, or `None` for all.
 
     Args:
-        hidden: mask and numbers of these keys.
+        hidden: mask and ids of these keys.
         segments: (b, t), segments of the queries.
         blocks: (b, t), blocks of the queries.
-        queries: position of the first query, and how many there are.
-        keys: position of the first key, and how many there are.
+        queries: position of the first query, and their number.
+        keys: position of the first key, and their number.
     """
     mask, segment_ids, block_ids, causal, window = hidden
     allowed = None
@@ -307,7 +307,7 @@ def _both(first: Tensor | None, second: Tensor) -> Any:
 
 
 def _same(own: Tensor, ids: Tensor) -> Any:
-    """(b, t), (b, s) -> (b, 1, t, s): whether query and key have the same number."""
+    """(b, t), (b, s) -> (b, 1, t, s), True if query and key have the same id."""
     same = ops.equal(ops.expand_dims(own, 2), ops.expand_dims(ids, 1))
     return ops.expand_dims(same, 1)
 
@@ -325,7 +325,7 @@ SPREAD = 1.25
 
 
 class Block(NamedTuple):
-    """Some queries, and the keys that they may see."""
+    """Adjacent queries, and the keys that they may see."""
 
     start: int  # first query
     low: int  # first key
@@ -334,7 +334,7 @@ class Block(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """Blocks of one size that a loop goes through, and the keys that each of them is given."""
+    """Blocks of one size in a loop, with the number of keys that each reads."""
 
     places: list[tuple[int, int]]  # first query and first key of each block
     size: int  # queries of a block
@@ -349,7 +349,7 @@ def cuts(
     Args:
         length: queries T.
         keys: keys S.
-        ahead: whether a query may see keys behind which it stands, S - T places on.
+        ahead: whether a query may see later keys.
         causal: as in `kmodels.ops.attention`.
         window: as in `kmodels.ops.attention`.
         size: queries of a block.
@@ -419,7 +419,7 @@ def loops(blocks: Sequence[Block]) -> list[Loop]:
     found = []
     for group in groups:
         width = max(block.width for block in group)
-        # The last key stays; more in front, which the rules hide, make widths equal.
+        # The last key stays; earlier keys, which the rules hide, make widths equal.
         places = [(x.start, max(x.low + x.width - width, 0)) for x in group]
         found.append(Loop(places, group[0].size, width))
     return found
@@ -427,16 +427,16 @@ def loops(blocks: Sequence[Block]) -> list[Loop]:
 
 # Pairs of query and key from which blocks pay: one of a batch has 2 MB of scores for each head.
 PAIRS = 2**19
-# Queries of a block: at most the first, at least the second, and as many as have so many scores.
+# Queries of a block: at most, at least, and the scores of a block that set the number between.
 MOST, LEAST, SCORES = 256, 64, 2**20
 WORD = 2**32
 
 
 class RecomputeBackend(Protocol):
-    """Work in blocks of which a backward pass keeps the inputs alone.
+    """Computation by blocks whose backward pass keeps only the inputs.
 
-    `keras.remat` would do for JAX. torch's is not allowed inside of `torch.func`, TensorFlow's has
-    no second derivatives, and both add up one gradient per block at the end.
+    `keras.remat` would suffice on JAX. torch's is not allowed inside of `torch.func`, TensorFlow's
+    has no second derivatives, and both add up one gradient per block at the end.
     """
 
     def blockwise(
@@ -452,7 +452,7 @@ class RecomputeBackend(Protocol):
             function: takes start and low, numbers or scalar tensors; size and width, numbers; the
                 tensors; and the others.
             blocks: blocks in the order of their queries.
-            tensors: what gradients are wanted of.
+            tensors: query, key and value, which get gradients.
             others: further tensors in lists, tuples and dictionaries, or None.
         """
         ...
@@ -481,7 +481,7 @@ def _blockwise(
     soft_cap: float | None,
     rate: float,
 ) -> Any:
-    """See `kmodels.ops.attention`; `words` are two numbers that say what is dropped, or `None`."""
+    """See `kmodels.ops.attention`; `words` key the dropout, `None` without."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     length, keys = query.shape[1], key.shape[1]
     *given, causal, window = hidden
@@ -537,7 +537,7 @@ def _blockwise(
 
 
 def cut(x: Tensor, start: Tensor | int, size: int, axis: int) -> Any:
-    """Returns `size` places of an axis from a number or a scalar tensor on."""
+    """Slices an axis from `start`, a number or a scalar tensor."""
     if size == x.shape[axis]:
         return x
     if isinstance(start, int):
@@ -549,7 +549,7 @@ def cut(x: Tensor, start: Tensor | int, size: int, axis: int) -> Any:
 
 
 def words(seed: keras.random.SeedGenerator | Tensor | int) -> Any:
-    """Returns two whole numbers (2,) of a seed; a generator moves on."""
+    """Returns two int32 words (2,) of a seed; the state of a generator advances."""
     if isinstance(seed, keras.random.SeedGenerator):
         return ops.cast(seed.next(), "int32")  # type: ignore[attr-defined]
     if isinstance(seed, int):
@@ -560,7 +560,7 @@ def words(seed: keras.random.SeedGenerator | Tensor | int) -> Any:
 def dropped(
     weights: Tensor, words: Tensor, rate: float, start: Tensor, low: Tensor, keys: int
 ) -> Any:
-    """Drops weights (B, ..., t, s) by a hash of their places, the same whenever it is computed."""
+    """Drops weights (B, ..., t, s) by a hash of their indices, the same whenever recomputed."""
     *outer, size, width = ops.shape(weights)
     rows = 1
     for extent in outer:
@@ -581,7 +581,7 @@ def mixed(x: Tensor) -> Any:
     Source: C. Wellons, "Prospecting for Hash Functions" (2018), the function lowbias32.
     """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        # The shift of a signed number copies its sign, which the mask takes off again.
+        # The shift of a signed number copies its sign, which the mask removes.
         high = ops.bitwise_and(ops.right_shift(x, shift), (1 << (32 - shift)) - 1)
         x = ops.bitwise_xor(x, high) * _signed(factor)
     return x

@@ -25,7 +25,7 @@ def mlp(
 
     Shapes: x (..., in), up (in, hidden), up_bias (hidden,), down (hidden, out), down_bias (out,)
         -> (..., out).
-    Dtypes: floating, all equal (the compute dtype); the output has it too.
+    Dtypes: floating, all equal (the compute dtype), and the output's.
 
     Args:
         x: the input.

@@ -50,7 +50,7 @@ def rms_norm(
         x: the input.
         scale: the learned scale less `offset`.
         epsilon: added to the mean square.
-        offset: 1 in Gemma, where zeros leave the normalised values as they are; 0 elsewhere.
+        offset: 1 in Gemma, so that a scale of zeros multiplies by 1; 0 in most models.
 
     Parity: Transformers' `Gemma3RMSNorm` and, with 0, `Qwen3RMSNorm`; keras-hub's
         `RMSNormalization` of Gemma.

@@ -10,8 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.ops._wide import wide
 
-# The shape of a head's channels for each way to pair them, None for what is left, and the axis
-# along which a pair lies.
+# By pairing: the shape of a head's channels, None for the remaining size, and the axis of a pair.
 PAIRS: dict[str, tuple[tuple[int | None, ...], int]] = {
     "halves": ((2, None), -2),
     "neighbors": ((None, 2), -1),
@@ -40,7 +39,7 @@ def rotary_embedding(
     Args:
         x: queries or keys.
         positions: positions of the tokens, from 0; None for 0, 1, ...
-        max_wavelength: the base of the geometric series, "theta" elsewhere.
+        max_wavelength: the base of the geometric series, also called "theta".
         scaling: positions are divided by it: one number (linear scaling of the context), or one for
             each of the H / 2 pairs (YaRN).
         turned: share of the pairs that turn, the first ones; the others keep their values, while
@@ -125,7 +124,7 @@ def rotary_embedding_2d(
     Args:
         x: queries or keys.
         coordinates: places of the tokens, in radians of the fastest pair.
-        max_wavelength: the base of the geometric series, "theta" or "temperature" elsewhere.
+        max_wavelength: the base of the geometric series, also called "theta" or "temperature".
         pairs: which channels make a pair: "halves", channel i of the first half of a head and i of
             the second (DINOv3); "neighbors", 2 i and 2 i + 1 (Perception Encoder, EVA-02);
             "quarters", "halves" within each half of the head (Gemma 4's tower).
@@ -142,7 +141,7 @@ def rotary_embedding_2d(
     frequencies = ops.convert_to_tensor(frequencies_2d(x.shape[-1], max_wavelength), dtype)
     angles = ops.expand_dims(ops.cast(coordinates, dtype), -1) * frequencies  # (..., T, 2, H / 4)
     shape, axis = pair_shape(x.shape[-1], pairs)
-    of_pairs = shape[:axis] + shape[axis:][1:]  # what is left where a pair is one
+    of_pairs = shape[:axis] + shape[axis:][1:]  # without the axis of a pair
     angles = ops.reshape(angles, (*ops.shape(angles)[:-2], 1, *of_pairs))
     cosine, sine = ops.cos(angles), ops.sin(angles)
     found = ops.shape(x)

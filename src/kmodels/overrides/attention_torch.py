@@ -145,16 +145,24 @@ def attention_torch(
     far = window is not None or segments is not None
     rate = dropout if seed is not None else 0.0
     if on_cuda(query):
-        hidden = {"mask": mask, "segments": segments, "blocks": block_ids}
-        options = {"causal": causal, "window": window, "soft_cap": soft_cap}
-        facts = cuda.facts(query, key, **options, drops=bool(rate), **hidden)
+        facts = cuda.facts(
+            query,
+            key,
+            causal=causal,
+            window=window,
+            soft_cap=soft_cap,
+            drops=bool(rate),
+            mask=mask,
+            segments=segments,
+            blocks=block_ids,
+        )
         kernel = choose(facts).kernel
         if kernel in ("varlen", "flex"):
             inputs = query, key, value
             output = _on_cuda(kernel, facts, inputs, segments, block_ids, scale, soft_cap)
-            ids = {"segment_ids": segments, "block_ids": block_ids}
             op: Any = attention
-            again = partial(op.generic, **options, **ids, scale=scale)
+            options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
+            again = partial(op.generic, **options, segment_ids=segments, block_ids=block_ids)
             return with_second_derivatives(output, inputs, again)
         if repeats_keys(facts):
             shared = query.shape[2] // key.shape[2]

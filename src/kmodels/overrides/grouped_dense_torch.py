@@ -1,4 +1,4 @@
-"""Grouped products for torch, which has them: no row and no kernel is copied."""
+"""Grouped products for torch by `grouped_mm`, which copies neither rows nor kernels."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor, widens
 from kmodels.overrides.dense_torch import product_in_float32
 
-# Bytes of which torch wants each row to be a multiple.
+# grouped_mm requires rows of a multiple of this many bytes.
 ALIGNED = 16
 # Generations of CUDA for which torch has a kernel; for others the host waits for the sizes.
 GENERATIONS = (9, 10)
 
 
 def on_cuda(x: torch.Tensor) -> bool:
-    """Returns True if a tensor lies on a GPU of CUDA."""
+    """Returns True if a tensor is on CUDA."""
     return x.device.type == "cuda"
 
 
@@ -28,7 +28,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves widths and dtypes that `grouped_mm` has, on CUDA where no host waits."""
+    """Supports the widths and dtypes of `grouped_mm`, on CUDA if the host does not wait."""
     x, kernel = as_tensor(call.x), as_tensor(call.kernel)
     if x.dtype == torch.float64 or x.dtype != kernel.dtype:
         return "grouped_mm has no float64, and no two dtypes"
@@ -69,7 +69,7 @@ def _again(ctx: Context) -> Any:
 
 
 class _Grouped(torch.autograd.Function):
-    """Autograd would hand on gradients without strides of their own, which `grouped_mm` refuses."""
+    """Autograd would pass expanded gradients, which `grouped_mm` rejects."""
 
     @staticmethod
     def forward(

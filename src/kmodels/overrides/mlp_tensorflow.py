@@ -1,7 +1,7 @@
-"""The MLP for TensorFlow with a backward of its own: of the hidden activations it keeps one array.
+"""The MLP for TensorFlow with a custom gradient, which keeps one array of hidden activations.
 
-The outputs of GELU and of dropout are computed again from their inputs; kernels that are narrower
-than their variables are cast again.
+The backward pass recomputes the outputs of GELU and dropout, and casts kernels again whose dtype is
+narrower than that of their variables.
 """
 
 import keras
@@ -25,7 +25,7 @@ from kmodels.overrides.activations_tensorflow import density, normal
 
 
 def supports(call: OpCall) -> str | None:
-    """Returns the form of GELU with the error function; dropout as far as its own override goes."""
+    """Supports GELU by the error function, and the dropout that its override supports."""
     if call.approximate:
         return "only the exact form of GELU was measured to be faster"
     if call.dropout and call.seed is not None:

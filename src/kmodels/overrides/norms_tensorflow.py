@@ -17,7 +17,7 @@ from kmodels.overrides._tensors_tensorflow import after, later, static_shape, su
 def layer_norm_tensorflow(
     x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None = None, *, epsilon: float = 1e-6
 ) -> tf.Tensor:
-    """Computes the op itself; the gradient tape would keep several wide arrays of x's size."""
+    """Keeps x and two numbers per row for the backward pass."""
 
     @tf.custom_gradient
     def norm(x: tf.Tensor, scale: tf.Tensor, *bias: tf.Tensor) -> Any:
@@ -51,7 +51,7 @@ def layer_norm_tensorflow(
     if x.shape.rank is None or x.shape.rank <= 3:
         return norm(x, *parameters)
     # With TensorFlow 2.21 the gradient of more dimensions was seen to end in memory errors of
-    # oneDNN's kernels, where several threads compute on a CPU.
+    # oneDNN's kernels with several threads on a CPU.
     found = tf.reshape(norm(tf.reshape(x, (-1, x.shape[-1])), *parameters), tf.shape(x))
     found.set_shape(x.shape)
     return found
@@ -61,7 +61,7 @@ def layer_norm_tensorflow(
 def rms_norm_tensorflow(
     x: tf.Tensor, scale: tf.Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> tf.Tensor:
-    """Computes the op itself; the gradient tape would keep four wide arrays of x's size."""
+    """Keeps x and one number per row for the backward pass."""
 
     @tf.custom_gradient
     def norm(x: tf.Tensor, scale: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Rotary position embedding for torch: turned back on the way back, so that no input is kept."""
+"""Rotary position embedding for torch; the gradient is the inverse rotation, no input is kept."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,20 +20,20 @@ from kmodels.ops.rotary_embedding import (
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import PLAIN, as_tensor
 
-# Numbers up to which the calls of torch take longer than the copy that saves half of them.
+# Elements up to which calls of torch take longer than a copy that saves half of the calls.
 SMALL = 2**16
 
 
 @of_mode
 def supports(call: OpCall) -> str | None:
-    """Refuses code under torch.compile, which fuses the op's own body, and recorded graphs."""
+    """Declines under torch.compile, which fuses the op's own body, and in recorded graphs."""
     if torch.compiler.is_compiling():
         return "the compiler fuses the op itself"
     return outside_graph(call)
 
 
 class _Rotation(torch.autograd.Function):
-    """Autograd would keep halves of x, and cut and join gradients of its size."""
+    """Autograd would keep halves of x, and slice and join gradients of its size."""
 
     @staticmethod
     def forward(
@@ -72,21 +72,21 @@ def rotary_embedding_torch(
     scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> torch.Tensor:
-    """Computes the op itself, half of x at a time into one result."""
+    """Rotates half of x at a time, into one result."""
     check_rotary_embedding(x)
     x, positions = as_tensor(x), None if positions is None else as_tensor(positions)
     return turn(x, *_tables(x, positions, max_wavelength, scaling, turned))
 
 
 def turn(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Returns x (B, T, N, H) turned by what `shared_tables` gives, which gets no gradient."""
+    """Rotates x (B, T, N, H) by the tables of `shared_tables`, which get no gradient."""
     if not torch.is_grad_enabled():
         return _rotate(x, cosine, sine)
     return _Rotation.apply(x, cosine, sine)
 
 
 class _Tables(NamedTuple):
-    """Cosines and sines, and the positions that they are of: a tensor as it was, or a length."""
+    """Cosines and sines, with their positions: a reference and version, or a length."""
 
     positions: ref[torch.Tensor] | int
     version: int
@@ -104,7 +104,7 @@ class _Tables(NamedTuple):
         )
 
 
-# The last ones of each kind: queries, keys and all blocks turn by the same angles.
+# The last tables of each kind: queries, keys and all blocks share them.
 _last: dict[tuple[Any, ...], _Tables] = {}
 
 
@@ -136,10 +136,10 @@ def shared_tables(
     """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each.
 
     Args:
-        kind: what the tables depend on beside the positions.
+        kind: all that the tables depend on, except the positions.
         x: queries or keys.
-        positions: the tensor itself, by which the last tables of a kind are found again.
-        angles: makes the angles (T or B, T, 1, H / 2) where there are none to be found.
+        positions: the positions; the same tensor, unchanged, gets the cached tables.
+        angles: computes the angles (T or B, T, 1, H / 2) if there are no cached tables.
     """
     length = x.shape[1]
     stay = _stay(x, positions)
@@ -156,7 +156,7 @@ def shared_tables(
 
 
 def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
-    """Returns True if tables made now may serve another call: not those of a mode or a graph."""
+    """Returns True if these tables may be cached: not those of a mode or a graph."""
     return not (
         torch.is_inference_mode_enabled()
         or type(x) not in PLAIN
@@ -193,7 +193,7 @@ def rotary_embedding_2d_torch(
     max_wavelength: float = 100.0,
     pairs: str = "halves",
 ) -> torch.Tensor:
-    """Computes the op itself, by tables that queries, keys and all blocks share."""
+    """Rotates by tables that queries, keys and all blocks share."""
     check_rotary_embedding_2d(x, coordinates, pairs)
     x, coordinates = as_tensor(x), as_tensor(coordinates)
     dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
