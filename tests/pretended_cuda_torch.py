@@ -23,7 +23,7 @@ from kmodels.overrides import (
     dropout_torch,
     grouped_dense_torch,
     linear_cross_entropy_torch,
-    rms_norm_torch,
+    norms_torch,
 )
 
 # What reads a number, or asks for a size that depends on numbers; `lift_fresh` begins a tensor that
@@ -184,7 +184,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(dropout_torch, "on_cuda", lambda device: True)
     monkeypatch.setattr(grouped_dense_torch, "on_cuda", lambda x: True)
     monkeypatch.setattr(grouped_dense_torch, "has_kernel", lambda device: True)
-    monkeypatch.setattr(rms_norm_torch, "by_rows", lambda x: False)
+    monkeypatch.setattr(norms_torch, "by_rows", lambda x: False)
     monkeypatch.setattr(linear_cross_entropy_torch, "on_cuda", lambda hidden: True)
     monkeypatch.setattr(numbers_torch, "on_cuda", lambda: True)
     monkeypatch.setattr(numbers_torch, "on_host", pausing(lambda make, x, dtype: make(x, dtype)))

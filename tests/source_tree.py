@@ -69,6 +69,20 @@ def imports(tree: ast.Module, package: tuple[str, ...] = ()) -> list[tuple[int, 
     return found
 
 
+def decorated(folder: str, decorator: str) -> dict[str, str]:
+    """The functions in a folder with this decorator, such as `op`, and the file of each."""
+    return {
+        node.name: file
+        for file, tree in trees().items()
+        if file.startswith(f"{folder}/")
+        for node in tree.body
+        if any(
+            ast.unparse(mark).partition("(")[0] == decorator
+            for mark in getattr(node, "decorator_list", ())
+        )
+    }
+
+
 def source_imports() -> list[tuple[str, int, str]]:
     """File, line and dotted name of all imports of src/kmodels."""
     return [

@@ -47,12 +47,12 @@ NEAREST = {
 # A file, a text that it has once, and what replaces the text.
 FAULTS = {
     "ops and overrides": [
-        ("ops/rms_norm.py", "square(y)) + epsilon", "square(y)) - epsilon"),
+        ("ops/norms.py", "square(y)) + epsilon", "square(y)) - epsilon"),
         ("ops/rotary_embedding.py", "cosine - second * sine", "cosine + second * sine"),
-        ("ops/layer_norm.py", "y = ops.add(y, ops.cast(b", "y = ops.subtract(y, ops.cast(b"),
-        ("ops/gated_gelu.py", "(gate, approximate=True), up", "(up, approximate=True), gate"),
-        ("ops/_attention_blockwise.py", "start + (keys - length)", "start"),
-        ("ops/_attention_blockwise.py", "round(rate * WORD)", "round((1 - rate) * WORD)"),
+        ("ops/norms.py", "y = ops.add(y, ops.cast(b", "y = ops.subtract(y, ops.cast(b"),
+        ("ops/activations.py", "(gate, approximate=True), up", "(up, approximate=True), gate"),
+        ("ops/attention.py", "start + (keys - length)", "start"),
+        ("ops/attention.py", "round(rate * WORD)", "round((1 - rate) * WORD)"),
         (
             "overrides/attention_torch.py",
             "torch.where(some, output, output.new_zeros(()))",
@@ -63,8 +63,8 @@ FAULTS = {
             "causal and not hides and length == keys",
             "causal and not hides",
         ),
-        ("overrides/rms_norm_torch.py", "slope.sub_(y.mul_(", "slope.add_(y.mul_("),
-        ("overrides/rms_norm_torch.py", "((width * epsilon) **", "((epsilon) **"),
+        ("overrides/norms_torch.py", "slope.sub_(y.mul_(", "slope.add_(y.mul_("),
+        ("overrides/norms_torch.py", "((width * epsilon) **", "((epsilon) **"),
     ],
     "weights": [
         ("weights/rules.py", "(x, (2, 3, 1, 0))", "(x, (3, 2, 1, 0))"),

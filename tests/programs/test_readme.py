@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from source_tree import decorated
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -113,17 +115,13 @@ def test_the_presets_named_exist():
 
 
 def test_the_table_of_overrides_is_the_folder():
-    source = ROOT / "src" / "kmodels"
     rows = dict(
         re.findall(r"^\| `(\w+)` \| ([\w, –]+) \|$", (ROOT / "README.md").read_text(), re.M)
     )
+    overrides = decorated("overrides", "override")
     found = {
-        path.stem: [
-            name
-            for name in ("jax", "torch", "tensorflow")
-            if (source / "overrides" / f"{path.stem}_{name}.py").is_file()
-        ]
-        for path in (source / "ops").glob("[a-z]*.py")
+        op: [name for name in ("jax", "torch", "tensorflow") if f"{op}_{name}" in overrides]
+        for op in decorated("ops", "op")
     }
     assert rows == {name: ", ".join(backends) or "–" for name, backends in found.items()}
 

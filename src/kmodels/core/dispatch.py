@@ -1,8 +1,8 @@
 """The dispatcher: an op finds the faster body that the running backend has for it.
 
-An op is a function in `ops/<op>.py`, written with `keras.ops`, right on every backend. An override
-is a function with the same signature in `overrides/<op>_<backend>.py`. Importing `kmodels.ops`
-imports the overrides of the running backend only: a listing of `overrides/` is the registry.
+An op is a function in `ops/`, written with `keras.ops`, right on every backend. An override is a
+function `<op>_<backend>` with the same signature in a file `overrides/*_<backend>.py`. Importing
+`kmodels.ops` imports the files of the running backend only.
 
 The path is chosen when Python runs the op, which for a compiled step means when it is traced.
 Steps of kmodels' models are traced again where `generic_only()` changed, see `kmodels.core.traced`;
@@ -225,7 +225,7 @@ class Op(Generic[P, R]):
     """A function with a body for all backends and, maybe, one for the running backend.
 
     Attributes:
-        name: the function's name, which is also its file's name.
+        name: the function's name.
         generic: the `keras.ops` body.
         override: the backend's own body, `None` if there is none.
         supports: takes an `OpCall`; returns `None` or why the override declines it.
@@ -298,7 +298,7 @@ def unsettle() -> None:
 
 
 def op(function: Callable[P, R]) -> Op[P, R]:
-    """Makes the `keras.ops` function of `ops/<op>.py` an op.
+    """Makes a `keras.ops` function an op.
 
     Raises:
         TypeError: if another function has registered under this name.
@@ -419,7 +419,7 @@ def summary() -> dict[str, str]:
 
 
 def load_overrides() -> None:
-    """Imports `overrides/<op>_<backend>.py` of the running backend and reads `KMODELS_GENERIC_OPS`.
+    """Imports `overrides/*_<backend>.py` of the running backend and reads `KMODELS_GENERIC_OPS`.
 
     `kmodels.ops` calls it once, after its ops exist, rather than each op at its first call: an
     import inside a traced function would break torch.compile's graph. An unknown name in the

@@ -4,11 +4,10 @@ from kmodels.layers.attention import Attention
 from kmodels.layers.base import Layer
 from kmodels.layers.dense import Dense
 from kmodels.layers.dropout import Dropout, DropPath
-from kmodels.layers.embedding import Embedding
+from kmodels.layers.embedding import Embedding, PositionEmbedding
 from kmodels.layers.experts import Experts, GroupedDense, Router
 from kmodels.layers.mlp import MLP, GatedMLP, SwiGLU
 from kmodels.layers.norm import LayerNorm, LayerScale, RMSNorm
-from kmodels.layers.position_embedding import PositionEmbedding
 from kmodels.layers.remat import rematerialize
 
 __all__ = [

@@ -86,7 +86,7 @@ def kaiming_uniform(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarra
 
 
 class Adaptable:
-    """A linear map with a kernel (in, out) that an adapter may stand beside.
+    """A linear map with a kernel (in, out) that may have an adapter.
 
     Attributes:
         adapter: the active adapter, or None.

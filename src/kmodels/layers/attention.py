@@ -25,25 +25,25 @@ class Attention(WithKernel):
         qk_norm: normalises queries and keys per head (Dehghani et al. 2023).
         epsilon: epsilon of those norms.
         seed: seed of the dropout; None for the layer's own stream.
-        causal: no query sees what stands behind it; the last query sees the whole context.
+        causal: no query sees later keys; the last query sees the whole context.
         rope_wavelength: base of a rotary embedding of queries and keys, such as 10,000; None for
             none.
         rope_scaling: divides the positions of the rotary embedding.
-        unbiased: which of "query", "key", "value" and "output" have no bias, where others have.
+        unbiased: those of "query", "key", "value" and "output" without a bias despite use_bias.
         rope_pairs: for positions in a plane, as in `ops.rotary_embedding_2d`; None for positions in
             a row.
         **kwargs: initializers, regularizers and constraints of the projections, as in
             `keras.layers.MultiHeadAttention`, and what every Keras layer takes.
 
     Call:
-        query (B, T, D), context (B, S, D) or None for self-attention -> (B, T, D). No query sees
-        what `attention_mask` (B, T, S), (B, 1, S) or by head (B, N, T, S) forbids, nor what is
-        padding by the mask that Keras hands on, (B, T) of the query and (B, S) of the context.
+        query (B, T, D), context (B, S, D) or None for self-attention -> (B, T, D). `attention_mask`
+        is (B, T, S), (B, 1, S) or by head (B, N, T, S). The masks of padding that Keras passes are
+        (B, T) for the query and (B, S) for the context.
         A `mask` of three or four axes counts as an attention mask. In self-attention, `segment_ids`
         (B, T) keep each token to its own segment. With `rope_wavelength`,
-        `positions` (T,) or (B, T) and `context_positions` (S,) or (B, S) say where tokens stand;
-        0, 1, ... by default. With `rope_pairs` they are places (T, 2) or (B, T, 2), which have no
-        default and are not rounded to the compute dtype.
+        `positions` (T,) or (B, T) and `context_positions` (S,) or (B, S) are 0, 1, ... by default.
+        With `rope_pairs` they are coordinates (T, 2) or (B, T, 2), which have no default and are
+        not rounded to the compute dtype.
 
     Weights:
         query, key, value, output: kernel (D, D) and bias (D,).
@@ -123,7 +123,7 @@ class Attention(WithKernel):
         positions: Tensor | None = None,
         context_positions: Tensor | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Returns projected (query, key, value), each (B, length, N, H), turned by their positions.
+        """Returns projected (query, key, value), each (B, length, N, H), with rotary embedding.
 
         Raises:
             InputError: for positions without a rotary embedding.
@@ -183,7 +183,7 @@ class Attention(WithKernel):
         whole = None
         if mask is not None and len(mask.shape) > 2:
             whole, mask = mask, None
-        # Keras says `mask` where the query is the only tensor.
+        # Keras passes `mask` if the query is the only tensor.
         own = mask if query_mask is None else query_mask
         padding = own if context is None else context_mask
         active = training and self.seed_generator is not None
@@ -218,7 +218,7 @@ class Attention(WithKernel):
 
 
 def _visible(attention_mask: Tensor | None, mask: Tensor | None, padding: Tensor | None) -> Any:
-    """Returns what each query may see, broadcastable to (B, N, T, S); None for all."""
+    """Returns the joint mask, broadcastable to (B, N, T, S); None if nothing is hidden."""
     allowed = None
     for given in (attention_mask, mask, padding):
         if given is None:

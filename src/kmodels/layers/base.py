@@ -27,7 +27,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Any:
 
 
 def shape_of(x: Tensor) -> tuple[Any, ...]:
-    """`keras.ops.shape`, at once where all sizes are known: Keras searches its arguments first."""
+    """`keras.ops.shape` with a short path for known sizes: Keras inspects its arguments first."""
     static = tuple(x.shape)
     return keras.ops.shape(x) if None in static else static
 
@@ -43,7 +43,7 @@ def arguments(cls: type) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Returns an argument of a layer as `get_config` gives it: what JSON can hold."""
+    """Returns an argument of a layer as a JSON value for `get_config`."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if inspect.isfunction(value):
@@ -64,7 +64,7 @@ class Layer(keras.layers.Layer):
 
     Attributes:
         takes_training: whether its `call` does.
-        training_default: what `call` has where nobody says.
+        training_default: default of `training` in `call`.
         makes_masks: whether its outputs may have a Keras mask that its inputs have not.
         keeps_keywords: whether keyword arguments keep their dtype, where others are cast to the
             layer's, see `keep_keywords`.
@@ -97,7 +97,7 @@ class Layer(keras.layers.Layer):
             cls.makes_masks = True
 
     def __call__(self, *args: object, **kwargs: Any) -> Any:
-        """Keras' call, or where that would add nothing the layer's own: see `direct_calls`."""
+        """Keras' call, or `call` itself if Keras would add nothing: see `direct_calls`."""
         if calls.direct or calls.sealed:
             if not self.takes_training:
                 kwargs.pop("training", None)
@@ -178,7 +178,7 @@ class Layer(keras.layers.Layer):
         Args:
             name: the last part of its path.
             shape: shape of the variable.
-            initializer: what Keras takes as such; see `initializers.keyed`.
+            initializer: a Keras initializer; see `initializers.keyed`.
             shard_granularity: how far it may be cut over devices, see `layers.shard_granularity`.
             **settings: `trainable`, `regularizer` and `constraint` as in Keras' `add_weight`.
         """
@@ -197,7 +197,7 @@ class Layer(keras.layers.Layer):
         trained_copies.save(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads what `save_own_variables` wrote.
+        """Loads the variables of `save_own_variables`.
 
         A layer without copies takes those of the file into its own variables; copies start over if
         the file has none.
@@ -218,10 +218,10 @@ class Layer(keras.layers.Layer):
         return keras.random.SeedGenerator(seed, name="seed")
 
     def keep_keywords(self) -> None:
-        """Has calls leave the dtype of keyword arguments alone: what a cast would round too far."""
+        """Keeps the dtype of keyword arguments, which a cast to the compute dtype would round."""
         self.keeps_keywords = True
         keras_internals.keep_keywords(self)
 
     def rematerialized_call(self, fn: Callable[..., Any], *_: object, **__: object) -> Any:
-        """`fn` as it is called where `layers.remat` is on for this layer; Keras asks for it."""
+        """Returns `fn` with gradient checkpointing; Keras calls this if the layer uses it."""
         return remat.wrap(self, fn)

@@ -1,4 +1,4 @@
-"""`jit_compile`: on torch each block is compiled, elsewhere Keras has XLA compile the step."""
+"""`jit_compile`: torch compiles each block; on other backends XLA compiles the step."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ class BlockCompileBackend(Protocol):
         ...
 
     def put(self, blocks: Iterable[keras.layers.Layer]) -> None:
-        """Compiles these blocks at their next calls; raises `InputError` where it cannot."""
+        """Compiles these blocks at their next calls; raises `InputError` if it cannot."""
         ...
 
     def remove(self, blocks: Iterable[keras.layers.Layer]) -> None:
@@ -26,7 +26,7 @@ class BlockCompileBackend(Protocol):
         ...
 
     def is_compiled(self, block: keras.layers.Layer) -> bool:
-        """Returns whether `put` took this block."""
+        """Returns True if `put` took this block."""
         ...
 
 
@@ -34,18 +34,18 @@ _engine = backend_module("kmodels.layers.block_compile", BlockCompileBackend, op
 
 
 def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = False) -> bool | str:
-    """Compiles the blocks of a model, or lets them be; the graphs are made at their first calls.
+    """Compiles the blocks of a model at their first calls, or leaves them to Python.
 
     Args:
         model: with layers called block_0, block_1, ...
-        jit_compile: True, False or "auto", which on torch is True where `declines` says nothing.
+        jit_compile: True, False or "auto", on torch True if `declines` returns None.
         run_eagerly: as in `keras.Model.compile`; wins over `jit_compile`.
 
     Returns:
-        The `jit_compile` that is left for Keras to obey.
+        The `jit_compile` to pass to Keras.
 
     Raises:
-        InputError: on torch, for another value, or for True where it cannot work.
+        InputError: on torch, for another value, or if True cannot work.
     """
     if _engine is None:
         return jit_compile
@@ -55,7 +55,7 @@ def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = Fals
     chosen = declines() is None if jit_compile == "auto" else jit_compile
     if not chosen or run_eagerly:
         _engine.remove(found)
-        # True beside run_eagerly continues to Keras, which warns of it.
+        # Keras warns of True with run_eagerly.
         return jit_compile if run_eagerly else False
     check(model)
     _engine.put(found)
@@ -63,7 +63,7 @@ def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = Fals
 
 
 def is_possible() -> bool:
-    """Returns whether the running backend compiles blocks one by one."""
+    """Returns True if the running backend compiles blocks one by one."""
     return _engine is not None
 
 
@@ -73,14 +73,14 @@ def blocks(model: keras.Model) -> list[Any]:
 
 
 def compiled(model: keras.Model) -> bool:
-    """Returns whether `choose` compiled the blocks of a model."""
+    """Returns True if `choose` compiled the blocks of a model."""
     return _engine is not None and any(_engine.is_compiled(block) for block in blocks(model))
 
 
 def declines() -> str | None:
     """Returns why `jit_compile="auto"` compiles no blocks here, or None if it does.
 
-    Keras decides about the whole step on the other backends, and this function says so.
+    On the other backends Keras decides about the whole step, which is the returned reason.
     """
     if _engine is None:
         return "Keras compiles the whole step"
@@ -88,7 +88,7 @@ def declines() -> str | None:
 
 
 def check(model: keras.Model) -> None:
-    """Raises `InputError` for what a compiled block would pass over, or compile in pieces."""
+    """Raises `InputError` for layers that a compiled block would ignore or compile in pieces."""
     for block in blocks(model):
         for layer in keras_internals.sublayers(block):
             if layer is not block and keras_internals.is_rematerialized(layer):

@@ -22,7 +22,7 @@ GRAPHS = 128
 
 
 def declines() -> str | None:
-    """See `kmodels.layers.block_compile.declines`; by what `docs/measured.md` says."""
+    """See `kmodels.layers.block_compile.declines`; measured in `docs/measured.md`."""
     if torch.accelerator.is_available():
         return "compiled blocks have not been measured on accelerators"
     # `compile` cannot know how long a run will be, and up to a fifth more memory counts too.
@@ -65,13 +65,13 @@ def remove(blocks: Iterable[Any]) -> None:
 
 
 def is_compiled(block: keras.Layer) -> bool:
-    """Returns whether `put` has been here."""
-    # Weights in parts are gathered by another one that stands there.
+    """Returns True if `put` compiled this block."""
+    # FSDP replaces `call` too.
     return getattr(vars(block).get("call"), "graph", False)
 
 
 def check_compiler() -> None:
-    """Raises `InputError` where torch.compile would find no compiler for its C++ code."""
+    """Raises `InputError` if torch.compile needs a C++ compiler and finds none."""
     if not torch.accelerator.is_available() and not internals_torch.has_compiler():
         raise InputError(
             'jit_compile=True needs a C++ compiler on a CPU; install g++, or leave "auto"'
@@ -83,7 +83,7 @@ def _call(block: keras.Layer, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _compiled(block: keras.Layer, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what stands for the block's `call`."""
+    """Returns the compiled replacement of the block's `call`."""
 
     def call(*args: object, **kwargs: object) -> Any:
         # Keras infers shapes with tensors that have no numbers.

@@ -55,7 +55,7 @@ def _parts(model: keras.Layer, name: str, kind: type) -> dict[str, Any]:
 def put_adapters(
     model: keras.Layer, chosen: Mapping[str, tuple[Any, LoraSettings]], freeze: bool = True
 ) -> None:
-    """Freezes a model and gives each chosen layer an adapter with its settings."""
+    """Freezes a model and adds an adapter to each chosen layer."""
     for variable in model.weights if freeze else ():
         variable.trainable = False
     for layer, settings in chosen.values():

@@ -115,7 +115,7 @@ class Copies:
         self.on()
 
     def remove(self) -> None:
-        """Takes the copies away; the originals are what they were, and as trainable."""
+        """Removes the copies; the originals are unchanged, and as trainable as before."""
         self.off()
         keras_internals.detach(self.layer, self.variables.values())
         for name, original in self.originals.items():
@@ -124,7 +124,7 @@ class Copies:
 
 
 def original(layer: Any, name: str) -> Any:
-    """Returns the variable that a layer was made with, whether a copy replaces it or not."""
+    """Returns the original variable of a layer, also if a copy replaces it."""
     held = getattr(layer, "copies", None)
     return held.originals[name] if held and name in held.originals else getattr(layer, name, None)
 
@@ -169,7 +169,7 @@ def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
 
 
 def load(layer: Any, store: Mapping[str, Any]) -> None:
-    """Reads what `save` wrote, once the originals are filled.
+    """Loads the copies that `save` wrote, after the originals are loaded.
 
     A layer without copies takes those of the file into its originals; copies without a counterpart
     in the file start over.

@@ -23,16 +23,16 @@ from kmodels.layers.shard_granularity import Granularity
 
 
 class WithKernel(Layer):
-    """A layer with kernels and biases, made as Keras' arguments of these names say.
+    """A layer with kernels and biases, and Keras' arguments for them.
 
     Args:
         kernel_initializer: a name, a config or an object, as Keras takes it; those of Keras without
             a seed of their own are drawn from kmodels' streams, equal on every backend.
-        bias_initializer: likewise.
-        kernel_regularizer: adds to the loss; None for nothing.
-        bias_regularizer: likewise.
-        kernel_constraint: holds after each step; None for none.
-        bias_constraint: likewise.
+        bias_initializer: initializer of the biases.
+        kernel_regularizer: adds to the loss; None for none.
+        bias_regularizer: regularizer of the biases.
+        kernel_constraint: applied after each step; None for none.
+        bias_constraint: constraint of the biases.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Dense(Adaptable, WithKernel):
         units: width of the output.
         activation: a name or a function; None for none.
         use_bias: adds a bias.
-        kernel_initializer: Glorot uniform as in the original ViT code; like all that follow, see
-            `keras.layers.Dense`.
+        kernel_initializer: Glorot uniform as in the original ViT code; this and the following as
+            in `keras.layers.Dense`.
         bias_initializer: zeros.
         kernel_regularizer: adds to the loss.
-        bias_regularizer: likewise.
-        activity_regularizer: likewise, of the output.
-        kernel_constraint: holds after each step.
-        bias_constraint: likewise.
+        bias_regularizer: regularizer of the bias.
+        activity_regularizer: regularizer of the output.
+        kernel_constraint: applied after each step.
+        bias_constraint: constraint of the bias.
         shard_granularity: into how many equal parts the inputs and the outputs may be sharded,
             None for as many as there are; heads, in a projection of attention.
 
@@ -196,7 +196,7 @@ class Dense(Adaptable, WithKernel):
         return linear and self.adapter is None and self.quantized is None
 
     def wide_kernel(self) -> Any:
-        """Returns the kernel (in, units) in float32, widened where it is quantized."""
+        """Returns the kernel (in, units) in float32, dequantized if it is quantized."""
         if self.quantized is not None and self.kernel is None:
             return self.quantized.wide()
         return keras.ops.cast(self.kernel, "float32")
@@ -208,7 +208,7 @@ class Dense(Adaptable, WithKernel):
         a_initializer: InitializerLike = "he_uniform",
         b_initializer: InitializerLike = "zeros",
     ) -> None:
-        """Freezes the kernel and puts two trainable matrices beside it, as Keras' Dense does.
+        """Freezes the kernel and adds a LoRA adapter, as Keras' Dense does.
 
         Args:
             rank: rank of the matrices, (in, rank) and (rank, units).
@@ -238,7 +238,7 @@ class Dense(Adaptable, WithKernel):
             variable.assign(keyed(tuple(variable.shape), "float32"))
 
     def quantize_kernel(self, mode: str) -> None:
-        """Replaces the kernel by one of 8 or 4 bits, see `layers.quantized`.
+        """Quantizes the kernel to 8 or 4 bits, see `layers.quantized`.
 
         Raises:
             InputError: for a layer with an adapter, or a quantized one.
@@ -253,10 +253,10 @@ class Dense(Adaptable, WithKernel):
         quantizing.fill(self.to_quantized(mode), values)
 
     def quantize(self, mode: str | None = None, **settings: Any) -> None:
-        """Refuses Keras' quantization, which changes a model that its file could not bring back.
+        """Rejects Keras' quantization, which a saved file could not restore.
 
         Raises:
-            InputError: always; it says what quantizes the layer.
+            InputError: always; the message names the method that quantizes the layer.
         """
         raise InputError(
             f"{self.path} is a layer of kmodels, which keras.Model.quantize does not support; "
@@ -272,17 +272,17 @@ class Dense(Adaptable, WithKernel):
         return self.quantized
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes kernel and bias as Keras' Dense does, and what stands beside them by name."""
+        """Writes kernel and bias as Keras' Dense does, and other variables by name."""
         for name, variable in kernels.base(self).items():
             store[name] = variable
         copies.save(self, store)
         kernels.save_adapter(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads what `save_own_variables` wrote.
+        """Loads the variables of `save_own_variables`, as Keras' Dense does.
 
-        A layer without an adapter adds that of the file to its kernel; one with an adapter starts
-        again where the file has none. So does Keras' Dense.
+        A layer without an adapter adds that of the file to its kernel; an adapter is reset if the
+        file has none.
 
         Raises:
             InputError: for a kernel or adapter of another kind or size.

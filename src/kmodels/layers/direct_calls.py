@@ -1,9 +1,8 @@
-"""Calls of layers inside layers, without what Keras does around each.
+"""Direct calls of layers inside layers, without `keras.layers.Layer.__call__`.
 
-Keras' `Layer.__call__` binds arguments, walks trees, opens scopes and looks for masks. That takes
-more than a tenth of a millisecond of Python for each part of a block, more than the kernels of a
-small batch, and comes to nothing where a part gets plain tensors in the dtype of its policy. There
-it is left out.
+Keras' call binds arguments, walks trees, opens scopes and looks for masks. That takes more than a
+tenth of a millisecond of Python for each part of a block, more than the kernels of a small batch,
+and has no effect if a part gets plain tensors in the dtype of its policy. Then it is skipped.
 """
 
 import os
@@ -26,7 +25,7 @@ class _Calls(threading.local):
     Attributes:
         direct: inside `direct_calls`.
         sealed: inside the call of a layer whose parts need nothing of Keras.
-        training: for layers that are not told by the layer that calls them; None for their default.
+        training: for layers called without `training`; None for their default.
         through_keras: inside `through_keras`.
     """
 
@@ -47,12 +46,12 @@ class DirectCalls(Protocol):
     ) -> str | None:
         """Returns why Keras has to call this layer (a clause), or None.
 
-        Where it returns None, `kwargs` hold the `training` that Keras would pass.
+        If it returns None, `kwargs` has the `training` that Keras would pass.
         """
         ...
 
     def is_sealed(self, layer: keras.layers.Layer) -> bool:
-        """Returns whether no layer below this one needs Keras when it is called."""
+        """Returns True if no layer below this one needs Keras when it is called."""
         ...
 
     def declines_model(self, model: keras.Model, args: tuple, kwargs: dict[str, Any]) -> str | None:
@@ -64,20 +63,20 @@ class DirectCalls(Protocol):
         ...
 
     def depends_on(self, name: str) -> bool:
-        """Returns whether the decision for a layer depends on its attribute of this name."""
+        """Returns True if the decision for a layer depends on its attribute of this name."""
         ...
 
     def is_eager(self) -> bool:
-        """Returns whether the framework neither compiles nor records what is called."""
+        """Returns True if the framework neither compiles nor records what is called."""
         ...
 
     def changed(self) -> None:
-        """Call it where an attribute changes on which the others depend."""
+        """Discards cached decisions after a change of an attribute."""
         ...
 
 
 _backend = backend_module("kmodels.layers.direct_calls", DirectCalls, optional=True)
-_models: Any = _backend  # for methods that are there only with it
+_models: Any = _backend  # for methods that need a backend
 _off = os.environ.get(ENVIRONMENT, "1") == "0"
 
 
@@ -91,13 +90,13 @@ def declines(layer: keras.layers.Layer, args: tuple, kwargs: dict[str, Any]) -> 
 
 
 class CalledDirectly(keras.Model if TYPE_CHECKING else object):
-    """First base of a functional model: Keras calls it only where that adds something.
+    """First base of a functional model: Keras calls it only if that has an effect.
 
     Attributes:
-        takes_training: as in `kmodels.layers.base.Layer`, like the others.
-        training_default: see there.
-        makes_masks: see there.
-        optional_inputs: whether inputs may be None, or have names that the graph has not.
+        takes_training: as in `kmodels.layers.base.Layer`.
+        training_default: as in `kmodels.layers.base.Layer`.
+        makes_masks: as in `kmodels.layers.base.Layer`.
+        optional_inputs: whether inputs may be None, or have names that the graph lacks.
     """
 
     optional_inputs = False
@@ -108,13 +107,13 @@ class CalledDirectly(keras.Model if TYPE_CHECKING else object):
     if _backend is not None:
 
         def __setattr__(self, name: str, value: object) -> None:
-            """Sets an attribute, on which it may depend whether Keras has to call a model."""
+            """Sets an attribute, and discards decisions that depend on it."""
             if vars(self).get(name, self) is not value:
                 changed(name, value)
             super().__setattr__(name, value)
 
         def __call__(self, *args: object, **kwargs: Any) -> Any:
-            """Keras' call, or where that would add nothing the model's own."""
+            """Keras' call, or `call` itself if Keras would add nothing."""
             if calls.sealed:
                 if calls.training is not None:
                     kwargs.setdefault("training", calls.training)
@@ -129,9 +128,9 @@ class CalledDirectly(keras.Model if TYPE_CHECKING else object):
 
 
 def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Runs the call of a layer that `declines` let through.
+    """Runs the call of a layer for which `declines` returned None.
 
-    Where no part of it needs Keras, its parts do not ask again.
+    If no layer below it needs Keras, those do not decide again.
     """
     if not layer.autocast:
         with keras_internals.no_autocast():
@@ -151,7 +150,7 @@ def run(layer: keras.layers.Layer, call: Callable[..., Any], args: tuple, kwargs
 
 
 def changed(name: str, value: object) -> None:
-    """Call it where a layer gets another attribute."""
+    """Discards decisions that depend on an attribute of a layer, after it changed."""
     if _backend is not None and (
         _backend.depends_on(name) or isinstance(value, keras.layers.Layer)
     ):
@@ -171,14 +170,14 @@ def through_keras() -> Iterator[None]:
 
 @contextmanager
 def direct_calls(training: bool = False, compiled: bool = False) -> Iterator[None]:
-    """Layers inside the block run their `call` at once, whatever Keras would do around it.
+    """Layers inside the block run their `call` directly, without Keras.
 
-    That ties what torch.compile traces to the names of the layers otherwise. It serves built layers
-    of one policy; the caller says what variables are cast to.
+    With Keras, a graph of torch.compile would depend on the names of the layers. It is for built
+    layers of one policy; the caller sets the dtype that variables are cast to.
 
     Args:
-        training: for layers that are not told by the layer that calls them.
-        compiled: whether the framework compiles what runs inside; ops then ask for themselves.
+        training: for layers called without `training`.
+        compiled: whether the framework compiles the block; each op then decides in each call.
     """
     before = calls.direct, calls.training
     calls.direct, calls.training = True, training

@@ -1,4 +1,4 @@
-"""Decides on torch when Keras' part of a layer's call can be left out: it would change nothing."""
+"""Decides on torch when Keras' part of a layer's call has no effect and can be skipped."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 # The names of dtypes that layers compute in.
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 _WATCHED = frozenset({"call", internals_torch.COMPILED_CALL, *keras_internals.CALL_ATTRIBUTES})
-# Counts the changes of layers; what is known of one holds until the next.
+# Counts changes of layers; a cached decision holds until the next change.
 _changes = 0
-# What Keras hands on as it is.
+# Types of arguments that Keras passes unchanged.
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -62,7 +62,7 @@ def _leaves(kwargs: dict[str, Any]) -> Iterator[Any]:
 
 
 def _of_layer(layer: "Layer | CalledDirectly") -> str | None:
-    """Returns what Keras has to do for this layer, whatever its arguments are, or None."""
+    """Returns why Keras has to call this layer for any arguments (a clause), or None."""
     if (reason := keras_internals.needs_keras_call(layer)) is not None:
         return reason
     if layer.makes_masks:
@@ -73,7 +73,7 @@ def _of_layer(layer: "Layer | CalledDirectly") -> str | None:
 
 
 def _of_tensor(x: torch.Tensor) -> str | None:
-    """Returns what Keras has to do with a tensor, whatever its dtype is, or None."""
+    """Returns why a tensor of any dtype needs Keras (a clause), or None."""
     if x.is_meta:
         return "Keras infers shapes"
     return "Keras hands on a mask" if getattr(x, "_keras_mask", None) is not None else None
@@ -110,7 +110,7 @@ def declines_model(model: "CalledDirectly", args: tuple, kwargs: dict[str, Any])
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    """Returns whether a tensor of this shape can be the input of a graph."""
+    """Returns True if a tensor of this shape can be the input of a graph."""
     if len(shape) != len(wanted):
         return False
     return all(b is None or a == b for a, b in zip(shape, wanted, strict=True))
@@ -139,7 +139,7 @@ def _run_inside(model: "CalledDirectly", args: tuple, kwargs: dict[str, Any], co
 
 
 def _cast(inputs: Any, dtype: torch.dtype) -> Any:
-    """Returns inputs as Keras gives them to a model that computes in this dtype."""
+    """Casts inputs as Keras does for a model of this compute dtype."""
     if isinstance(inputs, Mapping):
         return {name: _cast(x, dtype) for name, x in inputs.items()}
     if inputs is None or inputs.dtype is dtype or not inputs.is_floating_point():
@@ -153,9 +153,9 @@ class _Seal(NamedTuple):
     Attributes:
         changes: the count of changes for which it holds.
         policy: the name of the policy for which it holds.
-        hooks: the hooks of all of them, None where Keras has to call one or there are none. Whether
-            a hook is there changes unseen, so the dictionaries are looked at in each call.
-        losses: the lists of what they gave `add_loss`, None where not all are kmodels' own.
+        hooks: the hook dictionaries of all of them, read in each call since hooks change without
+            notice; None if Keras has to call one of them, or there are none.
+        losses: the lists of `add_loss`; None if not all layers are of kmodels.
     """
 
     changes: int
@@ -179,24 +179,24 @@ def _seal(layer: "Layer | CalledDirectly") -> _Seal:
             for part in keras_internals.sublayers(layer)
             if part is not layer and not isinstance(part, keras.layers.InputLayer)
         ]
-        # A user's class may call what is no part of it.
+        # A user's class may call layers that are not its sublayers.
         own = all(
             type(part).__module__.startswith("kmodels.") and hasattr(part, "takes_training")
             for part in parts
         )
         losses = [keras_internals.losses_of(part) for part in (layer, *parts)] if own else None
         hooks = None
-        # In place of its `call` may stand what torch.compile traces.
+        # torch.compile may have replaced its `call`.
         if own and "call" not in vars(layer) and all(_is_plain(part, policy) for part in parts):
             hooks = [each for part in parts for each in internals_torch.hooks_of(part)] or None
         found = _Seal(_changes, policy, hooks, losses)
-        # Keras would make its own tuple and dictionaries of it.
+        # Keras would convert it on assignment.
         object.__setattr__(layer, "_seal", found)
     return found
 
 
 def _is_plain(part: "Layer | CalledDirectly", policy: str) -> bool:
-    """Returns whether Keras adds nothing to a call of this layer inside one of this policy."""
+    """Returns True if Keras adds nothing to a call of this layer inside one of this policy."""
     return (
         "call" not in vars(part)
         and keras_internals.needs_keras_call(part) is None
@@ -223,7 +223,7 @@ def changed() -> None:
 
 
 def _tell_training(layer: "Layer | CalledDirectly", context: Any, kwargs: dict[str, Any]) -> None:
-    """Does what Keras does with `training`: what a layer is told holds for those after it too."""
+    """Resolves `training` as Keras does: an explicit value also holds for later layers."""
     if not layer.takes_training:
         kwargs.pop("training", None)
         return

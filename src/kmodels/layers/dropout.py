@@ -13,7 +13,7 @@ from kmodels.layers.base import Layer, Shape
 
 
 class _Random(Layer):
-    """A layer with a rate and a random stream of its own."""
+    """A layer with a rate and a random stream."""
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
@@ -39,9 +39,9 @@ class Dropout(_Random):
 
     Args:
         rate: share that is zeroed, in [0, 1).
-        noise_shape: shape of what is drawn, 1 for each axis along which all is kept or all dropped,
-            None for the input's own length; None for the input's shape.
-        seed: seed of the stream; None for the layer's own under `keras.utils.set_random_seed`.
+        noise_shape: shape of the dropout mask: 1 for an axis that shares it, None for the input's
+            length; None for the input's shape.
+        seed: seed of the stream; None for one from `keras.utils.set_random_seed` and the path.
 
     Call:
         x -> same shape and dtype.
@@ -93,7 +93,7 @@ class DropPath(_Random):
 
     Args:
         rate: share of the examples whose branch is dropped, in [0, 1).
-        seed: seed of the stream; None for the layer's own under `keras.utils.set_random_seed`.
+        seed: seed of the stream; None for one from `keras.utils.set_random_seed` and the path.
 
     Call:
         x (B, ...) -> same shape and dtype.

@@ -1,4 +1,4 @@
-"""The embedding table of a language model, and its output layer: the same table or another."""
+"""Embeddings of tokens, with the output layer of a language model, and of positions."""
 
 import math
 from collections.abc import Callable, MutableMapping
@@ -49,7 +49,7 @@ class Table(Adaptable):
 
     @property
     def path(self) -> str:
-        """The path, as of a layer."""
+        """The path, like that of a layer."""
         return f"{self.owner.path}/{self.name}" if self.is_output else self.owner.path
 
     @property
@@ -59,12 +59,12 @@ class Table(Adaptable):
 
     @property
     def input_dim(self) -> int:
-        """Numbers that one output is computed from."""
+        """Width of the inputs."""
         return self.owner.output_dim if self.is_output else self.owner.input_dim
 
     @property
     def units(self) -> int:
-        """Outputs."""
+        """Width of the outputs."""
         return self.owner.input_dim if self.is_output else self.owner.output_dim
 
     @property
@@ -84,20 +84,20 @@ class Table(Adaptable):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Embedding(traced.Noted, Layer):
-    """Rows of a table, scaled; in reverse, logits from the same table or one of its own.
+    """Scaled rows of a table; with reverse=True, logits from the same or a second table.
 
     Args:
         input_dim: rows V of the table.
         output_dim: width D.
         embeddings_initializer: as Keras takes it; None for a normal distribution of deviation
             1 / sqrt(D), so that the scaled rows have deviation 1.
-        embeddings_regularizer: adds to the loss; None for nothing.
-        embeddings_constraint: holds after each step; None for none.
-        mask_zero: whether id 0 is padding, of which Keras tells later layers by a mask.
+        embeddings_regularizer: adds to the loss; None for none.
+        embeddings_constraint: applied after each step; None for none.
+        mask_zero: whether id 0 is padding, and masked for later layers.
         soft_cap: squashes logits to soft_cap * tanh(logits / soft_cap), or None.
-        scaled: multiplies rows by sqrt(D), as Gemma does; False gives them as they are, and draws
-            them with deviation 0.02.
-        tie_weights: whether logits come from the same table; False gives them another of its size.
+        scaled: multiplies rows by sqrt(D), as Gemma does; if False, initial rows have deviation
+            0.02.
+        tie_weights: whether logits use the same table; if False, a second one.
 
     Call:
         token_ids (B, T) int -> (B, T, D): the rows times sqrt(D), which is rounded to the compute
@@ -110,11 +110,11 @@ class Embedding(traced.Noted, Layer):
         reverse_lora_a and reverse_lora_b.
 
     Attributes:
-        tables: the tables that may have an adapter, none of one that serves both ways.
+        tables: the tables that may have an adapter; empty if one table is tied.
         entries: names of the methods that read the table, see `with_table`.
         is_vocabulary: whether adapters may train rows of the table, or all of it.
         merged_rows: the rows that `merge_lora` wrote into the table, or None.
-        resized: whether `resize` made the table another one.
+        resized: whether `resize` replaced the table.
 
     Raises:
         InputError: for sizes that are no whole numbers above 0.
@@ -174,7 +174,7 @@ class Embedding(traced.Noted, Layer):
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """The state beside variables that compiled code depends on, see `kmodels.core.traced`."""
+        """The state besides variables that compiled code depends on, see `kmodels.core.traced`."""
         return (self._rows, *(table.adapter for table in self.tables))
 
     @property
@@ -255,7 +255,7 @@ class Embedding(traced.Noted, Layer):
         traced.note()
         if reverse:
             return self.logits(x, training)
-        if keras.backend.is_float_dtype(x.dtype):  # Keras makes them so where it guesses an Input
+        if keras.backend.is_float_dtype(x.dtype):  # Keras makes them floats if it guesses an Input
             x = keras.ops.cast(x, "int32")
         if self.embeddings.trainable:
             # Slices keep repeated rows apart, and Keras' optimizers square them before their sum.
@@ -277,7 +277,7 @@ class Embedding(traced.Noted, Layer):
         return self.mask_zero
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Any:
-        """(B, T), True where the id is not 0; None without `mask_zero`."""
+        """Returns (B, T), False for id 0; None without `mask_zero`."""
         if not self.mask_zero:
             return None
         if keras.backend.is_float_dtype(inputs.dtype):  # hidden states, with reverse=True
@@ -326,13 +326,13 @@ class Embedding(traced.Noted, Layer):
         return self.soft_cap * keras.ops.tanh(logits / self.soft_cap)
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes each table as Keras does, and the trained rows by name beside them."""
+        """Writes each table as Keras does, and the trained rows by name."""
         trained.save(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads what `save_own_variables` wrote.
+        """Loads the variables of `save_own_variables`.
 
-        A layer without rows takes those of the file into its table; rows start over where the file
+        A layer without rows writes those of the file into its table; rows are reset if the file
         has none.
 
         Raises:
@@ -349,7 +349,7 @@ class Embedding(traced.Noted, Layer):
     def compute_output_spec(
         self, x: Tensor, reverse: bool = False, training: bool = False
     ) -> keras.KerasTensor:
-        """Returns shape and dtype of what `call` gives."""
+        """Returns shape and dtype of the output of `call`."""
         if reverse:
             return keras.KerasTensor((*x.shape[:-1], self.input_dim), dtype=wide(x))
         return keras.KerasTensor((*x.shape, self.output_dim), dtype=self.compute_dtype)
@@ -369,3 +369,58 @@ def _resized(table: keras.Variable, input_dim: int) -> np.ndarray:
     mean = values.mean(axis=0, dtype="float64").astype("float32")
     more = max(input_dim - len(values), 0)
     return np.concatenate([values[:input_dim], np.tile(mean, (more, 1))])
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class PositionEmbedding(Layer):
+    """A learned vector for each place in a row; names as in keras-hub.
+
+    Args:
+        sequence_length: rows of the table, and so the most tokens of a row.
+        initializer: a Keras initializer.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call:
+        inputs (B, T, D), of which the shape alone counts; positions (T,) or (B, T) int or None for
+        start_index, start_index + 1, ... -> (B, T, D), to be added to the inputs.
+
+    Weights:
+        embeddings (sequence_length, D).
+
+    Raises:
+        InputError: for rows that are longer than the table.
+    """
+
+    def __init__(
+        self, sequence_length: int, initializer: InitializerLike = "glorot_uniform", **kwargs: Any
+    ):
+        super().__init__(**kwargs)
+        check_whole("sequence_length", sequence_length)
+        self.supports_masking = True
+        self.sequence_length = sequence_length
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, input_shape: Shape) -> None:
+        """Makes the table for the width of the inputs."""
+        shape = (self.sequence_length, input_shape[-1])
+        self.embeddings = self.add_parameter("embeddings", shape, self.initializer)
+
+    def call(
+        self, inputs: Tensor, start_index: Tensor | int = 0, positions: Tensor | None = None
+    ) -> Any:
+        """(B, T, D) -> (B, T, D)."""
+        length = keras.ops.shape(inputs)[1]
+        if positions is None:
+            known = isinstance(length, int) and isinstance(start_index, int)
+            if known and (last := start_index + length) > self.sequence_length:
+                raise InputError(
+                    f"a row of {last} tokens is longer than the {self.sequence_length} positions "
+                    f"of {self.path}; cut it to that length"
+                )
+            positions = keras.ops.arange(length, dtype="int32") + start_index
+        found = keras.ops.take(self.embeddings, positions, axis=0)
+        return keras.ops.broadcast_to(found, keras.ops.shape(inputs))
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        """Returns the input's shape."""
+        return input_shape

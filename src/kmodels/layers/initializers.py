@@ -1,6 +1,6 @@
-"""First weights that are the same on every backend.
+"""Random initial weights that are equal on every backend.
 
-Keras draws first weights with the backend's own generator, so one seed gives other weights on JAX
+Keras draws initial weights with the backend's generator, so one seed gives other weights on JAX
 than on torch. Here each variable's numbers come from NumPy's Philox generator, keyed by the seed of
 `keras.utils.set_random_seed`, the variable's path, and how many variables of that path were made
 since the seed was set. The numbers depend neither on the backend nor on the order in which layers
@@ -68,15 +68,15 @@ class Keyed(keras.initializers.Initializer):
 
 
 def keyed(initializer: InitializerLike, path: str) -> Any:
-    """Returns what draws the variable of this path.
+    """Returns the initializer of the variable at this path.
 
     Args:
-        initializer: what Keras takes as initializer; None for Keras' default, Glorot uniform.
+        initializer: a Keras initializer; None for Keras' default, Glorot uniform.
         path: path of the variable.
 
     Returns:
         The distribution drawn from the variable's own stream, for Keras' initializers without a
-        seed of their own; for all others the initializer itself.
+        seed; for all others the initializer itself.
     """
     initializer = keras.initializers.get(initializer or "glorot_uniform")
     draw = _draw(initializer)
@@ -84,7 +84,7 @@ def keyed(initializer: InitializerLike, path: str) -> Any:
 
 
 def _draw(initializer: Any) -> Draw | None:
-    """Returns the distribution of one of Keras' initializers that has no seed of its own."""
+    """Returns the distribution of a Keras initializer without a seed, or None."""
     known = keras.initializers
     if not type(initializer).__module__.startswith("keras."):
         return None
@@ -132,7 +132,7 @@ def uniform(low: float, high: float) -> Draw:
 def variance_scaling(scale: float, mode: str, distribution: str) -> Draw:
     """Keras' `VarianceScaling`: variance `scale` over the fan that `mode` names.
 
-    A matrix is (in, out); what stands in front of those two axes is a window of a convolution.
+    The last two axes are (in, out); axes before them are a window of a convolution.
     """
 
     def draw(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:

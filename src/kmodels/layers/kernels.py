@@ -21,7 +21,7 @@ def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None
         kernel: as it is without.
         a: (in, rank).
         b: (rank, out).
-        scaling: what their product is multiplied by.
+        scaling: factor of their product.
         magnitude: with DoRA the length of each output's weights, (out,).
     """
     wide, a, b = (np.asarray(x, "float64") for x in (kernel, a, b))
@@ -56,7 +56,7 @@ def adapter(layer: Any) -> dict[str, Any]:
 
 
 def save_adapter(layer: Any, store: MutableMapping[str, Any]) -> None:
-    """Writes the adapter of a layer by name, and how often it counts."""
+    """Writes the adapter of a layer by name, and its scaling."""
     for name, variable in adapter(layer).items():
         store[layer.prefix + name] = variable
     if layer.adapter is not None:
@@ -70,7 +70,7 @@ def within(store: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def misfit_of_adapter(layer: Any, store: Mapping[str, Any]) -> str | None:
-    """Returns why the adapter of a layer cannot take that of a file; None if it can.
+    """Returns why the adapter of a layer cannot load that of a file, or None.
 
     Args:
         layer: has an adapter, or none.
@@ -93,8 +93,8 @@ def misfit_of_adapter(layer: Any, store: Mapping[str, Any]) -> str | None:
 def load_adapter(layer: Any, store: Mapping[str, Any]) -> None:
     """Fills the adapter of a layer from a file that fits.
 
-    A layer without an adapter adds that of the file to its kernel; one with an adapter starts again
-    if the file has none.
+    A layer without an adapter adds that of the file to its kernel; an adapter is reset if the file
+    has none.
     """
     own, held = adapter(layer), set(store.keys())
     if "lora_a" not in held:
@@ -109,10 +109,10 @@ def load_adapter(layer: Any, store: Mapping[str, Any]) -> None:
 
 
 def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
-    """Returns why a layer cannot take what a file holds for it; None where it can.
+    """Returns why a layer cannot load its arrays of a file, or None.
 
     Args:
-        layer: a `Dense`; one that was never called has nothing in a file, as Keras' own.
+        layer: a `Dense`; if it was never called, a file has no arrays for it, as in Keras.
         store: arrays by name, as `Dense.save_own_variables` writes them.
     """
     shapes = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118

@@ -36,14 +36,14 @@ def current() -> str | None:
 
 
 def family_of(variable: "keras.Variable") -> str | None:
-    """Returns the family of a variable, while it is made too; None where nobody said."""
+    """Returns the family of a variable, also while it is made; None if unknown."""
     return getattr(variable, "layout_family", None) or _making.get()
 
 
 def of_family(
     init: Callable[Concatenate[Any, P], None],
 ) -> Callable[Concatenate[Any, P], None]:
-    """Has what the `__init__` of a backbone or a task makes belong to the family of its class."""
+    """Decorates `__init__` of a backbone or task, whose variables belong to its family."""
 
     @functools.wraps(init)
     def inside(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -52,6 +52,6 @@ def of_family(
         with making(getattr(owner, "family", None)):
             init(self, *args, **kwargs)
 
-    # Keras looks at the arguments of `__init__` without a look at what it wraps.
+    # Keras reads the signature of `__init__` without unwrapping it.
     inside.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return inside

@@ -13,7 +13,7 @@ from kmodels.layers.dropout import Dropout
 
 
 class _Hidden(WithKernel):
-    """A layer of linear layers around a hidden width, which gives the shape that it got."""
+    """Linear layers with a hidden width; the output has the input's shape."""
 
     def __init__(self, hidden_dim: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -33,7 +33,7 @@ class _Hidden(WithKernel):
 
 
 class _WithDropout(_Hidden):
-    """The same with biases, and dropout at the hidden width."""
+    """The same with biases, and dropout of the hidden activations."""
 
     def __init__(
         self, hidden_dim: int, dropout: float, use_bias: bool, seed: int | None, **kwargs: Any
@@ -57,7 +57,7 @@ class MLP(_WithDropout):
         dropout: rate after the activation, in training.
         use_bias: biases of both layers.
         approximate: as in `ops.gelu`: False, True or "sigmoid".
-        activation: in place of GELU, what Keras takes as one; None for GELU.
+        activation: a Keras activation in place of GELU; None for GELU.
         seed: seed of the dropout; None for the layer's own stream.
         **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
             layer takes.
@@ -121,7 +121,7 @@ class GatedMLP(_Hidden):
     """Dense of GELU(gate) * up, no biases (Shazeer 2020).
 
     Args:
-        hidden_dim: width of the gate and of what it multiplies.
+        hidden_dim: width of the gate and of the up projection.
         **kwargs: initializers, regularizers and constraints, as in `Dense`, and what every Keras
             layer takes.
 
@@ -149,7 +149,7 @@ class SwiGLU(_WithDropout):
     """Dense of SiLU(gate) * up, with biases and dropout (Shazeer 2020; DINOv2's giant).
 
     Args:
-        hidden_dim: width of the gate and of what it multiplies.
+        hidden_dim: width of the gate and of the up projection.
         dropout: rate after the product, in training.
         use_bias: biases of the three layers.
         seed: seed of the dropout; None for the layer's own stream.

@@ -16,7 +16,7 @@ class _Scaled(Layer):
     Args:
         scale_initializer: a name, a config or an object, as Keras takes it.
         scale_regularizer: adds to the loss; None for nothing.
-        scale_constraint: holds after each step; None for none.
+        scale_constraint: applied after each step; None for none.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class LayerNorm(_Scaled):
     Args:
         epsilon: added to the variance.
         axis: the last one, as -1 or by its number.
-        scale_initializer: ones; this and what follows as in `keras.layers.LayerNormalization`,
-            which says gamma and beta.
+        scale_initializer: ones; this and the following as in `keras.layers.LayerNormalization`,
+            which uses the names gamma and beta.
         bias_initializer: zeros.
         scale_regularizer: adds to the loss.
-        bias_regularizer: likewise.
-        scale_constraint: holds after each step.
-        bias_constraint: likewise.
+        bias_regularizer: regularizer of the bias.
+        scale_constraint: applied after each step.
+        bias_constraint: constraint of the bias.
 
     Call:
         x (..., D) -> (..., D), same dtype.
@@ -115,17 +115,17 @@ class RMSNorm(_Scaled):
     Args:
         epsilon: added to the mean square.
         axis: the last one, as -1 or by its number.
-        scale_initializer: None for what begins with a factor of 1: zeros, or ones without offset.
+        scale_initializer: None for an initial factor of 1: zeros, or ones without offset.
         scale_regularizer: adds to the loss.
-        scale_constraint: holds after each step.
+        scale_constraint: applied after each step.
         offset: 1 as in Gemma, or 0 for a scale that is the factor itself, as in most decoders.
-        use_scale: False for a norm that has no weights and multiplies by nothing.
+        use_scale: False for a norm without a scale.
 
     Call:
         x (..., D) -> (..., D), same dtype; computed in float32.
 
     Weights:
-        scale (D,), zeros at first; ones where `offset` is 0. Without `use_scale` none.
+        scale (D,), initially zeros, or ones if `offset` is 0. Without `use_scale` none.
 
     Raises:
         InputError: for another axis.
@@ -169,7 +169,7 @@ class LayerScale(_Scaled):
     Args:
         init: the scale to begin with.
         scale_regularizer: adds to the loss.
-        scale_constraint: holds after each step.
+        scale_constraint: applied after each step.
 
     Call:
         x (..., D) -> (..., D), same dtype.
@@ -192,7 +192,7 @@ class LayerScale(_Scaled):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again, as plain values."""
         config = super().get_config()
-        del config["scale_initializer"]  # `init` says it.
+        del config["scale_initializer"]  # It follows from `init`.
         return config
 
     def call(self, x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Rematerialisation: activations inside a block are computed again in backward, not kept."""
+"""Gradient checkpointing: the backward pass recomputes the activations inside a block."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -8,6 +8,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
 
 # The layers of a block that can be computed again, besides blocks as a whole.
 PARTS = ("attention", "mlp")
@@ -15,7 +16,7 @@ MODES = ("none", "block", *PARTS)
 
 
 class RematBackend(Protocol):
-    """Rematerialisation on one backend."""
+    """Gradient checkpointing on one backend."""
 
     def call(
         self,
@@ -25,21 +26,21 @@ class RematBackend(Protocol):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Any:
-        """Returns `fn(*args, **kwargs)`, which the backward pass computes again.
+        """Returns `fn(*args, **kwargs)`, which the backward pass recomputes.
 
-        The second time it draws the random numbers of the first; `seeds` are the states of the
-        layer's random streams.
+        The recomputation draws the same random numbers; `seeds` are the states of the layer's
+        random streams.
         """
         ...
 
 
 def rematerialize(model: keras.Model, mode: str) -> None:
-    """Chooses what the backward pass computes again. Call it before the first step.
+    """Sets gradient checkpointing of a model's blocks. Call it before the first step.
 
     Args:
         model: with layers called block_0, block_1, ...
-        mode: "none"; "block", which keeps only what goes from block to block; "attention" or "mlp",
-            which keep what goes into that part of each block, and nothing inside it.
+        mode: "none"; "block", which keeps only the inputs of blocks; "attention" or "mlp", which
+            keeps only the input of that part of each block.
 
     Raises:
         InputError: for another mode.
@@ -54,13 +55,13 @@ def rematerialize(model: keras.Model, mode: str) -> None:
 
 
 def wrap(layer: keras.Layer, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, a layer's call, such that in training its backward pass starts from its inputs."""
+    """Returns a layer's call `fn` with gradient checkpointing in training."""
     engine = backend_module("kmodels.layers.remat", RematBackend)
     seeds = _seeds(layer)
 
     def call(*args: object, **kwargs: object) -> Any:
         context = keras_internals.current_call_context()
-        # A layer that does the same in training has no such argument.
+        # Not every layer has this argument.
         training = kwargs["training"] if "training" in kwargs else context.get_value("training")
         if not training:
             return fn(*args, **kwargs)
@@ -75,6 +76,23 @@ def wrap(layer: keras.Layer, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _seeds(layer: keras.Layer) -> list[Any]:
-    """States of the random streams below a layer, which every call moves on."""
+    """Returns the states of the random streams below a layer."""
     weights = {id(variable) for variable in layer.weights}
     return [variable for variable in layer.variables if id(variable) not in weights]
+
+
+def tensors_apart(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:
+    """Splits the tensors from arguments; the function returned joins (args, kwargs) again.
+
+    Tensors may be nested in tuples, lists and dictionaries.
+    """
+    leaves = keras.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if keras.ops.is_tensor(leaf)]
+
+    def fill(*tensors: Tensor) -> tuple[tuple, dict[str, Any]]:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return keras.tree.pack_sequence_as((args, kwargs), filled)
+
+    return [leaves[place] for place in places], fill

@@ -1,4 +1,4 @@
-"""Rematerialisation on JAX."""
+"""Gradient checkpointing on JAX."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.layers.tensor_arguments import tensors_apart
+from kmodels.layers.remat import tensors_apart
 
 
 def call(
@@ -17,13 +17,13 @@ def call(
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Any:
-    """`fn(*args, **kwargs)`.
+    """See `RematBackend.call`.
 
-    The streams' new states leave the checkpointed function as results: what it assigned itself
-    would be a tracer that has no meaning outside.
+    The new states of the random streams are results of the checkpointed function: a state that it
+    assigned itself would be a leaked tracer.
     """
     tensors, fill = tensors_apart(args, kwargs)
-    # Outside of a call weights on a mesh come in parts: they are gathered in `run`, and again.
+    # Outside of a call, weights on a mesh are sharded: they are gathered in `run`, both times.
     with keras_internals.no_autocast(), keras_internals.call_context(None):
         values = [(variable, variable.value) for variable in layer.variables]
 

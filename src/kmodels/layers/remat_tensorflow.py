@@ -1,4 +1,4 @@
-"""Rematerialisation on TensorFlow."""
+"""Gradient checkpointing on TensorFlow."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from kmodels.core import keras_internals
-from kmodels.layers.tensor_arguments import tensors_apart
+from kmodels.layers.remat import tensors_apart
 
 
 def call(
@@ -17,7 +17,7 @@ def call(
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Any:
-    """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
+    """See `RematBackend.call`."""
     if _stateless(layer):
         return fn(*args, **kwargs)
     tensors, fill = tensors_apart(args, kwargs)
@@ -40,7 +40,7 @@ def call(
 
 
 def _stateless(layer: keras.Layer) -> bool:
-    """Returns whether tensors stand for variables, whose gradients TensorFlow would lose."""
+    """Returns True if variables are replaced by tensors, whose gradients TensorFlow would lose."""
     with keras_internals.no_autocast():
         return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
 

@@ -1,4 +1,4 @@
-"""Rematerialisation on torch."""
+"""Gradient checkpointing on torch."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ def call(
     args: tuple,
     kwargs: dict[str, Any],
 ) -> Any:
-    """`fn(*args, **kwargs)`; the second time with the random numbers of the first."""
-    # Transforms of torch.func have no hooks for it: inside them all is kept.
+    """See `RematBackend.call`."""
+    # Transforms of torch.func have no hooks for it: inside them activations are kept.
     if not torch.is_grad_enabled() or internals_torch.in_transform():
         return fn(*args, **kwargs)
     begun = [seeds_torch.hold(seed) for seed in seeds]
@@ -38,8 +38,8 @@ def call(
         finally:
             _assign(seeds, now)
 
-    # It does not stop when all is there that backward asks for: torch raises an exception to stop,
-    # to which Keras adds arguments on its way, and what was computed again stays in that cycle.
+    # early_stop raises an exception, to which Keras adds arguments: a cycle that keeps the
+    # recomputed tensors alive.
     options = {"use_reentrant": False, "preserve_rng_state": False, "early_stop": False}
     return checkpoint(run, *args, **options, **kwargs)
 

@@ -16,7 +16,7 @@ ROWS, IDS = "lora_rows", "lora_row_ids"
 
 
 class TrainedRows:
-    """A small matrix that stands in place of some rows of a table, in look-ups and in logits.
+    """A small matrix that replaces some rows of a table, in look-ups and in logits.
 
     It belongs to the layer (token_embedding/lora_rows) and is float32, or float64 for a table of
     that dtype. It starts as the rows that it stands for.
@@ -64,7 +64,7 @@ class TrainedRows:
         return keras.ops.convert_to_tensor(self.ids, "int32")
 
     def over(self, token_ids: Tensor, found: Tensor) -> Any:
-        """Replaces what was looked up in the table, (..., D), where the ids are of these rows."""
+        """Replaces looked-up rows (..., D) for the ids that have trained rows."""
         ids = keras.ops.cast(token_ids, "int32")
         places = self.places()
         at = keras.ops.searchsorted(places, keras.ops.reshape(ids, (-1,)))
@@ -132,7 +132,7 @@ def _tables(layer: keras.Layer) -> dict[str, Any]:
 
 
 def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
-    """Writes each table as Keras does, and the rows beside them by name."""
+    """Writes each table as Keras does, and the trained rows by name."""
     for place, table in _tables(layer).items():
         store[place] = table
     if layer.rows is not None:
@@ -144,10 +144,10 @@ def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
 
 
 def misfit(layer: keras.Layer, store: Mapping[str, Any]) -> str | None:
-    """Returns why a layer cannot take what a file holds for it; None where it can.
+    """Returns why a layer cannot load its arrays of a file, or None.
 
     Args:
-        layer: an `Embedding`; one that was never called has nothing in a file, as Keras' own.
+        layer: an `Embedding`; if it was never called, a file has no arrays for it, as in Keras.
         store: arrays by name, as `save` writes them.
     """
     held = set(store.keys())

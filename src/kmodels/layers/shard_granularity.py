@@ -16,16 +16,16 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.layers import layout_family
 
-# How many equal parts of each dimension may lie apart; None for as many as the dimension is long.
+# Number of equal shards allowed for each dimension; None for its length.
 Granularity = Sequence[int | None]
 
 _making: ContextVar[Granularity | None] = ContextVar("kmodels_shard_granularity", default=None)
 
 
 def add_weight(layer: keras.Layer, granularity: Granularity | None, **settings: Any) -> Any:
-    """`layer.add_weight(**settings)` of a variable that may be cut so.
+    """Calls `layer.add_weight(**settings)` for a variable with this granularity.
 
-    It gets its place while it is made, before it can carry anything itself.
+    A variable is placed on devices while it is made, before it can have attributes.
     """
     family = getattr(layer, "layout_family", None) or layout_family.current()
     token = _making.set(granularity)
@@ -51,7 +51,7 @@ def _made(layer: keras.Layer, settings: dict[str, Any]) -> Any:
 
 
 def granularity_of(variable: keras.Variable) -> Granularity | None:
-    """Returns how far a variable may be cut, while it is made too; None where nobody said."""
+    """Returns the granularity of a variable, also while it is made; None if unknown."""
     return getattr(variable, "shard_granularity", None) or _making.get()
 
 
@@ -75,5 +75,5 @@ def using() -> Iterator[None]:
 
 
 def in_use() -> bool:
-    """Returns whether this runs inside `using`."""
+    """Returns True if this runs inside `using`."""
     return _use.active

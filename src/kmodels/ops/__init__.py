@@ -1,24 +1,20 @@
-"""Numerics of the models: one `keras.ops` body each, a faster one per backend where it pays.
+"""Numerics of the models: one `keras.ops` body per op, and faster ones per backend.
 
 How an op and its overrides are written is in the docstring of `kmodels.core.dispatch`.
 """
 
 from kmodels.core.dispatch import load_overrides
+from kmodels.ops.activations import gated_gelu, gated_silu, gelu
 from kmodels.ops.attention import attention
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout
-from kmodels.ops.gated_gelu import gated_gelu
-from kmodels.ops.gated_silu import gated_silu
-from kmodels.ops.gelu import gelu
 from kmodels.ops.grouped_dense import grouped_dense
-from kmodels.ops.layer_norm import layer_norm
 from kmodels.ops.linear_cross_entropy import linear_cross_entropy
 from kmodels.ops.mlp import mlp
+from kmodels.ops.norms import layer_norm, rms_norm
 from kmodels.ops.patch_embedding import patch_embedding
 from kmodels.ops.quantized_dense import quantized_dense
-from kmodels.ops.rms_norm import rms_norm
-from kmodels.ops.rotary_embedding import rotary_embedding
-from kmodels.ops.rotary_embedding_2d import rotary_embedding_2d
+from kmodels.ops.rotary_embedding import rotary_embedding, rotary_embedding_2d
 
 load_overrides()
 

@@ -1,8 +1,8 @@
-"""Work in blocks on JAX: one loop over the blocks, whose body is rematerialized.
+"""Attention by blocks on JAX: one loop over the blocks, with a checkpointed body.
 
-Unrolled blocks would not do: on a CPU XLA starts each as early as it can, and holds them all. A
-loop for each width would not either: each has sums of the gradients of all keys, and copies of them
-in float32, and XLA holds those of all loops at once.
+XLA on a CPU would start unrolled blocks as early as it can, and hold them all. With one loop per
+width, each loop would have sums of the gradients of all keys, and XLA would hold those of all loops
+at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import Block, loops
+from kmodels.ops.attention import Block, loops
 
 
 def blockwise(

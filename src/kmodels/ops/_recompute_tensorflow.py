@@ -1,8 +1,8 @@
-"""Work in blocks on TensorFlow: loops over blocks of equal size, forward and backward.
+"""Attention by blocks on TensorFlow: loops over blocks of equal size, forward and backward.
 
-TensorFlow's executor starts what has its inputs, and what a graph can compute from Python's numbers
-it folds into constants that stay, such as the masks of unrolled blocks. A loop with one iteration
-at a time does neither, and its graph does not grow with the length.
+TensorFlow would start unrolled blocks as soon as their inputs exist, and fold their masks into
+constants that stay in memory. A loop with one iteration at a time does neither, and its graph does
+not grow with the length.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kmodels.ops._attention_blockwise import Block, Loop, loops
+from kmodels.ops.attention import Block, Loop, loops
 
 
 def blockwise(
@@ -130,7 +130,7 @@ def slopes(
     if found[0] is not None:
         return found
 
-    # Eager forward mode asks for gradients where it lets no tape record.
+    # In eager forward mode no tape records.
     def of_graph(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
         return tf.gradients(function(*tensors, others), tensors, gradient)
 

@@ -1,4 +1,4 @@
-"""Work in blocks on torch, by its own checkpoints."""
+"""Attention by blocks on torch, with gradient checkpointing."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.dispatch_torch import transformed
-from kmodels.ops._attention_blockwise import Block
+from kmodels.ops.attention import Block
 
 
 def blockwise(
@@ -16,7 +16,7 @@ def blockwise(
     tensors: tuple[Any, Any, Any],
     others: Any,
 ) -> Any:
-    """See `RecomputeBackend.blockwise`; transforms of torch.func and traces keep what they need."""
+    """See `RecomputeBackend.blockwise`; torch.func and traces keep activations."""
     keeps = not torch.is_grad_enabled() or transformed() is not None
     outputs = []
     for block in blocks:

@@ -13,7 +13,7 @@ from kmodels.core.types import Tensor
 
 
 def wide(x: Tensor) -> str:
-    """Returns the dtype of arithmetic that is not rounded: float32, or x's own float64."""
+    """Returns the dtype of exact arithmetic: float32, or float64 for float64 input."""
     return "float64" if ops.dtype(x) == "float64" else "float32"
 
 

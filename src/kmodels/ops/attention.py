@@ -1,14 +1,22 @@
-"""Scaled dot product attention."""
+"""Scaled dot product attention.
 
-from typing import Any
+Long texts are computed a block of queries at a time. A block holds the scores of its queries with
+all keys that they may see, so its softmax is complete. The backward pass recomputes each block from
+the inputs: no array has the size of queries times keys.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import keras
+import numpy as np
+from keras import ops
 
-from kmodels.core.dispatch import op
+from kmodels.core.dispatch import backend_module, op
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.ops import _attention_blockwise
-from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, products
+from kmodels.ops._wide import wide
 from kmodels.ops.dropout import dropout as dropout_op
 
 
@@ -39,16 +47,16 @@ def attention(
         query: the query, not scaled.
         key: the key.
         value: the value.
-        mask: bool, broadcastable to (B, N, T, S), `True` where a query may attend. A query that may
-            attend to nothing gets zeros, and passes zero gradients.
+        mask: bool, broadcastable to (B, N, T, S), `True` if a query may attend. A query that may
+            attend to no key gets zeros, and zero gradients.
         causal: query i sees keys up to i + S - T, so that the last query sees all.
         window: with `causal`, query i at position p = i + S - T sees keys in (p - window, p];
             without, keys j with |p - j| < window.
         segment_ids: (B or 1, S) int; a query sees keys of its own segment only. The queries are the
             last T of the S positions. Padding is a segment of its own.
-        block_ids: (B or 1, S) int, negative for none; with `causal`, tokens of one block see each
-            other also where that is ahead, as the patches of an image inside a text. Windows still
-            hide what is too far behind, and segments and the mask what they hide.
+        block_ids: (B or 1, S) int, negative for none; with `causal`, tokens of one block also see
+            later tokens of it, such as the patches of an image inside a text. Windows, segments
+            and the mask apply as well.
         scale: multiplies the scores; `None` for 1 / sqrt(H).
         soft_cap: squashes scaled scores to `soft_cap * tanh(scores / soft_cap)` before masking.
         dropout: share of attention weights set to zero; only if `seed` is given.
@@ -67,11 +75,9 @@ def attention(
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     hidden = Hidden(mask, segment_ids, block_ids, causal, window)
-    if _attention_blockwise.pays(query, key, mask):
-        words = _attention_blockwise.words(seed) if dropout and seed is not None else None
-        return _attention_blockwise.attention(
-            query, key, value, hidden, words, scale, soft_cap, dropout
-        )
+    if pays_blockwise(query, key, mask):
+        drawn = words(seed) if dropout and seed is not None else None
+        return _blockwise(query, key, value, hidden, drawn, scale, soft_cap, dropout)
     allowed = allowed_pairs(query, key, mask, causal, window, segment_ids, block_ids)
 
     def drop(weights: Tensor) -> Any:
@@ -89,10 +95,10 @@ def check_attention(
     soft_cap: float | None,
     dropout: float,
 ) -> None:
-    """Says what is wrong with the arguments of `attention`, as far as static shapes tell.
+    """Checks the arguments of `attention`, as far as static shapes are known.
 
     Raises:
-        InputError: one line with what was given and what is allowed.
+        InputError: if an argument is wrong.
     """
     of_query, of_key, of_value = query.shape, key.shape, value.shape
 
@@ -130,10 +136,10 @@ def check_ids(
     segment_ids: Tensor | None,
     block_ids: Tensor | None,
 ) -> None:
-    """Says what is wrong with the segments and blocks of `attention`, as far as shapes tell.
+    """Checks the segments and blocks of `attention`, as far as static shapes are known.
 
     Raises:
-        InputError: one line with what was given and what is allowed.
+        InputError: if an argument is wrong.
     """
     if block_ids is not None and not causal:
         raise InputError(
@@ -160,6 +166,427 @@ def check_ids(
 
 
 def _fits(size: object, *allowed: object) -> bool:
-    """Returns whether a size may be one of these, of which some may not be known."""
+    """Returns True if a size may be one of these; unknown sizes fit."""
     known = [x for x in (size, *allowed) if isinstance(x, int)]
     return len(known) <= len(allowed) or size in allowed
+
+
+# Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
+MASKED = -1e30
+
+
+class Hidden(NamedTuple):
+    """The mask and the rules that hide keys from queries, as in `kmodels.ops.attention`."""
+
+    mask: Tensor | None
+    segment_ids: Tensor | None
+    block_ids: Tensor | None
+    causal: bool
+    window: int | None
+
+
+def products(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    may_be_empty: bool,
+    scale: float | None,
+    soft_cap: float | None,
+    drop: Callable[[Tensor], Any],
+) -> Any:
+    """Returns softmax(query @ key.T) @ value.
+
+    Args:
+        query: (B, T, N, H).
+        key: (B, S, K, H).
+        value: (B, S, K, H).
+        allowed: bool, broadcastable to (B, N, T, S) with four axes; `None` for all.
+        may_be_empty: whether a query may see no key; it gets zeros.
+        scale: multiplies the scores; `None` for 1 / sqrt(H).
+        soft_cap: as in `kmodels.ops.attention`.
+        drop: applies dropout to the weights, (B, N, T, S) or (B, K, N // K, T, S).
+    """
+    heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
+    batch, length = ops.shape(query)[0], ops.shape(query)[1]
+    grouped = heads != groups
+    if grouped:
+        query = ops.reshape(query, (batch, length, groups, heads // groups, head_dim))
+    dtype, factor = wide(query), head_dim**-0.5 if scale is None else scale
+    narrow = ops.dtype(query) == "float16"
+    if narrow:  # products would overflow before they are scaled
+        query = ops.cast(ops.cast(query, dtype) * factor, "float16")
+    scores = ops.einsum("btkgh,bskh->bkgts" if grouped else "btkh,bskh->bkts", query, key)
+    scores = ops.cast(scores, dtype)
+    if not narrow:
+        scores = scores * factor
+    if soft_cap is not None:
+        scores = ops.tanh(scores / soft_cap) * soft_cap
+    if allowed is not None:
+        if grouped:
+            allowed = _group(allowed, groups)
+        scores = ops.where(allowed, scores, ops.cast(MASKED, dtype))
+    weights = drop(ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value)))
+    output = ops.einsum("bkgts,bskh->btkgh" if grouped else "bkts,bskh->btkh", weights, value)
+    if may_be_empty and allowed is not None:
+        # Only a mask can leave a query without keys; its weights are uniform here.
+        some = ops.any(allowed, axis=-1, keepdims=True)
+        some = ops.transpose(some, (0, 3, 1, 2, 4) if grouped else (0, 2, 1, 3))
+        output = ops.where(some, output, ops.zeros((), dtype=ops.dtype(output)))
+    return ops.reshape(output, (batch, length, heads, head_dim)) if grouped else output
+
+
+def allowed_pairs(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None,
+    segment_ids: Tensor | None = None,
+    block_ids: Tensor | None = None,
+) -> Any:
+    """Joins mask, causal flag, window, segments and blocks.
+
+    Returns:
+        bool, four axes, broadcastable to (B, N, T, S), or `None` if every query sees every key.
+    """
+    length, keys = ops.shape(query)[1], ops.shape(key)[1]
+    offset = keys - length
+
+    def own(ids: Tensor | None) -> Any:
+        return None if ids is None else ops.convert_to_tensor(ids)[:, offset:]
+
+    hidden = Hidden(mask, segment_ids, block_ids, causal, window)
+    placed = (offset, length), (0, keys)
+    return pairs(hidden, own(segment_ids), own(block_ids), *placed)
+
+
+def pairs(
+    hidden: Hidden,
+    segments: Tensor | None,
+    blocks: Tensor | None,
+    queries: tuple[Any, Any],
+    keys: tuple[Any, Any],
+) -> Any:
+    """Returns the keys that some queries see: bool with four axes, or `None` for all.
+
+    Args:
+        hidden: mask and ids of these keys.
+        segments: (b, t), segments of the queries.
+        blocks: (b, t), blocks of the queries.
+        queries: position of the first query, and their number.
+        keys: position of the first key, and their number.
+    """
+    mask, segment_ids, block_ids, causal, window = hidden
+    allowed = None
+    if mask is not None:
+        axes = len(mask.shape)
+        mask = ops.cast(mask, "bool")
+        allowed = ops.reshape(mask, (1,) * (4 - axes) + tuple(ops.shape(mask)))
+    if segment_ids is not None and segments is not None:
+        allowed = _both(allowed, _same(segments, segment_ids))
+    if not causal and window is None:
+        return allowed
+    (first, length), (start, held) = queries, keys
+    position = ops.expand_dims(ops.arange(length, dtype="int32") + first, 1)
+    behind = position - ops.expand_dims(ops.arange(held, dtype="int32") + start, 0)
+    behind = ops.reshape(behind, (1, 1, length, held))
+    if causal:
+        seen = behind >= 0
+        if block_ids is not None and blocks is not None:
+            inside = ops.expand_dims(ops.expand_dims(ops.greater_equal(block_ids, 0), 1), 1)
+            seen = ops.logical_or(seen, _both(_same(blocks, block_ids), inside))
+        allowed = _both(allowed, seen)
+    if window is not None:
+        allowed = _both(allowed, (behind if causal else ops.abs(behind)) < window)
+    return allowed
+
+
+def _both(first: Tensor | None, second: Tensor) -> Any:
+    return second if first is None else ops.logical_and(first, second)
+
+
+def _same(own: Tensor, ids: Tensor) -> Any:
+    """(b, t), (b, s) -> (b, 1, t, s), True if query and key have the same id."""
+    same = ops.equal(ops.expand_dims(own, 2), ops.expand_dims(ids, 1))
+    return ops.expand_dims(same, 1)
+
+
+def _group(allowed: Tensor, groups: int) -> Tensor:
+    """(B, N or 1, T, S) -> (B, K or 1, N // K or 1, T, S)."""
+    batch, heads, length, keys = ops.shape(allowed)
+    if heads == 1:
+        return ops.expand_dims(allowed, 1)
+    return ops.reshape(allowed, (batch, groups, heads // groups, length, keys))
+
+
+# Blocks share a loop if the widest sees at most this many times the keys of the narrowest.
+SPREAD = 1.25
+
+
+class Block(NamedTuple):
+    """Adjacent queries, and the keys that they may see."""
+
+    start: int  # first query
+    low: int  # first key
+    size: int  # queries
+    width: int  # keys
+
+
+class Loop(NamedTuple):
+    """Blocks of one size in a loop, with the number of keys that each reads."""
+
+    places: list[tuple[int, int]]  # first query and first key of each block
+    size: int  # queries of a block
+    width: int  # keys of a block
+
+
+def cuts(
+    length: int, keys: int, ahead: bool, causal: bool, window: int | None, size: int
+) -> list[Block]:
+    """Returns blocks of queries, without the keys that no query of a block may see.
+
+    Args:
+        length: queries T.
+        keys: keys S.
+        ahead: whether a query may see later keys.
+        causal: as in `kmodels.ops.attention`.
+        window: as in `kmodels.ops.attention`.
+        size: queries of a block.
+    """
+    found = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        first, last = start + keys - length, stop - 1 + keys - length
+        low = 0 if window is None else max(first - window + 1, 0)
+        high = keys if ahead else last + 1
+        if window is not None and not causal:
+            high = min(last + window, keys)
+        found.append(Block(start, low, stop - start, high - low))
+    return found
+
+
+def block_slices(
+    length: int, keys: int, causal: bool, window: int | None, size: int, always: bool = False
+) -> list[tuple[slice, slice]]:
+    """Returns the queries and the keys of each block, without keys that no query of it may see.
+
+    Args:
+        length: queries T.
+        keys: keys S.
+        causal: as in `kmodels.ops.attention`.
+        window: as in `kmodels.ops.attention`.
+        size: queries of a block.
+        always: cut the queries even if every query may see every key.
+    """
+    if not causal and window is None and not always:
+        return [(slice(0, length), slice(0, keys))]
+    return [
+        (slice(x.start, x.start + x.size), slice(x.low, x.low + x.width))
+        for x in cuts(length, keys, not causal, causal, window, size)
+    ]
+
+
+def near_pairs(
+    queries: slice, keys: slice, offset: int, causal: bool, window: int | None
+) -> np.ndarray:
+    """Returns the pairs that a causal mask and a window allow: bool, (t, s).
+
+    Args:
+        queries: queries of a block.
+        keys: keys of a block.
+        offset: keys before the first query, S - T.
+        causal: as in `kmodels.ops.attention`.
+        window: as in `kmodels.ops.attention`.
+    """
+    place = np.arange(queries.start, queries.stop)[:, None] + offset
+    behind = place - np.arange(keys.start, keys.stop)
+    allowed = behind >= 0 if causal else np.full(behind.shape, True)
+    if window is not None:
+        allowed &= (behind if causal else np.abs(behind)) < window
+    return allowed
+
+
+def loops(blocks: Sequence[Block]) -> list[Loop]:
+    """Returns loops over blocks of one size and nearly one width, in order."""
+    groups = [[blocks[0]]]
+    for before, block in pairwise(blocks):
+        widths = [x.width for x in (*groups[-1], block)]
+        if block.size == before.size and max(widths) <= SPREAD * min(widths):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    found = []
+    for group in groups:
+        width = max(block.width for block in group)
+        # The last key stays; earlier keys, which the rules hide, make widths equal.
+        places = [(x.start, max(x.low + x.width - width, 0)) for x in group]
+        found.append(Loop(places, group[0].size, width))
+    return found
+
+
+# Pairs of query and key from which blocks pay: one of a batch has 2 MB of scores for each head.
+PAIRS = 2**19
+# Queries of a block: at most, at least, and the scores of a block that set the number between.
+MOST, LEAST, SCORES = 256, 64, 2**20
+WORD = 2**32
+
+
+class RecomputeBackend(Protocol):
+    """Computation by blocks whose backward pass keeps only the inputs.
+
+    `keras.remat` would suffice on JAX. torch's is not allowed inside of `torch.func`, TensorFlow's
+    has no second derivatives, and both add up one gradient per block at the end.
+    """
+
+    def blockwise(
+        self,
+        function: Callable[..., Any],
+        blocks: Sequence[Block],
+        tensors: tuple[Any, Any, Any],
+        others: Any,
+    ) -> Any:
+        """Returns the results (B, size, ...) of all blocks, joined.
+
+        Args:
+            function: takes start and low, numbers or scalar tensors; size and width, numbers; the
+                tensors; and the others.
+            blocks: blocks in the order of their queries.
+            tensors: query, key and value, which get gradients.
+            others: further tensors in lists, tuples and dictionaries, or None.
+        """
+        ...
+
+
+_native = backend_module("kmodels.ops._recompute", RecomputeBackend)
+
+
+def pays_blockwise(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    """Returns True if the lengths are known, and large enough for blocks."""
+    length, keys = query.shape[1], key.shape[1]
+    if not isinstance(length, int) or not isinstance(keys, int):
+        return False
+    if length <= MOST or length * keys <= PAIRS or isinstance(query, keras.KerasTensor):
+        return False
+    return mask is None or None not in mask.shape[-2:]
+
+
+def _blockwise(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hidden: Hidden,
+    words: Tensor | None,
+    scale: float | None,
+    soft_cap: float | None,
+    rate: float,
+) -> Any:
+    """See `kmodels.ops.attention`; `words` key the dropout, `None` without."""
+    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    length, keys = query.shape[1], key.shape[1]
+    *given, causal, window = hidden
+    given = [None if x is None else ops.convert_to_tensor(x) for x in given]
+    if given[0] is not None:
+        axes = len(given[0].shape)
+        given[0] = ops.reshape(given[0], (1,) * (4 - axes) + tuple(ops.shape(given[0])))
+
+    def block(
+        start: Tensor,
+        low: Tensor,
+        size: int,
+        width: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        others: tuple[Any, ...],
+    ) -> Any:
+        mask, segment_ids, block_ids, words = others
+        first = start + (keys - length)
+
+        def of_queries(x: Tensor | None, start: Tensor, axis: int = 1) -> Any:
+            return None if x is None else cut(x, start, size, axis)
+
+        def of_keys(x: Tensor | None, axis: int = 1) -> Any:
+            return None if x is None else cut(x, low, width, axis)
+
+        if mask is not None:
+            mask = mask if mask.shape[2] == 1 else of_queries(mask, start, 2)
+            mask = mask if mask.shape[3] == 1 else of_keys(mask, 3)
+        here = Hidden(mask, of_keys(segment_ids), of_keys(block_ids), causal, window)
+        own = of_queries(segment_ids, first), of_queries(block_ids, first)
+        allowed = pairs(here, *own, (first, size), (low, width))
+
+        def drop(weights: Tensor) -> Any:
+            return weights if words is None else dropped(weights, words, rate, start, low, keys)
+
+        return products(
+            of_queries(query, start),
+            of_keys(key),
+            of_keys(value),
+            allowed,
+            mask is not None,
+            scale,
+            soft_cap,
+            drop,
+        )
+
+    ahead = not causal or hidden.block_ids is not None
+    size = max(LEAST, min(MOST, SCORES // keys))
+    found = cuts(length, keys, ahead, causal, window, size)
+    return _native.blockwise(block, found, (query, key, value), (*given, words))
+
+
+def cut(x: Tensor, start: Tensor | int, size: int, axis: int) -> Any:
+    """Slices an axis from `start`, a number or a scalar tensor."""
+    if size == x.shape[axis]:
+        return x
+    if isinstance(start, int):
+        return x[(slice(None),) * axis + (slice(start, start + size),)]
+    begin: list[Tensor | int] = [0] * len(x.shape)
+    shape = list(ops.shape(x))
+    begin[axis], shape[axis] = start, size
+    return ops.slice(x, begin, shape)
+
+
+def words(seed: keras.random.SeedGenerator | Tensor | int) -> Any:
+    """Returns two int32 words (2,) of a seed; the state of a generator advances."""
+    if isinstance(seed, keras.random.SeedGenerator):
+        return ops.cast(seed.next(), "int32")  # type: ignore[attr-defined]
+    if isinstance(seed, int):
+        seed = np.array([_signed(seed), 0], "int32")
+    return ops.cast(seed, "int32")
+
+
+def dropped(
+    weights: Tensor, words: Tensor, rate: float, start: Tensor, low: Tensor, keys: int
+) -> Any:
+    """Drops weights (B, ..., t, s) by a hash of their indices, the same whenever recomputed."""
+    *outer, size, width = ops.shape(weights)
+    rows = 1
+    for extent in outer:
+        rows = rows * extent
+    row = ops.reshape(ops.arange(rows, dtype="int32"), (*outer, 1, 1))
+    row = mixed(ops.bitwise_xor(row, words[0]))
+    row = mixed(row + ops.expand_dims(ops.arange(size, dtype="int32") + start, 1) + words[1])
+    place = ops.arange(width, dtype="int32") + low
+    bits = mixed(ops.bitwise_xor(row, mixed(place)))
+    stays = bits >= min(round(rate * WORD), WORD - 1) - WORD // 2
+    kept = ops.cast(stays, ops.dtype(weights))
+    return ops.cast(weights * kept * (1.0 / (1.0 - rate)), ops.dtype(weights))
+
+
+def mixed(x: Tensor) -> Any:
+    """Returns a bijection of 32-bit words that changes half of the bits for each that changes.
+
+    Source: C. Wellons, "Prospecting for Hash Functions" (2018), the function lowbias32.
+    """
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        # The shift of a signed number copies its sign, which the mask removes.
+        high = ops.bitwise_and(ops.right_shift(x, shift), (1 << (32 - shift)) - 1)
+        x = ops.bitwise_xor(x, high) * _signed(factor)
+    return x
+
+
+def _signed(word: int) -> int:
+    """Returns the 32-bit number with these bits."""
+    return (word + WORD // 2) % WORD - WORD // 2

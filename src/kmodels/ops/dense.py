@@ -13,7 +13,7 @@ def dense(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """Affine map of the last axis, `x @ kernel + bias`.
 
     Shapes: x (..., in), kernel (in, out), bias (out,) -> (..., out).
-    Dtypes: floating, all equal (the compute dtype); the output has it too.
+    Dtypes: floating, all equal (the compute dtype), and the output's.
 
     Args:
         x: the input.

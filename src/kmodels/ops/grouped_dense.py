@@ -1,4 +1,4 @@
-"""Linear maps of rows that lie group by group, each group with a kernel of its own."""
+"""Linear maps of grouped rows, with one kernel per group."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def grouped_dense(x: Tensor, kernel: Tensor, sizes: Tensor) -> Tensor:
     Shapes: x (N, in), kernel (G, in, out), sizes (G,) -> (N, out). The first sizes[0] rows are
         those of group 0, and so on; a group may have none. Rows behind the last group have no
         meaning.
-    Dtypes: x and kernel floating and equal (the compute dtype); the output has it too. sizes int32.
+    Dtypes: x and kernel floating and equal (the compute dtype), as the output; sizes int32.
 
     Args:
         x: the rows, in the order of their groups.
@@ -61,7 +61,7 @@ def rows_of(array: Tensor, indices: Tensor) -> Any:
 
 
 def group_of(numbers: Tensor, sizes: Tensor) -> Any:
-    """Returns the group in which each number lies, the last one for those behind all."""
+    """Returns the group of each row number; the last group for numbers behind all."""
     found = ops.searchsorted(ops.cumsum(sizes), numbers, side="right")
     return ops.minimum(ops.cast(found, "int32"), sizes.shape[0] - 1)
 

@@ -11,11 +11,11 @@ from kmodels.core.types import Tensor
 from kmodels.ops._wide import matmul, wide
 
 # Bytes of float32 scores in a tile of an accelerator. Their exponentials, a copy in the dtype of
-# the operands and, with a soft cap, its slopes take three times as much beside: 0.9 GiB.
+# the operands and, with a soft cap, its slopes take three times as much on top: 0.9 GiB.
 BUDGET = 2**28
 # The label of a position that does not count, as in torch and transformers.
 IGNORED = -100
-# Classes of such a tile at least, and positions where their number is not known.
+# Least classes of such a tile, and positions assumed if their number is unknown.
 NARROWEST, USUAL = 2048, 8192
 
 
@@ -44,7 +44,7 @@ def linear_cross_entropy(
     Args:
         hidden: the states to classify.
         table: a row per class, such as the token embedding.
-        labels: the class of each position, in [0, V); any number where the weight is 0. A position
+        labels: the class of each position, in [0, V); any number if the weight is 0. A position
             labeled -100 counts as one of weight 0.
         weights: weights of each position. Values at a position of weight 0 play no part, not even
             NaN.
@@ -55,7 +55,7 @@ def linear_cross_entropy(
 
     Returns:
         The sum of weight x cross-entropy, and the sum of the weights whose label has the highest
-        logit (a tie counts). The first has a gradient by `hidden` and, where asked for, by `table`,
+        logit (a tie counts). The first has a gradient by `hidden` and, if requested, by `table`,
         or by `rows`.
 
     Raises:
@@ -92,7 +92,7 @@ def linear_cross_entropy(
 
 
 def without_ignored(labels: Tensor, weights: Tensor) -> Any:
-    """Returns weights of 0 where labels of the same shape are `IGNORED`; others stay."""
+    """Sets the weights of positions labeled `IGNORED` to 0; labels have the same shape."""
     ignored = ops.equal(ops.cast(labels, "int32"), IGNORED)
     return ops.where(ignored, ops.zeros((), ops.dtype(weights)), weights)
 
@@ -100,10 +100,10 @@ def without_ignored(labels: Tensor, weights: Tensor) -> Any:
 def check_linear_cross_entropy(
     hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
 ) -> None:
-    """Says what is wrong with the arguments, as far as static shapes tell.
+    """Checks the arguments, as far as static shapes are known.
 
     Raises:
-        InputError: one line with what was given and what is allowed.
+        InputError: if an argument is wrong.
     """
     shapes = [tuple(x.shape) for x in (hidden, table, labels, weights)]
     ranks_fit = [len(shape) for shape in shapes] == [2, 2, 1, 1]
@@ -122,10 +122,10 @@ def check_linear_cross_entropy(
 def check_rows(
     table: Tensor, rows: Tensor | None, row_ids: Tensor | None, trainable_table: bool
 ) -> None:
-    """Says what is wrong with rows that stand in a table, as far as static shapes tell.
+    """Checks `rows` and `row_ids`, as far as static shapes are known.
 
     Raises:
-        InputError: one line with what was given and what is allowed.
+        InputError: if an argument is wrong.
     """
     if rows is None and row_ids is None:
         return
@@ -157,7 +157,7 @@ def gradient_of_rows(
         rows: (N, D).
         row_ids: (N,).
         labels: (M,).
-        weights: (M,), float32 or wider, with what comes from above in them.
+        weights: (M,), float32 or wider, times the upstream gradient.
         total: (M,), logarithm of the sum of the exponentials of all logits.
         soft_cap: soft cap of the logits.
     """
@@ -176,20 +176,19 @@ def gradient_of_rows(
 
 
 def tile_of(vocabulary: int, positions: int | None = None, accelerator: bool = False) -> int:
-    """Returns how many classes an override looks at together.
+    """Returns the number of classes in a tile of an override.
 
-    One that divides the vocabulary is taken if there is any near: it leaves no remainder to mask.
+    A size near the limit that divides the vocabulary is preferred: it leaves no remainder.
 
-    A CPU looks at 2,048 to 4,096, which measured best there: what is made of a tile stays in its
-    caches. An accelerator gains nothing by small tiles. Each one starts a dozen kernels, and the
-    more numbers they have, the less their start counts; so its tile has as many scores as fit into
-    `BUDGET`, and all of the vocabulary where few positions are looked at. However many
-    there are, it has at least `NARROWEST` classes, below which a product reads its operands more
-    often than it can multiply them. None of this was measured on a device.
+    On a CPU 2,048 to 4,096 classes measured best: the arrays of a tile stay in its caches. On an
+    accelerator each tile starts a dozen kernels, whose launches matter less the larger they are; so
+    a tile has as many scores as fit `BUDGET`, for few positions the whole vocabulary. It has at
+    least `NARROWEST` classes, below which products are bound by memory. None of this was measured
+    on a device.
 
     Args:
         vocabulary: number of classes.
-        positions: number of positions that are looked at together; None where it is not known.
+        positions: number of positions computed together; None if unknown.
         accelerator: whether the tile is for an accelerator.
     """
     widest = 4096

@@ -4,9 +4,9 @@ import keras
 
 from kmodels.core.dispatch import op
 from kmodels.core.types import Tensor
+from kmodels.ops.activations import gelu
 from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout as dropout_op
-from kmodels.ops.gelu import gelu
 
 
 @op
@@ -25,7 +25,7 @@ def mlp(
 
     Shapes: x (..., in), up (in, hidden), up_bias (hidden,), down (hidden, out), down_bias (out,)
         -> (..., out).
-    Dtypes: floating, all equal (the compute dtype); the output has it too.
+    Dtypes: floating, all equal (the compute dtype), and the output's.
 
     Args:
         x: the input.

@@ -16,7 +16,7 @@ def patch_embedding(
 
     Shapes: images (B, h*p, w*p, C), kernel (p*p*C, D), bias (D,) -> (B, h*w, D), where
         p = patch_size. Patches are ordered row by row; inside a patch: row, column, channel.
-    Dtypes: floating, all equal (the compute dtype); the output has it too.
+    Dtypes: floating, all equal (the compute dtype), and the output's.
 
     Args:
         images: channels last.
@@ -39,10 +39,10 @@ def patch_embedding(
 
 
 def check_patches(images: Tensor, kernel: Tensor, patch_size: int) -> tuple[int, int, int]:
-    """Returns patches per column, patches per row and channels, or says what does not fit.
+    """Checks the arguments; returns patches per column, patches per row, and channels.
 
     Raises:
-        InputError: as `patch_embedding` says.
+        InputError: if sizes do not fit, see `patch_embedding`.
     """
     _, height, width, channels = images.shape
     if height % patch_size or width % patch_size:

@@ -18,10 +18,10 @@ def quantized_dense(
     zero: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`x @ dequantized(kernel) + bias`. The kernel has no gradient, the input has.
+    """`x @ dequantized(kernel) + bias`; the input has a gradient, the kernel has none.
 
-    Backward widens the kernel again instead of keeping the wide one, so that a model's step never
-    holds more than one of them.
+    The backward pass dequantizes the kernel again, so that a step never holds more than one
+    dequantized kernel.
 
     Shapes: x (..., in); 8 bits: kernel (in, out), scale (1, out); 4 bits: kernel (in / 2 rounded
         up, out), scale and zero (groups, out), where groups divides in; bias (out,) -> (..., out).
@@ -30,7 +30,7 @@ def quantized_dense(
     Args:
         x: the input.
         kernel: whole numbers; of 4 bits two rows in a byte, as `keras.quantizers.pack_int4` packs.
-        scale: 8 bits: what the weights were multiplied by; 4 bits: what a step is worth.
+        scale: 8 bits: factor that the weights were multiplied by; 4 bits: size of a step.
         zero: for 4 bits, the number that stands for zero.
         bias: added to the result if given.
 

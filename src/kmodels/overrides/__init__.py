@@ -1,1 +1,1 @@
-"""Faster bodies of ops: `<op>_<backend>.py` holds one function; see `kmodels.core.dispatch`."""
+"""Faster bodies of ops for one backend; see `kmodels.core.dispatch`."""

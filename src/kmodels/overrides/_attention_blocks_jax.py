@@ -1,8 +1,8 @@
-"""Attention for JAX, a block of queries after the other; what a block computes is here only once.
+"""Attention for JAX by blocks of queries: the computation of one block, and the loop over them.
 
-The weights of short texts are kept for the backward pass, in unrolled blocks. Those of long texts
-are computed again: nothing of the size of query times key is kept, and the program does not grow
-with the length, because a loop goes over blocks of one size that see about equally many keys.
+For short texts the backward pass reads the weights, which unrolled blocks keep. For long texts it
+recomputes them: no array has the size of queries times keys, and the program does not grow with the
+length, because a loop runs over blocks of one size that see about equally many keys.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import MASKED, Block, Hidden, Loop, loops
+from kmodels.ops.attention import MASKED, Block, Hidden, Loop, loops
 from kmodels.overrides import dropout_jax
 
 Number = jax.Array | int
@@ -176,7 +176,7 @@ def _weights(
     scores, of_cap, allowed = scores_of(own, seen, place, size, options)
     weights = jax.nn.softmax(scores, axis=-1)
     if allowed is not None and own.mask is not None:
-        # A query that sees nothing has even weights by now; it gets none.
+        # A query that sees nothing has uniform weights here; they become zero.
         weights = weights * jnp.any(allowed, axis=-1, keepdims=True)
     return merged(weights).astype(own.query.dtype), of_cap
 
@@ -209,7 +209,7 @@ def slopes(
     kept: jax.Array | None,
     inner: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what a block adds to the gradients of queries, keys and values, in float32.
+    """Returns the contributions of a block to the gradients of queries, keys, values, in float32.
 
     Args:
         own: the queries.
@@ -220,7 +220,7 @@ def slopes(
         gradient: (b, K, t * G, H), of the block's outputs.
         weights: (b, K, t * G, s), before dropout.
         of_cap: slopes of the soft cap.
-        kept: what dropout keeps, bool.
+        kept: bool, False for dropped weights.
         inner: (b, K, t * G), sums of gradient times output; None if the block sees all keys.
     """
     dtype = own.query.dtype

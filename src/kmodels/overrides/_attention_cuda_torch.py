@@ -1,9 +1,9 @@
-"""Kernels of torch for attention on CUDA: which of them serves a call, and each as one function.
+"""Attention kernels of torch on CUDA: the choice of one for a call, and a function for each.
 
-`choose` asks no device, so that tests and `kmodels doctor` can ask for one that is not there. No
-choice was measured on a GPU yet: flash kernels are preferred because they hold nothing of the size
-of query times key. Tests put a recorder or a body for CPUs in place of the kernels. Shapes are
-those of `ops.attention`.
+`choose` reads facts alone, so tests and `kmodels doctor` work without a GPU. No choice was measured
+on a GPU yet; flash kernels are preferred because they hold no array of the size of queries times
+keys. Tests replace the kernels by a recorder or a body for CPUs. Shapes are those of
+`ops.attention`.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,6 @@ import torch
 from torch.nn.attention import flex_attention as flexible
 
 from kmodels.core import internals_torch
-from kmodels.ops.attention import attention
-from kmodels.overrides._backward_torch import Context, backward
 
 Kernel = Literal["sdpa", "varlen", "flex", "generic"]
 
@@ -30,7 +28,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a call before it runs; shapes and options as in `ops.attention`.
+    """The properties of a call that the choice depends on, as in `ops.attention`.
 
     Attributes:
         dtype: of query, key and value.
@@ -39,8 +37,8 @@ class Facts:
         width: of a head.
         causal: as in the op.
         window: as in the op.
-        hidden: which of "mask", "segments" and "blocks" are given.
-        soft_cap: whether there is one.
+        hidden: those of "mask", "segments" and "blocks" that are given.
+        soft_cap: whether scores are capped.
         drops: whether weights are dropped.
         compiled: whether torch.compile traces the call.
     """
@@ -58,7 +56,7 @@ class Facts:
 
 
 class Choice(NamedTuple):
-    """A kernel, and one clause that says why a better one does not serve; None where none would."""
+    """The chosen kernel and the reason a faster one was rejected, or None."""
 
     kernel: Kernel
     reason: str | None = None
@@ -93,7 +91,7 @@ def varlen_declines(facts: Facts) -> str | None:
     if facts.soft_cap or "blocks" in facts.hidden:
         return "flash kernels take no soft caps and no image blocks"
     if "segments" in facts.hidden:
-        # Their number would be one, which only a synchronisation with the host tells.
+        # It takes their number, which needs a synchronization with the host.
         return "varlen_attn wants the number of segments, which is known on the device alone"
     if facts.dtype not in HALF:
         return f"flash kernels take float16 and bfloat16, not {str(facts.dtype)[6:]}"
@@ -105,7 +103,7 @@ def varlen_declines(facts: Facts) -> str | None:
 
 
 def repeats_keys(facts: Facts) -> bool:
-    """Returns whether keys are repeated for each query head: only flash kernels share them."""
+    """Returns True if keys must be repeated for each query head: only flash kernels share them."""
     if facts.heads[0] == facts.heads[1]:
         return False
     flash = facts.dtype in HALF and facts.width <= WIDEST and facts.width % 8 == 0
@@ -123,7 +121,7 @@ def facts(
     drops: bool,
     **hidden: object,
 ) -> Facts:
-    """Returns what is known of a call; `hidden` are the mask, the segments and the blocks."""
+    """Returns the facts of a call; `hidden` are the mask, the segments and the blocks."""
     if window is not None and max(query.shape[1], key.shape[1]) <= window:
         window = None  # it hides nothing
     return Facts(
@@ -183,7 +181,7 @@ def flex(
 def block_mask(
     allowed: Callable[..., torch.Tensor], batch: int | None, lengths: tuple[int, int], device: Any
 ) -> flexible.BlockMask:
-    """Makes a block mask; compiled, so that nothing of the size of query times key is made."""
+    """Makes a block mask; compiled, so that no array has the size of queries times keys."""
     return _compiled(flexible.create_block_mask)(allowed, batch, None, *lengths, device=device)
 
 
@@ -194,7 +192,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _cap(soft_cap: float | None) -> Callable[..., torch.Tensor] | None:
-    """Returns what FlexAttention does to a score; one function for each cap."""
+    """Returns the score function of FlexAttention, one for each cap."""
     if soft_cap is None:
         return None
 
@@ -205,14 +203,14 @@ def _cap(soft_cap: float | None) -> Callable[..., torch.Tensor] | None:
 
 
 class _Known(NamedTuple):
-    """A block mask, and the tensors that it was made of as they were."""
+    """A block mask, and references to the tensors it was made from with their versions."""
 
     ids: tuple[ref[torch.Tensor] | None, ...]
     versions: tuple[int, ...]
     mask: flexible.BlockMask
 
     def are_of(self, ids: tuple[torch.Tensor | None, ...], versions: tuple[int, ...]) -> bool:
-        """Returns whether these are the tensors, unchanged."""
+        """Returns True if these are the tensors, unchanged."""
         same = (
             x is None if held is None else held() is x
             for held, x in zip(self.ids, ids, strict=True)
@@ -232,15 +230,15 @@ def mask_of(
     blocks: torch.Tensor | None,
     device: torch.device,
 ) -> flexible.BlockMask | None:
-    """Returns the block mask of a call, or None where all see all; the last ones are kept.
+    """Returns the block mask of a call, cached; None if every query sees every key.
 
     Args:
         lengths: of query and key.
-        causal: as in `ops.attention`, like the others.
-        window: see there.
-        segments: (B or 1, S), see there.
-        blocks: (B or 1, S), see there.
-        device: where the mask lies.
+        causal: as in `ops.attention`.
+        window: as in `ops.attention`.
+        segments: (B or 1, S), `segment_ids` of `ops.attention`.
+        blocks: (B or 1, S), `block_ids` of `ops.attention`.
+        device: device of the mask.
     """
     ids = (segments, blocks)
     if not causal and window is None and segments is None:
@@ -264,7 +262,7 @@ def _allowed(
     segments: torch.Tensor | None,
     blocks: torch.Tensor | None,
 ) -> Callable[..., torch.Tensor]:
-    """Returns a function of (row, head, query, key) that says whether the query sees the key."""
+    """Returns a function of (row, head, query, key) that is True if the query sees the key."""
 
     def number(ids: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         return ids[row, place] if ids.shape[0] > 1 else ids[0, place]
@@ -285,46 +283,3 @@ def _allowed(
         return seen
 
     return allowed
-
-
-def again(
-    output: torch.Tensor,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    options: dict[str, Any],
-) -> torch.Tensor:
-    """Returns the result of a kernel, with the second derivatives of the op's own body."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return output
-    return _Again.apply(output, *inputs, options)
-
-
-def _op_again(ctx: Context) -> Any:
-    def function(
-        _: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        found: Any = attention.generic(query, key, value, **ctx.options)
-        return found
-
-    return (None, *ctx.saved_tensors), function
-
-
-class _Again(torch.autograd.Function):
-    """Lets gradients through to a kernel, or where a graph of them is asked for goes around it."""
-
-    @staticmethod
-    def forward(
-        ctx: Context,
-        output: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, value)
-        ctx.options = options
-        return output.view_as(output)
-
-    @staticmethod
-    @backward(_op_again)
-    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradients[0], None, None, None, None

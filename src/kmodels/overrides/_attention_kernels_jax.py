@@ -1,6 +1,6 @@
-"""Kernels for attention on accelerators that JAX has, each called through one thin function.
+"""Attention kernels of JAX for accelerators, each called through one thin function.
 
-Tests put a recorder or a body for CPUs in their place; splash attention also runs on a CPU,
+Tests replace them by a recorder or a body for CPUs; splash attention also runs on a CPU,
 interpreted. Shapes are those of `ops.attention`.
 """
 
@@ -17,7 +17,7 @@ from jax import numpy as jnp
 LANES = 128
 # Blocks of splash attention, the largest that pads a text by little.
 BLOCKS = (512, 256, LANES)
-# What is added to a text is a segment of its own, which nobody's number is.
+# The segment of padding has a number that no caller uses.
 REAL, ADDED = 0, -(2**31)
 
 
@@ -55,7 +55,7 @@ def splash(
     interpret: bool = False,
 ) -> jax.Array:
     """Runs splash attention, with lengths padded to its blocks; it neither scales nor batches."""
-    # Pallas is imported where it runs: it takes a good part of a second.
+    # Importing Pallas takes a good part of a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
     batch, length, heads, _ = query.shape
@@ -112,7 +112,7 @@ def _kernel(
     soft_cap: float | None,
     interpret: bool,
 ) -> Any:
-    """Returns the kernel of a mask; its tables are made once, outside of what is being traced."""
+    """Returns the kernel of a mask; its tables are made once, outside of the running trace."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as made
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -152,7 +152,7 @@ Body = Callable[..., jax.Array]
 
 @dataclass(frozen=True)
 class Bodies:
-    """A kernel, and a body of plain operations that gives the same on every platform."""
+    """A kernel, and a body of plain operations with the same result on every platform."""
 
     name: str
     kernel: Body
@@ -163,10 +163,10 @@ class Bodies:
 def by_kernel(
     query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None, bodies: Bodies
 ) -> jax.Array:
-    """Runs the kernel where the program runs on its platform, and the plain body elsewhere.
+    """Runs the kernel on its platform, and the plain body on others.
 
-    JAX learns the platform when it lowers a program, which is later than Python runs this: a
-    program of a machine with a GPU may be one for its CPU, and one that is exported is for several.
+    The platform is known when a program is lowered, after Python has run this function: with a GPU
+    present a program may be for the CPU, and an exported one is for several platforms.
     """
     return _run(query, key, value, ids, bodies)
 
@@ -204,7 +204,7 @@ def _slopes(
     ids: jax.Array | None,
     gradient: jax.Array,
 ) -> Inputs:
-    """Returns the kernel's gradients; their own derivatives, which no kernel has, are plain."""
+    """Returns the kernel's gradients; their derivatives are those of the plain body."""
     return pull(gradient)
 
 

@@ -1,11 +1,10 @@
-"""Attention for JAX over tokens that lie in parts on several devices, a part of the keys at a time.
+"""Ring attention for JAX: tokens are sharded over devices, and keys arrive shard by shard.
 
-Each device keeps its queries, and a running maximum and sum join the softmax over the parts of the
-keys that arrive (Liu et al. 2023, arXiv:2310.01889). The backward pass computes weights again from
-the log of their sums, and gradients of keys and values go round with the keys. Without a window,
-keys and values go round a ring. With one, a device asks the devices just before it for the tokens
-that its first query sees, and no other. Parts are runs of neighboring tokens, so that a window
-mostly has one neighbor.
+Each device keeps its queries; a running maximum and sum join the softmax over the shards of keys
+(Liu et al. 2023, arXiv:2310.01889). The backward pass recomputes the weights from the log of their
+sums, and the gradients of keys and values travel with them. Without a window, keys and values go
+round a ring. With a window, a device receives only the tokens that its queries see from the devices
+next to it. A shard is a run of neighboring tokens, so a window mostly needs one neighbor.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops._attention_blockwise import MASKED, Block, Hidden, Loop, cuts, loops
+from kmodels.ops.attention import MASKED, Block, Hidden, Loop, cuts, loops
 from kmodels.overrides._attention_blocks_jax import (
     Held,
     Number,
@@ -264,7 +263,7 @@ def _add_slopes(
     place: Place,
     size: Size,
 ) -> Any:
-    """Adds what a block gives to the gradients of queries, keys and values."""
+    """Adds the contributions of a block to the gradients of queries, keys and values."""
     for_query, *totals = state
     part, inner, logs = (rows_of(x, place, size, plan) for x in (gradient, inner, logs))
     scores, of_cap, allowed = scores_of(device, seen, place, size, plan)
@@ -289,12 +288,12 @@ def _put(x: jax.Array, part: jax.Array, place: Place, plan: Plan) -> jax.Array:
 
 
 def near(plan: Plan, length: int, ahead: bool) -> list[Hop] | None:
-    """Returns which keys a device with so many tokens needs, or None for those of all devices.
+    """Returns the keys of other devices that a device needs, or None for all of them.
 
     Args:
         plan: the options.
-        length: tokens of a device.
-        ahead: whether blocks may let a query see what is ahead of it.
+        length: tokens per device.
+        ahead: whether image blocks may let a query see later keys.
     """
     window = plan.window
     if window is None or ahead:
@@ -310,7 +309,7 @@ def near(plan: Plan, length: int, ahead: bool) -> list[Hop] | None:
 
 
 def hop_blocks(plan: Plan, hop: Hop, length: int) -> list[Block]:
-    """Returns blocks of queries and the keys of a hop that they see; blocks without any are out."""
+    """Returns the blocks of queries that see keys of a hop, with those keys."""
     found, window, gap = [], plan.window or 0, hop.distance * length
     for start in range(0, length, plan.size):
         stop = min(start + plan.size, length)
@@ -322,18 +321,18 @@ def hop_blocks(plan: Plan, hop: Hop, length: int) -> list[Block]:
 
 
 def _own_blocks(plan: Plan, ahead: bool, length: int) -> list[Block]:
-    """Returns blocks of queries and the keys of one device, their own or a whole part, they see."""
+    """Returns blocks of queries with the keys they see in the shard of one device."""
     return cuts(length, length, ahead or not plan.causal, plan.causal, None, plan.size)
 
 
 def _there(plan: Plan, hop: Hop) -> jax.Array:
-    """Returns whether there is a device at this distance."""
+    """Returns True, as an array, if there is a device at this distance."""
     other = lax.axis_index(plan.axis) - hop.distance
     return (other >= 0) & (other < plan.parts)
 
 
 def _sent(tree: Any, plan: Plan, places: int, wraps: bool = True) -> Any:
-    """Returns what the device so many places before this one has."""
+    """Returns the arrays of the device that is `places` before this one."""
     targets = [(i, i + places) for i in range(plan.parts)]
     if wraps:
         pairs = [(source, target % plan.parts) for source, target in targets]

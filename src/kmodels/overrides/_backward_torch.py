@@ -1,4 +1,4 @@
-"""Shared parts of the backward passes of every `torch.autograd.Function` of kmodels."""
+"""Shared parts of all `torch.autograd.Function` of kmodels."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -11,16 +11,16 @@ from kmodels.core.dispatch import OpCall, of_mode
 
 
 class Context(Protocol):
-    """The context that autograd hands from a forward pass to its backward pass."""
+    """The context that autograd passes from a forward pass to its backward pass."""
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """Returns what `save_for_backward` was given: tensors, and None as None."""
+        """Returns the arguments of `save_for_backward`: tensors or None."""
         ...
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
-        """Says of each input of the forward pass whether its gradient is asked for."""
+        """Whether each input of the forward pass needs a gradient."""
         ...
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
@@ -28,7 +28,7 @@ class Context(Protocol):
         ...
 
     def mark_non_differentiable(self, *outputs: torch.Tensor) -> None:
-        """Names outputs that have no gradient."""
+        """Marks outputs that have no gradient."""
         ...
 
     def __getattr__(self, name: str) -> Any: ...
@@ -37,10 +37,10 @@ class Context(Protocol):
 
 @of_mode
 def outside_graph(call: OpCall) -> str | None:
-    """Refuses a call that torch.fx records: autograd follows its graph operation by operation.
+    """Declines a call that torch.fx records, where autograd follows each operation of the graph.
 
-    It does not know the function's own backward pass there, and cannot differentiate what a forward
-    pass writes in place. `torch.compile` and `torch.export` take care of that themselves.
+    The function's backward pass would not be used, and autograd cannot differentiate the in-place
+    writes of its forward pass. `torch.compile` and `torch.export` handle both.
     """
     # Dynamo cannot trace the second question, which would break its graph.
     if torch.compiler.is_compiling() or get_proxy_mode() is None:
@@ -53,15 +53,15 @@ Again: TypeAlias = Callable[[Context], tuple[Sequence[Any], Callable[..., torch.
 
 
 def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a backward pass derivatives of its own, and keeps autocast out of it.
+    """Adds second derivatives to a backward pass, and turns autocast off inside it.
 
-    A backward pass that is fast writes in place and uses what the forward pass kept, which autograd
-    cannot follow: under `create_graph=True` its derivatives would be wrong. The function is then
-    computed once more from its inputs, in a form that autograd differentiates as often as asked.
+    A fast backward pass writes in place and reads saved tensors, which autograd cannot follow: with
+    `create_graph=True` its derivatives would be wrong. The function is then recomputed from its
+    inputs in a form that autograd can differentiate any number of times.
 
     Args:
-        again: takes the context; returns the first inputs of the forward pass and a function that
-            gives its (first) output for them. `None` for a backward pass that autograd can follow.
+        again: takes the context; returns the first inputs of the forward pass, and a function that
+            computes its (first) output from them. `None` if autograd can follow `backward`.
 
     Returns:
         A decorator of `backward(ctx, *gradients)`.
@@ -76,7 +76,7 @@ def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Calla
             if torch.is_autocast_enabled(device):
                 with torch.autocast(device, enabled=False):
                     return run(ctx, *gradients)
-            # True in a backward pass if, and only if, a graph of it is asked for.
+            # In a backward pass this is True only with create_graph=True.
             if again is not None and torch.is_grad_enabled():
                 return _recorded(ctx, *again(ctx), gradients[0])
             return function(ctx, *gradients)
@@ -92,11 +92,11 @@ def _recorded(
     function: Callable[..., torch.Tensor],
     gradient: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of the inputs, as results of operations that autograd records."""
+    """Returns the gradients of the inputs by operations that autograd records."""
     wanted = [i for i, x in enumerate(inputs) if x is not None and ctx.needs_input_grad[i]]
     held = list(inputs)
     for i in wanted:
-        # The same tensor may be passed twice, and each place has a gradient of its own.
+        # The same tensor may be passed twice, and each position has a separate gradient.
         held[i] = held[i].view_as(held[i])
     found: list[torch.Tensor | None] = [None] * len(ctx.needs_input_grad)
     gradients = torch.autograd.grad(
@@ -105,3 +105,44 @@ def _recorded(
     for i, of_input in zip(wanted, gradients, strict=True):
         found[i] = of_input
     return tuple(found)
+
+
+def with_second_derivatives(
+    output: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
+    function: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Returns the output of a fused kernel, whose second derivatives are those of a function.
+
+    Args:
+        output: the kernel's output, with the gradients of the kernel.
+        inputs: the kernel's inputs that have gradients.
+        function: computes the output from the inputs in a form that autograd differentiates.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return output
+    return _Fused.apply(output, function, *inputs)
+
+
+def _function_again(ctx: Context) -> Any:
+    return (None, None, *ctx.saved_tensors), lambda _, __, *inputs: ctx.function(*inputs)
+
+
+class _Fused(torch.autograd.Function):
+    """Passes gradients through to a kernel; a recorded graph of them goes around it."""
+
+    @staticmethod
+    def forward(
+        ctx: Context,
+        output: torch.Tensor,
+        function: Callable[..., torch.Tensor],
+        *inputs: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.function = function
+        return output.view_as(output)
+
+    @staticmethod
+    @backward(_function_again)
+    def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], *[None] * (len(ctx.needs_input_grad) - 1)

@@ -1,4 +1,4 @@
-"""Shared parts of the overrides with a backward pass of their own."""
+"""Shared parts of overrides with a custom gradient."""
 
 from functools import cache
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 @cache
 def truncates(dtype: tf.DType) -> bool:
-    """Returns whether products of a dtype have their last digits cut off, and not rounded.
+    """Returns True if products in a dtype are truncated instead of rounded.
 
     TensorFlow does so in bfloat16 on CPUs without AVX512, and its einsum rounds each sum there.
     """
@@ -23,7 +23,7 @@ def truncates(dtype: tf.DType) -> bool:
 def product(
     a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> tf.Tensor:
-    """`tf.matmul`, in float32 and rounded once where digits would be cut off."""
+    """`tf.matmul`; in float32 and rounded once if its dtype would be truncated."""
     if not truncates(a.dtype):
         return tf.matmul(a, b, transpose_a, transpose_b)
     return tf.cast(tf.matmul(wide(a), wide(b), transpose_a, transpose_b), a.dtype)
@@ -35,15 +35,15 @@ def wide(x: tf.Tensor) -> tf.Tensor:
 
 
 def static_shape(x: tf.Tensor) -> tuple[int, ...]:
-    """Returns the sizes, of which those that are used are known; stubs allow None for each."""
+    """Returns the sizes for the type checker, whose stubs allow None for each."""
     return x.shape  # type: ignore[return-value]
 
 
 def later(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
-    """Tensors of the forward pass, for what the backward pass makes of them.
+    """Returns tensors of the forward pass that wait for the gradient.
 
-    TensorFlow computes what it can as soon as it can: without the gradient to wait for, that is
-    in the forward pass, and it keeps all of it until then.
+    TensorFlow runs an operation as soon as its inputs exist. Without this dependency it would run
+    parts of the backward pass during the forward pass, and keep their results until then.
     """
     with tf.control_dependencies([gradient]):
         found = [tf.identity(x) for x in tensors]
@@ -56,10 +56,10 @@ def sum_of_rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def after(tensor: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
-    """Returns a gradient that is handed on when those of the weights are there.
+    """Returns a gradient that waits for those of the weights.
 
-    With one thread for operations TensorFlow goes down the whole chain of a backward pass before it
-    turns to what nothing waits for, and keeps all that the weights' gradients are made of.
+    With one thread for operations, TensorFlow otherwise runs the whole chain of a backward pass
+    first, and keeps the inputs of all weight gradients meanwhile.
     """
     with tf.control_dependencies(others):
         return tf.identity(tensor)

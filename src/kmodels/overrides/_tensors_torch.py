@@ -10,31 +10,31 @@ from torch.compiler import is_compiling
 from kmodels.core import internals_torch
 from kmodels.core.keras_internals import no_autocast, value_of
 
-# Others belong to a mode of torch, as that of shapes without numbers.
+# Other classes belong to a mode of torch, such as fake tensors.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
-# A constant, so that the compiler can trace what asks for it.
+# Half precision dtypes without fast products. A constant, so that the compiler can trace it.
 LACKING = frozenset(
     dtype for dtype in (torch.bfloat16, torch.float16) if not internals_torch.has_matmul(dtype)
 )
 
 
 def widens(x: torch.Tensor) -> bool:
-    """Returns whether products with a tensor are made in float32."""
+    """Returns True if products with a tensor are made in float32."""
     return x.dtype in LACKING and x.device.type == "cpu"
 
 
 def as_tensor(x: Any) -> torch.Tensor:
-    """`keras.ops.convert_to_tensor`, at once for what is a tensor or a variable.
+    """`keras.ops.convert_to_tensor` with a short path for tensors and variables.
 
-    Keras looks for symbolic tensors, devices and dtypes first. The copy takes as long as the
-    arithmetic where one token goes through a model.
+    Keras first checks for symbolic tensors, devices and dtypes. When a model decodes one token,
+    that takes as long as the arithmetic.
     """
     kind = type(x)
-    if kind in PLAIN:  # the nearest question takes a tenth of the time of the general one
+    if kind in PLAIN:  # a tenth of the time of isinstance
         return x
     if kind is Variable or isinstance(x, Variable):
-        # The compiler reads no flags of a thread; both are cast where a layer's autocast says so.
+        # The compiler cannot read flags of a thread; both cast as the layer's autocast demands.
         return x.value if is_compiling() else value_of(x)
     if isinstance(x, torch.Tensor):
         return x
@@ -42,7 +42,7 @@ def as_tensor(x: Any) -> torch.Tensor:
 
 
 def stored(x: Any) -> torch.Tensor:
-    """Returns the same without the cast, for what a backward pass casts again."""
+    """Returns a tensor without autocast, for weights that the backward pass casts again."""
     if isinstance(x, Variable) and not is_compiling():
         return value_of(x, cast=False)
     with no_autocast():

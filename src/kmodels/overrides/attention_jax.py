@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec
 
 from kmodels.core import internals_jax
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_blockwise import Hidden, allowed_pairs, cuts
-from kmodels.ops.attention import attention, check_attention, check_ids
+from kmodels.ops.attention import Hidden, allowed_pairs, attention, check_attention, check_ids, cuts
 from kmodels.overrides import _attention_blocks_jax as blocks
 from kmodels.overrides import _attention_kernels_jax as kernels
 from kmodels.overrides import _attention_ring_jax as ring
@@ -38,7 +37,7 @@ LEAST, MOST, ALL_SCORES = 128, 1024, 2**26
 DETERMINISTIC = ("--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops")
 Body = Literal["cudnn", "splash", "ring", "loops", "products", "generic"]
 
-# Tokens up to which a CPU keeps the weights for the way back: loops were measured not to be slower.
+# Tokens up to which a CPU keeps the weights for the backward pass; beyond, loops are as fast.
 LONG = 512
 # Pairs of query and key from which loops serve on an accelerator; shorter texts keep the op's body.
 PAIRS = 2**19
@@ -48,13 +47,13 @@ WIDEST_ON_HOPPER, WIDEST = 256, 128
 
 @dataclass(frozen=True)
 class Device:
-    """What runs the program.
+    """The device that runs the program.
 
     Attributes:
         platform: "cpu", "cuda", "rocm", "tpu", or another name of JAX's.
         capability: CUDA's compute capability, as (9, 0).
         cudnn: whether JAX found cuDNN.
-        deterministic: whether XLA was told to use deterministic kernels alone.
+        deterministic: whether XLA may use deterministic kernels only.
     """
 
     platform: str
@@ -65,23 +64,23 @@ class Device:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a call before it runs.
+    """The properties of a call that the choice depends on.
 
     Attributes:
-        device: what runs the program.
-        query: (B, T, N, H); a size that is not known is None.
+        device: the device that runs the program.
+        query: (B, T, N, H); None for an unknown size.
         key: (B, S, K, H).
         value_width: width of a value's heads.
         dtype: of query, key and value.
         causal: as in `ops.attention`.
         window: as in `ops.attention`.
-        hidden: which of "mask", "segments" and "blocks" are given.
-        soft_cap: whether there is one.
+        hidden: those of "mask", "segments" and "blocks" that are given.
+        soft_cap: whether scores are capped.
         drops: whether weights are dropped.
         generator: whether the seed is a `SeedGenerator`.
-        rows: number of parts in which a mesh cuts the batch; 0 where it may be cut in another way.
-        parts: number of parts in which a mesh may cut heads; 0 where nobody knows.
-        tokens: number of parts in which a mesh cuts tokens.
+        rows: shards of the batch on a mesh; 0 if unknown.
+        parts: shards of the heads on a mesh; 0 if unknown.
+        tokens: shards of the tokens on a mesh.
     """
 
     device: Device
@@ -101,7 +100,7 @@ class Facts:
 
 
 class Choice(NamedTuple):
-    """A body, and one clause that says why a better one does not serve; None where none would."""
+    """The chosen body and the reason a faster one was rejected, or None."""
 
     body: Body
     reason: str | None = None
@@ -127,7 +126,7 @@ def choose(facts: Facts) -> Choice:
 
 
 def without_kernel(facts: Facts, reason: str | None) -> Choice:
-    """Returns the body that serves where no kernel does, for this reason."""
+    """Returns the body for a call that no kernel supports, for this reason."""
     pairs = _length(facts) * _keys(facts)
     if facts.parts != 1 and (why := heads_decline(facts)):
         return Choice("generic", reason or why)
@@ -188,7 +187,7 @@ KERNELS: dict[str, tuple[tuple[Body, Callable[[Facts], str | None]], ...]] = {
 
 
 def _kernel_declines(facts: Facts, name: str) -> str | None:
-    """Returns what no kernel serves."""
+    """Returns the property of a call that no kernel supports (a clause), or None."""
     if not facts.query[0]:
         return "the batch is empty, or its size is not known"
     for what, word in (("mask", "dense mask"), ("blocks", "image blocks")):
@@ -202,7 +201,7 @@ def _kernel_declines(facts: Facts, name: str) -> str | None:
 
 
 def heads_decline(facts: Facts) -> str | None:
-    """Returns why a mesh cannot have each device compute its own rows and heads, or None."""
+    """Returns why devices of a mesh cannot compute their own rows and heads, or None."""
     batch, heads, groups = facts.query[0], facts.query[2], facts.key[2]
     if not facts.rows or not facts.parts:
         return "under ModelParallel heads may lie on several devices"
@@ -220,7 +219,7 @@ def heads_decline(facts: Facts) -> str | None:
 
 
 def ring_declines(facts: Facts) -> str | None:
-    """Returns why the parts of rows on several devices do not serve a call (a clause), or None."""
+    """Returns why ring attention does not support a call (a clause), or None."""
     length = _length(facts)
     if length != _keys(facts):
         return f"{length} queries and {_keys(facts)} keys do not lie on the same devices"
@@ -238,13 +237,13 @@ def _keys(facts: Facts) -> int:
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves what a kernel, loops or products do better than the op's own body."""
+    """Supports calls for which a kernel, loops or products beat the op's own body."""
     choice = chosen(facts(call))
     return choice.reason if choice.body == "generic" else None
 
 
 def chosen(known: Facts) -> Choice:
-    """Returns the body that serves a call; JAX itself is asked whether it would trace a kernel."""
+    """Returns the body for a call; a kernel must be one that JAX can trace for it."""
     choice = choose(known)
     if choice.body in kernels.PLATFORMS and (reason := _refused(known, choice.body)):
         return without_kernel(known, reason)
@@ -253,7 +252,7 @@ def chosen(known: Facts) -> Choice:
 
 @lru_cache(maxsize=256)
 def _refused(known: Facts, body: str) -> str | None:
-    """Returns what JAX says against a kernel while it traces one and its gradient, or None."""
+    """Returns JAX's error from tracing a kernel and its gradient (a clause), or None."""
     batch, length, heads, width = known.query
     keys, groups = known.key[1:3]
     parts = 1 if heads is None or heads % known.parts else known.parts
@@ -278,7 +277,7 @@ def _refused(known: Facts, body: str) -> str | None:
 
 
 def facts(call: OpCall) -> Facts:
-    """Returns what is known of a call."""
+    """Returns the facts of a call."""
     given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
     places, along, window = meshes.places(), meshes.tokens(), call.window
     lengths = (*call.query.shape[1:2], *call.key.shape[1:2])
@@ -303,7 +302,7 @@ def facts(call: OpCall) -> Facts:
 
 
 def device() -> Device:
-    """Returns what runs programs here unless they say otherwise."""
+    """Returns the default device of this process."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     names = {flag.partition("=")[0] for flag in flags if not flag.endswith("=false")}
     return _device(jax.default_backend(), not names.isdisjoint(DETERMINISTIC))
@@ -348,7 +347,7 @@ def attention_jax(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | jax.Array | None = None,
 ) -> jax.Array:
-    """Keeps the attention weights of short texts on CPUs; else nothing of their size."""
+    """Keeps the attention weights of short texts on CPUs, and otherwise no array of their size."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
@@ -389,7 +388,7 @@ def attention_jax(
 
 @lru_cache(maxsize=256)
 def _bodies(options: _Options) -> kernels.Bodies:
-    """Returns a kernel and what serves in its place; one object for each options, for jit."""
+    """Returns a kernel and its plain body; one object for each options, so that jit caches."""
     given = {"causal": options.causal, "window": options.window, "scale": options.scale}
 
     def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, ids: None) -> jax.Array:
@@ -490,12 +489,12 @@ def in_parts(
     *others: jax.Array | None,
     tokens: str | None = None,
 ) -> Any:
-    """Runs a body on each device with its own rows and heads, which none of them sends.
+    """Runs a body on each device with its own rows and heads, without communication.
 
     Args:
         body: takes query, key and value and the others, or each device's parts of them.
         query: (B, T, N, H).
-        key: (B, S, K, H); where a device has fewer than one of K heads, it picks the one it needs.
+        key: (B, S, K, H); with more devices than K heads, each slices the head it needs.
         value: (B, S, K, H).
         others: arrays (B or 1, ...), of four axes with heads second and queries third, of two with
             tokens second, of one for all devices, or None.

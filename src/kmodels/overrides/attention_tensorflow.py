@@ -1,7 +1,7 @@
-"""Attention for TensorFlow with a backward pass of its own, which keeps the weights alone.
+"""Attention for TensorFlow with a custom gradient, which keeps only the attention weights.
 
-A causal mask is taken one block of queries after the other: what it hides from a whole block is not
-computed, forward or backward. The products of grouped heads are plain ones.
+With a causal mask, one block of queries is computed at a time, without the keys that the mask hides
+from the whole block. Grouped heads need no batched products.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,31 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_blockwise import MASKED, allowed_pairs
-from kmodels.ops.attention import attention, check_attention, check_ids
+from kmodels.ops.attention import (
+    MASKED,
+    allowed_pairs,
+    attention,
+    block_slices,
+    check_attention,
+    check_ids,
+    near_pairs,
+)
 from kmodels.overrides import dropout_tensorflow
 from kmodels.overrides._tensors_tensorflow import later, product, static_shape, truncates, wide
-from kmodels.overrides.blocks import Block, blocks, near
 
 # Queries of a block: measured between 64 and 256.
 SIZE = 128
-# Tokens up to which weights are kept for the way back.
+# Tokens up to which the weights are kept for the backward pass.
 KEPT = 1024
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves what `by_blocks` does, and all that TensorFlow would not round."""
+    """Supports the calls of `by_blocks`, and every call in a dtype that TensorFlow truncates."""
     return None if truncates(tf.as_dtype(call.query.dtype)) else by_blocks(call)
 
 
 def by_blocks(call: OpCall) -> str | None:
-    """Returns why blocks do not serve a call; those without a soft cap, on CPU, are served."""
+    """Returns why a call is not computed by blocks (a clause), or None."""
     drops = call.dropout and call.seed is not None
     if not call.causal and not drops and tf.as_dtype(call.query.dtype).size > 2:
         return "in float32 only a causal mask and dropout were measured to make it faster"
@@ -79,7 +85,7 @@ def attention_tensorflow(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Keeps the attention weights for the way back, and a byte for each where some are dropped."""
+    """Keeps the attention weights for the backward pass, with dropout also a byte for each."""
     check_attention(query, key, value, causal, window, soft_cap, dropout)
     check_ids(query, key, causal, segment_ids, block_ids)
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
@@ -98,7 +104,7 @@ def attention_tensorflow(
     pairs = allowed_pairs(query, key, mask, False, None)
     segments = None if segment_ids is None else ops.convert_to_tensor(segment_ids)
     hides = causal or window is not None
-    cut = blocks(length, keys, causal, window, SIZE if hides else length)
+    cut = block_slices(length, keys, causal, window, SIZE if hides else length)
     stays, share = None, 1.0
     if dropout and seed is not None:
         shape = (tf.shape(query)[0], groups, length * sizes.shared, keys)
@@ -170,7 +176,7 @@ def _heads_first(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(x, (0, 2, 1, 3))
 
 
-def _places(block: Block, sizes: _Sizes) -> tuple[slice, slice]:
+def _places(block: tuple[slice, slice], sizes: _Sizes) -> tuple[slice, slice]:
     """Returns rows of the queries and of the keys."""
     queries, seen = block
     return slice(queries.start * sizes.shared, queries.stop * sizes.shared), seen
@@ -180,13 +186,13 @@ def _softmax(
     scores: tf.Tensor,
     pairs: tf.Tensor | None,
     segments: tf.Tensor | None,
-    block: Block,
+    block: tuple[slice, slice],
     sizes: _Sizes,
 ) -> tf.Tensor:
     """Returns attention weights of a block of scores (B, K, t * G, s), in float32 at least."""
     queries, seen = block
     offset = sizes.keys - sizes.length
-    allowed = near(block, offset, sizes.causal, sizes.window)
+    allowed = near_pairs(queries, seen, offset, sizes.causal, sizes.window)
     full = wide(scores) * sizes.scale
     if not allowed.all():
         # A number that is added: TensorFlow selects slowly on a CPU.
@@ -211,5 +217,5 @@ def _softmax(
     part = tf.repeat(tf.transpose(part, (0, 1, 3, 2, 4)), sizes.shared // split[1], axis=3)
     part = tf.reshape(part, (-1, split[0], here * sizes.shared, there))
     weights = tf.nn.softmax(tf.where(part, full, tf.constant(MASKED, full.dtype)))
-    # A query that sees nothing has even weights by now; it gets none.
+    # A query that sees nothing has uniform weights here; they become zero.
     return weights * tf.cast(tf.reduce_any(part, axis=-1, keepdims=True), full.dtype)

@@ -12,7 +12,7 @@ from kmodels.overrides import meshes
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves three axes or more or bfloat16, on CPU, without model parallelism."""
+    """Supports three or more axes, or bfloat16, on CPU, without model parallelism."""
     if jax.default_backend() != "cpu":
         return "only on CPU is a flat product faster"
     if len(call.x.shape) < 3 and not narrow(call.x, call.kernel):
@@ -24,10 +24,10 @@ def supports(call: OpCall) -> str | None:
 
 @override(dense, supports)
 def dense_jax(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """Merges the leading axes around the product; a batch axis that is sharded stays so.
+    """Merges the leading axes around the product; a sharded batch axis stays sharded.
 
-    XLA's bfloat16 products on a CPU take a slow path unless their results are float32; they are
-    leaner on the axes as they are.
+    XLA's bfloat16 products on a CPU take a slow path unless their results are float32; those keep
+    their axes, which takes less memory.
     """
     x, kernel = jnp.asarray(x), jnp.asarray(kernel)
     check_width(x, kernel)
@@ -40,7 +40,7 @@ def dense_jax(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) ->
 
 
 def narrow(*arrays: jax.Array) -> bool:
-    """Returns whether all are bfloat16, whose products have float32 results here."""
+    """Returns True if all arrays are bfloat16, whose products are computed in float32."""
     return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
 
 
@@ -74,7 +74,7 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = kept
     for_x = _wide(upstream, (upstream.ndim - 1,), kernel, (1,))
-    # A compiled step that does not ask for it does not compute it.
+    # A compiled step that does not need the kernel's gradient does not compute it.
     outer = tuple(range(x.ndim - 1))
     return for_x.astype(x.dtype), _wide(x, outer, upstream, outer).astype(x.dtype)
 

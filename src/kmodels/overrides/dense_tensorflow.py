@@ -1,4 +1,4 @@
-"""Affine map for TensorFlow on CPUs where its products in bfloat16 are cut off: in float32."""
+"""Affine map in float32 for TensorFlow on CPUs that truncate products in bfloat16."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kmodels.overrides._tensors_tensorflow import later, product, static_shape, 
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves half precision where TensorFlow does not round."""
+    """Supports half precision that TensorFlow truncates."""
     if not truncates(tf.as_dtype(call.x.dtype)):
         return "TensorFlow rounds its own product"
     return None
@@ -19,7 +19,7 @@ def supports(call: OpCall) -> str | None:
 
 @override(dense, supports)
 def dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor | None = None) -> tf.Tensor:
-    """Rounds the product once, and keeps nothing in float32 for the way back."""
+    """Rounds the product once, and keeps nothing in float32 for the backward pass."""
     check_width(x, kernel)
     # Variables that are read inside would have to be declared.
     x, kernel = (tf.convert_to_tensor(ops.convert_to_tensor(each)) for each in (x, kernel))

@@ -1,9 +1,12 @@
-"""Affine map for torch: one call, and on CPUs oneDNN's product where it is faster than torch's.
+"""Affine map for torch: one call, and on CPUs oneDNN's product if it is faster than torch's.
 
-torch takes MKL in float32, which leaves AVX512 of processors that are not Intel's unused: oneDNN,
-which torch carries too, was measured to be more than twice as fast there, and slower with AVX2.
-torch takes oneDNN in bfloat16, but writes the bias to the result first; oneDNN can add it to its
-sums. A CPU without products of half precision makes them in float32.
+In float32 torch uses MKL, which does not use AVX512 on processors that are not Intel's: there
+oneDNN, which torch includes, was measured to be more than twice as fast, and slower with AVX2. In
+bfloat16 torch uses oneDNN, but writes the bias to the result first; oneDNN can add it to its sums.
+
+Without AVX512 or AMX, torch multiplies half precision number by number. On such a CPU a product in
+float32, with both operands cast before it and the result rounded once, takes a hundredth of the
+time (`benchmarks/results/ops_torch_half-products-cpu_*.json`).
 """
 
 from functools import cache
@@ -16,20 +19,25 @@ from torch.nn import functional
 from kmodels.core import internals_torch
 from kmodels.core.dispatch import override
 from kmodels.ops.dense import check_width, dense
-from kmodels.overrides import _half_products_torch
 from kmodels.overrides._backward_torch import Context, backward
-from kmodels.overrides._half_products_torch import by_rows
 from kmodels.overrides._tensors_torch import as_tensor, stored, widens
 
 # Multiplications below which the call itself takes as long.
 SMALL = 2**21
 INFO = Path("/proc/cpuinfo")
+# Numbers of a kernel that are cast at a time: 4 MiB in float32, which stay in a cache.
+TILE = 2**20
+# Rows of the other operand that are cast at a time.
+ROWS = 1024
+# Rows of which each takes torch less time than the cast of the kernel: 33 ms and 50 for a table of
+# 64,000 by 2,560.
+FEW = 2
 
 
 def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bool:
-    """Serves large products in float32, where MKL is slow, and such with a bias in bfloat16.
+    """Returns True if oneDNN is faster: for large products in float32, or with bias in bfloat16.
 
-    This is not so when compiling: the compiler chooses its own product.
+    Under torch.compile it is False: the compiler chooses the product.
     """
     if x.numel() * kernel.shape[1] < SMALL or x.device.type != "cpu":
         return False
@@ -41,13 +49,13 @@ def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bo
 
 
 def in_float32(x: torch.Tensor, kernel: torch.Tensor) -> bool:
-    """Returns whether this processor multiplies these operands sooner in float32."""
+    """Returns True if this CPU multiplies these operands faster in float32."""
     return widens(x) and not by_rows(x, kernel)
 
 
 @cache
 def has_narrow_products() -> bool:
-    """Returns whether oneDNN is there and multiplies bfloat16 on this processor."""
+    """Returns True if oneDNN is available and multiplies bfloat16 on this CPU."""
     if not torch.backends.mkldnn.is_available() or not internals_torch.has_onednn_linear():
         return False
     return internals_torch.has_matmul(torch.bfloat16)
@@ -55,7 +63,7 @@ def has_narrow_products() -> bool:
 
 @cache
 def mkl_is_slow() -> bool:
-    """Returns whether torch multiplies by MKL on AMD's AVX512, and has oneDNN too."""
+    """Returns True if torch uses MKL on an AMD CPU with AVX512, and includes oneDNN."""
     if not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return False
     if not internals_torch.has_onednn_linear():
@@ -69,7 +77,7 @@ def mkl_is_slow() -> bool:
 def dense_torch(
     x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns the product and the sum in one call; by oneDNN with gradients of our own."""
+    """Returns the product and the sum in one call; oneDNN's needs a gradient written here."""
     x, bias = as_tensor(x), None if bias is None else as_tensor(bias)
     kernel = stored(kernel) if torch.is_grad_enabled() else as_tensor(kernel)
     check_width(x, kernel)
@@ -81,14 +89,14 @@ def dense_torch(
         return _Affine.apply(x, kernel, bias)
     if kernel.dtype is not x.dtype:
         kernel = kernel.to(x.dtype)
-    if bias is None:  # what `linear` does of it, without two transposed views
+    if bias is None:  # the same as `linear` without two transposed views
         return torch.matmul(x, kernel)
     return functional.linear(x, kernel.T, bias)
 
 
 def _again(ctx: Context) -> Any:
     x, kernel, bias = ctx.saved_tensors
-    if x is None:  # the gradient of x hangs on its dtype and shape alone
+    if x is None:  # the gradient of x depends on its dtype and shape only
         x = torch.zeros((), dtype=ctx.dtype, device=kernel.device).expand(ctx.shape)
 
     def function(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -98,7 +106,7 @@ def _again(ctx: Context) -> Any:
 
 
 class _Affine(torch.autograd.Function):
-    """Casts a kernel again that is narrower than its variable, and keeps x for the kernel alone."""
+    """Recasts a kernel in half precision, and keeps x only if the kernel needs a gradient."""
 
     @staticmethod
     def forward(
@@ -129,7 +137,7 @@ def product(
 ) -> torch.Tensor:
     """Returns x (..., in) @ kernel (in, out) + bias by oneDNN or in float32, without autograd."""
     if in_float32(x, kernel):
-        return _half_products_torch.product(x, kernel, bias)
+        return product_in_float32(x, kernel, bias)
     return internals_torch.onednn_linear(x, kernel, bias)
 
 
@@ -143,3 +151,36 @@ def affine(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = No
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns the faster product of two matrices, without autograd."""
     return product(a, b) if in_float32(a, b) or by_onednn(a, b) else torch.mm(a, b)
+
+
+def by_rows(x: torch.Tensor, kernel: torch.Tensor) -> bool:
+    """Returns True for few rows and a kernel that is contiguous by output, which torch does well.
+
+    Generation stores kernels so, and a transposed table is stored so.
+    """
+    return kernel.stride(0) == 1 and x.numel() <= FEW * x.shape[-1]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in the dtype in which its products are computed."""
+    return x.float() if widens(x) else x
+
+
+def product_in_float32(
+    x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns x (..., in) @ kernel (in, out) + bias in the dtype of x, without autograd.
+
+    The operands are cast in parts, so that memory does not grow with their size.
+    """
+    rows, columns = x.flatten(0, -2), kernel.shape[1]
+    output = x.new_empty(rows.shape[0], columns)
+    step = max(1, TILE // max(1, kernel.shape[0]))
+    for top in range(0, rows.shape[0], ROWS):
+        below = slice(top, top + ROWS)
+        part = rows[below].float()
+        for start in range(0, columns, step):
+            beside = slice(start, start + step)
+            found = part @ kernel[:, beside].float()
+            output[below, beside] = found if bias is None else found.add_(bias[beside])
+    return output.view(*x.shape[:-1], columns)

@@ -1,8 +1,8 @@
-"""Dropout for JAX on CPU: random numbers by hashing the place of each element.
+"""Dropout for JAX on CPU: random numbers are hashes of the index of each element.
 
-Threefry, JAX's generator, takes 20 rounds for two words: at rate 0.1 in front of a ViT's second
-dense layer it takes six times as long as the layer. Two rounds of a 32-bit hash are enough to drop
-by, fuse with the product, and are computed again on the way back, so that nothing is kept.
+Threefry, JAX's generator, takes 20 rounds for two words: at rate 0.1 before a ViT's second dense
+layer it takes six times as long as the layer. Two rounds of a 32-bit hash suffice for dropout, fuse
+with the product, and are recomputed in the backward pass, so that no mask is kept.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ WORD = 2.0**32
 def unsupported(
     x: jax.Array, rate: float, seed: keras.random.SeedGenerator | jax.Array
 ) -> str | None:
-    """Seeded dropout on CPU."""
+    """Returns why this dropout is not supported (a clause), or None."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if jax.default_backend() != "cpu":
@@ -30,7 +30,7 @@ def unsupported(
 
 
 def supports(call: OpCall) -> str | None:
-    """See `unsupported`."""
+    """Supports seeded dropout on CPU."""
     return unsupported(call.x, call.rate, call.seed)
 
 
@@ -41,12 +41,7 @@ def dropout_jax(
     """Drops each element with the rate, to 32 bits."""
     check_rate(rate)
     x = jnp.asarray(x)
-    return _dropped(x, _keys(seed), rate) if rate else x
-
-
-def kept(words: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
-    """Returns what stays of an array of this shape, bool; see `words`."""
-    return _kept(words, shape, rate)
+    return _dropped(x, words(seed), rate) if rate else x
 
 
 def _scaled(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
@@ -87,7 +82,15 @@ def kept_of(
     first: Sequence[jax.Array | int],
     size: Sequence[int],
 ) -> jax.Array:
-    """Returns what `kept` gives of a part: `size` places of each axis from `first` on."""
+    """Returns the dropout mask of a part of an array: bool, True for elements that stay.
+
+    Args:
+        words: see `words`.
+        shape: shape of the whole array.
+        rate: share that is dropped.
+        first: index of the part's first element on each axis.
+        size: shape of the part.
+    """
     place = jnp.zeros((), jnp.uint32)
     for axis, (extent, start, count) in enumerate(zip(shape, first, size, strict=True)):
         along = jnp.arange(count, dtype=jnp.uint32) + jnp.asarray(start).astype(jnp.uint32)
@@ -96,13 +99,8 @@ def kept_of(
     return _kept_at(place, words, rate)
 
 
-def words(seed: keras.random.SeedGenerator) -> jax.Array:
-    """Returns what says which elements a call drops; the generator moves on."""
-    return _keys(seed)
-
-
-def _keys(seed: keras.random.SeedGenerator | jax.Array) -> jax.Array:
-    """Returns two words that both depend on the seed and on the number of the call."""
+def words(seed: keras.random.SeedGenerator | jax.Array) -> jax.Array:
+    """Returns two words, from seed and call number, that key the dropout of one call."""
     words = jnp.asarray(seed.next()).astype("uint32")  # type: ignore[union-attr]
     first = _mix(words[0] ^ _mix(words[1] + jnp.uint32(0x9E3779B9)))
     return jnp.stack([first, _mix(first + jnp.uint32(0x85EBCA6B) + words[0])])

@@ -16,7 +16,7 @@ LANE = 1 << 16
 def unsupported(
     x: tf.Tensor, rate: float, seed: keras.random.SeedGenerator | tf.Tensor
 ) -> str | None:
-    """Seeded dropout with a rate that 16 bits can tell from 0 and 1."""
+    """Returns why this dropout is not supported (a clause), or None."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if not 0 < round(rate * LANE) < LANE:
@@ -25,7 +25,7 @@ def unsupported(
 
 
 def supports(call: OpCall) -> str | None:
-    """See `unsupported`."""
+    """Supports seeded dropout with a rate that 16 bits distinguish from 0 and 1."""
     return unsupported(call.x, call.rate, call.seed)
 
 
@@ -53,7 +53,7 @@ def dropout_tensorflow(
 def keep(
     seed: keras.random.SeedGenerator, shape: tf.Tensor | tuple[Any, ...], rate: float
 ) -> tuple[tf.Tensor, float]:
-    """Returns what stays, uint8 of 0 and 1, and what it is multiplied by."""
+    """Returns the dropout mask, uint8 of 0 and 1, and the factor of the elements that stay."""
     dropped = round(rate * LANE)
     state, count = tf.cast(seed.next(), tf.int64), tf.reduce_prod(shape)
     # Four draws each. The arguments go by name: the stub allows no tensors in shapes, and no None.

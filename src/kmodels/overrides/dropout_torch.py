@@ -1,10 +1,10 @@
-"""Dropout for torch: random bits from NumPy's SFC64 on a CPU, from torch's generator elsewhere.
+"""Dropout for torch: random bits from NumPy's SFC64 on a CPU, from torch's generator on a GPU.
 
 `torch.bernoulli` on CPU draws one Mersenne Twister double per element on one thread, and with a
 generator first fills a float tensor with the rate; in a ViT's step in bfloat16 that was the largest
-single cost. torch's own kernel on a GPU draws in registers, and its generator takes a number of the
-host: Keras reads the seed for it, which waits for the device in each draw, and here the host keeps
-the seed in mind. Compiled for a GPU, bits are hashes of their places, which no generator draws.
+single cost. On a GPU torch's kernel draws in registers, and its generator needs a seed on the host:
+Keras reads it from the device, which waits in each draw; here the host keeps a copy. Compiled for a
+GPU, bits are hashes of the element's index, without a generator.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 
 from kmodels.core import seeds_torch
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops._attention_blockwise import mixed
+from kmodels.ops.attention import mixed
 from kmodels.ops.dropout import check_rate, dropout
 from kmodels.overrides._backward_torch import Context, backward
 
@@ -23,14 +23,14 @@ LANE = 1 << 16
 
 
 def _lanes(rate: float) -> int:
-    """Returns how many of the 65,536 values of a 16-bit draw mean 'dropped'."""
+    """Returns the number of 16-bit values that drop an element."""
     return round(rate * LANE)
 
 
 def unsupported(
     x: torch.Tensor, rate: float, seed: keras.random.SeedGenerator | torch.Tensor
 ) -> str | None:
-    """Seeded dropout with a rate that 16 bits can tell from 0 and 1."""
+    """Returns why this dropout is not supported (a clause), or None."""
     if not isinstance(seed, keras.random.SeedGenerator):
         return "the seed is no SeedGenerator"
     if not isinstance(x, torch.Tensor) or not (x.device.type == "cpu" or on_cuda(x.device)):
@@ -41,7 +41,7 @@ def unsupported(
 
 
 def supports(call: OpCall) -> str | None:
-    """See `unsupported`."""
+    """Supports seeded dropout with a rate that 16 bits distinguish from 0 and 1."""
     return unsupported(call.x, call.rate, call.seed)
 
 
@@ -56,7 +56,7 @@ def dropout_torch(
 
 
 def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[torch.Tensor, float]:
-    """Returns what stays, (count,) uint8 of 0 and 1, and what it is multiplied by.
+    """Returns the dropout mask, (count,) uint8 of 0 and 1, and the factor of what stays.
 
     Bytes, not bools: torch's CPU kernels are six times as fast with them.
     """
@@ -65,14 +65,14 @@ def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[tor
 
 
 class Draw:
-    """Draws of one call, for parts of a tensor: the same for a part whenever it is asked for.
+    """Dropout masks of one call for parts of a tensor; a part gets the same mask each time.
 
     Args:
-        seed: generator, which moves on.
+        seed: generator; its state advances.
         rate: share that is dropped.
 
     Attributes:
-        share: what the rest is multiplied by.
+        share: factor of the elements that stay.
     """
 
     def __init__(self, seed: keras.random.SeedGenerator, rate: float):
@@ -88,7 +88,7 @@ class Draw:
                 self.state = _copied(self.state)
 
     def __call__(self, *shape: int, number: tuple[int, ...] = ()) -> torch.Tensor:
-        """Returns what stays of a part, as bytes; `number` is the part's own."""
+        """Returns the mask of a part as bytes; `number` identifies the part."""
         count = math.prod(shape)
         if self.words is not None:
             generator = torch.Generator(self.device)
@@ -103,12 +103,12 @@ class Draw:
 
 
 def on_cuda(device: torch.device) -> bool:
-    """Returns whether torch's generator draws for a device, whose memory the host must not read."""
+    """Returns True for CUDA: torch's generator draws, and the host must not read the memory."""
     return device.type == "cuda"
 
 
 def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
-    """`seed.next()`, which torch.compile cannot trace because it goes through NumPy."""
+    """Same as `seed.next()`, which torch.compile cannot trace because it uses NumPy."""
     state = seed.state.value.clone()
     following = state.clone()
     following[1:].add_(1)
@@ -117,14 +117,14 @@ def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
 
 
 def _hashed(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
-    """Returns the draw as arithmetic that a compiler fuses with what it is used for."""
+    """Returns the mask by arithmetic that a compiler fuses with its use."""
     place = torch.arange(count, dtype=torch.int32, device=state.device)
     words = mixed(mixed(mixed(place) ^ state[0]) + state[1])
     return ((words & (LANE - 1)) >= dropped).to(torch.uint8)
 
 
 def _draw(state: torch.Tensor, count: int, dropped: int, *number: int) -> torch.Tensor:
-    # The two words of a SeedGenerator's state, seed and call number, key a stream of their own.
+    # Seed and call number of the generator's state key a separate stream.
     stream = np.random.SFC64([*(word & 0xFFFFFFFF for word in state.tolist()), *number])
     words = stream.random_raw(-(-count // 4)).view(np.int16)[:count]
     # NumPy compares 16-bit numbers six times as fast as torch.
@@ -133,7 +133,7 @@ def _draw(state: torch.Tensor, count: int, dropped: int, *number: int) -> torch.
 
 @torch.library.custom_op("kmodels::kept", mutates_args=())
 def _kept(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
-    """Returns the draw as one opaque node, because torch.compile can trace no generator."""
+    """Returns the mask as one opaque node, because torch.compile cannot trace a generator."""
     return _draw(state, count, dropped)
 
 
@@ -146,7 +146,7 @@ def _(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
 def _copied(state: torch.Tensor) -> torch.Tensor:
     """Returns the state of a draw as a node that a compiler keeps.
 
-    It would compute a backward pass's bits again from the variable, which has moved on by then.
+    Otherwise the backward pass would recompute the bits from the variable, which has advanced.
     """
     return state.clone()
 

@@ -14,7 +14,7 @@ Kept = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves accelerators, and float32 on CPU, where no mesh is."""
+    """Supports accelerators, and float32 on CPU, without a mesh."""
     if keras.distribution.distribution() is not None:
         return "the rows or kernels of a mesh lie on several devices"
     if jax.default_backend() == "cpu" and jnp.dtype(call.x.dtype).itemsize < 4:
@@ -24,7 +24,7 @@ def supports(call: OpCall) -> str | None:
 
 @override(grouped_dense, supports)
 def grouped_dense_jax(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
-    """`jax.lax.ragged_dot`, or on CPU, where that multiplies all rows by all kernels, a loop."""
+    """`jax.lax.ragged_dot`; on CPU a loop, since that multiplies all rows by all kernels."""
     x, kernel, sizes = jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(sizes)
     check_grouped(x, kernel)
     if jax.default_backend() == "cpu":
@@ -48,7 +48,7 @@ def _padded(x: jax.Array, length: int) -> jax.Array:
 
 
 def _products(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Blocks come in the order of their rows: what one writes behind its own, the next one has."""
+    """Computes blocks in the order of their rows: each overwrites the padding of the one before."""
     rows = x.shape[0]
     length, blocks = _blocks(rows, kernel.shape[0], sizes)
     padded = _padded(x, length)
@@ -74,7 +74,7 @@ def _forward(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> tuple[jax.Arr
 
 
 def _backward(kept: Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    """Is the same for the rows; a kernel's gradient is the sum over its blocks."""
+    """Returns the gradients; that of a kernel is the sum over its blocks."""
     x, kernel, sizes = kept
     length, blocks = _blocks(x.shape[0], kernel.shape[0], sizes)
     for_x = _products(gradient, jnp.swapaxes(kernel, 1, 2), sizes)

@@ -1,4 +1,4 @@
-"""Grouped products for TensorFlow on CPU: a loop over groups, which cuts out the rows of each."""
+"""Grouped products for TensorFlow on CPU: a loop over groups that slices the rows of each."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ State = tuple[tf.Tensor, ...]
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves CPUs, and rows enough."""
+    """Supports CPUs, with at least as many rows as groups."""
     rows = call.x.shape[0]
     if rows is not None and rows < call.kernel.shape[0]:
         return "the loop asks each group, and most have no row"
@@ -24,7 +24,7 @@ def supports(call: OpCall) -> str | None:
 
 @override(grouped_dense, supports)
 def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-    """Multiplies the rows of one group after the other; a step is compiled without XLA."""
+    """Multiplies the rows of one group at a time; the step is compiled without XLA."""
     check_grouped(x, kernel)
     ends = tf.cumsum(ops.convert_to_tensor(sizes))
     starts = ends - sizes
@@ -54,12 +54,12 @@ def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) 
         (found,) = _loop(forward, groups, ((None, kernel.shape[2]),), x.dtype)
         return tf.ensure_shape(found.concat(), (x.shape[0], kernel.shape[2])), backward
 
-    # A variable would be captured, and not be an argument.
+    # A variable would be captured instead of being an argument.
     return grouped(*(tf.convert_to_tensor(ops.convert_to_tensor(a)) for a in (x, kernel)))
 
 
 def _loop(step: Any, groups: int, shapes: Any, dtype: tf.DType) -> Any:
-    """Returns arrays of what `step` gives for each group, of these shapes."""
+    """Returns TensorArrays with the results of `step` for each group."""
 
     def body(group: tf.Tensor, *found: Any) -> Any:
         given = step(group)

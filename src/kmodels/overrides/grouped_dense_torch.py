@@ -1,4 +1,4 @@
-"""Grouped products for torch, which has them: no row and no kernel is copied."""
+"""Grouped products for torch by `grouped_mm`, which copies neither rows nor kernels."""
 
 from typing import Any
 
@@ -8,27 +8,27 @@ from torch.nn.functional import grouped_mm
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
-from kmodels.overrides._half_products_torch import product
 from kmodels.overrides._tensors_torch import as_tensor, widens
+from kmodels.overrides.dense_torch import product_in_float32
 
-# Bytes of which torch wants each row to be a multiple.
+# grouped_mm requires rows of a multiple of this many bytes.
 ALIGNED = 16
 # Generations of CUDA for which torch has a kernel; for others the host waits for the sizes.
 GENERATIONS = (9, 10)
 
 
 def on_cuda(x: torch.Tensor) -> bool:
-    """Returns whether a tensor lies on a GPU of CUDA."""
+    """Returns True if a tensor is on CUDA."""
     return x.device.type == "cuda"
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Returns whether the GPU reads the sizes itself."""
+    """Returns True if the GPU reads the sizes itself."""
     return torch.cuda.get_device_capability(device)[0] in GENERATIONS
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves widths and dtypes that `grouped_mm` has, on CUDA where no host waits."""
+    """Supports the widths and dtypes of `grouped_mm`, on CUDA if the host does not wait."""
     x, kernel = as_tensor(call.x), as_tensor(call.kernel)
     if x.dtype == torch.float64 or x.dtype != kernel.dtype:
         return "grouped_mm has no float64, and no two dtypes"
@@ -55,11 +55,11 @@ def of_groups(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
     stops = ends.tolist()
     groups = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
     if b.ndim == 2:
-        return torch.stack([product(a[:, group], b[group]) for group in groups])
+        return torch.stack([product_in_float32(a[:, group], b[group]) for group in groups])
     output = a.new_zeros(a.shape[0], b.shape[2])
     for group, kernel in zip(groups, b, strict=True):
         if group.stop > group.start:
-            output[group] = product(a[group], kernel)
+            output[group] = product_in_float32(a[group], kernel)
     return output
 
 
@@ -69,7 +69,7 @@ def _again(ctx: Context) -> Any:
 
 
 class _Grouped(torch.autograd.Function):
-    """Autograd would hand on gradients without strides of their own, which `grouped_mm` refuses."""
+    """Autograd would pass expanded gradients, which `grouped_mm` rejects."""
 
     @staticmethod
     def forward(

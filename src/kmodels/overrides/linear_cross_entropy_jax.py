@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ BLOCK, SIZES, SMALLEST = 1024, 8, 64
 
 
 def on_accelerator() -> bool:
-    """Returns whether programs are made for an accelerator."""
+    """Returns True if programs are made for an accelerator."""
     return jax.default_backend() != "cpu"
 
 
@@ -36,7 +36,7 @@ def _supports(call: OpCall) -> str | None:
     return None
 
 
-@override(linear_cross_entropy, supports=_supports)
+@override(linear_cross_entropy, _supports)
 def linear_cross_entropy_jax(
     hidden: jax.Array,
     table: jax.Array,
@@ -144,19 +144,17 @@ def _trainable_backward(
     weights = weights * upstream[0]
     dtype = weights.dtype
 
-    def step(tile: jax.Array, start: jax.Array | int, state: tuple[jax.Array, jax.Array]) -> Any:
+    def step(tile: _Tile, state: tuple[jax.Array, jax.Array]) -> Any:
         for_hidden, for_table = state
-        score, slope = _scores(hidden, tile, soft_cap, dtype)
-        column, here = _place(labels, start, tile.shape[0])
-        own = (jnp.arange(tile.shape[0]) == column) & here[:, None]
-        score = (jnp.exp(score - total[:, None]) - own) * weights[:, None]
-        score = (score if slope is None else score * slope).astype(hidden.dtype)
-        for_hidden += _product(score, 1, tile, 0, dtype)
+        own = (jnp.arange(tile.rows.shape[0]) == tile.column) & tile.here[:, None]
+        score = (jnp.exp(tile.score - total[:, None]) - own) * weights[:, None]
+        score = (score if tile.slope is None else score * tile.slope).astype(hidden.dtype)
+        for_hidden += _product(score, 1, tile.rows, 0, dtype)
         rows = _product(score, 0, hidden, 0, dtype).astype(table.dtype)
-        return for_hidden, lax.dynamic_update_slice(for_table, rows, (start, 0))
+        return for_hidden, lax.dynamic_update_slice(for_table, rows, (tile.start, 0))
 
     state = (jnp.zeros(hidden.shape, dtype), jnp.zeros_like(table))
-    for_hidden, for_table = _each_tile(hidden, table, step, state)
+    for_hidden, for_table = _each_tile(hidden, table, labels, soft_cap, step, state)
     return for_hidden.astype(hidden.dtype), for_table, None, None
 
 
@@ -168,24 +166,50 @@ def _sums(weights: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, 
     return jnp.sum(weights * (total - right)), jnp.sum(weights * (right >= top))
 
 
-def _each_tile(hidden: jax.Array, table: jax.Array, step: Callable[..., Any], state: Any) -> Any:
-    """Repeats state = step(tile, its first row, state) over the whole table."""
-    dtype, size = hidden.dtype, tile_of(table.shape[0], hidden.shape[0], on_accelerator())
-    whole = table.shape[0] // size
+class _Tile(NamedTuple):
+    """Some classes of the table, and the logits of all positions for them."""
 
-    def read(start: jax.Array | int, rows: int) -> jax.Array:
-        return _part(table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, rows)).astype(dtype)
+    start: jax.Array | int  # first class
+    rows: jax.Array  # (v, D)
+    score: jax.Array  # logits (M, v)
+    slope: jax.Array | None  # derivative of the logits by the uncapped ones
+    column: jax.Array  # of each label in the tile, (M, 1)
+    here: jax.Array  # whether the tile holds the label, (M,)
 
-    state = lax.fori_loop(0, whole, lambda i, s: step(read(i * size, size), i * size, s), state)
+
+def _each_tile(
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    soft_cap: float | None,
+    step: Callable[[_Tile, Any], Any],
+    state: Any,
+) -> Any:
+    """Repeats state = step(tile, state) over the whole table."""
+    size = tile_of(table.shape[0], hidden.shape[0], on_accelerator())
+    whole, wide = table.shape[0] // size, jnp.promote_types(hidden.dtype, jnp.float32)
+
+    def run(start: jax.Array | int, count: int, state: Any) -> Any:
+        rows = _part(table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, count))
+        rows, slope = rows.astype(hidden.dtype), None
+        score = _product(hidden, 1, rows, 1, wide)
+        if soft_cap is not None:
+            score = jnp.tanh(score / soft_cap)
+            score, slope = score * soft_cap, 1 - score * score
+        local = labels - start
+        column, here = jnp.clip(local, 0, count - 1)[:, None], (local >= 0) & (local < count)
+        return step(_Tile(start, rows, score, slope, column, here), state)
+
+    state = lax.fori_loop(0, whole, lambda i, s: run(i * size, size, s), state)
     if rest := table.shape[0] - whole * size:
-        state = step(read(whole * size, rest), whole * size, state)
+        state = run(whole * size, rest, state)
     return state
 
 
 def _part(
     table: jax.Array, index: jax.Array | int, pick: Callable[[jax.Array, Any], jax.Array]
 ) -> jax.Array:
-    """Returns some rows of the table, and nothing of its size beside it."""
+    """Returns some rows of the table without a copy of all of it."""
     if table.dtype != jnp.bfloat16 or on_accelerator():
         return pick(table, index)
     return _part_of_bfloat16(pick, table, index)
@@ -214,17 +238,6 @@ def _part_of_bfloat16_jvp(
     return _part_of_bfloat16(pick, table, index), pick(tangents[0], index)
 
 
-def _scores(
-    hidden: jax.Array, tile: jax.Array, soft_cap: float | None, dtype: jax.typing.DTypeLike
-) -> tuple[jax.Array, jax.Array | None]:
-    """Returns logits of one tile, and their derivative by the uncapped ones."""
-    score = _product(hidden, 1, tile, 1, dtype)
-    if soft_cap is None:
-        return score, None
-    score = jnp.tanh(score / soft_cap)
-    return score * soft_cap, 1 - score * score
-
-
 def _product(
     a: jax.Array, a_axis: int, b: jax.Array, b_axis: int, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
@@ -233,20 +246,14 @@ def _product(
     return lax.dot_general(a, b, axes, preferred_element_type=dtype)
 
 
-def _place(labels: jax.Array, start: jax.Array | int, size: int) -> tuple[jax.Array, jax.Array]:
-    """Returns column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
-    local = labels - start
-    return jnp.clip(local, 0, size - 1)[:, None], (local >= 0) & (local < size)
-
-
 def _walk(
     hidden: jax.Array, table: jax.Array, labels: jax.Array, soft_cap: float | None, gradient: bool
 ) -> tuple[jax.Array, ...]:
-    """Returns one pass over the vocabulary with a running maximum and sum.
+    """Goes through the vocabulary once, with a running maximum and sum.
 
     Returns:
-        Per position the log of the summed exponentials, the label's logit, the highest logit and,
-        with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
+        For each position the log of the summed exponentials, the label's logit, the highest logit
+        and, with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
     """
     dtype = jnp.promote_types(hidden.dtype, jnp.float32)
     zeros = jnp.zeros(hidden.shape[0], dtype)
@@ -254,11 +261,8 @@ def _walk(
     if gradient:
         state |= {"mean": jnp.zeros(hidden.shape, dtype), "slope_right": zeros + 1}
 
-    def step(
-        tile: jax.Array, start: jax.Array | int, old: dict[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        score, slope = _scores(hidden, tile, soft_cap, dtype)
-        column, here = _place(labels, start, tile.shape[0])
+    def step(tile: _Tile, old: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        _, rows, score, slope, column, here = tile
         new = {"right": jnp.where(here, _take(score, column), old["right"])}
         new["top"] = jnp.maximum(old["top"], jnp.max(score, axis=1))
         decay = jnp.exp(old["top"] - new["top"])
@@ -269,11 +273,11 @@ def _walk(
             if slope is not None:
                 new["slope_right"] = jnp.where(here, _take(slope, column), old["slope_right"])
                 score = score * slope
-            part = _product(score.astype(hidden.dtype), 1, tile, 0, dtype)
+            part = _product(score.astype(hidden.dtype), 1, rows, 0, dtype)
             new["mean"] = old["mean"] * decay[:, None] + part
         return new
 
-    state = _each_tile(hidden, table, step, state)
+    state = _each_tile(hidden, table, labels, soft_cap, step, state)
     total = jnp.log(state["total"]) + state["top"]
     if not gradient:
         return total, state["right"], state["top"]
@@ -293,9 +297,9 @@ def _walk_counted(
     soft_cap: float | None,
     gradient: bool,
 ) -> tuple[jax.Array, ...]:
-    """`_walk`, on a CPU without the positions of weight 0, whose number is known when it runs.
+    """Calls `_walk`, on a CPU without the positions of weight 0, whose number varies by batch.
 
-    Those positions get zeros, or what comes out of a block that they share with others.
+    The results of those positions are zeros, or come from a block that they share with others.
     """
     rows, counted = hidden.shape[0], weights != 0
     # Sorting would move positions between the devices of a data-parallel run. A GPU's host waits

@@ -1,7 +1,7 @@
 """Cross-entropy over a large vocabulary on TensorFlow, a tile of it at a time."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,11 +16,11 @@ from kmodels.ops.linear_cross_entropy import (
     tile_of,
     without_ignored,
 )
-from kmodels.overrides._tensors_tensorflow import product, static_shape
+from kmodels.overrides._tensors_tensorflow import product, static_shape, wide
 
 
 def on_accelerator() -> bool:
-    """Returns whether TensorFlow puts tensors on an accelerator."""
+    """Returns True if TensorFlow puts tensors on an accelerator."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -105,48 +105,59 @@ def linear_cross_entropy_tensorflow(
     return with_rows(hidden, rows)  # type: ignore[arg-type]
 
 
-def _each_tile(hidden: tf.Tensor, table: tf.Tensor, step: Callable[..., Any], state: Any) -> Any:
-    """Repeats state = step(tile, its first row, its number of rows, state) over the whole table."""
+class _Tile(NamedTuple):
+    """Some classes of the table, and the logits of all positions for them."""
+
+    start: tf.Tensor | int  # first class
+    size: int  # classes v
+    rows: tf.Tensor  # (v, D)
+    score: tf.Tensor  # logits (M, v)
+    slope: tf.Tensor | None  # derivative of the logits by the uncapped ones
+    column: tf.Tensor  # of each label in the tile, (M,)
+    here: tf.Tensor  # whether the tile holds the label, (M,)
+
+
+def _each_tile(
+    hidden: tf.Tensor,
+    table: tf.Tensor,
+    labels: tf.Tensor,
+    soft_cap: float | None,
+    step: Callable[[_Tile, Any], Any],
+    state: Any,
+) -> Any:
+    """Repeats state = step(tile, state) over the whole table."""
     count = static_shape(table)[0]
-    dtype, size = hidden.dtype, tile_of(count, hidden.shape[0], on_accelerator())
+    size = tile_of(count, hidden.shape[0], on_accelerator())
     whole = count // size
 
-    def body(i: tf.Tensor, old: Any) -> Any:
-        tile = tf.cast(tf.slice(table, (i * size, 0), (size, table.shape[1])), dtype)
-        return i + 1, step(tile, i * size, size, old)
+    def run(start: tf.Tensor | int, size: int, rows: tf.Tensor, state: Any) -> Any:
+        rows, slope = tf.cast(rows, hidden.dtype), None
+        score = wide(product(hidden, rows, transpose_b=True))
+        if soft_cap is not None:
+            score = tf.tanh(score / soft_cap)
+            score, slope = score * soft_cap, 1 - score * score
+        local = labels - start
+        column, here = tf.clip_by_value(local, 0, size - 1), (local >= 0) & (local < size)
+        return step(_Tile(start, size, rows, score, slope, column, here), state)
+
+    def body(i: tf.Tensor, state: Any) -> Any:
+        rows = tf.slice(table, (i * size, 0), (size, table.shape[1]))
+        return i + 1, run(i * size, size, rows, state)
 
     state = tf.while_loop(lambda i, _: i < whole, body, (0, state), parallel_iterations=1)[1]
     if rest := count - whole * size:
-        tile = tf.cast(table[whole * size :], dtype)
-        state = step(tile, whole * size, rest, state)
+        state = run(whole * size, rest, table[whole * size :], state)
     return state
-
-
-def _scores(
-    hidden: tf.Tensor, tile: tf.Tensor, soft_cap: float | None, dtype: tf.DType
-) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns logits of one tile, and their derivative by the uncapped ones."""
-    score = tf.cast(product(hidden, tile, transpose_b=True), dtype)
-    if soft_cap is None:
-        return score, None
-    score = tf.tanh(score / soft_cap)
-    return score * soft_cap, 1 - score * score
-
-
-def _place(labels: tf.Tensor, start: tf.Tensor | int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns column of each label in the tile, and whether the tile has it, both (M,)."""
-    local = labels - start
-    return tf.clip_by_value(local, 0, size - 1), (local >= 0) & (local < size)
 
 
 def _walk(
     hidden: tf.Tensor, table: tf.Tensor, labels: tf.Tensor, soft_cap: float | None, gradient: bool
 ) -> tuple[tf.Tensor, ...]:
-    """Returns one pass over the vocabulary with a running maximum and sum.
+    """Goes through the vocabulary once, with a running maximum and sum.
 
     Returns:
-        Per position the log of the summed exponentials, the label's logit, the highest logit and,
-        with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
+        For each position the log of the summed exponentials, the label's logit, the highest logit
+        and, with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
     """
     dtype = tf.float64 if hidden.dtype == tf.float64 else tf.float32
     zeros = tf.zeros(tf.shape(hidden)[:1], dtype)
@@ -154,9 +165,8 @@ def _walk(
     if gradient:
         state |= {"mean": tf.zeros(tf.shape(hidden), dtype), "slope_right": zeros + 1}
 
-    def step(tile: tf.Tensor, start: tf.Tensor | int, size: int, old: dict[str, tf.Tensor]) -> Any:
-        score, slope = _scores(hidden, tile, soft_cap, dtype)
-        column, here = _place(labels, start, size)
+    def step(tile: _Tile, old: dict[str, tf.Tensor]) -> Any:
+        _, _, rows, score, slope, column, here = tile
         new = {"right": tf.where(here, tf.gather(score, column, batch_dims=1), old["right"])}
         new["top"] = tf.maximum(old["top"], tf.reduce_max(score, axis=1))
         decay = tf.exp(old["top"] - new["top"])
@@ -168,11 +178,11 @@ def _walk(
                 own = tf.gather(slope, column, batch_dims=1)
                 new["slope_right"] = tf.where(here, own, old["slope_right"])
                 score = score * slope
-            part = tf.cast(product(tf.cast(score, hidden.dtype), tile), dtype)
+            part = tf.cast(product(tf.cast(score, hidden.dtype), rows), dtype)
             new["mean"] = old["mean"] * decay[:, None] + part
         return new
 
-    state = _each_tile(hidden, table, step, state)
+    state = _each_tile(hidden, table, labels, soft_cap, step, state)
     total = tf.math.log(state["total"]) + state["top"]
     if not gradient:
         return total, state["right"], state["top"]
@@ -188,22 +198,20 @@ def _gradients(
     total: tf.Tensor,
     soft_cap: float | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gradients of `hidden` and `table`; the logits of each tile are made again."""
+    """Returns the gradients of `hidden` and `table`; the logits of each tile are recomputed."""
     dtype = weights.dtype
 
-    def step(tile: tf.Tensor, start: tf.Tensor | int, size: int, old: dict[str, tf.Tensor]) -> Any:
-        score, slope = _scores(hidden, tile, soft_cap, dtype)
-        column, here = _place(labels, start, size)
-        own = tf.one_hot(column, size, dtype=dtype) * tf.cast(here, dtype)[:, None]
-        score = (tf.exp(score - total[:, None]) - own) * weights[:, None]
-        score = tf.cast(score if slope is None else score * slope, hidden.dtype)
+    def step(tile: _Tile, old: dict[str, tf.Tensor]) -> Any:
+        own = tf.one_hot(tile.column, tile.size, dtype=dtype) * tf.cast(tile.here, dtype)[:, None]
+        score = (tf.exp(tile.score - total[:, None]) - own) * weights[:, None]
+        score = tf.cast(score if tile.slope is None else score * tile.slope, hidden.dtype)
         rows = tf.cast(product(score, hidden, transpose_a=True), table.dtype)
-        index = (start + tf.range(size))[:, None]
+        index = (tile.start + tf.range(tile.size))[:, None]
         return {
-            "hidden": old["hidden"] + tf.cast(product(score, tile), dtype),
+            "hidden": old["hidden"] + tf.cast(product(score, tile.rows), dtype),
             "table": tf.tensor_scatter_nd_update(old["table"], index, rows),
         }
 
     state = {"hidden": tf.zeros(tf.shape(hidden), dtype), "table": tf.zeros_like(table)}
-    found = _each_tile(hidden, table, step, state)
+    found = _each_tile(hidden, table, labels, soft_cap, step, state)
     return tf.cast(found["hidden"], hidden.dtype), found["table"]

@@ -14,13 +14,12 @@ from kmodels.ops.linear_cross_entropy import (
     without_ignored,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
-from kmodels.overrides._half_products_torch import wide
 from kmodels.overrides._tensors_torch import as_tensor
-from kmodels.overrides.dense_torch import matmul
+from kmodels.overrides.dense_torch import matmul, wide
 
 
 def on_cuda(hidden: torch.Tensor) -> bool:
-    """Returns whether an accelerator computes, for which the host must not wait."""
+    """Returns True if an accelerator computes, for which the host must not wait."""
     return hidden.is_cuda
 
 
@@ -45,7 +44,7 @@ def linear_cross_entropy_torch(
     labels, weights = labels.long(), weights.to(dtype)
     counted = weights != 0
     if on_cuda(hidden) or torch.compiler.is_compiling():
-        # Shapes that hang on values would break the graph, and the host would wait for them.
+        # Shapes that depend on values would break the graph, or make the host wait.
         hidden = torch.where(counted[:, None], hidden, 0)
         labels = torch.where(counted, labels, 0)
     elif not counted.all():
@@ -82,7 +81,7 @@ def _again(ctx: Context) -> Any:
 
 
 class _Losses(torch.autograd.Function):
-    """Gives the two sums, and the gradient of `hidden` with a frozen table, in the forward pass."""
+    """The two sums; with a frozen table, the forward pass computes the gradient of `hidden` too."""
 
     @staticmethod
     def forward(
@@ -98,7 +97,8 @@ class _Losses(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         frozen = not ctx.needs_input_grad[1]
         held = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))  # type: ignore[arg-type]
-        total, right, top, slope = _walk(wide(hidden), held, labels, soft_cap, gradient and frozen)
+        tiles = _Tiles(wide(hidden), held, labels, soft_cap)
+        total, right, top, slope = _walk(tiles, gradient and frozen)
         ctx.soft_cap, ctx.frozen = soft_cap, frozen
         if slope is not None:
             slope = slope.mul_(weights[:, None]).to(hidden.dtype)
@@ -115,7 +115,8 @@ class _Losses(torch.autograd.Function):
         hidden, table, rows, row_ids, labels, weights, total, slope = ctx.saved_tensors
         weights = weights * scale
         if not ctx.frozen:
-            slopes = _gradients(wide(hidden), table, labels, weights, total, ctx.soft_cap)
+            tiles = _Tiles(wide(hidden), table, labels, ctx.soft_cap)
+            slopes = _gradients(tiles, weights, total)
             return slopes[0].to(hidden.dtype), slopes[1], *(None,) * 6
         for_rows = None
         if ctx.needs_input_grad[2]:
@@ -124,55 +125,71 @@ class _Losses(torch.autograd.Function):
         return slope * scale.to(slope.dtype), None, for_rows, *(None,) * 5
 
 
-class _Room:
-    """Memory that each tile uses again: asking for it again costs a CPU page faults.
+class _Tiles:
+    """Reads a table tile by tile, and computes the logits of each.
+
+    All tiles share the memory: on a CPU, allocating it again costs page faults.
 
     Args:
-        rows: positions.
-        columns: largest tile.
-        like: has the dtype and the device of the operands.
-        dtype: dtype of the scores, float32 or wider.
+        hidden: (M, D).
+        table: (V, D).
+        labels: (M,) int64.
+        soft_cap: soft cap of the logits, or None.
     """
 
-    def __init__(self, rows: int, columns: int, like: torch.Tensor, dtype: torch.dtype):
-        self.rows, self.same = rows, like.dtype == dtype
-        self.shares, self.wide = like.new_empty(rows * columns, dtype=dtype), None
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        table: torch.Tensor,
+        labels: torch.Tensor,
+        soft_cap: float | None,
+    ):
+        self.hidden, self.table, self.labels, self.soft_cap = hidden, table, labels, soft_cap
+        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
+        # Reading a number of positions that the compiler leaves open would fix it.
+        positions = None if torch.compiler.is_compiling() else hidden.shape[0]
+        self.size = tile_of(table.shape[0], positions, on_cuda(hidden))
+        self.starts = range(0, table.shape[0], self.size)
+        self.same, count = hidden.dtype == self.dtype, hidden.shape[0] * self.size
+        self.shares, self.wide = hidden.new_empty(count, dtype=self.dtype), None
         if not self.same:
-            self.narrow = like.new_empty(rows * columns)
-            if not like.is_cuda:  # whose products come out wide
+            self.narrow = hidden.new_empty(count)
+            if not hidden.is_cuda:  # whose products come out wide
                 self.wide = torch.empty_like(self.shares)
 
-    def scores(
-        self, hidden: torch.Tensor, tile: torch.Tensor, soft_cap: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns logits of one tile, and their derivative by the uncapped ones."""
+    def read(
+        self, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Returns the tile that begins at a class.
+
+        Returns:
+            The rows (v, D); the logits (M, v), and their derivative by the uncapped ones; the
+            column of each label in the tile, (M, 1), and whether the tile holds it, (M,).
+        """
+        tile, slope = self.table[start : start + self.size].to(self.hidden.dtype), None
         if self.wide is None:
-            score = _product(hidden, tile.T, self.shares.dtype)
+            score = _product(self.hidden, tile.T, self.dtype)
         else:
             score = self._view(self.wide, tile.shape[0])
-            score.copy_(torch.mm(hidden, tile.T, out=self._view(self.narrow, tile.shape[0])))
-        if soft_cap is None:
-            return score, None
-        score = score.div_(soft_cap).tanh_()
-        slope = 1 - score.square()
-        return score.mul_(soft_cap), slope
+            score.copy_(torch.mm(self.hidden, tile.T, out=self._view(self.narrow, tile.shape[0])))
+        if self.soft_cap is not None:
+            score = score.div_(self.soft_cap).tanh_()
+            slope = 1 - score.square()
+            score = score.mul_(self.soft_cap)
+        local, size = self.labels - start, tile.shape[0]
+        column, here = local.clamp(0, size - 1)[:, None], (local >= 0) & (local < size)
+        return tile, score, slope, column, here
 
     def softmax(self, score: torch.Tensor) -> torch.Tensor:
-        """Shares of the classes of a tile."""
         return torch.softmax(score, 1, out=self._view(self.shares, score.shape[1]))
 
     def operand(self, score: torch.Tensor) -> torch.Tensor:
-        """Scores in the dtype of the operands."""
+        """Returns scores in the dtype of the hidden states."""
         return score if self.same else self._view(self.narrow, score.shape[1]).copy_(score)
 
     def _view(self, memory: torch.Tensor, columns: int) -> torch.Tensor:
-        return memory[: self.rows * columns].view(self.rows, columns)
-
-
-def _tile(hidden: torch.Tensor, table: torch.Tensor) -> int:
-    # A number of positions that the compiler leaves open would be fixed by a look at it.
-    positions = None if torch.compiler.is_compiling() else hidden.shape[0]
-    return tile_of(table.shape[0], positions, on_cuda(hidden))
+        rows = self.hidden.shape[0]
+        return memory[: rows * columns].view(rows, columns)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -181,41 +198,27 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tens
     return matmul(a, b).to(dtype)
 
 
-def _place(labels: torch.Tensor, start: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns column of each label in the tile, (M, 1), and whether the tile has it, (M,)."""
-    local = labels - start
-    return local.clamp(0, size - 1)[:, None], (local >= 0) & (local < size)
-
-
 def _walk(
-    hidden: torch.Tensor,
-    table: torch.Tensor,
-    labels: torch.Tensor,
-    soft_cap: float | None,
-    gradient: bool,
+    tiles: _Tiles, gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Returns one pass over the vocabulary with a running maximum and sum.
+    """Goes through the vocabulary once, with a running maximum and sum.
 
     Returns:
-        Per position the log of the summed exponentials, the label's logit, the highest logit and,
-        with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
+        For each position the log of the summed exponentials, the label's logit, the highest logit
+        and, with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
     """
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    rows, step = hidden.shape[0], _tile(hidden, table)
-    room = _Room(rows, step, hidden, dtype)
-    top = torch.full((rows,), -torch.inf, dtype=dtype, device=hidden.device)
+    hidden, dtype = tiles.hidden, tiles.dtype
+    top = torch.full(hidden.shape[:1], -torch.inf, dtype=dtype, device=hidden.device)
     total, right = top.clone(), torch.zeros_like(top)
     slope_right, mean = torch.ones_like(top), None
     if gradient:
         mean = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    for start in range(0, table.shape[0], step):
-        tile = table[start : start + step].to(hidden.dtype)
-        score, slope = room.scores(hidden, tile, soft_cap)
-        column, here = _place(labels, start, tile.shape[0])
+    for start in tiles.starts:
+        tile, score, slope, column, here = tiles.read(start)
         right = torch.where(here, score.gather(1, column).squeeze(1), right)
         highest = score.amax(1)
         top = torch.maximum(top, highest)
-        share = room.softmax(score)
+        share = tiles.softmax(score)
         # The largest share is one over the sum of exponentials: softmax is faster than exp alone.
         own = highest - share.amax(1).log_()
         new = torch.logaddexp(total, own)
@@ -223,39 +226,30 @@ def _walk(
             if slope is not None:
                 slope_right = torch.where(here, slope.gather(1, column).squeeze(1), slope_right)
                 share = share.mul_(slope)
-            part = _product(room.operand(share), tile, dtype)
+            part = _product(tiles.operand(share), tile, dtype)
             mean.mul_((total - new).exp_()[:, None]).addcmul_(part, (own - new).exp_()[:, None])
         total = new
     if mean is not None:
-        own = table.index_select(0, labels).to(dtype)
-        mean.sub_(own if soft_cap is None else own.mul_(slope_right[:, None]))
+        own = tiles.table.index_select(0, tiles.labels).to(dtype)
+        mean.sub_(own if tiles.soft_cap is None else own.mul_(slope_right[:, None]))
     return total, right, top, mean
 
 
 def _gradients(
-    hidden: torch.Tensor,
-    table: torch.Tensor,
-    labels: torch.Tensor,
-    weights: torch.Tensor,
-    total: torch.Tensor,
-    soft_cap: float | None,
+    tiles: _Tiles, weights: torch.Tensor, total: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `hidden` and `table`; the logits of each tile are made again."""
-    dtype = weights.dtype
+    """Returns the gradients of `hidden` and `table`; the logits of each tile are recomputed."""
+    hidden, dtype = tiles.hidden, tiles.dtype
     for_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    for_table = torch.empty_like(table)
-    step = _tile(hidden, table)
-    room = _Room(hidden.shape[0], step, hidden, dtype)
-    for start in range(0, table.shape[0], step):
-        tile = table[start : start + step].to(hidden.dtype)
-        score, slope = room.scores(hidden, tile, soft_cap)
-        column, here = _place(labels, start, tile.shape[0])
+    for_table = torch.empty_like(tiles.table)
+    for start in tiles.starts:
+        tile, score, slope, column, here = tiles.read(start)
         score = score.sub_(total[:, None]).exp_()
         score.scatter_add_(1, column, -here.to(dtype)[:, None])
         score.mul_(weights[:, None])
         if slope is not None:
             score.mul_(slope)
-        score = room.operand(score)
+        score = tiles.operand(score)
         for_hidden.add_(_product(score, tile, dtype))
-        for_table[start : start + step] = _product(score.T, hidden, table.dtype)
+        for_table[start : start + tiles.size] = _product(score.T, hidden, tiles.table.dtype)
     return for_hidden, for_table

@@ -9,7 +9,7 @@ from kmodels.core.types import Tensor
 
 
 class Places(NamedTuple):
-    """Along which mesh axes an array of activations lies; `None` for what stays whole."""
+    """The mesh axes along which activations are sharded; `None` if not sharded."""
 
     rows: tuple[str, ...]
     heads: str | None
@@ -17,10 +17,10 @@ class Places(NamedTuple):
 
 
 def layers_are_cut() -> bool:
-    """Returns whether a layer's arithmetic may be sharded by heads or vocabulary.
+    """Returns True if a layer's arithmetic may be sharded by heads or vocabulary.
 
-    Under ModelParallel it may, except for a mesh of kmodels that cuts only rows and weights: there
-    a weight is whole where a layer uses it.
+    It may under ModelParallel, except on a mesh of kmodels that shards only rows and weights, whose
+    layers gather a weight before its use.
     """
     distribution = keras.distribution.distribution()
     return isinstance(distribution, keras.distribution.ModelParallel) and getattr(
@@ -29,10 +29,10 @@ def layers_are_cut() -> bool:
 
 
 def places() -> Places | None:
-    """Returns where rows and heads lie under the distribution in force.
+    """Returns the mesh axes of rows, heads and tokens under the current distribution.
 
     Returns:
-        No axes without a distribution; `None` where a user's own rules say what nobody can ask.
+        No axes without a distribution; `None` if they are unknown, under a user's own layout.
     """
     distribution = keras.distribution.distribution()
     if distribution is None:
@@ -48,7 +48,7 @@ def places() -> Places | None:
 
 
 def tokens() -> str | None:
-    """Returns the mesh axis along which the tokens of a row lie, or None where rows are whole."""
+    """Returns the mesh axis along which the tokens of a row are sharded, or None."""
     found = places()
     return None if found is None else found.tokens
 
@@ -56,7 +56,7 @@ def tokens() -> str | None:
 def merged(x: Tensor) -> Any:
     """(B, T, ...) -> (B * T, ...), in an order that leaves each device its own rows and tokens.
 
-    Where tokens are cut, the order is that of devices: what one of them has stays together.
+    If tokens are sharded, the order is that of devices: the tokens of one device stay adjacent.
     """
     whole = tuple(keras.ops.shape(x))
     rest, found = whole[2:], places()
@@ -71,7 +71,7 @@ def merged(x: Tensor) -> Any:
 
 
 def parts(axes: tuple[str, ...]) -> int:
-    """Returns how many parts these axes of the mesh in force make."""
+    """Returns the product of the lengths of these axes of the current mesh."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return 1

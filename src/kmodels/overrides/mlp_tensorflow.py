@@ -1,7 +1,7 @@
-"""The MLP for TensorFlow with a backward of its own: of the hidden activations it keeps one array.
+"""The MLP for TensorFlow with a custom gradient, which keeps one array of hidden activations.
 
-The outputs of GELU and of dropout are computed again from their inputs; kernels that are narrower
-than their variables are cast again.
+The backward pass recomputes the outputs of GELU and dropout, and casts kernels again whose dtype is
+narrower than that of their variables.
 """
 
 import keras
@@ -21,11 +21,11 @@ from kmodels.overrides._tensors_tensorflow import (
     sum_of_rows,
     wide,
 )
-from kmodels.overrides.gelu_tensorflow import density, share
+from kmodels.overrides.activations_tensorflow import density, normal
 
 
 def supports(call: OpCall) -> str | None:
-    """Returns the form of GELU with the error function; dropout as far as its own override goes."""
+    """Supports GELU by the error function, and the dropout that its override supports."""
     if call.approximate:
         return "only the exact form of GELU was measured to be faster"
     if call.dropout and call.seed is not None:
@@ -66,14 +66,14 @@ def mlp_tensorflow(
         of_down = None if down_bias is None else next(left)
         hidden = _affine(rows, tf.cast(up, rows.dtype), of_up)
         full = wide(hidden)
-        active = tf.cast(dropped(full * share(full), kept), rows.dtype)
+        active = tf.cast(dropped(full * normal(full), kept), rows.dtype)
 
         def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, ...]:
             again = [up, down, rows, hidden] + ([] if kept is None else [kept])
             up_, down_, rows_, hidden_, *drawn = later(gradient, *again)
             up_, down_ = tf.cast(up_, rows.dtype), tf.cast(down_, rows.dtype)
             full, stays = wide(hidden_), None if kept is None else drawn[0]
-            below = share(full)
+            below = normal(full)
             active = tf.cast(dropped(full * below, stays), rows.dtype)
             for_down = product(active, gradient, transpose_a=True)
             slope = dropped(wide(product(gradient, down_, transpose_b=True)), stays)

@@ -1,8 +1,7 @@
-"""The MLP for torch with a backward of its own: of the hidden activations it keeps one array.
+"""The MLP for torch with a custom gradient, which keeps one array of hidden activations.
 
-Autograd keeps what goes into GELU and what comes out, with dropout a third, and these are the
-largest arrays of a block. The output is cheap to compute again, and so are kernels in bfloat16
-where the variables are float32.
+Autograd keeps the input and the output of GELU, with dropout a third array, and these are the
+largest of a block. The output is cheap to recompute, and so are bfloat16 copies of float32 kernels.
 """
 
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from kmodels.core.dispatch import OpCall, override
+from kmodels.ops.activations import QUICK
 from kmodels.ops.dense import check_width
-from kmodels.ops.gelu import QUICK
 from kmodels.ops.mlp import mlp
 from kmodels.overrides import dropout_torch
 from kmodels.overrides._backward_torch import Context, backward
@@ -24,7 +23,7 @@ _FORMS: dict[bool | str, str] = {False: "none", True: "tanh", "sigmoid": "sigmoi
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves all outside torch.compile, and dropout as far as its own override goes."""
+    """Supports all calls outside torch.compile, with the dropout that its override supports."""
     if torch.compiler.is_compiling():
         return "the compiler decides what to keep"
     if call.dropout and call.seed is not None:
@@ -140,7 +139,7 @@ class _MLP(torch.autograd.Function):
 def _active(
     hidden: torch.Tensor, form: str, kept: torch.Tensor | None, share: float
 ) -> torch.Tensor:
-    """Returns what goes into the second product."""
+    """Returns the input of the second product."""
     if form == "sigmoid":
         active = torch.sigmoid(QUICK * hidden).mul_(hidden)
     else:
@@ -149,7 +148,7 @@ def _active(
 
 
 def _slope(gradient: torch.Tensor, hidden: torch.Tensor, form: str) -> torch.Tensor:
-    """Returns the gradient in front of GELU."""
+    """Returns the gradient of GELU's input."""
     if form != "sigmoid":
         return torch.ops.aten.gelu_backward(gradient, hidden, approximate=form)
     share = torch.sigmoid(QUICK * hidden)

@@ -1,6 +1,6 @@
-"""Patch embedding for torch on CPU: a strided convolution reads patches where they lie.
+"""Patch embedding for torch on CPU: a strided convolution, which copies no patches.
 
-Small images are copied into rows of patches, for the convolution takes more calls than that.
+Small images are copied into rows of patches, which takes fewer calls than the convolution.
 """
 
 import torch
@@ -10,12 +10,12 @@ from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.patch_embedding import check_patches, patch_embedding
 from kmodels.overrides._tensors_torch import as_tensor
 
-# Numbers of all images below which calls take longer than the copy.
+# Elements of all images below which the calls take longer than the copy.
 SMALL = 2**14
 
 
 def supports(call: OpCall) -> str | None:
-    """Serves float32 on CPU, where it was measured to be faster; a GPU may use TF32."""
+    """Supports float32 on CPU, which was measured to be faster; a GPU may use TF32."""
     if not isinstance(call.images, torch.Tensor) or call.images.device.type != "cpu":
         return "only on CPU is the convolution known to be faster"
     if call.images.dtype != torch.float32:

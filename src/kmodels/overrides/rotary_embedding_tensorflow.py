@@ -1,4 +1,4 @@
-"""Rotary position embedding for TensorFlow: its gradient is the rotation back."""
+"""Rotary position embedding for TensorFlow; the gradient is the inverse rotation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def rotary_embedding_tensorflow(
     scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> tf.Tensor:
-    """Computes the op itself; the tape would pad and add halves of gradients."""
+    """The gradient tape would pad and add halves of gradients."""
     check_rotary_embedding(x)
     x = ops.convert_to_tensor(x)
     given = tf.range(tf.shape(x)[1]) if positions is None else positions

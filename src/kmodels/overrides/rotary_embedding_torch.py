@@ -1,4 +1,4 @@
-"""Rotary position embedding for torch: turned back on the way back, so that no input is kept."""
+"""Rotary position embedding for torch; the gradient is the inverse rotation, no input is kept."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,26 +11,29 @@ from kmodels.core import internals_torch
 from kmodels.core.dispatch import OpCall, of_mode, override
 from kmodels.ops.rotary_embedding import (
     check_rotary_embedding,
+    check_rotary_embedding_2d,
+    frequencies_2d,
     rotary_embedding,
+    rotary_embedding_2d,
     rotary_frequencies,
 )
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import PLAIN, as_tensor
 
-# Numbers up to which the calls of torch take longer than the copy that saves half of them.
+# Elements up to which calls of torch take longer than a copy that saves half of the calls.
 SMALL = 2**16
 
 
 @of_mode
 def supports(call: OpCall) -> str | None:
-    """Refuses code under torch.compile, which fuses the op's own body, and recorded graphs."""
+    """Declines under torch.compile, which fuses the op's own body, and in recorded graphs."""
     if torch.compiler.is_compiling():
         return "the compiler fuses the op itself"
     return outside_graph(call)
 
 
 class _Rotation(torch.autograd.Function):
-    """Autograd would keep halves of x, and cut and join gradients of its size."""
+    """Autograd would keep halves of x, and slice and join gradients of its size."""
 
     @staticmethod
     def forward(
@@ -69,21 +72,21 @@ def rotary_embedding_torch(
     scaling: float | Sequence[float] = 1.0,
     turned: float = 1.0,
 ) -> torch.Tensor:
-    """Computes the op itself, half of x at a time into one result."""
+    """Rotates half of x at a time, into one result."""
     check_rotary_embedding(x)
     x, positions = as_tensor(x), None if positions is None else as_tensor(positions)
     return turn(x, *_tables(x, positions, max_wavelength, scaling, turned))
 
 
 def turn(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Returns x (B, T, N, H) turned by what `shared_tables` gives, which gets no gradient."""
+    """Rotates x (B, T, N, H) by the tables of `shared_tables`, which get no gradient."""
     if not torch.is_grad_enabled():
         return _rotate(x, cosine, sine)
     return _Rotation.apply(x, cosine, sine)
 
 
 class _Tables(NamedTuple):
-    """Cosines and sines, and the positions that they are of: a tensor as it was, or a length."""
+    """Cosines and sines, with their positions: a reference and version, or a length."""
 
     positions: ref[torch.Tensor] | int
     version: int
@@ -101,7 +104,7 @@ class _Tables(NamedTuple):
         )
 
 
-# The last ones of each kind: queries, keys and all blocks turn by the same angles.
+# The last tables of each kind: queries, keys and all blocks share them.
 _last: dict[tuple[Any, ...], _Tables] = {}
 
 
@@ -133,10 +136,10 @@ def shared_tables(
     """Returns cosines, and sines with their sign for each half, (T or B, T, 1, H) each.
 
     Args:
-        kind: what the tables depend on beside the positions.
+        kind: all that the tables depend on, except the positions.
         x: queries or keys.
-        positions: the tensor itself, by which the last tables of a kind are found again.
-        angles: makes the angles (T or B, T, 1, H / 2) where there are none to be found.
+        positions: the positions; the same tensor, unchanged, gets the cached tables.
+        angles: computes the angles (T or B, T, 1, H / 2) if there are no cached tables.
     """
     length = x.shape[1]
     stay = _stay(x, positions)
@@ -153,7 +156,7 @@ def shared_tables(
 
 
 def _stay(x: torch.Tensor, positions: torch.Tensor | None) -> bool:
-    """Returns whether tables made now may serve another call: not those of a mode or a graph."""
+    """Returns True if these tables may be cached: not those of a mode or a graph."""
     return not (
         torch.is_inference_mode_enabled()
         or type(x) not in PLAIN
@@ -174,3 +177,37 @@ def _frequencies(
 ) -> torch.Tensor:
     found = rotary_frequencies(width, max_wavelength, scaling, turned)
     return torch.from_numpy(found).to(device, dtype)
+
+
+def _supports_2d(call: OpCall) -> str | None:
+    if call.pairs != "halves":
+        return "only halves turn as those of a row do"
+    return supports(call)
+
+
+@override(rotary_embedding_2d, _supports_2d)
+def rotary_embedding_2d_torch(
+    x: torch.Tensor,
+    coordinates: torch.Tensor,
+    *,
+    max_wavelength: float = 100.0,
+    pairs: str = "halves",
+) -> torch.Tensor:
+    """Rotates by tables that queries, keys and all blocks share."""
+    check_rotary_embedding_2d(x, coordinates, pairs)
+    x, coordinates = as_tensor(x), as_tensor(coordinates)
+    dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
+    kind = (x.shape[-1], max_wavelength, x.device, dtype)
+
+    def angles() -> torch.Tensor:
+        found = coordinates.to(dtype)[..., None] * _frequencies_2d(*kind)
+        return found.flatten(-2)[..., None, :]
+
+    return turn(x, *shared_tables(("2d", *kind), x, coordinates, angles))
+
+
+@cache
+def _frequencies_2d(
+    width: int, max_wavelength: float, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.tensor(frequencies_2d(width, max_wavelength), dtype=dtype, device=device)

@@ -7,8 +7,8 @@ import jax
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
+from kmodels.ops.attention import block_slices
 from kmodels.overrides import attention_jax, dense_jax
-from kmodels.overrides.blocks import blocks
 
 # Devices for `platforms`; they need not exist.
 DEVICES = {
@@ -60,7 +60,7 @@ def _words(choice: attention_jax.Choice, known: attention_jax.Facts) -> str:
     """Returns a body in words, with its number of blocks of queries on a CPU."""
     length, keys = known.query[1] or 0, known.key[1] or 0
     if choice.body == "products":
-        count = len(blocks(length, keys, known.causal, known.window, attention_jax.SIZE))
+        count = len(block_slices(length, keys, known.causal, known.window, attention_jax.SIZE))
         return "matrix products" if count == 1 else f"products by {count} blocks"
     if choice.body == "loops" and known.device.platform == "cpu":
         return f"loops over {-(-length // attention_jax.LOOP_SIZE)} blocks"

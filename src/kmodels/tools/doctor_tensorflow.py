@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
+from kmodels.ops.attention import block_slices
 from kmodels.overrides import attention_tensorflow
-from kmodels.overrides.blocks import blocks
 
 
 def devices() -> list[str]:
@@ -25,7 +25,7 @@ def way(op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
             (arguments[0].shape[1], arguments[1].shape[1]),
             keywords.get("causal", False),
         )
-        count = len(blocks(*lengths, causal, None, attention_tensorflow.SIZE))
+        count = len(block_slices(*lengths, causal, None, attention_tensorflow.SIZE))
         return "matrix products" if count == 1 else f"products by {count} blocks"
     return None
 

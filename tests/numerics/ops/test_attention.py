@@ -14,12 +14,12 @@ import pytest
 from arrays_made import shapes_made, squares
 from gradients import assert_near, differences, second_derivative, to_numpy
 from kmodels import ops, transforms
-from kmodels.ops import _attention_blockwise
-from kmodels.ops._attention_blockwise import cuts
+from kmodels.ops.attention import cuts
 from numpy_attention import check
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
+module = importlib.import_module("kmodels.ops.attention")  # the name is the op's
 # What is set for each way, in modules of overrides: a block of 32 queries after the other by the
 # op's own body; weights that are computed again as for long texts; on torch products whose weights
 # are kept, of all examples and of one after the other, and SDPA.
@@ -31,7 +31,7 @@ if BACKEND == "torch":
     WAYS |= {
         "again": products | {"attention_torch.KEPT": 0},
         "products": products,
-        "one by one": products | {"_attention_blocks_torch.NEAR": 1},
+        "one by one": products | {"attention_torch.NEAR": 1},
         "sdpa": {"attention_torch.by_products": lambda *_: False},
     }
 each_way = pytest.mark.parametrize("way", WAYS, indirect=True)
@@ -66,21 +66,19 @@ def way(request, monkeypatch) -> Callable[..., Any]:
     """The op or its own body, computed in the way that is asked for."""
     name = getattr(request, "param", "blocks")
     for place, value in WAYS[name].items():
-        module, _, attribute = place.partition(".")
-        monkeypatch.setattr(
-            importlib.import_module(f"kmodels.overrides.{module}"), attribute, value
-        )
+        file, _, attribute = place.partition(".")
+        monkeypatch.setattr(importlib.import_module(f"kmodels.overrides.{file}"), attribute, value)
     if name != "blocks":
         return ops.attention
-    monkeypatch.setattr(_attention_blockwise, "PAIRS", 0)
-    monkeypatch.setattr(_attention_blockwise, "MOST", 32)
-    monkeypatch.setattr(_attention_blockwise, "LEAST", 32)
+    monkeypatch.setattr(module, "PAIRS", 0)
+    monkeypatch.setattr(module, "MOST", 32)
+    monkeypatch.setattr(module, "LEAST", 32)
     return ops.attention.generic
 
 
 def one_block(function, *given):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_attention_blockwise, "PAIRS", 2**40)
+        patch.setattr(module, "PAIRS", 2**40)
         return function(*given)
 
 
@@ -259,11 +257,11 @@ def test_which_calls_go_by_blocks() -> None:
     def shapes(length: int, keys: int) -> list:
         return [keras.ops.zeros((1, x, 1, 1)) for x in (length, keys)]
 
-    assert not _attention_blockwise.pays(*shapes(512, 512), None)
-    assert not _attention_blockwise.pays(*shapes(1, 2**20), None)
-    assert _attention_blockwise.pays(*shapes(1024, 1024), None)
+    assert not module.pays_blockwise(*shapes(512, 512), None)
+    assert not module.pays_blockwise(*shapes(1, 2**20), None)
+    assert module.pays_blockwise(*shapes(1024, 1024), None)
     unknown = [keras.KerasTensor((None, None, 2, 4)) for _ in range(2)]
-    assert not _attention_blockwise.pays(*unknown, None)
+    assert not module.pays_blockwise(*unknown, None)
     symbols = [keras.KerasTensor((None, 2048, 2, 4)) for _ in range(3)]
     assert ops.attention(*symbols, causal=True).shape == (None, 2048, 2, 4)
 

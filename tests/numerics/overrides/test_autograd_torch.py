@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,8 +17,7 @@ if keras.backend.backend() == "torch":
     import torch
 
     from kmodels.overrides import (
-        _attention_blocks_torch,
-        _attention_cuda_torch,
+        _backward_torch,
         attention_torch,
         dense_torch,
         grouped_dense_torch,
@@ -48,8 +48,9 @@ if keras.backend.backend() == "torch":
 
     def as_by_a_kernel(*inputs, **options):
         """The kernel of CUDA has no double here; the definition stands for it."""
-        found = _attention_blocks_torch.plain(*inputs, None, None, True, None, None, 0.7)
-        return _attention_cuda_torch.again(found, inputs, options)
+        found = attention_torch.plain(*inputs, None, None, True, None, None, 0.7)
+        again = partial(ops.attention.generic, **options)
+        return _backward_torch.with_second_derivatives(found, inputs, again)
 
     SIZES = torch.tensor([2, 0, 3, 1])
 
@@ -68,7 +69,7 @@ if keras.backend.backend() == "torch":
     MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
     # Function: cases of (call, shapes of what it is differentiated by).
     CASES = {
-        "_attention_blocks_torch.Products": [
+        "attention_torch._Products": [
             (lambda q, k, v: ops.attention(q, k, v, causal=True), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK, causal=True, window=2), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK, dropout=0.4, seed=seed()), HEADS),
@@ -82,10 +83,8 @@ if keras.backend.backend() == "torch":
                 HEADS,
             ),
         ],
-        "_attention_cuda_torch._Again": [
-            (lambda q, k, v: as_by_a_kernel(q, k, v, causal=True, soft_cap=0.7), HEADS)
-        ],
-        "attention_torch._Fused": [
+        "_backward_torch._Fused": [
+            (lambda q, k, v: as_by_a_kernel(q, k, v, causal=True, soft_cap=0.7), HEADS),
             (lambda q, k, v: ops.attention(q, k, v), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK, scale=0.7), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK[:, :, :1]), [(2, 1, 2, 2), *HEADS[1:]]),
@@ -100,8 +99,10 @@ if keras.backend.backend() == "torch":
             (lambda x, k: grouped(x, k, SIZES), [(6, 3), (4, 3, 2)]),
             (lambda k: grouped(torch.ones(6, 3).double(), k, SIZES), [(4, 3, 2)]),
         ],
-        "gated_silu_torch._GatedSilu": [(lambda g, u: ops.gated_silu(g, u), [(3, 4), (3, 4)])],
-        "gated_gelu_torch._GatedGelu": [(lambda g, u: ops.gated_gelu(g, u), [(3, 4), (3, 4)])],
+        "activations_torch._Gated": [
+            (lambda g, u: ops.gated_silu(g, u), [(3, 4), (3, 4)]),
+            (lambda g, u: ops.gated_gelu(g, u), [(3, 4), (3, 4)]),
+        ],
         "linear_cross_entropy_torch._Losses": [
             (
                 lambda h, t: ops.linear_cross_entropy(
@@ -129,7 +130,7 @@ if keras.backend.backend() == "torch":
                 [(2, 3, 4), (4, 5), (5, 2)],
             ),
         ],
-        "rms_norm_torch._RMSNorm": [
+        "norms_torch._RMSNorm": [
             (lambda x, s: ops.rms_norm(x, s), [(3, 4), (4,)]),
             (lambda x, s: ops.rms_norm(x, s, offset=0.0), [(3, 4), (4,)]),
             (lambda x: ops.rms_norm(x, None), [(3, 4)]),

@@ -13,8 +13,7 @@ if keras.backend.backend() == "torch":
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from kmodels.overrides import _half_products_torch, _tensors_torch
-    from kmodels.overrides._half_products_torch import product
+    from kmodels.overrides import _tensors_torch, dense_torch
     from kmodels.overrides._tensors_torch import widens
 
     PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm", "convolution")
@@ -65,13 +64,14 @@ if keras.backend.backend() == "torch":
 
     @pytest.mark.parametrize("shape", [(3, 5, 7), (2500, 7), (0, 7), (1, 1, 7)])
     def test_parts_of_a_product_make_the_whole(shape, monkeypatch) -> None:
-        monkeypatch.setattr(_half_products_torch, "TILE", 21)
+        monkeypatch.setattr(dense_torch, "TILE", 21)
         generator = torch.Generator().manual_seed(0)
         x, kernel, bias = (
             torch.randn(size, generator=generator).to(torch.bfloat16)
             for size in (shape, (7, 10), 10)
         )
         right = (x.double() @ kernel.double() + bias.double()).to(torch.bfloat16)
+        product = dense_torch.product_in_float32
         found = product(x, kernel, bias)
         assert found.dtype == torch.bfloat16
         assert found.shape == right.shape

@@ -14,10 +14,11 @@ from kmodels import ops
 from kmodels.core import dispatch
 from numpy_attention import attention
 from op_cases import DEFINITIONS, cases, few_cases, without_rows
+from source_tree import decorated
 from tolerances import tolerance
 
 REPOSITORY = Path(__file__).parents[3]
-OVERRIDES = REPOSITORY / "src" / "kmodels" / "overrides"
+FOLDER = REPOSITORY / "src" / "kmodels" / "overrides"
 BACKEND = keras.backend.backend()
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 if BACKEND == "jax":
@@ -150,27 +151,30 @@ def test_the_op_runs_its_override() -> None:
         assert kmodels.decisions()[name]["override"] == count
 
 
-def files() -> list[str]:
-    return sorted(path.stem for path in OVERRIDES.glob("[!_]*_*.py"))
+OVERRIDES = decorated("overrides", "override")
 
 
 def test_each_override_file_holds_a_registered_override() -> None:
-    mine = [stem for stem in files() if stem.endswith(f"_{BACKEND}")]
+    mine = [name for name in OVERRIDES if name.endswith(f"_{BACKEND}")]
     registered = [op.override.__name__ for op in dispatch.ops().values() if op.override is not None]
-    assert sorted(registered) == mine
+    assert sorted(registered) == sorted(mine)
     # All files are one of the three backends'; nothing lies there unused.
-    assert all(stem.rsplit("_", 1)[1] in ("jax", "torch", "tensorflow") for stem in files())
+    files = {path.stem for path in FOLDER.glob("[!_]*_*.py")}
+    assert files == {Path(file).stem for file in OVERRIDES.values()}
+    assert all(stem.rsplit("_", 1)[1] in ("jax", "torch", "tensorflow") for stem in files)
+    for name, file in OVERRIDES.items():
+        assert name.rpartition("_")[2] == Path(file).stem.rpartition("_")[2]
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("stem", files())
-def test_each_override_was_measured_to_pay(stem: str) -> None:
-    backend = stem.rsplit("_", 1)[1]
+@pytest.mark.parametrize("name", sorted(OVERRIDES))
+def test_each_override_was_measured_to_pay(name: str) -> None:
+    backend = name.rsplit("_", 1)[1]
     rows = [
         row
         for path in (REPOSITORY / "benchmarks" / "results").glob(f"ops_{backend}_*.json")
         for row in json.loads(path.read_text())["rows"]
-        if row["override"] == stem and row["declines"] is None
+        if row["override"] == name and row["declines"] is None
     ]
-    assert rows, f"no benchmark result for {stem}: run benchmarks/ops.py --write"
+    assert rows, f"no benchmark result for {name}: run benchmarks/ops.py --write"
     assert min(min(row["time_ratio"], row.get("memory_ratio", 1.0)) for row in rows) < 1

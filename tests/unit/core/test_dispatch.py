@@ -3,7 +3,6 @@
 import ast
 import inspect
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,6 +15,7 @@ from kmodels.core import dispatch
 from kmodels.core.dispatch import OpCall
 from kmodels.core.runtime import RuntimeBackend
 from refusals import refused
+from source_tree import decorated, trees
 
 BACKEND = keras.backend.backend()
 
@@ -148,16 +148,23 @@ def test_supports_gets_the_arguments_by_name_with_the_defaults(doubled) -> None:
 
 def test_supports_asks_for_parameters_of_its_op() -> None:
     """On all backends: by the syntax trees, for an attribute that is none would raise in a call."""
-    checked = 0
-    folder = Path(kmodels.__file__).parent / "overrides"
-    for path in sorted(folder.glob("[!_]*_*.py")):
-        op = dispatch.ops().get(path.stem.rpartition("_")[0])
-        for node in ast.walk(ast.parse(path.read_text())):
-            if op is None or not isinstance(node, ast.Attribute):
-                continue
-            if isinstance(node.value, ast.Name) and node.value.id == "call":
-                assert node.attr in inspect.signature(op.generic).parameters, (path.name, node.attr)
-                checked += 1
+    checked, overrides = 0, decorated("overrides", "override")
+    for file in sorted(set(overrides.values())):
+        functions = {n.name: n for n in trees()[file].body if isinstance(n, ast.FunctionDef)}
+        parameters, supports = {}, {}
+        for name in functions.keys() & overrides.keys():
+            op = dispatch.ops()[name.rpartition("_")[0]]
+            parameters[name] = set(inspect.signature(op.generic).parameters)
+            (mark,) = functions[name].decorator_list
+            supports |= {ast.unparse(argument): name for argument in mark.args[1:]}
+        for name, function in functions.items():
+            # A function that no decorator names may be asked by any override of the file.
+            owners = [supports[name]] if name in supports else parameters
+            allowed = set.union(*(parameters[owner] for owner in owners))
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "call":
+                    assert node.attr in allowed, (file, node.attr)
+                    checked += 1
     assert checked > 30
 
 

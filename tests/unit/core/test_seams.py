@@ -16,6 +16,7 @@ import keras
 import pytest
 
 from seams import BACKENDS, BODIES, SOURCE, calls, name_of, protocol_of, seams, tree_of, written
+from source_tree import decorated
 
 BACKEND = keras.backend.backend()
 SEAMS = seams()
@@ -184,11 +185,11 @@ def importers() -> dict[str, set[str]]:
 def test_no_file_of_a_backend_without_a_seam():
     """Each is a seam's, an override, a helper of other files of its backend, or named above."""
     bodies = {path for seam in SEAMS for path in seam.files.values()}
-    ops = {path.stem for path in (SOURCE / "kmodels" / "ops").glob("*.py")}
+    overrides = set(decorated("overrides", "override").values())
     users, without = importers(), set()
     for path in SOURCE.rglob("*.py"):
-        stem, _, backend = path.stem.rpartition("_")
-        override = path.parent.name == "overrides" and stem in ops
+        backend = path.stem.rpartition("_")[2]
+        override = str(path.relative_to(SOURCE / "kmodels")) in overrides
         if backend not in BACKENDS or path in bodies or override:
             continue
         own = users[name_of(path)]

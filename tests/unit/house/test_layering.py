@@ -15,6 +15,7 @@ from source_tree import (
     ROW,
     SOURCE,
     circles_in,
+    decorated,
     file_imports,
     imports,
     lookups,
@@ -179,17 +180,12 @@ def signature(tree: ast.Module, name: str) -> dict[str, str]:
 def test_overrides_have_the_types_of_their_op():
     """The type checker compares only results: a backend's own class is no `Tensor` to it."""
     compared = 0
-    for file, tree in trees().items():
-        if not file.startswith("overrides/"):
-            continue
-        stem = file.removeprefix("overrides/").removesuffix(".py")
-        for node in tree.body:
-            decorators = getattr(node, "decorator_list", [])
-            if any(ast.unparse(d).startswith("override(") for d in decorators):
-                op, found = stem.rpartition("_")[0], signature(tree, node.name)
-                found = {name: OWN_TENSOR.sub("Tensor", text) for name, text in found.items()}
-                assert found == signature(trees()[f"ops/{op}.py"], op), node.name
-                compared += 1
+    ops = decorated("ops", "op")
+    for name, file in decorated("overrides", "override").items():
+        op, found = name.rpartition("_")[0], signature(trees()[file], name)
+        found = {name: OWN_TENSOR.sub("Tensor", text) for name, text in found.items()}
+        assert found == signature(trees()[ops[op]], op), name
+        compared += 1
     assert compared > 20
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.layers.experts.router import check_experts
+from kmodels.layers.experts import check_experts
 from kmodels.models.blocks import layer_kinds
 from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL

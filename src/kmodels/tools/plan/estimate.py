@@ -28,8 +28,8 @@ from kmodels.lora import LoraSettings
 from kmodels.lora.enable import chosen
 from kmodels.lora.targets import linear_layers
 from kmodels.models.blocks.sizes import BlockSizes, Sizes
+from kmodels.ops.attention import block_slices
 from kmodels.ops.linear_cross_entropy import tile_of
-from kmodels.overrides.blocks import blocks
 
 # Number of optimizer slots of a weight.
 SLOTS = {"adamw": 2, "adam": 2, "lion": 1, "momentum": 1, "sgd": 0}
@@ -522,7 +522,7 @@ class _Step:
         if block.attention_dropout:
             yield StepArray(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
         if way == "blocks":
-            cut = blocks(tokens, tokens, self.sizes.causal, block.window, BLOCK)
+            cut = block_slices(tokens, tokens, self.sizes.causal, block.window, BLOCK)
             pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
             shape = (batch, heads, pairs)
             yield StepArray(ACTIVATIONS, f"{name}/weights", shape, self.dtype, axes[:3])

@@ -1,4 +1,7 @@
-"""Layer normalisation for TensorFlow with a backward of its own: keeps x and two numbers a row."""
+"""Normalization for TensorFlow: the backward pass keeps x and one or two numbers per row.
+
+The gradient tape would keep several arrays of x's size in float32.
+"""
 
 from typing import Any
 
@@ -6,7 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from kmodels.core.dispatch import override
-from kmodels.ops.layer_norm import layer_norm
+from kmodels.ops.norms import layer_norm, rms_norm
 from kmodels.overrides._tensors_tensorflow import after, later, static_shape, sum_of_rows, wide
 
 
@@ -14,7 +17,7 @@ from kmodels.overrides._tensors_tensorflow import after, later, static_shape, su
 def layer_norm_tensorflow(
     x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None = None, *, epsilon: float = 1e-6
 ) -> tf.Tensor:
-    """Computes the op itself; the gradient tape would keep several wide arrays of x's size."""
+    """Keeps x and two numbers per row for the backward pass."""
 
     @tf.custom_gradient
     def norm(x: tf.Tensor, scale: tf.Tensor, *bias: tf.Tensor) -> Any:
@@ -48,7 +51,35 @@ def layer_norm_tensorflow(
     if x.shape.rank is None or x.shape.rank <= 3:
         return norm(x, *parameters)
     # With TensorFlow 2.21 the gradient of more dimensions was seen to end in memory errors of
-    # oneDNN's kernels, where several threads compute on a CPU.
+    # oneDNN's kernels with several threads on a CPU.
     found = tf.reshape(norm(tf.reshape(x, (-1, x.shape[-1])), *parameters), tf.shape(x))
     found.set_shape(x.shape)
     return found
+
+
+@override(rms_norm)
+def rms_norm_tensorflow(
+    x: tf.Tensor, scale: tf.Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
+) -> tf.Tensor:
+    """Keeps x and one number per row for the backward pass."""
+
+    @tf.custom_gradient
+    def norm(x: tf.Tensor, scale: tf.Tensor) -> Any:
+        y = wide(x)
+        inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(y), -1, keepdims=True) + epsilon)
+
+        def backward(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            normal, slope = wide(later(gradient, x)) * inverse, wide(gradient)
+            rows = tf.reshape(slope * normal, (-1, x.shape[-1]))
+            slope = slope * (offset + wide(scale))
+            inner = tf.reduce_mean(slope * normal, -1, keepdims=True)
+            for_x = (slope - normal * inner) * inverse
+            return tf.cast(for_x, x.dtype), tf.cast(tf.reduce_sum(rows, 0), scale.dtype)
+
+        return tf.cast(y * inverse * (offset + wide(scale)), x.dtype), backward
+
+    x = ops.convert_to_tensor(x)
+    if scale is None:
+        scale, offset = tf.ones(static_shape(x)[-1:], x.dtype), 0.0
+    # Read here: a variable that is read inside would have to be declared.
+    return norm(x, tf.convert_to_tensor(ops.convert_to_tensor(scale)))

@@ -1,4 +1,7 @@
-"""RMS normalisation for torch with a backward of its own: keeps x and a number per row."""
+"""Normalization for torch: one fused layer norm, and RMS norm with a lean backward pass.
+
+RMS norm keeps x and one number per row; autograd would keep five arrays of x's size.
+"""
 
 from functools import cache
 from typing import Any
@@ -6,12 +9,28 @@ from typing import Any
 import torch
 
 from kmodels.core.dispatch import override
-from kmodels.ops.rms_norm import rms_norm
+from kmodels.ops.norms import layer_norm, rms_norm
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import PLAIN, as_tensor
 
-# Numbers up to which calls of torch take longer on CPUs than the arithmetic.
+# Elements up to which calls of torch take longer on CPUs than the arithmetic.
 LARGE = 2**14
+
+
+@override(layer_norm)
+def layer_norm_torch(
+    x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None, *, epsilon: float = 1e-6
+) -> torch.Tensor:
+    """`torch.nn.functional.layer_norm`, whose statistics are float32 for narrower inputs too."""
+    x, scale = as_tensor(x), as_tensor(scale)
+    bias = None if bias is None else as_tensor(bias)
+    width = (x.shape[-1],)
+    if scale.dtype is x.dtype and (bias is None or bias.dtype is x.dtype):
+        return torch.layer_norm(x, width, scale, bias, epsilon)
+    # The kernel takes one dtype; a wider scale must not be rounded, so all go up.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    bias = None if bias is None else bias.to(dtype)
+    return torch.layer_norm(x.to(dtype), width, scale.to(dtype), bias, epsilon).to(x.dtype)
 
 
 def _again(ctx: Context) -> Any:
@@ -22,8 +41,6 @@ def _again(ctx: Context) -> Any:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Autograd would keep five arrays of x's size, some of them widened."""
-
     @staticmethod
     def forward(
         ctx: Context, x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
@@ -56,9 +73,9 @@ class _RMSNorm(torch.autograd.Function):
 def _normalise(
     x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the result, and what each row was multiplied by."""
+    """Returns the result, and the inverse root mean square of each row."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    # It adds in place where it can: on a CPU each new array of this size costs as much as the sum.
+    # In place: on a CPU, allocating an array of this size takes as long as the sum.
     y = x.to(wide, copy=True)
     squares = torch.linalg.vecdot(y, y).unsqueeze(-1)
     inverse = squares.div_(x.shape[-1]).add_(epsilon).rsqrt_()
@@ -74,7 +91,7 @@ def _constants(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the root of width x epsilon, offset x the root of width, and that root.
 
-    torch takes twice as long where it has to make a tensor of a number first.
+    Python numbers would take twice as long, since torch makes a tensor of each.
     """
     root = width**0.5
     numbers = ((width * epsilon) ** 0.5, offset * root, root)
@@ -85,7 +102,7 @@ def _constants(
 def _small(
     x: torch.Tensor, scale: torch.Tensor | None, epsilon: float, offset: float
 ) -> torch.Tensor:
-    """Returns the result in the fewest calls of torch, by the length of each row.
+    """Returns the result in as few calls of torch as possible, by the norm of each row.
 
     With d numbers in a row: x / hypot(|x|, sqrt(d epsilon)) * sqrt(d) (offset + scale), where the
     last factor is 1 without a scale.
@@ -101,7 +118,7 @@ def _small(
 
 
 def by_rows(x: torch.Tensor) -> bool:
-    """Returns whether torch's own `rms_norm`, which is many calls on CPUs, is left out."""
+    """Returns True if torch's `rms_norm`, many calls on CPUs, is not used."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -109,7 +126,7 @@ def by_rows(x: torch.Tensor) -> bool:
 def rms_norm_torch(
     x: torch.Tensor, scale: torch.Tensor | None, *, epsilon: float = 1e-6, offset: float = 1.0
 ) -> torch.Tensor:
-    """Computes the op itself, and keeps less for the backward pass."""
+    """Keeps x and one number per row for the backward pass."""
     x, scale = as_tensor(x), None if scale is None else as_tensor(scale)
     if not torch.is_grad_enabled():
         if not by_rows(x):  # it is one kernel, or the compiler makes one of it
