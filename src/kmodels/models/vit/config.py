@@ -10,7 +10,7 @@ from kmodels.models.blocks.encoder_config import EncoderBlockConfig, EncoderConf
 from kmodels.weights.positions import METHODS, Method
 
 # How each rotary embedding pairs the channels of a head, as in `ops.rotary_embedding_2d`.
-ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors"}
+ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors", "cat_ij": "neighbors"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ViTConfig(EncoderConfig):
         rope_theta: base of a rotary embedding of queries and keys by the patches' places in the
             image, which class token and registers do not get; None for none.
         rope_type: "dinov3", centers of the patches from -1 to 1 along each side, in circles; "cat",
-            their numbers, as in Perception Encoder.
+            numbers of column and row, as in Perception Encoder; "cat_ij", row and column.
         rope_grid_offset: is added to those numbers.
         ref_feat_shape: (rows, columns) of patches that "cat" scales each image to, so that another
             size turns by the same angles; None for as many as there are.

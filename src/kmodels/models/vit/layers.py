@@ -272,11 +272,10 @@ class PatchCoordinates(Layer):
         down, along = self._line(0), self._line(1)
         down = ops.reshape(ops.repeat(ops.expand_dims(down, 1), columns, axis=1), (-1,))
         along = ops.reshape(ops.repeat(ops.expand_dims(along, 0), rows, axis=0), (-1,))
-        is_centered = config.rope_type == "dinov3"
-        found = ops.stack([down, along] if is_centered else [along, down], axis=-1)
+        found = ops.stack([along, down] if config.rope_type == "cat" else [down, along], axis=-1)
         if training and self.seed_generator is not None:
             found = self._moved(found)
-        if is_centered:
+        if config.rope_type == "dinov3":
             found = found * (2 * math.pi)
         if not config.num_prefix_tokens:
             return found

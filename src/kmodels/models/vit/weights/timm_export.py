@@ -19,10 +19,6 @@ from kmodels.models.vit.weights.traits import UNBIASED
 from kmodels.weights import LazyArray, constant, export, write_safetensors
 from kmodels.weights.native import refuse_to_replace
 
-# timm's own names decide what no argument in a file can say: the norms' epsilon, and the kinds of
-# attention and of rotary embedding.
-DINOV3, PERCEPTION = "vit_small_patch16_dinov3", "vit_pe_core_base_patch16_224"
-
 
 def _eva(
     config: ViTConfig, settings: Mapping[str, Any], pooling: str, poolings: Mapping[str, str]
@@ -41,6 +37,8 @@ def _eva(
     Raises:
         InputError: lists what timm's EVA cannot express.
     """
+    known = [x for x in weights.ROTARY.values() if x.rope_type == config.rope_type]
+    rotary = next((x for x in known if x.epsilon == config.layer_norm_epsilon), known[0])
     centered = config.rope_type == "dinov3"
     # Its attention has no bias of the keys, or all three in one.
     alone = config.use_query_bias and config.use_value_bias and not config.use_key_bias
@@ -49,7 +47,7 @@ def _eva(
     absent = {
         f"token_merging={config.token_merging}": bool(config.token_merging),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon
-        != weights.EPSILON,
+        != rotary.epsilon,
         "a mask token": config.use_mask_token,
         "a distillation token": config.use_distillation_token,
         "positions of the class token beside registers": bool(config.num_register_tokens)
@@ -60,7 +58,7 @@ def _eva(
         "these biases of the attention": not (
             config.use_mha_bias
             and config.use_proj_bias
-            and ((alone or without) if centered else not config.unbiased)
+            and (not config.unbiased if rotary.whole_bias else alone or without)
         ),
         "use_mlp_bias=False": not config.use_mlp_bias,
         f"approximate_gelu={config.approximate_gelu!r}": bool(config.approximate_gelu),
@@ -98,7 +96,7 @@ def _eva(
         arguments["rope_grid_offset"] = config.rope_grid_offset
         arguments["ref_feat_shape"] = config.ref_feat_shape
     return {
-        "architecture": DINOV3 if centered else PERCEPTION,
+        "architecture": rotary.architecture,
         "model_args": arguments,
     }
 
