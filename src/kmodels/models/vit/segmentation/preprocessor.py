@@ -25,7 +25,9 @@ from kmodels.models.vit.segmentation.masks import classes
 from kmodels.training.matching.targets import KEYS, parts_of
 
 # What is done with an image; the first is the default.
-WAYS = ("stretch", "pad", "split")
+WAYS = ("stretch", "pad", "split", "none")
+# Those that keep the shape of an image.
+FRAMED = ("pad", "split")
 
 
 def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
@@ -166,7 +168,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         aspect_ratio: "stretch" gives every image the model's shape. "pad" keeps its shape, and
             fills what is left at the right or below with black, in masks with label 255. "split"
             cuts an image whose shorter side fills the model's into windows that overlap; it is for
-            `segment` alone, and gives more images than there were. Both want a square image_size.
+            `segment` alone, and gives more images than there were. Both need a square image_size.
+            "none" refuses images of another size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above except for
             `resize_output_mask` is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -211,13 +214,14 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                     "the image converter has crop_to_aspect_ratio=True, which leaves pixels "
                     "without a class; give one with False"
                 )
-        super().__init__(**given, **kwargs)
+        mode = "none" if aspect_ratio == "none" else "stretch"
+        super().__init__(**given, resize_mode=mode, **kwargs)
         self.resize_output_mask = resize_output_mask
         self.aspect_ratio = aspect_ratio
         if aspect_ratio not in WAYS:
             raise InputError(f"aspect_ratio is {aspect_ratio!r}; choose {' or '.join(WAYS)}")
         height, width = self.image_size
-        if aspect_ratio != "stretch" and height != width:
+        if aspect_ratio in FRAMED and height != width:
             raise InputError(
                 f"aspect_ratio is {aspect_ratio!r} and image_size {self.image_size}; give a square "
                 "one, or aspect_ratio='stretch'"
@@ -244,7 +248,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 "aspect_ratio='split' makes several images of one, which have no masks; train with "
                 "'pad' or 'stretch'"
             )
-        if self.aspect_ratio != "stretch":
+        if self.aspect_ratio in FRAMED:
             x = self._framed(x)
         return super().call(x, None if y is None else self._masks(y), sample_weight)
 
@@ -317,6 +321,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
     def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments; see `Preprocessor`."""
         own = {name: arguments[name] for name in OF_MASKS if name in arguments}
+        if arguments.get("resize_mode") == "none":
+            own["aspect_ratio"] = "none"
         found = {**super().fitted(arguments, config), **own}
         return {name: value for name, value in found.items() if name not in OF_CROPS}
 

@@ -212,7 +212,7 @@ class ViTImageSegmenter(ImageSegmenter):
             pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
             grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
             way = getattr(self.preprocessor, "aspect_ratio", preprocessor.WAYS[0])
-            if way != preprocessor.WAYS[0]:
+            if way in preprocessor.FRAMED:
                 whole = self.backbone.config.image_shape[:2]
                 logits = (masks.resized(grid, whole) for grid in grids)
                 return preprocessor.of_images(logits, sizes, whole[0], way)

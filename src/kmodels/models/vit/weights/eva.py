@@ -154,7 +154,7 @@ def _backbone(
     numbers = re.search(r"_patch(\d+)_.*?(\d+)$", name.partition(".")[0])
     named = (int(numbers[1]), int(numbers[2])) if numbers else (patch, SIDE)
     grid, over = _grid(path, patch, shapes or [(named[1], named[1])], arguments, tensors)
-    reference = (named[1] // named[0],) * 2
+    reference = (named[1] // named[0], named[1] // named[0])
     first = tensors[f"blocks.0.mlp.{'fc1_g' if gated else 'fc1'}.weight"]
     pooling = tensors.get("attn_pool.mlp.fc1.weight")
     return {

@@ -80,7 +80,7 @@ SHORTEST = ("Bit", "CLIP")
 READ = {
     *("crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "do_split_image"),
     *("feature_extractor_type", "image_mean", "image_processor_type", "image_std", "do_pad"),
-    *("max_num_patches", "patch_size", "resample", "rescale_factor", "size"),
+    *("max_num_patches", "pad_size", "patch_size", "resample", "rescale_factor", "size"),
 }
 IDLE = {
     # Images of Pillow and files become RGB, and arrays must have the model's channels.
@@ -89,7 +89,7 @@ IDLE = {
     *("_processor_class", "_valid_processor_keys", "auto_map", "data_format", "device"),
     *("default_to_square", "disable_grouping", "do_reduce_labels", "ignore_index"),
     *("image_seq_length", "input_data_format", "num_labels", "processor_class", "reduce_labels"),
-    *("return_tensors", "pad_size", "return_metadata"),
+    *("return_tensors", "return_metadata"),
 }
 # What transformers 5 calls parts of an attention; it writes the older names unless it is told
 # `save_original_format=False`.
@@ -232,8 +232,6 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     of_kind = DEFAULTS.get(kind, DEFAULTS["ViT"])
     settings = {**USUAL, **of_kind, **{k: v for k, v in described.items() if v is not None}}
     ignored = [name for name in described if name not in READ | IDLE]
-    if kind != "Eomt" and settings.get("do_pad"):
-        ignored.append("do_pad=True")
     resample = settings["resample"]
     if resample not in INTERPOLATION:
         ignored.append(f"resample={resample!r}")
@@ -243,25 +241,34 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
         "image_size": config.image_shape[:2],
     }
     if kind == "Siglip2" or "max_num_patches" in described:
-        ignored += [] if settings["do_resize"] else ["do_resize=False"]
+        # Images of whole patches, few enough for a row, are the only ones that transformers takes
+        # without resizing; without enlarging they keep their size here.
+        found |= {} if settings["do_resize"] else {"enlarge": False}
         return _logged(path, ignored, {**found, "max_num_patches": settings["max_num_patches"]})
     if kind == "Eomt":
         for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
             found |= {"aspect_ratio": way} if settings.get(key) else {}
-        ignored += [] if settings["do_resize"] else ["do_resize=False"]
+        if not settings["do_resize"] and "aspect_ratio" in found:
+            ignored.append(f"do_resize=False with aspect_ratio={found['aspect_ratio']!r}")
+        elif not settings["do_resize"]:
+            found["aspect_ratio"] = "none"
         return _logged(path, ignored, found)
     size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
+    pads = bool(settings.get("do_pad"))  # changes nothing if all images have the size already
     image_size = _size(settings["crop_size"], False) if crop else size
     if not settings["do_resize"]:
         found["resize_mode"] = "crop" if crop else "none"
         size, image_size = config.image_shape[:2], image_size if crop else config.image_shape[:2]
     if not isinstance(size, int | tuple) or not isinstance(image_size, int | tuple):
-        ignored.append(f"size={settings['size']!r}")
+        ignored += [f"size={settings['size']!r}", *(["do_pad=True"] if pads else [])]
         return _logged(path, ignored, found)
     if isinstance(image_size, int):
         # transformers would give images of many shapes, of which a model takes one.
         ignored.append(f"size={settings['size']!r} without do_center_crop (the middle is taken)")
+        ignored += ["do_pad=True"] if pads else []
         image_size = (image_size, image_size)
+    elif pads and (pad := settings.get("pad_size")) and _size(pad, False) != image_size:
+        ignored.append(f"do_pad=True with pad_size={pad!r}")
     if settings["do_resize"] and (crop or isinstance(size, int)):
         found["resize_size"] = size
     if image_size != config.image_shape[:2]:

@@ -110,7 +110,7 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     if way != "stretch":
         kind = {
             "image_processor_type": "EomtImageProcessor",
-            "size": {"shortest_edge": height, "longest_edge": height if way == "pad" else None},
+            "size": {"shortest_edge": height, "longest_edge": None if way == "split" else width},
             "do_pad": way == "pad",
             "do_split_image": way == "split",
         }
