@@ -11,7 +11,7 @@ from family_table import row_of
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models import DINOV3Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
-from kmodels.models.vit.mae_layers import Sines, sines
+from kmodels.models.vit.mae import Sines, sines
 from kmodels.training import TrainStep
 from kmodels.weights import read_safetensors
 from refusals import refused

@@ -14,8 +14,15 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights.augreg import attention
 from kmodels.models.vit.weights.dinov2 import gated_dim
-from kmodels.models.vit.weights.huggingface_export import RATIOS
-from kmodels.models.vit.weights.traits import BIAS, LOGITS, NONE, ROTARY, UNBIASED, lacking
+from kmodels.models.vit.weights.huggingface_export import (
+    BIAS,
+    LOGITS,
+    NONE,
+    RATIOS,
+    ROTARY,
+    UNBIASED,
+    lacking,
+)
 from kmodels.weights import Rule, Transform, identity, leading_axes, reshape
 
 GATED = ("block_{i}/mlp/gate", "block_{i}/mlp/up")

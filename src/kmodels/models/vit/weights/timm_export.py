@@ -15,7 +15,6 @@ from kmodels.core.remote import staged
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import eva as weights
 from kmodels.models.vit.weights import timm
-from kmodels.models.vit.weights.traits import UNBIASED
 from kmodels.weights import LazyArray, constant, export, write_safetensors
 from kmodels.weights.native import refuse_to_replace
 
@@ -242,7 +241,8 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
         f"token_merging={config.token_merging}": bool(config.token_merging),
         "a mask token": config.use_mask_token,
         "use_position_embedding=False": not config.use_position_embedding,
-        UNBIASED: config.use_mha_bias and bool(config.unbiased),
+        "biases of some projections of the attention alone": config.use_mha_bias
+        and bool(config.unbiased),
         "an attention pooling of its own sizes": config.pool_include_prefix
         or bool(config.pooling_num_heads or config.pooling_mlp_dim),
         "registers beside positions of the class token": bool(config.num_register_tokens) and over,
