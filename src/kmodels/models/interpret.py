@@ -43,7 +43,7 @@ class View:
     Args:
         model: as the user gave it.
         tower: its ViT.
-        pooling: how it makes one vector of the tokens, as in `ViTImageClassifier`.
+        pooling: how tokens are pooled, as in `ViTImageClassifier`.
         pool: the layer with the attention of a "map" head, else None.
     """
 
@@ -86,7 +86,7 @@ class View:
         return [step for step in self.tower.steps if not isinstance(step, Pooling | PatchDropout)]
 
     def walk(self, x: Tensor, steps: Sequence[keras.Layer], info: EncoderInfo = NO_INFO) -> Any:
-        """Returns what these layers make of images or tokens.
+        """Returns the output of these layers for images or tokens.
 
         Args:
             x: images or tokens.
@@ -103,7 +103,7 @@ class View:
 
 
 def view_of(model: keras.Layer) -> View:
-    """Returns what is common of a model.
+    """Returns the `View` of a model.
 
     Raises:
         InputError: for a model without a ViT.
@@ -165,10 +165,10 @@ def _maps(view: View, pixels: Tensor) -> list[np.ndarray]:
 def rollout(
     maps: Sequence[np.ndarray], head_fusion: str = "mean", discard_ratio: float = 0.0
 ) -> np.ndarray:
-    """Returns how much of each token arrives at each other one, by the attention of all blocks.
+    """Returns how much of each token reaches each other token through the attention of all blocks.
 
-    The heads of a block are fused, half of each token is taken to stay what it is by the residual
-    connection, rows are scaled to a sum of 1, and the matrices of all blocks are multiplied.
+    The heads of a block are fused, the identity is averaged in for the residual connection, rows
+    are scaled to a sum of 1, and the matrices of all blocks are multiplied.
 
     Args:
         maps: one array (B, N, T, T) for each block, of `attention_maps`.
@@ -210,19 +210,19 @@ def attention_rollout(
     discard_ratio: float = 0.0,
     query: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Returns how much each patch counts for what the model reads, by attention rollout.
+    """Returns the contribution of each patch to the pooled tokens, by attention rollout.
 
     Args:
         model: a classifier, a backbone, or a model of two towers.
         images: as the model's `predict` takes them.
-        head_fusion: as of `rollout`.
-        discard_ratio: likewise.
-        query: (row, column) of the patch whose view is asked for. None is for what the model pools:
-            the class token; the mean of all patches; or what a "map" head attends to, by the mean
-            of its heads.
+        head_fusion: as in `rollout`.
+        discard_ratio: as in `rollout`.
+        query: (row, column) of a patch, to get the rollout from this patch. None for the pooled
+            tokens: the class token, the mean of all patches, or the tokens weighted by the
+            attention of a "map" head, averaged over its heads.
 
     Returns:
-        float32 maps (B, rows, columns); what is missing to a sum of 1 went to other tokens.
+        float32 maps (B, rows, columns); the rest to a sum of 1 belongs to other tokens.
 
     Raises:
         InputError: see `rollout` and `attention_maps`; a query outside of the grid.
@@ -250,7 +250,7 @@ def _seen(view: View) -> int:
 
 
 def _read_by_head(view: View, pixels: Tensor) -> np.ndarray:
-    """Returns what the attention of the pooling reads of each token that it sees, (B, S)."""
+    """Returns the attention of the pooling to each token that it reads, (B, S)."""
     pool: Any = view.pool
     tokens = view.walk(pixels, view.steps(), view.tower.info(pixels))
     return array(pool.attention.probabilities(*pool.query_and_seen(tokens))).mean(1)[:, 0]
@@ -278,18 +278,18 @@ Target = None | int | str | Sequence[Any] | np.ndarray | Callable[[Any], Any]
 def grad_cam(
     model: keras.Layer, images: Data, target: Target = None, layer: int | str = -1
 ) -> np.ndarray:
-    """Returns which patches speak for a class or a text.
+    """Returns the evidence of each patch for a class or a text (Grad-CAM).
 
     The gradient of the score by the tokens of a layer, averaged over the patches, weighs the
-    channels of those tokens; what is below zero counts as zero.
+    channels of those tokens; negative values become zero.
 
     Args:
         model: a classifier, or a model of two towers; with a function as target a backbone too.
         images: as the model's `predict` takes them.
         target: of a classifier a class, or one for each image; None for the class with the largest
             output. Of two towers a text, or one for each image, or token ids (1 or B, T). A
-            function takes what the model gives, of a backbone tokens (B, T, D) or what it pools,
-            and returns one score for each image, (B,).
+            function takes the output of the model, of a backbone its tokens (B, T, D) or pooled
+            features, and returns one score for each image, (B,).
         layer: block in front of whose attention the tokens are looked at, after its norm; -1 is
             the last one, as Gildenblat's pytorch-grad-cam advises. Or the name of a step, as in
             `ViTBackbone.feature_model`, for tokens as it leaves them, such as "block_3".
@@ -319,7 +319,7 @@ def grad_cam(
 
 
 def _cut(view: View, pixels: Tensor, info: EncoderInfo, layer: int | str) -> tuple[Any, Any, Any]:
-    """Returns what comes into a layer, the tokens to look at, and what continues from both."""
+    """Returns the input of a layer, the tokens to explain, and the function of both after it."""
     steps, blocks = view.steps(), view.tower.blocks
     if isinstance(layer, str):
         names = [step.name for step in steps if step.name in view.tower.stages][1:]
@@ -341,7 +341,7 @@ def _cut(view: View, pixels: Tensor, info: EncoderInfo, layer: int | str) -> tup
 
 
 def _score(view: View, target: Target, batch: int) -> Callable[[Any], Any]:
-    """Returns what makes one number for each image of the tokens behind the last block."""
+    """Returns a function from the tokens after the last block to one score for each image."""
     model: Any = view.model
     backbone = getattr(model, "backbone", model)
     is_texts = isinstance(backbone, TwoTowersBackbone) and not callable(target)
@@ -378,7 +378,7 @@ def _of_class(outputs: Tensor, target: Target) -> Any:
 
 
 def _pooled(view: View) -> Callable[[Any], Any]:
-    """Returns what makes of tokens what a tower of two gives for the score, or a backbone."""
+    """Returns a function from tokens to pooled features, or the tokens of a plain backbone."""
     if view.pool is not None:
         return view.pool
     pools = isinstance(getattr(view.model, "backbone", view.model), TwoTowersBackbone)
@@ -429,13 +429,13 @@ def patch_similarity(
     others: Data = None,
     layer: str | None = None,
 ) -> np.ndarray:
-    """Returns how alike a patch is to all patches, by the cosine of their tokens.
+    """Returns the cosine similarity of a patch to all patches, by their tokens.
 
     Args:
         model: a classifier, a backbone, or a model of two towers.
         images: as the model's `predict` takes them.
         query: (row, column) of the patch in each of `images`.
-        others: images in which its like is looked for: as many, or one for all; None for the same
+        others: images whose patches are compared: as many, or one for all; None for the same
             images.
         layer: name of the step whose tokens are compared, as in `ViTBackbone.feature_model`; None
             for the last tokens, after the final norm.
@@ -490,7 +490,7 @@ def overlay(image: ArrayLike, map: ArrayLike, alpha: float = 0.6) -> np.ndarray:
         image: uint8 or floats (height, width, C) or (height, width), or a batch of them
             (B, height, width, C); C is 1 or 3. Floats are stretched from their least to their
             largest value, so that normalised images do too.
-        map: (rows, columns), or (B, rows, columns); stretched likewise, and made as large as the
+        map: (rows, columns), or (B, rows, columns); stretched in the same way, and resized to the
             image by bilinear interpolation.
         alpha: share of the map in the mixture; 1 shows the map alone.
 

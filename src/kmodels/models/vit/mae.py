@@ -24,7 +24,7 @@ TEMPERATURE = 10000.0
 
 
 def sines(grid: tuple[int, int], width: int, prefix: int = 0) -> np.ndarray:
-    """Returns sines and cosines of the column and of the row of each patch.
+    """Returns sine-cosine position embeddings of the patches.
 
     Args:
         grid: (rows, columns) of patches.
@@ -47,11 +47,11 @@ def sines(grid: tuple[int, int], width: int, prefix: int = 0) -> np.ndarray:
 
 
 class Sines(keras.initializers.Initializer):
-    """Draws nothing: gives `sines` for a variable (1, prefix + rows * columns, width).
+    """Initializer with the values of `sines`, for a variable (1, prefix + rows * columns, width).
 
     Args:
-        grid: see `sines`, like the other.
-        prefix: see there.
+        grid: (rows, columns) of patches.
+        prefix: number of leading tokens.
     """
 
     def __init__(self, grid: Sequence[int], prefix: int):
@@ -70,12 +70,12 @@ class Sines(keras.initializers.Initializer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class PatchMasking(Layer):
-    """Leaves the tokens of seen patches, in a random order.
+    """Keeps the tokens of the visible patches, in a random order.
 
     Args:
         num_patches: patches of an image.
-        num_seen: number of those that are seen.
-        prefix: tokens in front of the patches, which all stay.
+        num_seen: number of visible patches.
+        prefix: number of leading tokens, which are kept.
 
     Call:
         tokens (B, prefix + P, D) -> tokens (B, prefix + K, D), of the patches with the smallest
@@ -113,7 +113,7 @@ class PatchMasking(Layer):
         return keras.ops.cast(found, "int32")
 
     def hidden(self, noise: Tensor | None = None) -> Any:
-        """Returns 1 for each hidden patch and 0 for those seen, float32; shapes as of `order`."""
+        """Returns 1 for each masked patch and 0 for visible ones, float32; shape as `order`."""
         return keras.ops.cast(self.order(noise) >= self.num_seen, "float32")
 
     def compute_output_spec(self, tokens: Tensor, noise: Tensor | None = None) -> Any:
@@ -133,7 +133,7 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
     """Returns chosen rows of each example.
 
     Args:
-        x: (B, T, D), where T is known.
+        x: (B, T, D) with a static T.
         index: int (B, K), numbers from 0 to T - 1.
 
     Returns:
@@ -148,7 +148,7 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class MAEDecoder(Layer):
-    """Puts a learned token in place of each hidden patch, and says the pixels of all patches.
+    """Replaces each masked patch by a learned token, and predicts the pixels of all patches.
 
     Args:
         config: sizes of the decoder; images, patches, and the tokens in front of the patches as of
@@ -156,8 +156,8 @@ class MAEDecoder(Layer):
 
     Call:
         tokens (B, prefix + K, E), as the encoder gives them for the seen patches; order int32
-        (B, P), for each patch its place among the seen ones followed by the hidden ones, or None
-        where all are there in their own order -> (B, P, patch * patch * C), pixels in the order
+        (B, P), the index of each patch among the visible patches followed by the masked ones, or
+        None if all are visible and in order -> (B, P, patch * patch * C), pixels in the order
         (row, column, channel).
 
     Weights:
@@ -236,8 +236,8 @@ def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> No
         )
     if backbone.coordinates is not None:
         raise InputError(
-            "the patches of the backbone turn by their places (rope_theta), of which those that "
-            "are hidden would be left out; give a ViTBackbone with a position embedding"
+            "MAE does not support rotary position embeddings (rope_theta is set); use a backbone "
+            "with learned positions"
         )
     if config.patch_drop_rate or config.token_merging:
         raise InputError(
@@ -252,12 +252,12 @@ def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> No
 
 
 class PatchPixels(keras.Model if TYPE_CHECKING else object):
-    """A model that says the pixels of the patches of a ViT's images.
+    """Mixin for models that predict the pixels of a ViT's patches.
 
     Attributes:
         backbone: a `ViTBackbone`, whose config has the sizes.
-        masking: hides patches.
-        norm_pix_loss: whether pixels are normalised within each patch.
+        masking: masks patches.
+        norm_pix_loss: True if pixels are normalized within each patch.
     """
 
     backbone: Any
@@ -265,7 +265,7 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
     norm_pix_loss: bool
 
     def hidden(self, noise: Tensor | None = None) -> Any:
-        """Returns 1 for each hidden patch and 0 for those seen, float32 (B, P).
+        """Returns 1 for each masked patch and 0 for visible ones, float32 (B, P).
 
         Args:
             noise: (B, P), as of the call; without it the result is (1, P), for all images.
@@ -289,7 +289,7 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
         return ops.reshape(x, (-1, height * side, width * side, channels))
 
     def targets(self, images: Tensor) -> Any:
-        """Returns what the output is compared with, float32 (B, P, patch * patch * C)."""
+        """Returns the targets of the loss, float32 (B, P, patch * patch * C)."""
         pixels = self.patchify(keras.ops.cast(images, "float32"))
         if not self.norm_pix_loss:
             return pixels
@@ -297,11 +297,11 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
         return (pixels - mean) / deviation
 
     def reconstruct_images(self, images: Tensor, noise: Tensor | None = None) -> tuple[Any, Any]:
-        """Shows what the model sees of images, and what it makes of that.
+        """Returns the masked images and their reconstructions.
 
         Args:
             images: (B, height, width, C), preprocessed.
-            noise: (B, P), decides what is hidden, see the class.
+            noise: (B, P), decides which patches are masked, see the class.
 
         Returns:
             The images with zeros for hidden patches, and the images with the model's pixels there;
@@ -331,10 +331,10 @@ def _statistics(pixels: Tensor) -> tuple[Any, Any]:
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTMAEForPreTraining(PatchPixels, Task):
-    """A masked autoencoder: most patches of each image are hidden, and it says their pixels.
+    """A masked autoencoder: most patches of each image are masked, and it predicts their pixels.
 
-    The encoder computes only what is seen, a quarter by default, and the decoder is narrow. Train
-    it on images without labels, then continue with its backbone:
+    The encoder computes only the visible patches, a quarter by default, and the decoder is narrow.
+    Train it on images without labels, then fine-tune its backbone:
 
         mae = ViTMAEForPreTraining.from_preset("vit_small_patch16_224", norm_pix_loss=True)
         mae.compile(kmodels.training.AdamW(1.5e-4, beta_2=0.95))
@@ -344,16 +344,16 @@ class ViTMAEForPreTraining(PatchPixels, Task):
 
     Args:
         backbone: a `ViTBackbone`, the encoder.
-        preprocessor: turns raw images into what the backbone takes, or None.
+        preprocessor: turns raw images into inputs of the backbone, or None.
         decoder_hidden_size: width of the decoder.
         decoder_num_hidden_layers: blocks of the decoder.
         decoder_num_attention_heads: attention heads of the decoder.
         decoder_intermediate_size: width of its MLPs.
-        mask_ratio: share of the patches that is hidden.
+        mask_ratio: share of the patches that are masked.
         norm_pix_loss: the loss compares with pixels that are normalised within each patch.
-        fixed_positions: puts sines and cosines in place of the backbone's position embedding, and
-            does not train them, as in MAE; a file that is read keeps its own table. False leaves
-            the table as it is, and trains it.
+        fixed_positions: initializes the backbone's position embedding with sines and cosines, and
+            does not train it, as in MAE; a table that is read from a file is kept. False trains the
+            backbone's own table.
         seed: seed of the masks in training; None for the model's own under
             `keras.utils.set_random_seed`.
         head_dtype: policy of the decoder; by default that of the backbone.
@@ -434,7 +434,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             x, order = images, None
             for step in backbone.steps:
                 if step is backbone.blocks[0]:
-                    # Positions are there; from here on the encoder computes what is seen.
+                    # Positions are added; from here on the encoder computes visible patches only.
                     x, order = masking(x) if noise is None else masking(x, noise=noise)
                 x = step(x, **told)
             # The loss needs float32 at least.
@@ -476,7 +476,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
 
     @property
     def fixed(self) -> Any:
-        """The position embedding of the backbone where it is not trained here; None for none."""
+        """The position embedding of the backbone if it is not trained here, else None."""
         there = vars(self).get("settings", {}).get("fixed_positions")
         if not there or not self.backbone.config.use_position_embedding:
             return None
@@ -537,10 +537,10 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             return super().test_step(*args)
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled: without a loss, that of hidden patches of unlabelled images.
+        """Returns the arguments of `compile`; without a loss, `pretraining_loss` is used.
 
-        That is `pretraining_loss`; a loss of your own is between the pixels, of the same hidden
-        patches in every image, and labels.
+        A loss of your own compares labels with the predicted pixels; it masks the same patches of
+        every image.
 
         Args:
             given: arguments of `compile`.
@@ -559,19 +559,19 @@ class ViTMAEForPreTraining(PatchPixels, Task):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether it gives logits of classes: it never does."""
+        """False: the outputs are pixels."""
         return False
 
-    # What is hidden
+    # Masks
 
     def draw_noise(self, batch: Tensor | int) -> Any:
-        """Returns what decides which patches of each image are hidden, drawn from its own seed.
+        """Returns random noise that decides which patches of each image are masked.
 
         Args:
             batch: number of images.
 
         Returns:
-            float32 (batch, P), to be given to the call.
+            float32 (batch, P), the `noise` of the call.
         """
         shape = (batch, self.num_patches)
         return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
@@ -585,20 +585,20 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         training: bool = False,
         sample_weight: Tensor | None = None,
     ) -> Any:
-        """Returns the mean squared error of the pixels of hidden patches.
+        """Returns the mean squared error of the pixels of masked patches.
 
         Args:
             images: (B, height, width, C), preprocessed.
-            noise: (B, P), decides what is hidden; None draws it in training, and hides the same
-                patches of every image outside of it, so that figures of epochs can be compared.
-            training: whether dropout is active.
+            noise: (B, P), decides which patches are masked; None draws it in training, and
+                otherwise masks the same patches of every image, so that epochs can be compared.
+            training: True for dropout and random masks.
             sample_weight: (B,) weights of the images, or None.
 
         Returns:
             A scalar.
 
         Raises:
-            InputError: where `mask_ratio` hides nothing.
+            InputError: if `mask_ratio` masks no patch.
         """
         self._check_hidden()
         if noise is None and training:
@@ -623,7 +623,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
-        """Returns the loss of a batch of `fit`: of hidden patches, or what `compile` was given."""
+        """Returns the loss of a batch: that of masked patches, or the one given to `compile`."""
         if not self._step.active:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         self._check_hidden()

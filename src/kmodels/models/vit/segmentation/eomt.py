@@ -39,28 +39,28 @@ QUERIES = ("masks_queries_logits", "class_queries_logits")
 class EoMTImageSegmenter(ImageSegmenter):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
-    Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
-    of the patches in a higher resolution. In training every block with queries predicts, and
-    queries see only the patches of their own mask; over the training that is given up, block by
-    block, so that at the end the model is a plain ViT.
+    Each query predicts a class, or "no object", and a mask, the product of its token with upscaled
+    tokens of the patches. In training every block with queries predicts, and queries attend only
+    to the patches of their own mask; this masking is annealed block by block, so that the final
+    model is a plain ViT.
 
     Args:
         backbone: a `ViTBackbone`, such as that of DINOv2 with registers or of DINOv3.
         num_classes: number of classes, "no object" not counted.
-        preprocessor: turns raw images and masks into what the model takes, or None.
+        preprocessor: turns raw images and masks into inputs of the model, or None.
         num_queries: number of queries Q, the most segments that an image can have.
         num_blocks: blocks that carry queries, the last ones of the backbone.
         num_upscale_blocks: how often the sides of the grid of patches are doubled for masks.
         ignore_class: label of pixels that belong to no segment and are not measured; None for none.
         annealing_steps: steps of the training, over which masked attention is given up, see
             `MaskProbabilities`; None leaves it as it is.
-        no_object_weight: of the loss, as all that follows, see `kmodels.training.SetCriterion`.
-        class_weight: see there.
-        mask_weight: see there.
-        dice_weight: see there.
-        train_num_points: see there.
-        oversample_ratio: see there.
-        importance_sample_ratio: see there.
+        no_object_weight: argument of the loss, `kmodels.training.SetCriterion`.
+        class_weight: argument of the loss.
+        mask_weight: argument of the loss.
+        dice_weight: argument of the loss.
+        train_num_points: argument of the loss.
+        oversample_ratio: argument of the loss.
+        importance_sample_ratio: argument of the loss.
         seed: seed of the points; None for the model's own under `keras.utils.set_random_seed`.
         head_dtype: policy of the heads; by default that of the backbone.
         class_names: names of the classes in the order of the outputs, or None; they are saved
@@ -68,9 +68,10 @@ class EoMTImageSegmenter(ImageSegmenter):
         **kwargs: of `keras.Model`, such as `name`.
 
     Call:
-        images (B, height, width, C), preprocessed floats -> what each class has of each pixel,
-        (B, height, width, num_classes), float32, from 0: the sum over queries of the share of the
-        class and that of the mask. `query_logits` and `predict_queries` give what the queries say.
+        images (B, height, width, C), preprocessed floats -> scores of the classes at each pixel,
+        (B, height, width, num_classes), float32, 0 or more: the sum over queries of class
+        probability times mask probability. `query_logits` and `predict_queries` return the outputs
+        of the queries.
 
     Raises:
         InputError: for a backbone that does not suit, or settings that cannot be.
@@ -187,7 +188,7 @@ class EoMTImageSegmenter(ImageSegmenter):
         self.mask_transformer.probabilities.attn_mask_probs.assign(shares)
 
     def _masking(self) -> tuple[bool, ...]:
-        """Returns which blocks mask now; inside a trace, which did when it was asked for."""
+        """Returns the blocks that mask now; inside a trace, those at the time of the trace."""
         try:
             return tuple((self.attn_mask_probs > 0).tolist())
         except Exception:  # each framework has its own for a value that is not there
@@ -199,12 +200,12 @@ class EoMTImageSegmenter(ImageSegmenter):
             self.test_function = self.predict_function = None
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Returns Keras' function; a new one where other blocks mask."""
+        """Returns Keras' function, rebuilt if the masked blocks have changed."""
         self._follow_masks()
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Returns Keras' function; a new one where other blocks mask."""
+        """Returns Keras' function, rebuilt if the masked blocks have changed."""
         self._follow_masks()
         return super().make_predict_function(force)
 
@@ -230,7 +231,7 @@ class EoMTImageSegmenter(ImageSegmenter):
         )
 
     def query_logits(self, images: Tensor, training: bool = False) -> dict[str, Any]:
-        """Returns what the queries say, as transformers' model does.
+        """Returns the outputs of the queries, as transformers' model does.
 
         Args:
             images: (B, height, width, C), preprocessed floats.
@@ -246,13 +247,13 @@ class EoMTImageSegmenter(ImageSegmenter):
     # Training
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default with the loss of matched masks.
+        """Returns the arguments of `compile`, by default with the loss of matched masks.
 
-        The optimizer is AdamW with a learning rate of 1e-4 and a decay of 0.05. The loss, also for
-        None, is the `criterion`, on masks of labels (B, H, W) or on "mask_labels" (B, T, H, W) with
-        "class_labels" (B, T); one of your own gets the class scores (B, height, width,
-        num_classes), as metrics do. The metric beside the `criterion` is
-        `kmodels.training.MeanIoU`.
+        The optimizer is AdamW with a learning rate of 1e-4 and a decay of 0.05. The default loss,
+        also for None, is the `criterion`, on label masks (B, H, W) or on "mask_labels"
+        (B, T, H, W) with "class_labels" (B, T); a loss of your own gets the class scores (B,
+        height, width, num_classes), as metrics do. The default metric, if the loss is the
+        `criterion`, is `kmodels.training.MeanIoU`.
         """
         given = given.filled(
             optimizer=lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.05), loss=lambda: None
@@ -266,7 +267,7 @@ class EoMTImageSegmenter(ImageSegmenter):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether it gives logits of classes: it gives scores."""
+        """False: the outputs are scores."""
         return False
 
     def train_step(self, *args: object) -> Any:
@@ -287,7 +288,7 @@ class EoMTImageSegmenter(ImageSegmenter):
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
-        """Returns the loss of all predictions; of class scores where `compile` was given a loss.
+        """Returns the loss of all predictions, or of class scores if `compile` got a loss.
 
         Points are drawn in training, and the same in every evaluation.
 
@@ -335,11 +336,11 @@ class EoMTImageSegmenter(ImageSegmenter):
         """Returns `query_logits` of any number of images, as NumPy arrays.
 
         Args:
-            images: what the preprocessor takes; without one what the model takes.
-            batch_size: images at a time.
+            images: inputs of the preprocessor, or of the model if there is no preprocessor.
+            batch_size: images per batch.
 
         Returns:
-            A row for each image, or for each window of one where the preprocessor cuts it.
+            A row for each image, or for each window if the preprocessor cuts images.
         """
         masked = self._masking()
         if masked not in self._readers:
@@ -360,9 +361,9 @@ class EoMTImageSegmenter(ImageSegmenter):
         """Returns the class of each pixel of images, in the size that they have.
 
         Args:
-            images: what the preprocessor takes: uint8 (B, H, W, C), one image (H, W, C), or a list
-                of images of any size; without a preprocessor what the model takes.
-            batch_size: images at a time.
+            images: inputs of the preprocessor: uint8 (B, H, W, C), one image (H, W, C), or a list
+                of images of any size; inputs of the model if there is no preprocessor.
+            batch_size: images per batch.
 
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.

@@ -1,4 +1,4 @@
-"""Images with masks to what a segmenter takes, also padded or cut into windows."""
+"""Preprocessor of segmenters: images with masks, also padded or cut into windows."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,12 +31,12 @@ FRAMED = ("pad", "split")
 
 
 def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
-    """Returns the size that an image gets before it is padded or cut.
+    """Returns the size of an image before it is padded or cut.
 
     Args:
         size: (height, width) of the image.
         side: of the model's square images.
-        way: "pad", where the longer side becomes `side`, or "split", where the shorter one does.
+        way: "pad" to resize the longer side to `side`, or "split" to resize the shorter one.
     """
     height, width = size
     short = float(side)
@@ -52,7 +52,7 @@ def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
 
 
 def window_starts(length: int, side: int) -> list[int]:
-    """Returns where windows of a side begin that cover a length and overlap evenly."""
+    """Returns the starts of windows that cover a length and overlap evenly."""
     number = math.ceil(length / side)
     overlap = (number * side - length) / (number - 1) if number > 1 else 0
     return [int(i * (side - overlap)) for i in range(number)]
@@ -120,8 +120,8 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
         resize: makes a mask (H, W) the model's size.
 
     Returns:
-        "mask_labels", uint8 (B, S, height, width), and "class_labels", int32 (B, S), -1 where there
-        is no segment. S is a power of two, so that a compiled step is made for few of them.
+        "mask_labels", uint8 (B, S, height, width), and "class_labels", int32 (B, S), -1 for no
+        segment. S is a power of two, so that few steps are compiled.
 
     Raises:
         InputError: for other keys, or numbers that differ.
@@ -161,14 +161,14 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         image_size: (height, width) in pixels.
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
-        interpolation: how images are resized, as in `ViTImageClassifierPreprocessor`.
-        antialias: see there.
-        resize_output_mask: resizes masks to `image_size` by the nearest pixel; False where they
-            have that size already. keras-hub's default is False.
-        aspect_ratio: "stretch" gives every image the model's shape. "pad" keeps its shape, and
-            fills what is left at the right or below with black, in masks with label 255. "split"
-            cuts an image whose shorter side fills the model's into windows that overlap; it is for
-            `segment` alone, and gives more images than there were. Both need a square image_size.
+        interpolation: as in `ViTImageClassifierPreprocessor`.
+        antialias: as in `ViTImageClassifierPreprocessor`.
+        resize_output_mask: resizes masks to `image_size` by the nearest pixel; False if they
+            already have that size. keras-hub's default is False.
+        aspect_ratio: "stretch" resizes every image to the model's shape. "pad" keeps the aspect
+            ratio and pads with black at the right or bottom, masks with label 255. "split" resizes
+            the shorter side and cuts the image into overlapping windows; it is for `segment` only,
+            and returns more images than were given. Both need a square image_size.
             "none" refuses images of another size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above except for
             `resize_output_mask` is read from it.
@@ -183,8 +183,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         -> float32 images (B, height, width, C), and with y int32 masks (B, height, width).
 
     Raises:
-        InputError: for what is not a mask, a converter that crops, another aspect_ratio, or masks
-            beside windows.
+        InputError: for invalid masks, a converter that crops, another aspect_ratio, or masks
+            with windows.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         """The same as a layer with keras-hub's arguments, which stretches.
 
         Raises:
-            InputError: where images keep their shape.
+            InputError: if images keep their aspect ratio.
         """
         if self.aspect_ratio != "stretch":
             raise InputError(
@@ -253,7 +253,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         return super().call(x, None if y is None else self._masks(y), sample_weight)
 
     def fitted_size(self, size: Sequence[int]) -> tuple[int, int]:
-        """Returns the (height, width) that an image gets before it is padded or cut."""
+        """Returns the (height, width) of an image before it is padded or cut."""
         return fitted(size, self.image_size[0], self.aspect_ratio)
 
     def _framed(self, x: Data) -> Any:

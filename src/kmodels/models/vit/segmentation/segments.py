@@ -1,7 +1,7 @@
 """Segments of images from the queries of a model: semantic, instance and panoptic, in NumPy.
 
-Masks are first resized to the size of the model's images and then to each image, and what is
-computed in between is computed there, as in transformers' processor.
+As in transformers' processor, masks are first resized to the size of the model's images and then
+to each image, and intermediate results are computed at the former size.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ Size = Sequence[int]
 
 
 def class_scores(masks: np.ndarray, classes: np.ndarray, model_size: Size) -> np.ndarray:
-    """Returns what each class has of each pixel, the sum over queries of both shares.
+    """Returns the score of each class at each pixel: sum over queries of class x mask probability.
 
     Args:
         masks: logits (Q, h, w).
@@ -40,9 +40,9 @@ def semantic(
     """Returns the class of each pixel, that with the largest score.
 
     Args:
-        masks: see `class_scores`, like all up to `size`.
-        classes: see there.
-        model_size: see there.
+        masks: logits (Q, h, w).
+        classes: logits (Q, num_classes + 1).
+        model_size: (height, width) of the images of the model.
         size: (height, width) of the image.
         content: see `instances`.
 
@@ -74,17 +74,17 @@ def instances(
     """Returns instances, each the mask of a query.
 
     Args:
-        masks: see `semantic`, like all up to `size`.
-        classes: see there.
-        model_size: see there.
-        size: see there.
+        masks: logits (Q, h, w).
+        classes: logits (Q, num_classes + 1).
+        model_size: (height, width) of the images of the model.
+        size: (height, width) of the image.
         threshold: least score, the class's share times the mean share of the mask's pixels.
         content: (height, width) of the part of the model's image that the image fills; None for
             all.
 
     Returns:
-        "segmentation", int32 (height, width), -1 where there is none; "segments_info", a list of
-        "id", "label_id" and "score". Of masks that overlap the later one has the pixels.
+        "segmentation", int32 (height, width), -1 for none; "segments_info", a list of "id",
+        "label_id" and "score". The last of overlapping masks gets the pixels.
     """
     held = _on_image(masks, model_size, size, content)
     shares = _softmax(classes)[:, :-1]
@@ -114,10 +114,10 @@ def panoptic(
     """Returns segments that do not overlap.
 
     Args:
-        masks: see `semantic`, like all up to `size`.
-        classes: see there.
-        model_size: see there.
-        size: see there.
+        masks: logits (Q, h, w).
+        classes: logits (Q, num_classes + 1).
+        model_size: (height, width) of the images of the model.
+        size: (height, width) of the image.
         threshold: a query counts if the share of its class is above it.
         mask_threshold: least share of a mask's pixels.
         overlap_mask_area_threshold: a segment stays if more than this share of its mask is left by

@@ -66,7 +66,7 @@ UNKNOWN: dict[str, tuple[object, ...]] = {
 
 
 def rules(config: ViTConfig) -> list[Rule]:
-    """Returns the table: timm's of a ViT, with EVA's names of what that has too."""
+    """Returns the table: that of timm's ViT with EVA's names."""
     scales = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
     found = []
     for rule in timm.rules(config):
@@ -88,7 +88,7 @@ def rules(config: ViTConfig) -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether this is one of them, by its architecture or the name of the file."""
+    """Returns True if the architecture or the file name is one of `ROTARY`'s forms."""
     if not path.is_dir() and path.suffix != ".safetensors":
         return False
     name = str(description.get("architecture", "" if path.is_dir() else path.stem))

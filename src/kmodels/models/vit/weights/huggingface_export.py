@@ -27,13 +27,13 @@ def lacking(
     known: Set[str],
     heads: Set[tuple[str | None, str]],
 ) -> list[str]:
-    """Returns what a model has that another package's cannot express.
+    """Returns the settings of a model that another package's cannot express.
 
     Args:
         config: config of the backbone.
         settings: settings of the task; empty for a backbone.
-        known: what is unusual in the original ViT and may be there.
-        heads: the pairs of pooling and head that the other has.
+        known: results of `unusual` that the other package supports.
+        heads: the pairs of pooling and head that the other package supports.
     """
     found = [name for name in unusual(config, settings) if name not in known]
     pooling, last = settings.get("pooling"), head(settings)
@@ -44,7 +44,7 @@ def lacking(
 
 
 def unusual(config: ViTConfig, settings: Settings) -> list[str]:
-    """Returns what a model has that not every ViT has, in the order of a model."""
+    """Returns the settings in which a model differs from the original ViT."""
     native = config.position_interpolation == "bilinear_antialias"
     found = {
         "use_class_token=False": not config.use_class_token,
@@ -84,7 +84,7 @@ def unusual(config: ViTConfig, settings: Settings) -> list[str]:
 
 
 def _pooler(config: ViTConfig, settings: Settings) -> bool | None:
-    """Returns whether the pre-logits are a bare model's in transformers; None without any."""
+    """Returns True for the pooler of a bare model, False for other pre-logits, None for none."""
     if (dim := settings.get("intermediate_dim")) is None:
         return None
     return not settings["num_classes"] and dim == config.hidden_dim
@@ -98,13 +98,13 @@ def head(settings: Settings) -> str:
 
 
 def patch_form(preprocessor: NaFlexViTImageClassifierPreprocessor) -> dict[str, Any]:
-    """Returns preprocessor_config.json for what makes patches of images of any aspect ratio.
+    """Returns preprocessor_config.json of a NaFlex preprocessor.
 
     Args:
         preprocessor: a `NaFlexViTImageClassifierPreprocessor`.
 
     Raises:
-        InputError: for one that keeps small images as they are, which transformers enlarges.
+        InputError: for one that does not enlarge small images, as transformers does.
     """
     if not preprocessor.enlarge:
         raise InputError(
@@ -201,14 +201,14 @@ class Form:
 
     Args:
         name: for messages.
-        needs: what is unusual in the original ViT, and always there in this one.
-        can: what may be there.
-        heads: the pairs of pooling and head that it has.
-        describe: (config, settings) to the fields of config.json that no other form has.
-        table: (config, settings) to the rules.
-        unbiased: parts that may have no bias; others get one of zeros.
-        only: what else a config must be, where two models of transformers are alike.
-        setting: a setting of the task that alone this one has; None for none.
+        needs: results of `unusual` that this model always has.
+        can: results of `unusual` that it may have.
+        heads: the pairs of pooling and head that it supports.
+        describe: function of (config, settings) to the fields of config.json of this model only.
+        table: function of (config, settings) to the rules.
+        unbiased: parts that may have no bias; others get a bias of zeros.
+        only: further condition, to tell similar models of transformers apart.
+        setting: a setting that only this task has; None for none.
     """
 
     name: str
@@ -222,11 +222,11 @@ class Form:
     setting: str | None = None
 
     def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
-        """Returns what a model has that this one cannot express."""
+        """Returns the settings that this model cannot express."""
         return lacking(config, settings, self.needs | self.can, self.heads)
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
-        """Returns whether this is the model."""
+        """Returns True if transformers' model is this one."""
         return (
             (self.setting is None or self.setting in settings)
             and self.only(config)
@@ -248,11 +248,11 @@ def transformers_form(
         model: a backbone or classifier.
 
     Returns:
-        config.json, preprocessor_config.json, the table, and the tensors of zeros that the format
-        needs where the model has no bias, or no mask token.
+        config.json, preprocessor_config.json, the table, and tensors of zeros for missing biases or
+        mask token.
 
     Raises:
-        InputError: lists everything that transformers' ViT cannot express.
+        InputError: lists the settings that transformers' ViT cannot express.
     """
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
@@ -553,7 +553,7 @@ FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2, MAE, EOMT, EOM
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:
-    """Returns what the format has and the model has not."""
+    """Returns tensors that the format has and the model lacks."""
     width = config.hidden_dim
     absent = {
         "patch_embedding/": (config.use_patch_bias or BIAS not in form.can, width),

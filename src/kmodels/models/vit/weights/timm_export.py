@@ -22,7 +22,7 @@ from kmodels.weights.native import refuse_to_replace
 def _eva(
     config: ViTConfig, settings: Mapping[str, Any], pooling: str, poolings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns what config.json has of a ViT with a rotary embedding alone.
+    """Returns the fields of config.json for a ViT with a rotary embedding.
 
     Args:
         config: config of the backbone.
@@ -31,10 +31,10 @@ def _eva(
         poolings: names here to names there.
 
     Returns:
-        "architecture", and "model_args" without what every ViT of timm has.
+        "architecture", and "model_args" without those of every ViT of timm.
 
     Raises:
-        InputError: lists what timm's EVA cannot express.
+        InputError: lists settings that timm's EVA lacks.
     """
     known = [x for x in weights.ROTARY.values() if x.rope_type == config.rope_type]
     rotary = next((x for x in known if x.epsilon == config.layer_norm_epsilon), known[0])
@@ -75,7 +75,7 @@ def _eva(
     arguments: dict[str, Any] = {
         "qkv_bias": not without,
         "swiglu_mlp": config.use_swiglu_ffn,
-        # One keeps the gate apart from what it multiplies, and rounds no width.
+        # With 1, timm stores gate and up projection apart, and does not round their width.
         "swiglu_align_to": 1,
         "num_reg_tokens": config.num_register_tokens,
         "no_embed_class": config.num_special_positions == 0,
@@ -114,14 +114,14 @@ EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
 
 
 def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
-    """See `ViTBackbone.export_to_timm`.
+    """Implements `ViTBackbone.export_to_timm`.
 
     Args:
         model: a backbone or classifier.
         directory: to make or replace, local or an address.
 
     Raises:
-        InputError: lists what timm's ViT cannot express, or files that would be lost.
+        InputError: lists settings that timm's ViT lacks, or files that would be lost.
     """
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
@@ -276,12 +276,12 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
 
 
 def _ratio(dim: int, width: int) -> float:
-    """Returns what times the width, cut to a whole number, is `dim`."""
+    """Returns a ratio for which int(ratio * width) is `dim`."""
     ratio = dim / width
     return ratio if int(width * ratio) == dim else (dim + 0.5) / width
 
 
 def _zeros(config: ViTConfig, tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
-    """Returns the bias of the output projection, which timm has where `qkv_bias=False`."""
+    """Returns zeros for the bias of the output projection, which timm has with `qkv_bias=False`."""
     names = [f"blocks.{i}.attn.proj.bias" for i in range(config.num_layers)]
     return {name: constant(0.0, (config.hidden_dim,)) for name in names if name not in tensors}

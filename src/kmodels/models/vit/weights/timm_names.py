@@ -1,4 +1,4 @@
-"""timm's names of its Vision Transformers, and what no tensor of theirs tells.
+"""timm's names of Vision Transformers, and the settings that only the names decide.
 
 The tables hold every `vit_*`, `deit*`, `eva*`, `flexivit_*` and `naflexvit_*` of timm 1.0.31; a
 test compares them with timm.
@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the name of an architecture says.
+    """Settings that the name of an architecture decides.
 
     Args:
         form: "vit", "naflex", or one of timm's `Eva` models in `eva.ROTARY`.
@@ -268,7 +268,7 @@ def form_of(name: str) -> str:
 
 
 def architecture(path: Path, name: str) -> Architecture | None:
-    """Returns what a name says, or None for one that timm does not have.
+    """Returns the architecture of a name, or None if timm does not have it.
 
     Args:
         path: for the error.
