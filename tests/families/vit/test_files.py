@@ -417,6 +417,15 @@ UNFIT = {
 }
 
 
+def test_a_dinov3_whose_name_timm_does_not_have(references, tmp_path):
+    row = row_of("vit_recent/timm_dinov3", references)
+    file = tmp_path / "vit_mini_patch4_dinov3.safetensors"
+    shutil.copy(references / "vit_recent/timm_dinov3/model/model.safetensors", file)
+    model = ViTBackbone.from_preset(file, num_heads=3, image_shape=(32, 32, 3))
+    found, expected = run(model, row.expected["images"]), row.expected["final"]
+    np.testing.assert_allclose(found, expected, atol=tolerance("hidden"))
+
+
 @pytest.mark.parametrize("case", UNFIT)
 def test_settings_that_do_not_fit(references, tmp_path, case):
     for number, (changes, message) in enumerate(UNFIT[case]):

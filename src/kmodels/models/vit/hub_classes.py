@@ -11,7 +11,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
-from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.hub_order import in_order, in_own_order
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
@@ -39,16 +39,13 @@ class DeiTBackbone(ViTBackbone):
 
     intermediate_dim = config_field("mlp_dim")
 
-    @in_order(
-        *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
-        *(
-            "intermediate_dim",
-            "dropout_rate",
-            "attention_dropout",
-            "layer_norm_epsilon",
-            "use_mha_bias",
-        ),
-        *("data_format", "dtype"),
+    @in_own_order(
+        "dropout_rate",
+        "attention_dropout",
+        "layer_norm_epsilon",
+        "use_mha_bias",
+        "data_format",
+        "dtype",
     )
     def __init__(
         self,
@@ -134,24 +131,7 @@ class DINOV2Backbone(PyramidBackbone):
         InputError: for a table of positions of another size.
     """
 
-    @in_order(
-        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
-        *(
-            "layer_scale_init_value",
-            "num_register_tokens",
-            "use_mask_token",
-            "use_swiglu_ffn",
-            "dropout_rate",
-        ),
-        *(
-            "drop_path_rate",
-            "image_shape",
-            "position_embedding_shape",
-            "antialias_in_interpolation",
-            "apply_layernorm",
-        ),
-        *("data_format", "dtype", "name"),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 14,
@@ -248,19 +228,7 @@ class DINOV3Backbone(PyramidBackbone):
     use_gated_mlp = config_field("use_swiglu_ffn")
     layer_norm_eps = config_field("layer_norm_epsilon")
 
-    @in_order(
-        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
-        *(
-            "layer_scale_init_value",
-            "num_register_tokens",
-            "use_mask_token",
-            "hidden_activation",
-            "use_gated_mlp",
-        ),
-        *("use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias", "use_mlp_bias"),
-        *("attention_dropout", "drop_path_rate", "layer_norm_eps", "image_shape", "rope_theta"),
-        *("apply_layernorm", "data_format", "dtype", "name"),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 16,
@@ -386,17 +354,7 @@ class CLIPVisionEncoder(ViTBackbone):
     named_inputs = True
     intermediate_dim = config_field("mlp_dim")
 
-    @in_order(
-        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
-        *(
-            "intermediate_activation",
-            "intermediate_output_index",
-            "image_shape",
-            "data_format",
-            "dtype",
-        ),
-        *("name",),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 32,
@@ -461,11 +419,7 @@ class SigLIPVisionEncoder(ViTBackbone):
     intermediate_dim = config_field("mlp_dim")
     own_parts = ("pooling/",)
 
-    @in_order(
-        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
-        *("intermediate_activation", "layer_norm_epsilon", "image_shape", "data_format", "dtype"),
-        *("name",),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 16,

@@ -225,9 +225,9 @@ def assumed(
     """
     if known is not None:
         return {}
-    fields = {name: backbone[name] for name in UNTOLD}
+    fields = {name: backbone[name] for name in UNTOLD if name in backbone}
     if arguments.get("act_layer"):
-        del fields["approximate_gelu"]
+        fields.pop("approximate_gelu", None)
     if arguments.get("global_pool") or "attn_pool.latent" in tensors:
         return fields
     return {**fields, "pooling": POOLINGS[_pooling_by_tensors(tensors)]}

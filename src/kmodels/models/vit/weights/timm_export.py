@@ -18,17 +18,42 @@ from kmodels.models.vit.weights import timm
 from kmodels.weights import LazyArray, constant, export, write_safetensors
 from kmodels.weights.native import refuse_to_replace
 
+log = logging.getLogger("kmodels")
 
-def _eva(
-    config: ViTConfig, settings: Mapping[str, Any], pooling: str, poolings: Mapping[str, str]
-) -> dict[str, Any]:
+FILES = ("config.json", "model.safetensors")
+GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
+POOLINGS = {pooling: name for name, pooling in timm.POOLINGS.items()}
+POOLINGS["distilled"] = "token"
+# timm's own names decide these, which no argument in a file can say: a second token, the gated MLP,
+# and the norms' epsilon.
+PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
+GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
+EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
+
+
+def _lacking(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, bool]:
+    """Returns the settings that no model of timm has, and whether they are in use."""
+    return {
+        f"token_merging={config.token_merging}": bool(config.token_merging),
+        "a mask token": config.use_mask_token,
+        "biases of the patches other than with pre_norm=False": (
+            config.use_patch_bias == config.pre_norm
+        ),
+        "intermediate_dim": bool(settings.get("intermediate_dim")),
+        "head_bias=False": bool(settings.get("num_classes"))
+        and not settings.get("head_bias", True),
+        "an activation": settings.get("activation") not in (None, "linear"),
+        f"pooling={pooling!r}": pooling not in POOLINGS,
+    }
+
+
+def _eva(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, Any]:
     """Returns the fields of config.json for a ViT with a rotary embedding.
 
     Args:
         config: config of the backbone.
         settings: settings of the task; empty for a backbone.
         pooling: the pooling, by the name here.
-        poolings: names here to names there.
 
     Returns:
         "architecture", and "model_args" without those of every ViT of timm.
@@ -44,16 +69,12 @@ def _eva(
     without = not (config.use_query_bias or config.use_key_bias or config.use_value_bias)
     mapped = pooling == "map"
     absent = {
-        f"token_merging={config.token_merging}": bool(config.token_merging),
+        **_lacking(config, settings, pooling),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon
         != rotary.epsilon,
-        "a mask token": config.use_mask_token,
         "a distillation token": config.use_distillation_token,
         "positions of the class token beside registers": bool(config.num_register_tokens)
         and config.num_special_positions > 0,
-        "biases of the patches other than with pre_norm=False": (
-            config.use_patch_bias == config.pre_norm
-        ),
         "these biases of the attention": not (
             config.use_mha_bias
             and config.use_proj_bias
@@ -64,11 +85,6 @@ def _eva(
         "attention pooling without class token and registers": mapped
         and bool(config.num_prefix_tokens)
         and not config.pool_include_prefix,
-        "intermediate_dim": bool(settings.get("intermediate_dim")),
-        "head_bias=False": bool(settings.get("num_classes"))
-        and not settings.get("head_bias", True),
-        "an activation": settings.get("activation") not in (None, "linear"),
-        f"pooling={pooling!r}": pooling not in poolings,
     }
     if problems := [name for name, there in absent.items() if there]:
         raise InputError(f"timm's EVA has no counterpart for {', '.join(problems)}")
@@ -98,19 +114,6 @@ def _eva(
         "architecture": rotary.architecture,
         "model_args": arguments,
     }
-
-
-log = logging.getLogger("kmodels")
-
-FILES = ("config.json", "model.safetensors")
-GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
-POOLINGS = {pooling: name for name, pooling in timm.POOLINGS.items()}
-POOLINGS["distilled"] = "token"
-# timm's own names decide these, which no argument in a file can say: a second token, the gated MLP,
-# and the norms' epsilon.
-PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
-GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
-EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
 
 
 def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
@@ -187,7 +190,7 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     if config.rope_theta is None:
         own = _vit(config, settings, pooling)
     else:
-        own = _eva(config, settings, pooling, POOLINGS)
+        own = _eva(config, settings, pooling)
     packed = config.use_swiglu_ffn and config.rope_theta is None
     width, channels = config.hidden_dim, config.image_shape[2]
     arguments: dict[str, Any] = {
@@ -228,18 +231,16 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str, Any]:
     """Returns the architecture of a `vit_*`, and the arguments that no other has."""
-    classes = settings.get("num_classes", 0)
     name = DISTILLED if config.use_distillation_token else PLAIN
     name = GATED if config.use_swiglu_ffn else name
     if config.layer_norm_epsilon == EPSILONS[CLIP] and name == PLAIN:
         name = CLIP
     over = config.position_over_prefix and config.use_class_token
     absent = {
+        **_lacking(config, settings, pooling),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": (
             config.layer_norm_epsilon != EPSILONS[name]
         ),
-        f"token_merging={config.token_merging}": bool(config.token_merging),
-        "a mask token": config.use_mask_token,
         "use_position_embedding=False": not config.use_position_embedding,
         "biases of some projections of the attention alone": config.use_mha_bias
         and bool(config.unbiased),
@@ -248,14 +249,7 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
         "registers beside positions of the class token": bool(config.num_register_tokens) and over,
         "a distillation token beside SwiGLU": config.use_distillation_token and name == GATED,
         "logits of the class token alone": config.use_distillation_token and pooling == "token",
-        "biases of the patches other than with pre_norm=False": (
-            config.use_patch_bias == config.pre_norm
-        ),
         "biases of some linear layers alone": not config.use_mlp_bias,
-        "intermediate_dim": bool(settings.get("intermediate_dim")),
-        "head_bias=False": bool(classes) and not settings.get("head_bias", True),
-        "an activation": settings.get("activation") not in (None, "linear"),
-        f"pooling={pooling!r}": pooling not in POOLINGS,
         "norms before and after pooling": config.final_norm and settings.get("pooled_norm", False),
     }
     if problems := [name for name, there in absent.items() if there]:
