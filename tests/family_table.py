@@ -467,6 +467,7 @@ FAMILIES: list[Reference] = [
     ),
     *_images("vit_recent", "timm_dinov3 timm_pe timm_pe_lang", settings=HEADLESS, peer="timm"),
     *_images("vit_recent", "timm_dinov3_gated timm_pe_classes", peer="timm"),
+    *_images("vit_recent", "timm_rope timm_rope_unbiased timm_rope_ape", peer="timm"),
     MaskedAutoencoder("vit_mae/pixels", ViTMAEForPreTraining, EXPORT),
     MaskedAutoencoder("vit_mae/normalised", ViTMAEForPreTraining, EXPORT, zeros=12),
     *(
@@ -493,6 +494,7 @@ qwen3/bias qwen3/untied
 vit/hf_token vit/timm_gap vit/timm_map vit/timm_pre_norm vit/timm_registers vit/timm_scale
 vit/timm_tanh vit_eomt/dinov2 vit_kinds/clip vit_kinds/deit_token vit_kinds/dinov2_giant
 vit_kinds/siglip vit_mae/pixels vit_recent/dinov3_gated vit_recent/ijepa vit_recent/timm_pe
+vit_recent/timm_rope
 """
 FORWARD_PASSES = frozenset(_NAMES.split())
 

@@ -1,4 +1,4 @@
-"""DINOv3, I-JEPA and MAE of transformers, DINOv3 and Perception Encoder of timm.
+"""DINOv3, I-JEPA and MAE of transformers; DINOv3, Perception Encoder and RoPE-ViTs of timm.
 
 Each case is a folder: `model` (a directory as its package writes it) and `expected.npz` as in
 `references.vit_kinds`; the other image size is of an odd aspect ratio.
@@ -114,6 +114,10 @@ def all_of_timm(folder: Path) -> None:
     classes = {"num_classes": 5, "ref_feat_shape": (5, 7)}
     eva(folder, "timm_pe_classes", 24, "vit_pe_core_gigantic_patch14_448", **pool, **classes)
     eva(folder, "timm_pe_lang", 25, "vit_pe_lang_large_patch14_448", mlp_ratio=2)
+    eva(folder, "timm_rope", 26, "vit_base_patch16_rope_reg1_gap_256", **classes, mlp_ratio=2)
+    without = {"num_classes": 5, "qkv_bias": False}
+    eva(folder, "timm_rope_unbiased", 27, "vit_mediumd_patch16_rope_reg1_gap_256", **without)
+    eva(folder, "timm_rope_ape", 28, "vit_small_patch16_rope_ape_224", num_classes=5)
 
 
 def write(folder: Path) -> None:

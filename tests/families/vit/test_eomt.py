@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import shutil
 from importlib import import_module
 
@@ -202,14 +203,15 @@ def pictures():
 class Theirs:
     """transformers' model and processor of a directory, and what they make of the pictures."""
 
-    def __init__(self, references, folder, way):
+    def __init__(self, references, folder, way, images=None):
         import_module("torchvision_cpu").define_torchvision_operators()
         self.torch, transformers = import_module("torch"), import_module("transformers")
         shutil.copytree(references / "vit_eomt" / "dinov2" / "model", folder)
         module = import_module("transformers.models.eomt.image_processing_pil_eomt")
         mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
         self.kind = module.EomtImageProcessorPil
-        self.processor = self.kind(image_mean=mean, image_std=std, **WAYS[way])
+        changes = WAYS.get(way, {"do_resize": False})
+        self.processor = self.kind(image_mean=mean, image_std=std, **changes)
         self.processor.save_pretrained(folder)
         kind = transformers.EomtForUniversalSegmentation
         self.model = kind.from_pretrained(folder).eval()
@@ -217,7 +219,7 @@ class Theirs:
             self.model.class_predictor.weight.mul_(6.0)
             self.model.mask_head.fc3.weight.mul_(4.0)
         self.model.save_pretrained(folder)
-        self.given = self.processor(pictures(), return_tensors="pt")
+        self.given = self.processor(pictures() if images is None else images, return_tensors="pt")
         with self.torch.no_grad():
             self.outputs = self.model(**self.given)
 
@@ -294,6 +296,33 @@ def test_segments_of_images_of_any_shape_are_those_of_transformers(references, t
         assert (ours["segmentation"] == one["segmentation"].numpy()).mean() > 0.995
         kinds = [[part["label_id"] for part in x["segments_info"]] for x in (ours, one)]
         assert kinds[0] == kinds[1]
+
+
+@pytest.mark.needs("transformers")
+def test_a_processor_that_does_not_resize_is_followed(references, tmp_path, caplog):
+    images = [image[:SIDE, :SIDE] for image in pictures() if min(image.shape[:2]) >= SIDE]
+    theirs = Theirs(references, tmp_path / "model", "none", images)
+    made = models.EoMTImageSegmenter.from_preset(tmp_path / "model")
+    assert made.preprocessor.aspect_ratio == "none" and not caplog.records
+    pixels = theirs.given["pixel_values"].numpy().transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(
+        made.preprocessor(images), pixels, rtol=0, atol=tolerance("pictures")
+    )
+    assert [one.shape for one in made.segment(images)] == [(SIDE, SIDE)] * len(images)
+    with pytest.raises(InputError, match="give images of 16 x 16"):
+        made.segment(pictures())
+    made.export_to_transformers(tmp_path / "out")
+    again = theirs.kind.from_pretrained(tmp_path / "out")
+    assert not (again.do_resize or again.do_pad or again.do_split_image)
+    linear = models.ViTImageSegmenter.from_preset(tmp_path / "out", num_classes=3)
+    assert linear.preprocessor.aspect_ratio == "none"
+    described = json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())
+    (tmp_path / "out" / "preprocessor_config.json").write_text(
+        json.dumps({**described, "do_pad": True})
+    )
+    with caplog.at_level(logging.WARNING, "kmodels"):
+        models.EoMTImageSegmenter.from_preset(tmp_path / "out")
+    assert "do_resize=False with aspect_ratio='pad'" in caplog.text
 
 
 @pytest.mark.needs("transformers")

@@ -18,7 +18,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models import DINOV2Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
 from kmodels.models.vit.presets import PRESETS
-from kmodels.models.vit.weights import augreg, timm_names
+from kmodels.models.vit.weights import augreg, eva, timm_names
 from kmodels.models.vit.weights import timm as weights_timm
 from kmodels.weights import (
     LazyArray,
@@ -309,15 +309,24 @@ def test_every_architecture_of_timm_is_known_or_refused_by_its_name(monkeypatch)
         norm = get("norm_layer")
         assert known.num_heads == get("num_heads"), name
         assert known.pooling == get("global_pool"), name
-        epsilon = {"dinov3": 1e-5, "perception": 1e-5}.get(known.form, known.epsilon)
-        assert epsilon == (norm.keywords["eps"] if norm else 1e-6), name
+        epsilon = eva.ROTARY.get(known.form, known).epsilon
+        assert epsilon == getattr(norm, "keywords", {"eps": 1e-6})["eps"], name
         gated = known.form == "vit" and get("mlp_layer") != usual["mlp_layer"]
         assert known.activation == ("silu" if gated else get("act_layer") or "gelu"), name
         if known.form != "naflex":
             assert known.no_embed_class == get("no_embed_class"), name
-        form = {"Eva": "dinov3" if get("rope_type") == "dinov3" else "perception"}
-        form |= {"NaFlexVit": "naflex"}
-        assert known.form == form.get(asked["cls"].__name__, "vit"), name
+        if asked["cls"].__name__ == "Eva":
+            rotary = eva.ROTARY[known.form]
+            whole = get("attn_type") == "rope"
+            assert (rotary.theta, rotary.whole_bias) == (get("rope_temperature"), whole), name
+            usual_type = (get("rope_type"), get("rope_grid_indexing"), get("rope_rotate_half"))
+            expected = eva.THEIR_TYPES[rotary.rope_type]
+            assert usual_type == (expected[0], expected[1] or usual_type[1], expected[2]), name
+            assert rotary.reference == (get("ref_feat_shape") is not None), name
+            assert (known.form == "perception") == name.startswith("vit_pe_"), name
+        else:
+            form = {"NaFlexVit": "naflex"}.get(asked["cls"].__name__, "vit")
+            assert known.form == form, name
         for part in ("block_fn", "attn_layer", "embed_layer", "num_kv_heads", "scale_mlp"):
             value, default = get(part), usual.get(part)
             assert value in (default, None), (name, part)
@@ -406,6 +415,15 @@ UNFIT = {
         )
     ],
 }
+
+
+def test_a_dinov3_whose_name_timm_does_not_have(references, tmp_path):
+    row = row_of("vit_recent/timm_dinov3", references)
+    file = tmp_path / "vit_mini_patch4_dinov3.safetensors"
+    shutil.copy(references / "vit_recent/timm_dinov3/model/model.safetensors", file)
+    model = ViTBackbone.from_preset(file, num_heads=3, image_shape=(32, 32, 3))
+    found, expected = run(model, row.expected["images"]), row.expected["final"]
+    np.testing.assert_allclose(found, expected, atol=tolerance("hidden"))
 
 
 @pytest.mark.parametrize("case", UNFIT)
@@ -541,15 +559,18 @@ def test_what_a_peer_lacks_is_listed(references, tmp_path, kind, source, message
 # === Presets ===
 
 
+TASK = {"pooling": "token", "pooled_norm": False}
+
+
 def count_of(preset, classes=0):
     """Parameters of a preset's model, of which two small ones are made."""
     fields = {key: x for key, x in PRESETS[preset].items() if not key.startswith("task_")}
-    pooling = PRESETS[preset].get("task_pooling", "token")
+    task = {key: PRESETS[preset].get(f"task_{key}", x) for key, x in TASK.items()}
     counts = []
     for layers in (1, 2):  # the others are as large as the second
         with keras_internals.without_values():
             backbone = ViTBackbone(**{**fields, "num_layers": layers})
-            counts.append(ViTImageClassifier(backbone, classes, pooling=pooling).count_params())
+            counts.append(ViTImageClassifier(backbone, classes, **task).count_params())
     return counts[0] + (fields["num_layers"] - 1) * (counts[1] - counts[0])
 
 
@@ -565,6 +586,7 @@ COUNTS = {
     "dinov3_vitl16": "vit_large_patch16_dinov3_qkvb",
     "dinov3_vith16plus": "vit_huge_plus_patch16_dinov3_qkvb",
     "dinov3_vit7b16": "vit_7b_patch16_dinov3",
+    "vit_base_patch16_rope_reg1_gap_256": "vit_base_patch16_rope_reg1_gap_256",
     "pe_core_tiny_patch16_384": "vit_pe_core_tiny_patch16_384",
     "pe_core_small_patch16_384": "vit_pe_core_small_patch16_384",
     "pe_core_base_patch16_224": "vit_pe_core_base_patch16_224",

@@ -11,7 +11,7 @@ from family_table import row_of
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.models import DINOV3Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
-from kmodels.models.vit.mae_layers import Sines, sines
+from kmodels.models.vit.mae import Sines, sines
 from kmodels.training import TrainStep
 from kmodels.weights import read_safetensors
 from refusals import refused
@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         ({"patch_drop_rate": 0.5}, {}, "leave patch_drop_rate and token_merging at 0"),
     ):
         refused(message, make, sizes={**SMALL, **sizes}, **settings)
-    with pytest.raises(InputError, match="the patches of the backbone turn by their places"):
+    with pytest.raises(InputError, match="MAE does not support rotary position embeddings"):
         ViTMAEForPreTraining(DINOV3Backbone(**SMALL), **DECODER)
     with pytest.raises(InputError, match="decoder_hidden_size is 0; give at least 1"):
         ViTMAEForPreTraining(ViTBackbone(**SMALL), decoder_hidden_size=0)

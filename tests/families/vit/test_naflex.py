@@ -289,6 +289,15 @@ def test_transformers_loads_a_classifier_with_its_processor(torch, transformers,
     for name, x in model.preprocessor(pictures).items():
         np.testing.assert_array_equal(given[name], x)
     near(model.predict(pictures, verbose=0), said(torch, theirs, given).logits)
+    # A processor that does not resize takes images of whole patches that fit into a row.
+    processor.do_resize = False
+    processor.save_pretrained(tmp_path / "model")
+    made = NaFlexViTImageClassifierPreprocessor.from_preset(tmp_path / "model")
+    pictures = [rng.integers(0, 256, (*size, 3), "uint8") for size in ((16, 20), (8, 4))]
+    given = processor(pictures, return_tensors="np")
+    for name, x in made(pictures).items():
+        np.testing.assert_array_equal(given[name], x)
+    assert not np.array_equal(preprocessor(pictures)["spatial_shapes"], given["spatial_shapes"])
 
 
 # === timm ===

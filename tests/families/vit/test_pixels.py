@@ -37,6 +37,8 @@ PROCESSORS = {
     "a crop of the image itself": ("CLIP", {"do_resize": False, "crop_size": OBLONG}),
     "siglip": ("Siglip", {"size": SQUARE, "do_convert_rgb": None}),
     "dinov3": ("DINOv3ViT", {"size": SQUARE}),
+    "padded to its size": ("ViT", {"size": SQUARE, "do_pad": True, "pad_size": SQUARE}),
+    "padded to the largest": ("Siglip", {"size": SQUARE, "do_pad": True}),
 }
 
 
@@ -185,7 +187,9 @@ def test_what_other_packages_have_no_counterpart_for(tmp_path):
 
 
 IGNORED = [
-    ({"do_pad": True, "pad_size": SQUARE}, "sets do_pad=True"),
+    ({"do_pad": True, "pad_size": OBLONG}, "sets do_pad=True with pad_size={'height': 40"),
+    ({"do_pad": True, "size": {"shortest_edge": 24}}, "middle is taken\\), do_pad=True"),
+    ({"do_pad": True, "size": {"longest_edge": 24}}, "longest_edge.*do_pad=True"),
     ({"do_flip_channel_order": True}, "sets do_flip_channel_order"),
     ({"size": {"shortest_edge": 24}}, "without do_center_crop"),
     ({"size": {"longest_edge": 24}}, "longest_edge"),

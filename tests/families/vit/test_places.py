@@ -49,6 +49,7 @@ PARTS = {
         {"num_register_tokens": 2},
         {"layer_scale": None},
     ],
+    "vit_recent/timm_rope_ape": [{"rope_type": "cat_ij"}, {"rope_theta": 1e4}],
     "vit_recent/timm_pe": [
         {"rope_theta": 100.0},
         {"rope_type": "dinov3"},

@@ -14,11 +14,11 @@ class EncoderInfo(NamedTuple):
     """Properties of tokens (B, T, D) that the attention of a block depends on; None for none.
 
     Args:
-        padding_mask: (B, T); tokens where it is 0 are masked for all.
+        padding_mask: (B, T); tokens with 0 are masked for all queries.
         coordinates: (T, 2) or (B, T, 2), positions of tokens in the plane for a rotary embedding;
             they are not rounded to the compute dtype.
         segment_ids: (B, T) int; tokens attend within their own segment only.
-        attention_mask: boolean (B, T, T), True where a query (second axis) attends to a key.
+        attention_mask: boolean (B, T, T), True if a query (second axis) attends to a key.
     """
 
     padding_mask: Tensor | None = None
@@ -40,7 +40,7 @@ class EncoderBlock(Layer):
             config_class = CLIPTextConfig
 
     Args:
-        config: config of the backbone; its `encoder_block` says what a block is made of.
+        config: config of the backbone; its `encoder_block` describes the parts of a block.
         drop_path: share of the examples whose branches are dropped, in training.
         **kwargs: of `keras.layers.Layer`.
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from kmodels.core.errors import InputError, check_whole
 from kmodels.models.blocks.config import FrozenConfig, check_rates
 
-# keras-hub's names of GELU's forms, and what `ops.gelu` calls them.
+# keras-hub's names of the forms of GELU, and the `approximate` of `ops.gelu`.
 GELUS: dict[str, bool | str] = {"gelu": False, "gelu_approximate": True, "quick_gelu": "sigmoid"}
 
 
@@ -28,17 +28,17 @@ class EncoderBlockConfig:
 
     Args:
         num_heads: number of heads of the attention.
-        mlp_dim: width between the two dense layers of the MLP; where it is gated that of the gate.
+        mlp_dim: width between the dense layers of the MLP; of the gate if the MLP is gated.
         epsilon: epsilon of every norm.
         dropout: on the attention's output, and within and behind the MLP, in training.
         attention_dropout: on the attention weights.
         use_attention_bias: biases of the attention's projections.
         use_mlp_bias: biases of the MLP.
-        use_query_key_norm: normalises queries and keys per head.
-        layer_scale: first value of the residual scales, or None for none.
+        use_query_key_norm: normalizes queries and keys per head.
+        layer_scale: initial value of the residual scales, or None for none.
         approximate_gelu: as in `ops.gelu`.
-        gated: SiLU of a gate in place of GELU.
-        causal: no token sees what stands behind it.
+        gated: SwiGLU instead of GELU.
+        causal: True for causal attention.
         unbiased: projections of the attention without a bias, as in `layers.Attention`.
         rope_wavelength: base of a rotary embedding in a plane, or None for none.
         rope_pairs: as in `ops.rotary_embedding_2d`.
@@ -73,7 +73,7 @@ def check_heads(num_heads: int, hidden_dim: int) -> None:
 
 
 def check_gelu(name: str) -> None:
-    """Raises `InputError` for what is none of `GELUS`."""
+    """Raises `InputError` for a name that is not in `GELUS`."""
     if name not in GELUS:
         raise InputError(f"intermediate_activation is {name!r}; choose one of {', '.join(GELUS)}")
 
@@ -97,7 +97,7 @@ class TextEncoderConfig(EncoderConfig):
         attention_dropout: on the attention weights, in training.
 
     Attributes:
-        causal: whether no token sees what stands behind it.
+        causal: True for causal attention.
 
     Raises:
         InputError: for sizes that do not fit together.

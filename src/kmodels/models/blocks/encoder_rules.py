@@ -6,7 +6,7 @@ from pathlib import Path
 from kmodels.core.errors import InputError
 from kmodels.weights import Rule, transpose
 
-# `hidden_act` of a config.json, and what `ops.gelu` calls it; of two names the last is written.
+# `hidden_act` in config.json, and the `approximate` of `ops.gelu`; the last of two is written.
 GELUS: dict[str, bool | str] = {
     "gelu": False,
     "gelu_new": True,
@@ -14,7 +14,7 @@ GELUS: dict[str, bool | str] = {
     "quick_gelu": "sigmoid",
 }
 HIDDEN_ACTS = {form: name for name, form in GELUS.items()}
-# What both towers of CLIP and SigLIP call the parts of a block.
+# Names of the parts of a block in both towers of CLIP and SigLIP.
 BLOCK = "encoder.layers.{i}"
 LAYERS = {
     "attention/query": "self_attn.q_proj",
@@ -54,12 +54,12 @@ def blocks() -> list[Rule]:
 
 
 def names() -> dict[str, str]:
-    """Returns what linear layers of a tower of CLIP or SigLIP are called, by their paths here."""
+    """Returns the names of linear layers in a tower of CLIP or SigLIP, by their paths here."""
     return {f"block_{{i}}/{ours}": f"{BLOCK}.{x}" for ours, x in LAYERS.items()}
 
 
 def prefix_of(tensors: Iterable[str], prefix: str) -> str:
-    """Returns what stands before the names of a model's tensors: `prefix`, or nothing."""
+    """Returns `prefix` if a tensor has it, else an empty text."""
     return prefix if any(name.startswith(prefix) for name in tensors) else ""
 
 

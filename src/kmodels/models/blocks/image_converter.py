@@ -44,7 +44,7 @@ class ImageConverter(Preprocessor):
         crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`.
         pad_to_aspect_ratio: must be False.
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos3".
-        antialias: smooths what is made smaller; False with all but "lanczos3".
+        antialias: smooths images when they are made smaller; "lanczos3" does not support False.
         bounding_box_format: "yxyx", keras-hub's default; there are no bounding boxes.
         data_format: "channels_last" or None.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -171,7 +171,7 @@ def output_shape(shape: Sequence[int | None], size: Sequence[int] | None) -> tup
 
 
 def check_supported(pads: bool, interpolation: str) -> None:
-    """Raises `InputError` for what keras-hub's converter has and none here does."""
+    """Raises `InputError` for settings of keras-hub's converter that are not supported."""
     wrong = {
         "pad_to_aspect_ratio": pads,
         f"interpolation={interpolation!r}": interpolation not in INTERPOLATION,
@@ -181,7 +181,7 @@ def check_supported(pads: bool, interpolation: str) -> None:
 
 
 def each_channel(value: float | Sequence[float] | np.ndarray, channels: int) -> list[float]:
-    """Returns one number per channel, where there may be one for all."""
+    """Returns one number per channel, also if one is given for all."""
     if isinstance(value, Sequence | np.ndarray):
         return [float(x) for x in np.ravel(value)]
     return [float(value)] * channels

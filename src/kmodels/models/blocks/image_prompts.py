@@ -1,4 +1,4 @@
-"""Texts with images beside them to what two towers take, as keras-hub's preprocessors give it."""
+"""Preprocessor of texts with images for two towers, as in keras-hub."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,17 +20,17 @@ class PromptsAndImages(TextPreprocessor):
         tokenizer: as of `TextPreprocessor`.
         image_converter: what images go through, or what Keras serializes of it; None for texts
             alone.
-        sequence_length: as of `TextPreprocessor`, like all that follow.
-        add_start_token: see there.
-        add_end_token: see there.
-        **kwargs: see there.
+        sequence_length: as in `TextPreprocessor`.
+        add_start_token: as in `TextPreprocessor`.
+        add_end_token: as in `TextPreprocessor`.
+        **kwargs: as in `TextPreprocessor`.
 
     Call:
         x: as of `TextPreprocessor`, or {"prompts": texts, "images": images} with what the converter
             takes, or None.
         y, sample_weight: handed through.
 
-        It gives what `TextPreprocessor` does, with "images" where there were some.
+        The outputs are those of `TextPreprocessor`, with "images" if any were given.
 
     Raises:
         InputError: as there, or for images without a converter.
@@ -54,7 +54,7 @@ class PromptsAndImages(TextPreprocessor):
         object.__setattr__(self, "image_converter", image_converter)
 
     def _apart(self, x: Data) -> tuple[Any, Any]:
-        """Returns texts, and images by their name; {} where there are none."""
+        """Returns texts, and images by name; {} without images."""
         if not isinstance(x, Mapping) or "images" not in x or "token_ids" in x:
             return x, {}
         if x["images"] is not None and self.image_converter is None:
@@ -83,7 +83,7 @@ class PromptsAndImages(TextPreprocessor):
         sample_weight: Data = None,
         sequence_length: int | None = None,
     ) -> Any:
-        """Returns shapes and dtypes of what `call` gives for symbolic texts and images."""
+        """Returns the shapes and dtypes of the outputs for symbolic texts and images."""
         texts, images = self._apart(x)
         found = super().compute_output_spec(texts, sequence_length=sequence_length)
         for name, given in images.items():

@@ -1,4 +1,4 @@
-"""Images among the tokens of a text: their features in place of embeddings, and who sees whom."""
+"""Images among the tokens of a text: their features instead of embeddings, and attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +9,14 @@ from kmodels.core.types import Tensor
 
 
 def without_images(token_ids: Tensor, vision_mask: Tensor) -> Any:
-    """Returns token ids (B, T) with 0 where the mask (B, T) says that an image stands."""
+    """Returns token ids (B, T) with 0 at image positions, given by the mask (B, T)."""
     return ops.where(ops.cast(vision_mask, "bool"), ops.zeros_like(token_ids), token_ids)
 
 
 def insert(
     x: Tensor, features: Tensor, vision_mask: Tensor, move: Callable[[Any, Any], Any]
 ) -> Any:
-    """Returns embeddings in which the features of images stand where the mask says.
+    """Returns embeddings with the features of images at the positions of the mask.
 
     The n-th such place of a row gets the n-th feature of the row, whichever image it is of, as
     transformers' `masked_scatter` has it. Features beyond the last place are left out.

@@ -1,4 +1,4 @@
-"""The inputs of a text model: token ids, and optionally a mask; of a decoder more."""
+"""Optional inputs of text models: token ids, and for example a padding mask."""
 
 from typing import Any, Protocol
 
@@ -19,10 +19,10 @@ FLOATS = ("images", "pixel_values")
 
 
 class OrderBackend(Protocol):
-    """Moving the places of each row, where Keras' own operations do not export."""
+    """Moving the positions of each row, if Keras' operations do not export."""
 
     def tokens_first(self, mask: Any) -> tuple[Any, Any]:
-        """Returns where each place of a row comes from and where it goes, (B, T) int32 each."""
+        """Returns the source and the destination of each position of a row, (B, T) int32 each."""
         ...
 
     def moved(self, x: Any, order: Any) -> Any:
@@ -55,7 +55,7 @@ class OptionalInputs:
         return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
-        """Runs the graph, also where Keras calls it with what `fit` or `predict` was given."""
+        """Runs the graph on complete inputs, also if Keras calls it from `fit` or `predict`."""
         inputs = as_tensors(self, inputs)
         return super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
 
@@ -95,7 +95,7 @@ def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
 def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns the inputs, all as tensors if some are: Keras takes no mixture.
 
-    A preprocessor gives arrays, and what is computed from one of them is a tensor.
+    A preprocessor returns arrays, and values that are computed from them are tensors.
     """
     if not any(keras.ops.is_tensor(x) for x in inputs.values()):
         return inputs
@@ -106,7 +106,7 @@ def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_tensors(model: keras.Model, inputs: Tree) -> dict[str, Any]:
-    """Returns the inputs by name as int32 tensors (B, T); what is not given is None.
+    """Returns the inputs by name as int32 tensors (B, T); missing inputs are None.
 
     Images and their patches stay floats.
     """
@@ -124,21 +124,20 @@ def _tensor(x: Any, name: str) -> Any:
     if name in FLOATS:
         return keras.ops.convert_to_tensor(x)
     x = keras.ops.convert_to_tensor(x, dtype="int32")
-    # Keras takes a last axis of 1 where a model has none.
+    # Keras accepts an additional last axis of 1.
     return keras.ops.squeeze(x, -1) if len(x.shape) == 3 and x.shape[2] == 1 else x
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class TokensFirst(keras.Operation):
-    """The order in which the tokens of each row stand in front, and masked places behind them.
+    """The order that moves the tokens of each row to the front, and masked positions to the end.
 
     A causal model needs no mask then: nothing that follows a token reaches it, positions count the
     tokens, and the order of a row that is padded on the right is the one it has.
 
     Call:
-        mask (B, T) int, 0 for what is to be as if it were not there -> (front, back), each (B, T)
-        int32: the place that moves to each, and where each place has gone. For None it gives None
-            twice.
+        mask (B, T) int, 0 for masked positions -> (front, back), each (B, T) int32: the source of
+        each position, and the destination of each position. For None it returns None twice.
     """
 
     def call(self, mask: Tensor | None) -> tuple[Any, Any]:
@@ -160,7 +159,7 @@ class TokensFirst(keras.Operation):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class PaddingApart(keras.Operation):
-    """Segments in which masked places see each other alone, for attention to both sides.
+    """Segments that keep masked positions apart, for bidirectional attention.
 
     Call:
         mask (B, T) int, 0 for masked places; segment_ids (B, T) int, or None for one segment in

@@ -10,7 +10,7 @@ from kmodels.overrides import meshes
 
 
 def tokens_first(mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns where each place of a row comes from and where it goes, (B, T) int32 each."""
+    """Returns the source and the destination of each position of a row, (B, T) int32 each."""
     is_token = mask.astype(bool)
     before = jnp.cumsum(is_token, axis=1, dtype="int32")
     masked = jnp.cumsum(~is_token, axis=1, dtype="int32") + before[:, -1:]

@@ -8,7 +8,7 @@ import torch
 
 
 def tokens_first(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns where each place of a row comes from and where it goes, (B, T) int32 each."""
+    """Returns the source and the destination of each position of a row, (B, T) int32 each."""
     is_token = mask.bool()
     before = is_token.int().cumsum(1)
     masked = torch.logical_not(is_token).int().cumsum(1) + before[:, -1:]

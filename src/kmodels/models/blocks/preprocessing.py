@@ -1,4 +1,4 @@
-"""Preprocessors: Keras layers that turn raw data into what a backbone takes, in NumPy."""
+"""Preprocessors: Keras layers that turn raw data into inputs of a backbone, in NumPy."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ class Preprocessor(keras.layers.Layer):
 
     Args:
         name: name of the layer.
-        dtype: float32, which is what preprocessors give; the model casts on its own.
+        dtype: float32 or None; the model casts the outputs.
         **kwargs: of `keras.layers.Layer`.
 
     Attributes:
@@ -85,7 +85,7 @@ class Preprocessor(keras.layers.Layer):
         """Returns a checkpoint's arguments as this class takes them.
 
         Args:
-            arguments: what the checkpoint says, for whichever class of the family.
+            arguments: those of the checkpoint, for any class of the family.
             config: config of the backbone.
         """
         return dict(arguments)
@@ -153,7 +153,7 @@ def on_host(x: Data) -> Any:
 
 
 def _first(x: Data) -> Any:
-    """Returns the first array, text or tensor of what may be nested."""
+    """Returns the first array, text or tensor of nested data."""
     while isinstance(x, dict | list | tuple) and len(x):
         x = next(iter(x.values())) if isinstance(x, dict) else x[0]
     return x

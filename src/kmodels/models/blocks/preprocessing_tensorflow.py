@@ -46,7 +46,7 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
 
 
 def on_host(x: Any) -> Any:
-    """Returns a tensor as an array, a ragged one as a list of arrays where its rows differ."""
+    """Returns a tensor as an array, or as a list of arrays if it is ragged and its rows differ."""
     if isinstance(x, tf.RaggedTensor):
         dense: Any = x.to_tensor()
         if int(tf.size(dense)) == int(tf.size(x.flat_values)):

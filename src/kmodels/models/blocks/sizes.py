@@ -113,8 +113,7 @@ def encoder(config: EncoderConfig, **more: Any) -> Sizes:
 
     Args:
         config: config of the family.
-        **more: what the blocks do not tell: `tokens` where an image decides them, and
-            `vocabulary` where logits over it are computed.
+        **more: `tokens` of an image, and `vocabulary` if logits over it are computed.
     """
     held = config.encoder_block
     block = BlockSizes(

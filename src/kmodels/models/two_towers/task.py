@@ -325,7 +325,7 @@ class ImageTextSimilarity(OptionalInputs, Task):
         self.settings: dict[str, Any] = {}
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default with the loss that the towers were trained with.
+        """Returns the arguments of `compile`, by default with the loss of the towers' pretraining.
 
         That is `kmodels.training.CLIPLoss()` of a CLIP and `kmodels.training.SigLIPLoss()` of a
         SigLIP; the optimizer is Adam with a learning rate of 1e-5.

@@ -1,4 +1,4 @@
-"""What classifiers of images share: defaults of `compile`, names of classes, a new head."""
+"""Base of image classifiers: defaults of `compile`, class names, a new head."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -22,7 +22,7 @@ REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
 
 class ImageClassifier(SparseLabels, NamedClasses, Task):
-    """The base of classifiers of images; an `__init__` sets what follows.
+    """Base of image classifiers; `__init__` of a subclass sets the attributes.
 
     Attributes:
         num_classes: number of logits; 0 for no head.
@@ -35,7 +35,7 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
     head_dtype: Any
 
     def compile_by_default(self) -> None:
-        """Compiles with the defaults of `compile`, where the model has a head that they fit."""
+        """Compiles with the defaults of `compile` if they fit the head of the model."""
         # A model without values has no place for those of an optimizer; its loader calls again.
         if keras_internals.in_stateless_scope() or not self.num_classes or self._problem():
             return
@@ -64,7 +64,7 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
 
     @property
     def problem_type(self) -> str | None:
-        """What the outputs mean, by transformers' names; None for one class for each image."""
+        """The kind of problem, named as in transformers; None for one class per image."""
         return self.settings["problem_type"]
 
     def check_labels(self, y: Any) -> None:
@@ -127,13 +127,13 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
         return best(scores, [self.class_name(i) for i in range(self.num_classes)], top)
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default with keras-hub's values for whole-number labels.
+        """Returns the arguments of `compile`, filled with keras-hub's defaults for integer labels.
 
         The optimizer is Adam with a learning rate of 5e-5. The loss is cross-entropy of
         whole-number labels, from logits or, with a "softmax", from probabilities, in which labels
         of -100 do not count. With a "sigmoid" or `problem_type="multi_label_classification"` it is
         binary cross-entropy of 0 and 1, (B, num_classes); with "regression" it is the mean squared
-        error. The metric is the accuracy that belongs to this loss; beside a loss of your own there
+        error. The metric is the accuracy that belongs to this loss; with a loss of your own there
         is none.
 
         Args:
@@ -220,7 +220,7 @@ _ONE_CLASS = (
 def labels_settings(
     num_classes: int, class_names: Sequence[str] | None, problem_type: str | None
 ) -> dict[str, Any]:
-    """Returns the settings of a classifier that say what its outputs mean.
+    """Returns the settings that describe the outputs of a classifier.
 
     Raises:
         InputError: for another number of names than of classes, or an unknown problem_type.

@@ -30,9 +30,9 @@ class ViTImageClassifier(ImageClassifier):
 
     Args:
         backbone: a `ViTBackbone`.
-        num_classes: number of logits; 0 for no head, so that the model gives what is pooled: the
-            features that a probe or another model continues with.
-        preprocessor: turns raw images into what the backbone takes, or None.
+        num_classes: number of logits; 0 for no head: the model returns the pooled features, for
+            a probe or another model.
+        preprocessor: turns raw images into inputs of the backbone, or None.
         pooling: "token" (the class token), "gap" or "avg" (mean over the patches), "max"
             (their maximum), "avgmax" (the mean of both), "token_gap" (class token and mean, one
             behind the other, as DINOv2's classifier), "distilled" (DeiT: a head each on class and
@@ -52,11 +52,11 @@ class ViTImageClassifier(ImageClassifier):
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32. A logit of 0.1 would otherwise be off by
             2e-4 there, and the head is a ten-thousandth of the work.
-        compile: compiles with the defaults of `compile`, where the model has a head that they fit.
+        compile: compiles with the defaults of `compile` if they fit the head of the model.
 
     Call:
         images (B, height, width, C), preprocessed floats -> logits (B, num_classes), float32, or
-        with num_classes=0 what is pooled, (B, D) or (B, 2 D).
+        with num_classes=0 pooled features, (B, D) or (B, 2 D).
 
     Raises:
         InputError: for an unknown pooling, or one whose token the backbone lacks.
@@ -178,7 +178,7 @@ class ViTImageClassifier(ImageClassifier):
             self.compile_by_default()
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
-        """Images to logits, as the graph; where no part needs Keras, without a walk through it."""
+        """Images to logits; calls the layers directly if no part needs Keras' graph."""
         if mask is not None or not calls.sealed:
             return super().call(inputs, training=training, mask=mask)
         return self.classify(self.backbone(inputs, **_kept(self.pooling)))
@@ -198,24 +198,24 @@ class ViTImageClassifier(ImageClassifier):
         return resized(self, image_size, patch_size)
 
     def head(self, tokens: Tensor, pre_logits: bool = False) -> Any:
-        """Returns what the model makes of the backbone's tokens, without dropout.
+        """Returns the logits of the backbone's tokens, without dropout.
 
         Args:
             tokens: (B, prefix + P, D), as the backbone gives them.
-            pre_logits: stops at what goes into the last layer.
+            pre_logits: True to return the input of the last layer instead.
 
         Returns:
-            logits (B, num_classes), float32, or what is pooled.
+            logits (B, num_classes), float32, or the pooled features.
         """
         if pre_logits or not self.num_classes:
             return self.pooled(tokens)
         return self.classify(tokens, drop=lambda x: x)
 
     def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
-        """Returns a model of the features on the way to the logits, with shared weights.
+        """Returns a model of intermediate features that shares the weights.
 
         Args:
-            outputs: as `ViTBackbone.feature_model`, and "pooled_output": what goes into the head,
+            outputs: as in `ViTBackbone.feature_model`, or "pooled_output": the input of the head,
                 (B, D), or (B, 2 D) with pooling "token_gap".
 
         Returns:
@@ -231,10 +231,10 @@ class ViTImageClassifier(ImageClassifier):
         """Writes a directory that timm loads with equal results, atomically.
 
         It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
-        there by timm's rule, wherever they came from.
+        there by timm's rule, whatever their origin.
 
         Raises:
-            InputError: lists what timm's ViT cannot express, or files that would be lost.
+            InputError: lists settings that timm's ViT lacks, or files that would be lost.
         """
         return timm_export.export_to_timm(self, directory)
 
@@ -244,7 +244,7 @@ class ViTImageClassifier(ImageClassifier):
         timm and big_vision read it, whose rule for resizing position embeddings holds from there.
 
         Raises:
-            InputError: lists what such a file cannot express.
+            InputError: lists settings that such a file cannot express.
         """
         return augreg.export_to_npz(self, path)
 

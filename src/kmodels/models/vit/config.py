@@ -10,7 +10,7 @@ from kmodels.models.blocks.encoder_config import EncoderBlockConfig, EncoderConf
 from kmodels.weights.positions import METHODS, Method
 
 # How each rotary embedding pairs the channels of a head, as in `ops.rotary_embedding_2d`.
-ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors"}
+ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors", "cat_ij": "neighbors"}
 
 
 @dataclass(frozen=True)
@@ -25,51 +25,52 @@ class ViTConfig(EncoderConfig):
         num_heads: attention heads; divides `hidden_dim`.
         hidden_dim: width of the tokens.
         mlp_dim: width between the two dense layers of each block; with SwiGLU that of the gate.
-        dropout_rate: after the position embedding, the attention output and both dense layers.
-        attention_dropout: on the attention weights.
+        dropout_rate: dropout after the position embedding, the attention and both dense layers.
+        attention_dropout: dropout of the attention weights.
         drop_path_rate: stochastic depth of the last block; grows linearly from 0 at the first.
-        patch_drop_rate: share of the patches that each image loses in training, others each time.
-        token_merging: in each block so many tokens are merged with those that are most like them;
-            0 for none. What the model gives has a token for each patch all the same.
+        patch_drop_rate: share of the patches that are dropped from each image in training.
+        token_merging: number of tokens that each block merges with their most similar ones; 0 for
+            none. The output still has one token per patch.
         layer_norm_epsilon: 1e-6 in JAX and timm checkpoints, 1e-12 in Hugging Face ones.
         use_patch_bias: bias of the patch embedding.
         use_mha_bias: biases of the attention projections.
-        use_query_bias: one of them, where they are there; like the three that follow.
-        use_key_bias: another, which DINOv3 leaves out.
-        use_value_bias: another.
-        use_proj_bias: that of the output projection.
+        use_query_bias: bias of the query projection, if `use_mha_bias`.
+        use_key_bias: bias of the key projection, if `use_mha_bias`; DINOv3 has none.
+        use_value_bias: bias of the value projection, if `use_mha_bias`.
+        use_proj_bias: bias of the output projection, if `use_mha_bias`.
         use_mlp_bias: biases of the MLP.
-        use_class_token: puts a learned token in front of the patches.
-        use_distillation_token: a second one behind it (DeiT, Touvron et al. 2021, section 4).
+        use_class_token: prepends a learned token to the patches.
+        use_distillation_token: a second one after it (DeiT, Touvron et al. 2021, section 4).
         num_register_tokens: learned tokens in front of the patches (Darcet et al. 2023).
-        use_mask_token: keeps the token that DINOv2 puts in place of hidden patches in its
-            pretraining, so that a checkpoint leaves as it came; nothing here computes with it.
-        position_over_prefix: the position embedding has rows for class and distillation token too.
-        position_interpolation: how the position embedding is made to fit another image size:
+        use_mask_token: keeps the token that replaces masked patches in DINOv2's pretraining, so
+            that a checkpoint is exported unchanged; it is not used in computations.
+        position_over_prefix: the position embedding also covers class and distillation token.
+        position_interpolation: how the position embedding is resized for another image size:
             "bicubic" as Hugging Face, "bicubic_antialias" as timm, "bilinear" as timm does with
             google-research's files, "bilinear_antialias" as SigLIP 2 with native aspect ratio.
-        layer_scale: first value of the residual scales, or None for none.
-        qk_norm: normalises queries and keys per head.
-        pre_norm: a norm in front of the first block, as CLIP has.
-        final_norm: a norm after the last block; False where the classifier norms after pooling.
+        layer_scale: initial value of the residual scales, or None for none.
+        qk_norm: normalizes queries and keys per head.
+        pre_norm: a norm before the first block, as in CLIP.
+        final_norm: a norm after the last block; False if the classifier norms after pooling.
         approximate_gelu: True for the tanh form of GELU, "sigmoid" for CLIP's quick GELU.
-        use_swiglu_ffn: SiLU of a gate in place of GELU in the blocks (Shazeer 2020), as in DINOv2's
-            giant.
+        use_swiglu_ffn: SwiGLU instead of GELU in the blocks (Shazeer 2020), as in DINOv2's giant.
         use_position_embedding: a learned table of positions; DINOv3 has none.
-        rope_theta: base of a rotary embedding of queries and keys by the patches' places in the
-            image, which class token and registers do not get; None for none.
-        rope_type: "dinov3", centers of the patches from -1 to 1 along each side, in circles; "cat",
-            their numbers, as in Perception Encoder.
-        rope_grid_offset: is added to those numbers.
-        ref_feat_shape: (rows, columns) of patches that "cat" scales each image to, so that another
-            size turns by the same angles; None for as many as there are.
-        pos_embed_shift: in training, the places move by up to this much along each axis, by one
-            draw for all images of a step; None for none, like the two that follow.
+        rope_theta: base of a 2D rotary position embedding of the patches; class token and registers
+            are not rotated. None for none.
+        rope_type: coordinates of a patch: "dinov3", its center from -1 to 1 along each side, times
+            2 pi; "cat", its column and row index, as in Perception Encoder; "cat_ij", its row and
+            column index.
+        rope_grid_offset: offset of those indices.
+        ref_feat_shape: (rows, columns) to which "cat" and "cat_ij" scale the indices, so that
+            images of every size span the same angles; None for no scaling.
+        pos_embed_shift: in training, shifts the coordinates by up to this much along each axis,
+            with one draw per step; None for none. The next two are drawn in the same way.
         pos_embed_jitter: in training, each axis is scaled by a factor from 1 / this to this.
         pos_embed_rescale: in training, both axes are scaled by one such factor.
-        pooling_num_heads: heads of the attention pooling, where they are not `num_heads`.
-        pooling_mlp_dim: width of its MLP, where it is not `mlp_dim`.
-        pool_include_prefix: class token and registers take part in it, as in Perception Encoder.
+        pooling_num_heads: heads of the attention pooling; None for `num_heads`.
+        pooling_mlp_dim: width of its MLP; None for `mlp_dim`.
+        pool_include_prefix: the pooling attends to class token and registers too, as in Perception
+            Encoder.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -188,7 +189,7 @@ class ViTConfig(EncoderConfig):
 
     @property
     def unbiased(self) -> tuple[str, ...]:
-        """The projections of the attention without a bias, where others have one."""
+        """The projections of the attention that have no bias."""
         told = {
             "query": self.use_query_bias,
             "key": self.use_key_bias,
@@ -232,7 +233,7 @@ class ViTConfig(EncoderConfig):
 
 
 def check_rotary(config: ViTConfig) -> None:
-    """Raises `InputError` for a rotary embedding that cannot be."""
+    """Raises `InputError` for invalid settings of the rotary embedding."""
     if config.rope_type not in ROPE_PAIRS:
         raise InputError(
             f"rope_type is {config.rope_type!r}; choose one of {', '.join(ROPE_PAIRS)}"

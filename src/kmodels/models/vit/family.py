@@ -47,7 +47,7 @@ OF_QUERIES = {
 
 
 def _defaults(config: ViTConfig, task: dict[str, Any]) -> dict[str, Any]:
-    """Returns a classifier's default settings: ImageNet's classes, a pooling that exists."""
+    """Returns a classifier's default settings: 1,000 classes, a pooling that the model supports."""
     pooling = "token" if config.use_class_token else "gap"
     return {"num_classes": 1000, "pooling": pooling, **task}
 
@@ -67,7 +67,7 @@ def _fit(tensors: Mapping[str, LazyArray], held: ViTConfig, wanted: ViTConfig) -
 
 
 def sizes(config: ViTConfig) -> Sizes:
-    """Returns what decides the memory of a step."""
+    """Returns the sizes that decide the memory of a step."""
     height, width = config.grid
     return encoder(config, tokens=height * width + config.num_prefix_tokens)
 

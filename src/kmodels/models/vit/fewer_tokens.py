@@ -1,10 +1,10 @@
-"""Computing with fewer tokens: patches that are dropped in training, and tokens that are merged.
+"""Computing with fewer tokens: patch dropout in training, and token merging.
 
-Token merging makes one token of those that are most alike, in each block. Between attention and MLP
-the patches are dealt out to two sets in turn. Each of the first set finds the one of the second
-whose key is most like its own, and the pairs that are most alike merge to their mean, weighted by
-how many patches each stands for. Attention counts a token by that number. Prefix tokens are never
-merged. All shapes are known beforehand, so everything compiles.
+Token merging joins the most similar tokens in each block. Between attention and MLP the patches are
+dealt alternately into two sets. Each patch of the first set is paired with the patch of the second
+whose key is most similar, and the most similar pairs are merged into their mean, weighted by the
+number of patches that each represents. Attention weighs a token by that number. Prefix tokens are
+never merged. All shapes are static, so everything compiles.
 
 Source: Bolya et al. 2023, arXiv:2210.09461, sections 3.1 to 3.3 and appendix D.
 """
@@ -33,10 +33,10 @@ def rows(x: Tensor, index: Tensor) -> Any:
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class PatchDropout(Layer):
-    """Leaves patches of each image out at random, in training; what stays keeps its order.
+    """Drops random patches of each image in training; the order of the others is kept.
 
-    Class token, distillation token and registers always stay. So many patches stay as in timm:
-    `max(1, int(P * (1 - patch_drop_rate)))`, for each image others.
+    Class token, distillation token and registers are never dropped. As in timm, each image keeps
+    `max(1, int(P * (1 - patch_drop_rate)))` patches, drawn separately.
 
     Args:
         config: config of the backbone.
@@ -70,7 +70,7 @@ class PatchDropout(Layer):
     def call(
         self, tokens: Tensor, training: bool = False, coordinates: Tensor | None = None
     ) -> Any:
-        """Returns the tokens that stay, and where they stand if that was told."""
+        """Returns the remaining tokens, and their coordinates if they were given."""
         if not training or self.seed_generator is None:
             return tokens if coordinates is None else (tokens, coordinates)
         ops, prefix = keras.ops, self.config.num_prefix_tokens
@@ -164,7 +164,7 @@ def merging_block(
 
 
 def origins(x: Tensor, prefix: int) -> Any:
-    """Returns which token holds each patch before any is merged: (B, P) int32."""
+    """Returns the initial token of each patch, before any merge: (B, P) int32."""
     batch, patches = keras.ops.shape(x)[0], x.shape[1] - prefix
     return keras.ops.broadcast_to(keras.ops.arange(patches, dtype="int32"), (batch, patches))
 
@@ -229,14 +229,14 @@ def _zeros(x: Tensor, channels: int) -> Any:
 
 
 def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> tuple[Any, Merging]:
-    """Merges the pairs of patches whose keys are most alike.
+    """Merges the pairs of patches with the most similar keys.
 
     Args:
         x: tokens (B, T, D).
         info: of the tokens.
         keys: (B, T, N, H); their mean over the heads is compared.
-        number: how many of them are merged.
-        prefix: tokens in front, which stay as they are.
+        number: number of pairs.
+        prefix: number of leading tokens, which are not merged.
 
     Returns:
         The tokens (B, T - number, D) and their properties; coordinates merge by the same weights.
@@ -295,7 +295,7 @@ class Pairs(NamedTuple):
 
 
 def match(keys: Tensor, number: int, prefix: int) -> Pairs:
-    """Returns the pairs of patches that are most alike by their keys (B, P, N, H)."""
+    """Returns the pairs of patches with the most similar keys (B, P, N, H)."""
     o = keras.ops
     metric = o.stop_gradient(o.mean(keys, axis=2))
     metric = metric / o.maximum(o.norm(metric, axis=-1, keepdims=True), 1e-12)
@@ -311,7 +311,7 @@ def match(keys: Tensor, number: int, prefix: int) -> Pairs:
 
 
 def moved(pairs: Pairs) -> Any:
-    """Returns (B, P) int32: where each patch is after the merge, counted behind the prefix."""
+    """Returns (B, P) int32: the index of each patch after the merge, without the prefix."""
     o, (sources, targets) = keras.ops, pairs.sizes
     leaves = o.sum(o.one_hot(pairs.leaving, sources, dtype="int32"), axis=1)
     stays = o.cast(o.cumsum(1 - leaves, axis=1) - 1, "int32")

@@ -1,6 +1,7 @@
-"""The kinds of a ViT by keras-hub's names and arguments, each the one ViT in other settings.
+"""keras-hub's class names for kinds of ViT, with its arguments and defaults.
 
-Every class takes the fields of `ViTConfig` as well, which is what its config and files hold.
+Each class is `ViTBackbone` with other defaults. It also takes the fields of `ViTConfig`, under
+which its config is saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
-from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.hub_order import in_order, in_own_order
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import Pooling
@@ -29,7 +30,7 @@ class DeiTBackbone(ViTBackbone):
         num_layers: blocks.
         num_heads: attention heads.
         hidden_dim: width of the tokens.
-        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         **fields: of `ViTBackbone` and `ViTConfig`.
 
     Raises:
@@ -38,16 +39,13 @@ class DeiTBackbone(ViTBackbone):
 
     intermediate_dim = config_field("mlp_dim")
 
-    @in_order(
-        *("image_shape", "patch_size", "num_layers", "num_heads", "hidden_dim"),
-        *(
-            "intermediate_dim",
-            "dropout_rate",
-            "attention_dropout",
-            "layer_norm_epsilon",
-            "use_mha_bias",
-        ),
-        *("data_format", "dtype"),
+    @in_own_order(
+        "dropout_rate",
+        "attention_dropout",
+        "layer_norm_epsilon",
+        "use_mha_bias",
+        "data_format",
+        "dtype",
     )
     def __init__(
         self,
@@ -68,15 +66,15 @@ class DeiTBackbone(ViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those with a distillation token."""
+        """Returns True if the preset has a distillation token."""
         return bool(fields.get("use_distillation_token"))
 
 
 class PyramidBackbone(ViTBackbone):
-    """A ViT that gives what each block gives, by keras-hub's names.
+    """A ViT with the outputs of all blocks under keras-hub's names.
 
     Args:
-        apply_layernorm: puts the final norm on each of `pyramid_outputs`.
+        apply_layernorm: applies the final norm to each of `pyramid_outputs`.
         image_shape: (height, width, channels) in pixels.
         **fields: of `ViTBackbone` and `ViTConfig`.
     """
@@ -105,25 +103,25 @@ class PyramidBackbone(ViTBackbone):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class DINOV2Backbone(PyramidBackbone):
-    """A ViT with layer scale, and registers or SwiGLU where asked for (Oquab et al. 2023).
+    """A ViT with layer scale, and optional registers or SwiGLU (Oquab et al. 2023).
 
     Args:
         patch_size: side of the square patches, in pixels.
         num_layers: blocks.
         hidden_dim: width of the tokens.
         num_heads: attention heads.
-        intermediate_dim: width of the MLP, of which SwiGLU takes two thirds.
-        layer_scale_init_value: first value of the residual scales.
-        num_register_tokens: learned tokens in front of the patches.
-        use_mask_token: keeps the token of its pretraining.
-        use_swiglu_ffn: SiLU of a gate in place of GELU.
-        dropout_rate: as in `ViTConfig`, on the attention weights too.
+        intermediate_dim: width of the MLP; SwiGLU uses two thirds of it.
+        layer_scale_init_value: initial value of the residual scales.
+        num_register_tokens: number of learned register tokens.
+        use_mask_token: keeps the mask token of the pretraining.
+        use_swiglu_ffn: SwiGLU instead of GELU.
+        dropout_rate: as in `ViTConfig`, and also of the attention weights.
         drop_path_rate: stochastic depth of the last block.
         image_shape: (height, width, channels) in pixels.
         position_embedding_shape: must be `image_shape`, or None: the table is of the size of the
             images, and files are resized when they are read.
         antialias_in_interpolation: how files are resized.
-        apply_layernorm: puts the final norm on each of `pyramid_outputs`.
+        apply_layernorm: applies the final norm to each of `pyramid_outputs`.
         **fields: of `ViTBackbone` and `ViTConfig`.
 
     Attributes:
@@ -133,24 +131,7 @@ class DINOV2Backbone(PyramidBackbone):
         InputError: for a table of positions of another size.
     """
 
-    @in_order(
-        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
-        *(
-            "layer_scale_init_value",
-            "num_register_tokens",
-            "use_mask_token",
-            "use_swiglu_ffn",
-            "dropout_rate",
-        ),
-        *(
-            "drop_path_rate",
-            "image_shape",
-            "position_embedding_shape",
-            "antialias_in_interpolation",
-            "apply_layernorm",
-        ),
-        *("data_format", "dtype", "name"),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 14,
@@ -199,13 +180,13 @@ class DINOV2Backbone(PyramidBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those of DINOv2."""
+        """Returns True for presets of DINOv2."""
         return name.startswith("dinov2_")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class DINOV3Backbone(PyramidBackbone):
-    """A ViT whose patches turn by their places, without a table of them (Simeoni et al. 2025).
+    """A ViT with rotary instead of learned positions (Simeoni et al. 2025).
 
     Args:
         patch_size: side of the square patches, in pixels.
@@ -213,22 +194,22 @@ class DINOV3Backbone(PyramidBackbone):
         hidden_dim: width of the tokens.
         num_heads: attention heads.
         intermediate_dim: width of the MLP.
-        layer_scale_init_value: first value of the residual scales.
-        num_register_tokens: learned tokens in front of the patches.
-        use_mask_token: keeps the token of its pretraining.
+        layer_scale_init_value: initial value of the residual scales.
+        num_register_tokens: number of learned register tokens.
+        use_mask_token: keeps the mask token of the pretraining.
         hidden_activation: "gelu", "gelu_approximate" or "quick_gelu"; with `use_gated_mlp` "silu".
-        use_gated_mlp: SiLU of a gate in place of GELU.
-        use_query_bias: bias of the queries' projection.
-        use_key_bias: that of the keys, which Meta's checkpoints do not have.
-        use_value_bias: that of the values.
-        use_proj_bias: that of the output projection.
+        use_gated_mlp: SwiGLU instead of GELU.
+        use_query_bias: bias of the query projection.
+        use_key_bias: bias of the key projection, which Meta's checkpoints lack.
+        use_value_bias: bias of the value projection.
+        use_proj_bias: bias of the output projection.
         use_mlp_bias: biases of the MLP.
         attention_dropout: on the attention weights.
         drop_path_rate: stochastic depth of the last block.
-        layer_norm_eps: epsilon of the norms, `layer_norm_epsilon` elsewhere.
+        layer_norm_eps: epsilon of the norms, the `layer_norm_epsilon` of `ViTConfig`.
         image_shape: (height, width, channels) in pixels.
         rope_theta: base of the rotary embedding.
-        apply_layernorm: puts the final norm on each of `pyramid_outputs`.
+        apply_layernorm: applies the final norm to each of `pyramid_outputs`.
         **fields: of `ViTBackbone` and `ViTConfig`.
 
     Attributes:
@@ -247,19 +228,7 @@ class DINOV3Backbone(PyramidBackbone):
     use_gated_mlp = config_field("use_swiglu_ffn")
     layer_norm_eps = config_field("layer_norm_epsilon")
 
-    @in_order(
-        *("patch_size", "num_layers", "hidden_dim", "num_heads", "intermediate_dim"),
-        *(
-            "layer_scale_init_value",
-            "num_register_tokens",
-            "use_mask_token",
-            "hidden_activation",
-            "use_gated_mlp",
-        ),
-        *("use_query_bias", "use_key_bias", "use_value_bias", "use_proj_bias", "use_mlp_bias"),
-        *("attention_dropout", "drop_path_rate", "layer_norm_eps", "image_shape", "rope_theta"),
-        *("apply_layernorm", "data_format", "dtype", "name"),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 16,
@@ -317,7 +286,7 @@ class DINOV3Backbone(PyramidBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those of DINOv3."""
+        """Returns True for presets of DINOv3."""
         return name.startswith("dinov3_")
 
 
@@ -372,7 +341,7 @@ class CLIPVisionEncoder(ViTBackbone):
         hidden_dim: width of the tokens.
         num_layers: blocks.
         num_heads: attention heads.
-        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         intermediate_activation: "quick_gelu", "gelu" or "gelu_approximate".
         intermediate_output_index: None; `intermediates` returns the output of each block.
         image_shape: (height, width, channels) in pixels.
@@ -385,17 +354,7 @@ class CLIPVisionEncoder(ViTBackbone):
     named_inputs = True
     intermediate_dim = config_field("mlp_dim")
 
-    @in_order(
-        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
-        *(
-            "intermediate_activation",
-            "intermediate_output_index",
-            "image_shape",
-            "data_format",
-            "dtype",
-        ),
-        *("name",),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 32,
@@ -430,7 +389,7 @@ class CLIPVisionEncoder(ViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those of CLIP."""
+        """Returns True for presets of CLIP."""
         return name.startswith("clip_")
 
 
@@ -443,7 +402,7 @@ class SigLIPVisionEncoder(ViTBackbone):
         hidden_dim: width of the tokens.
         num_layers: blocks.
         num_heads: attention heads.
-        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
         layer_norm_epsilon: epsilon of the norms.
         image_shape: (height, width, channels) in pixels.
@@ -460,11 +419,7 @@ class SigLIPVisionEncoder(ViTBackbone):
     intermediate_dim = config_field("mlp_dim")
     own_parts = ("pooling/",)
 
-    @in_order(
-        *("patch_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim"),
-        *("intermediate_activation", "layer_norm_epsilon", "image_shape", "data_format", "dtype"),
-        *("name",),
-    )
+    @in_own_order("data_format", "dtype", "name")
     def __init__(
         self,
         patch_size: int | Sequence[int] = 16,
@@ -493,7 +448,7 @@ class SigLIPVisionEncoder(ViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those of SigLIP and SigLIP 2."""
+        """Returns True for presets of SigLIP and SigLIP 2."""
         return name.startswith("siglip")
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The layers that only a ViT has: patches to tokens, their places, and tokens to one vector."""
+"""Layers of a ViT: patch embedding, tokens with positions, pooling, and patch coordinates."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from kmodels.layers import MLP, Attention, Layer, LayerNorm
 from kmodels.layers.dense import WithKernel
 from kmodels.models.vit.config import ViTConfig
 
-# Tokens that a way of pooling reads, where it does not read all.
+# Number of leading tokens that these poolings read; the others read all tokens.
 KEPT = {"token": 1, "distilled": 2}
 
 
@@ -32,8 +32,8 @@ class PatchEmbedding(traced.Noted, WithKernel):
         use_bias: adds a bias.
         kernel_initializer: as Keras takes it; None for a normal distribution of variance 1 / rows,
             as in the original.
-        **kwargs: further initializers, regularizers and constraints, as in `layers.Dense`, and what
-            every Keras layer takes.
+        **kwargs: further initializers, regularizers and constraints, as in `layers.Dense`, and
+            arguments of `keras.layers.Layer`.
 
     Call:
         images (B, height, width, C) -> (B, P, D), patches row by row.
@@ -42,7 +42,7 @@ class PatchEmbedding(traced.Noted, WithKernel):
         kernel (patch * patch * C, D), rows in the order (row, column, channel); bias (D,).
 
     Raises:
-        InputError: where Keras' `image_data_format` is "channels_first".
+        InputError: if Keras' `image_data_format` is "channels_first".
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PatchEmbedding(traced.Noted, WithKernel):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Tokens(Layer):
-    """Puts class token and registers in front of the patches and adds the positions.
+    """Prepends class token and registers to the patches and adds the position embedding.
 
     Order of the result: class token, distillation token, registers, patches. If the position
     embedding has no rows for the first two, it is added to the patches alone (timm's
@@ -162,19 +162,19 @@ class Tokens(Layer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Pooling(Layer):
-    """One vector from the tokens.
+    """Pools the tokens to one vector.
 
     Args:
         kind: "token", the class token; "gap", the mean over the patches; "max", their maximum;
-            "avgmax", the mean of these two; "token_gap", class token and mean, one behind the
-            other; "distilled", the mean of class and distillation token; "map", attention of a
+            "avgmax", the mean of these two; "token_gap", class token and mean, concatenated;
+            "distilled", the mean of class and distillation token; "map", attention of a
             learned query over the patches, or with `pool_include_prefix` over all tokens, then a
             residual MLP (Zhai et al. 2022, section 3.4).
         config: config of the backbone.
 
     Call:
         tokens (B, prefix + P, D) -> (B, D), or (B, 2 D) with "token_gap". "token" and "distilled"
-        need the first tokens alone, as many as `KEPT` says.
+        read only as many leading tokens as `KEPT` says.
 
     Weights:
         none, or with "map": probe (1, 1, D), attention, mlp_norm, mlp.
@@ -237,17 +237,17 @@ class Pooling(Layer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class PatchCoordinates(Layer):
-    """Places of all tokens in radians, moved and scaled at random in training (DINOv3).
+    """Coordinates of all tokens in radians, shifted and scaled at random in training (DINOv3).
 
-    One draw serves all images of a step and all blocks. Class token and registers stand at (0, 0),
-    where nothing turns.
+    One draw is used for all images of a step and all blocks. Class token and registers are at
+    (0, 0), so they are not rotated.
 
     Args:
         config: config of the backbone.
 
     Call:
-        images (B, height, width, C), which are not read -> (T, 2), float32, or float64 where the
-        layer computes in it.
+        images (B, height, width, C), which are not read -> (T, 2), float32, or float64 if the
+        layer computes in float64.
 
     Source:
         Simeoni et al. 2025, section 3.2; transformers' `augment_patches_center_coordinates`.
@@ -266,17 +266,16 @@ class PatchCoordinates(Layer):
         self.seed_generator = self.add_seed(float(moves))
 
     def call(self, images: Tensor, training: bool = False) -> Any:
-        """Returns the places (T, 2): those along the first axis that the type names, the second."""
+        """Returns the coordinates (T, 2), in the axis order of `rope_type`."""
         ops, config, dtype = keras.ops, self.config, self._dtype
         rows, columns = config.grid
         down, along = self._line(0), self._line(1)
         down = ops.reshape(ops.repeat(ops.expand_dims(down, 1), columns, axis=1), (-1,))
         along = ops.reshape(ops.repeat(ops.expand_dims(along, 0), rows, axis=0), (-1,))
-        is_centered = config.rope_type == "dinov3"
-        found = ops.stack([down, along] if is_centered else [along, down], axis=-1)
+        found = ops.stack([along, down] if config.rope_type == "cat" else [down, along], axis=-1)
         if training and self.seed_generator is not None:
             found = self._moved(found)
-        if is_centered:
+        if config.rope_type == "dinov3":
             found = found * (2 * math.pi)
         if not config.num_prefix_tokens:
             return found
@@ -288,7 +287,7 @@ class PatchCoordinates(Layer):
         return "float64" if self.compute_dtype == "float64" else "float32"
 
     def _line(self, axis: int) -> Any:
-        """Returns the places along one side."""
+        """Returns the coordinates along one axis."""
         number = self.config.grid[axis]
         steps = keras.ops.arange(number, dtype=self._dtype)
         if self.config.rope_type == "dinov3":
@@ -313,7 +312,7 @@ class PatchCoordinates(Layer):
         return places
 
     def compute_output_spec(self, images: keras.KerasTensor, training: bool = False) -> Any:
-        """Returns shape and dtype of what `call` gives."""
+        """Returns the shape and dtype of the coordinates."""
         rows, columns = self.config.grid
         shape = (rows * columns + self.config.num_prefix_tokens, 2)
         return keras.KerasTensor(shape, self._dtype)

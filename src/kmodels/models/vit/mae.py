@@ -1,19 +1,229 @@
-"""Pretraining of a ViT by masked patches (MAE)."""
+"""Pretraining of a ViT as a masked autoencoder (MAE)."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
+from kmodels.layers import Dense, Layer, LayerNorm
+from kmodels.layers.base import Shape
 from kmodels.layers.layout_family import of_family
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.mae_layers import MAEDecoder, PatchMasking, Sines
-from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
 from kmodels.training.inside_step import InsideStep
+
+# === Layers ===
+
+TEMPERATURE = 10000.0
+
+
+def sines(grid: tuple[int, int], width: int, prefix: int = 0) -> np.ndarray:
+    """Returns sine-cosine position embeddings of the patches.
+
+    Args:
+        grid: (rows, columns) of patches.
+        width: width of the tokens, a multiple of four.
+        prefix: tokens in front of the patches, whose rows are zeros.
+
+    Returns:
+        float32 (prefix + rows * columns, width): sines of the column, its cosines, sines of the
+        row, its cosines, in the order of MAE's published weights.
+
+    Raises:
+        InputError: for a width that four does not divide.
+    """
+    if width % 4:
+        raise InputError(f"a width of {width} has no fixed positions; give a multiple of 4")
+    frequencies = TEMPERATURE ** (-np.arange(width // 4) / (width // 4))
+    row, column = (axis.reshape(-1, 1) * frequencies for axis in np.indices(grid))
+    parts = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
+    return np.pad(np.concatenate(parts, axis=1), ((prefix, 0), (0, 0))).astype("float32")
+
+
+class Sines(keras.initializers.Initializer):
+    """Initializer with the values of `sines`, for a variable (1, prefix + rows * columns, width).
+
+    Args:
+        grid: (rows, columns) of patches.
+        prefix: number of leading tokens.
+    """
+
+    def __init__(self, grid: Sequence[int], prefix: int):
+        self.grid = (int(grid[0]), int(grid[1]))
+        self.prefix = prefix
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+        """Returns the table."""
+        table = sines(self.grid, shape[-1], self.prefix)
+        return keras.ops.convert_to_tensor(table[None], dtype=dtype or keras.config.floatx())
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments as plain values."""
+        return {"grid": list(self.grid), "prefix": self.prefix}
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class PatchMasking(Layer):
+    """Keeps the tokens of the visible patches, in a random order.
+
+    Args:
+        num_patches: patches of an image.
+        num_seen: number of visible patches.
+        prefix: number of leading tokens, which are kept.
+
+    Call:
+        tokens (B, prefix + P, D) -> tokens (B, prefix + K, D), of the patches with the smallest
+        `noise`, float (B, P); and their order, int32 (B, P): for each patch its place by noise.
+        Without noise both are those of one order that is the same for all images and on every
+        backend.
+    """
+
+    def __init__(self, num_patches: int, num_seen: int, prefix: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.supports_masking = False
+        self.num_patches = num_patches
+        self.num_seen = num_seen
+        self.prefix = prefix
+        drawn = np.random.Generator(np.random.Philox(0)).permutation(num_patches)
+        self.usual_order = drawn.astype("int32")[None]
+
+    def call(self, tokens: Tensor, noise: Tensor | None = None) -> Any:
+        """(B, prefix + P, D) -> (B, prefix + K, D), (B, P)."""
+        ops, prefix = keras.ops, self.prefix
+        order = self.order(noise)
+        if noise is None:
+            order = ops.tile(order, (ops.shape(tokens)[0], 1))
+        chosen = ops.argsort(order, axis=1)[:, : self.num_seen]
+        seen = rows_of(tokens[:, prefix:], chosen)
+        if prefix:
+            seen = ops.concatenate([tokens[:, :prefix], seen], axis=1)
+        return seen, order
+
+    def order(self, noise: Tensor | None = None) -> Any:
+        """Returns for each patch its place by noise, int32 (B, P), or without noise (1, P)."""
+        if noise is None:
+            return keras.ops.convert_to_tensor(self.usual_order)
+        found = keras.ops.argsort(keras.ops.argsort(noise, axis=1), axis=1)
+        return keras.ops.cast(found, "int32")
+
+    def hidden(self, noise: Tensor | None = None) -> Any:
+        """Returns 1 for each masked patch and 0 for visible ones, float32; shape as `order`."""
+        return keras.ops.cast(self.order(noise) >= self.num_seen, "float32")
+
+    def compute_output_spec(self, tokens: Tensor, noise: Tensor | None = None) -> Any:
+        """Returns the specs of both."""
+        batch, _, width = tokens.shape
+        shape = (batch, self.prefix + self.num_seen, width)
+        order = keras.KerasTensor((batch, self.num_patches), "int32")
+        return keras.KerasTensor(shape, self.compute_dtype), order
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Any:
+        """(B, prefix + K, D), (B, P)."""
+        batch, _, width = input_shape
+        return (batch, self.prefix + self.num_seen, width), (batch, self.num_patches)
+
+
+def rows_of(x: Tensor, index: Tensor) -> Any:
+    """Returns chosen rows of each example.
+
+    Args:
+        x: (B, T, D) with a static T.
+        index: int (B, K), numbers from 0 to T - 1.
+
+    Returns:
+        (B, K, D).
+    """
+    ops, (length, width) = keras.ops, x.shape[1:]
+    start = ops.expand_dims(ops.arange(ops.shape(x)[0], dtype="int32") * length, 1)
+    found = ops.take(ops.reshape(x, (-1, width)), ops.cast(index, "int32") + start, axis=0)
+    # Of no rows Keras makes an array of two dimensions on JAX.
+    return ops.reshape(found, (ops.shape(x)[0], index.shape[1], width))
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class MAEDecoder(Layer):
+    """Replaces each masked patch by a learned token, and predicts the pixels of all patches.
+
+    Args:
+        config: sizes of the decoder; images, patches, and the tokens in front of the patches as of
+            the encoder.
+
+    Call:
+        tokens (B, prefix + K, E), as the encoder gives them for the seen patches; order int32
+        (B, P), the index of each patch among the visible patches followed by the masked ones, or
+        None if all are visible and in order -> (B, P, patch * patch * C), pixels in the order
+        (row, column, channel).
+
+    Weights:
+        embed, mask_token (1, 1, D), block_<i>, norm, prediction; position_embedding
+        (1, prefix + P, D), which is not trained.
+
+    Source:
+        He et al. 2022 (arXiv:2111.06377), section 3. Parity: transformers'
+        `ViTMAEForPreTraining`.
+    """
+
+    def __init__(self, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        policy = self.dtype_policy
+        self.supports_masking = False
+        self.config = config = ViTConfig.of(config)
+        self.embed = Dense(config.hidden_dim, name="embed", dtype=policy)
+        self.blocks = [
+            Block(config, name=f"block_{i}", dtype=policy) for i in range(config.num_layers)
+        ]
+        self.norm = LayerNorm(config.layer_norm_epsilon, name="norm", dtype=policy)
+        pixels = config.patch_size**2 * config.image_shape[2]
+        self.prediction = Dense(pixels, name="prediction", dtype=policy)
+
+    def build(self, input_shape: Shape) -> None:
+        """Builds every part for the width of the encoder."""
+        config = self.config
+        shape = (1, 1, config.hidden_dim)
+        normal = keras.initializers.RandomNormal(stddev=0.02)
+        self.mask_token = self.add_parameter("mask_token", shape, normal)
+        prefix, (height, width) = config.num_prefix_tokens, config.grid
+        self.position_embedding = self.add_parameter(
+            "position_embedding",
+            (1, prefix + height * width, config.hidden_dim),
+            Sines(config.grid, prefix),
+            trainable=False,
+        )
+        self.embed.build(input_shape)
+        inner = (*input_shape[:-1], config.hidden_dim)
+        for part in (*self.blocks, self.norm, self.prediction):
+            part.build(inner)
+
+    def call(self, tokens: Tensor, order: Tensor | None = None, training: bool = False) -> Any:
+        """(B, prefix + K, E) -> (B, P, patch * patch * C)."""
+        ops, prefix = keras.ops, self.config.num_prefix_tokens
+        x = self.embed(tokens)
+        if order is not None:
+            seen = x[:, prefix:]
+            # Under autocast the token has the dtype of the layer.
+            hidden = ops.cast(self.mask_token, x.dtype)
+            number = order.shape[1] - seen.shape[1]
+            hidden = ops.tile(hidden, (ops.shape(x)[0], number, 1))
+            patches = rows_of(ops.concatenate([seen, hidden], axis=1), order)
+            x = ops.concatenate([x[:, :prefix], patches], axis=1)
+        x = x + ops.cast(self.position_embedding, x.dtype)
+        for block in self.blocks:
+            x = block(x, training=training)
+        return self.prediction(self.norm(x)[:, prefix:])
+
+    def compute_output_shape(self, tokens_shape: Shape, order_shape: Shape | None = None) -> Shape:
+        """(B, P, patch * patch * C)."""
+        height, width = self.config.grid
+        return (tokens_shape[0], height * width, self.prediction.units)
+
+
+# === The task ===
 
 
 def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:
@@ -26,8 +236,8 @@ def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> No
         )
     if backbone.coordinates is not None:
         raise InputError(
-            "the patches of the backbone turn by their places (rope_theta), of which those that "
-            "are hidden would be left out; give a ViTBackbone with a position embedding"
+            "MAE does not support rotary position embeddings (rope_theta is set); use a backbone "
+            "with learned positions"
         )
     if config.patch_drop_rate or config.token_merging:
         raise InputError(
@@ -42,12 +252,12 @@ def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> No
 
 
 class PatchPixels(keras.Model if TYPE_CHECKING else object):
-    """A model that says the pixels of the patches of a ViT's images.
+    """Mixin for models that predict the pixels of a ViT's patches.
 
     Attributes:
         backbone: a `ViTBackbone`, whose config has the sizes.
-        masking: hides patches.
-        norm_pix_loss: whether pixels are normalised within each patch.
+        masking: masks patches.
+        norm_pix_loss: True if pixels are normalized within each patch.
     """
 
     backbone: Any
@@ -55,7 +265,7 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
     norm_pix_loss: bool
 
     def hidden(self, noise: Tensor | None = None) -> Any:
-        """Returns 1 for each hidden patch and 0 for those seen, float32 (B, P).
+        """Returns 1 for each masked patch and 0 for visible ones, float32 (B, P).
 
         Args:
             noise: (B, P), as of the call; without it the result is (1, P), for all images.
@@ -79,7 +289,7 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
         return ops.reshape(x, (-1, height * side, width * side, channels))
 
     def targets(self, images: Tensor) -> Any:
-        """Returns what the output is compared with, float32 (B, P, patch * patch * C)."""
+        """Returns the targets of the loss, float32 (B, P, patch * patch * C)."""
         pixels = self.patchify(keras.ops.cast(images, "float32"))
         if not self.norm_pix_loss:
             return pixels
@@ -87,11 +297,11 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
         return (pixels - mean) / deviation
 
     def reconstruct_images(self, images: Tensor, noise: Tensor | None = None) -> tuple[Any, Any]:
-        """Shows what the model sees of images, and what it makes of that.
+        """Returns the masked images and their reconstructions.
 
         Args:
             images: (B, height, width, C), preprocessed.
-            noise: (B, P), decides what is hidden, see the class.
+            noise: (B, P), decides which patches are masked, see the class.
 
         Returns:
             The images with zeros for hidden patches, and the images with the model's pixels there;
@@ -121,10 +331,10 @@ def _statistics(pixels: Tensor) -> tuple[Any, Any]:
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class ViTMAEForPreTraining(PatchPixels, Task):
-    """A masked autoencoder: most patches of each image are hidden, and it says their pixels.
+    """A masked autoencoder: most patches of each image are masked, and it predicts their pixels.
 
-    The encoder computes only what is seen, a quarter by default, and the decoder is narrow. Train
-    it on images without labels, then continue with its backbone:
+    The encoder computes only the visible patches, a quarter by default, and the decoder is narrow.
+    Train it on images without labels, then fine-tune its backbone:
 
         mae = ViTMAEForPreTraining.from_preset("vit_small_patch16_224", norm_pix_loss=True)
         mae.compile(kmodels.training.AdamW(1.5e-4, beta_2=0.95))
@@ -134,16 +344,16 @@ class ViTMAEForPreTraining(PatchPixels, Task):
 
     Args:
         backbone: a `ViTBackbone`, the encoder.
-        preprocessor: turns raw images into what the backbone takes, or None.
+        preprocessor: turns raw images into inputs of the backbone, or None.
         decoder_hidden_size: width of the decoder.
         decoder_num_hidden_layers: blocks of the decoder.
         decoder_num_attention_heads: attention heads of the decoder.
         decoder_intermediate_size: width of its MLPs.
-        mask_ratio: share of the patches that is hidden.
+        mask_ratio: share of the patches that are masked.
         norm_pix_loss: the loss compares with pixels that are normalised within each patch.
-        fixed_positions: puts sines and cosines in place of the backbone's position embedding, and
-            does not train them, as in MAE; a file that is read keeps its own table. False leaves
-            the table as it is, and trains it.
+        fixed_positions: initializes the backbone's position embedding with sines and cosines, and
+            does not train it, as in MAE; a table that is read from a file is kept. False trains the
+            backbone's own table.
         seed: seed of the masks in training; None for the model's own under
             `keras.utils.set_random_seed`.
         head_dtype: policy of the decoder; by default that of the backbone.
@@ -224,7 +434,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             x, order = images, None
             for step in backbone.steps:
                 if step is backbone.blocks[0]:
-                    # Positions are there; from here on the encoder computes what is seen.
+                    # Positions are added; from here on the encoder computes visible patches only.
                     x, order = masking(x) if noise is None else masking(x, noise=noise)
                 x = step(x, **told)
             # The loss needs float32 at least.
@@ -266,7 +476,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
 
     @property
     def fixed(self) -> Any:
-        """The position embedding of the backbone where it is not trained here; None for none."""
+        """The position embedding of the backbone if it is not trained here, else None."""
         there = vars(self).get("settings", {}).get("fixed_positions")
         if not there or not self.backbone.config.use_position_embedding:
             return None
@@ -327,10 +537,10 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             return super().test_step(*args)
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled: without a loss, that of hidden patches of unlabelled images.
+        """Returns the arguments of `compile`; without a loss, `pretraining_loss` is used.
 
-        That is `pretraining_loss`; a loss of your own is between the pixels, of the same hidden
-        patches in every image, and labels.
+        A loss of your own compares labels with the predicted pixels; it masks the same patches of
+        every image.
 
         Args:
             given: arguments of `compile`.
@@ -349,19 +559,19 @@ class ViTMAEForPreTraining(PatchPixels, Task):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether it gives logits of classes: it never does."""
+        """False: the outputs are pixels."""
         return False
 
-    # What is hidden
+    # Masks
 
     def draw_noise(self, batch: Tensor | int) -> Any:
-        """Returns what decides which patches of each image are hidden, drawn from its own seed.
+        """Returns random noise that decides which patches of each image are masked.
 
         Args:
             batch: number of images.
 
         Returns:
-            float32 (batch, P), to be given to the call.
+            float32 (batch, P), the `noise` of the call.
         """
         shape = (batch, self.num_patches)
         return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
@@ -375,20 +585,20 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         training: bool = False,
         sample_weight: Tensor | None = None,
     ) -> Any:
-        """Returns the mean squared error of the pixels of hidden patches.
+        """Returns the mean squared error of the pixels of masked patches.
 
         Args:
             images: (B, height, width, C), preprocessed.
-            noise: (B, P), decides what is hidden; None draws it in training, and hides the same
-                patches of every image outside of it, so that figures of epochs can be compared.
-            training: whether dropout is active.
+            noise: (B, P), decides which patches are masked; None draws it in training, and
+                otherwise masks the same patches of every image, so that epochs can be compared.
+            training: True for dropout and random masks.
             sample_weight: (B,) weights of the images, or None.
 
         Returns:
             A scalar.
 
         Raises:
-            InputError: where `mask_ratio` hides nothing.
+            InputError: if `mask_ratio` masks no patch.
         """
         self._check_hidden()
         if noise is None and training:
@@ -413,7 +623,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
-        """Returns the loss of a batch of `fit`: of hidden patches, or what `compile` was given."""
+        """Returns the loss of a batch: that of masked patches, or the one given to `compile`."""
         if not self._step.active:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         self._check_hidden()

@@ -1,11 +1,11 @@
 """The Vision Transformer, readable from images to tokens.
 
-What differs from the plain transformer encoder:
+Differences from the plain transformer encoder:
 - the sequence is the patches of an image, row by row, with learned positions;
-- norms stand in front of attention and MLP, and once more after the last block;
-- a class token may lead the sequence, a distillation token and registers may follow it;
-- residual branches may have a learned scale and be dropped by example;
-- queries and keys of the patches may turn by their places in the image.
+- norms are before attention and MLP, and once more after the last block;
+- the first token may be a class token, followed by a distillation token and registers;
+- residual branches may have a learned scale (layer scale) and stochastic depth;
+- queries and keys of the patches may have a rotary position embedding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ from kmodels.models.vit.weights import augreg, peft, timm_export
 from kmodels.models.vit.weights.resizing import resized
 from kmodels.task import Backbone
 
-# What each dimension of a variable is, see `kmodels.distribution.layout`.
+# Meaning of each dimension of a variable, see `kmodels.distribution.layout`.
 LAYOUT: dict[str, tuple[str | None, ...]] = {
     r"(?:.*/)?patch_embedding/kernel": (None, "embed"),
     r"(?:.*/)?tokens/.*": (None, None, "embed"),
@@ -46,7 +46,7 @@ class Block(EncoderBlock):
     """`EncoderBlock` of a `ViTConfig`.
 
     Call:
-        as of `EncoderBlock`; for `fewer_tokens.Merging` in place of `info` see
+        as `EncoderBlock`; with a `fewer_tokens.Merging` as `info`, see
         `fewer_tokens.merging_block`.
     """
 
@@ -71,17 +71,17 @@ class ViTBackbone(Backbone):
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model.
         data_format: "channels_last" or None.
-        **sizes: the other fields of `ViTConfig`, keras-hub's names where it has them; each is an
-            attribute of the model too.
+        **sizes: the other fields of `ViTConfig`, each of which is also an attribute of the
+            model.
 
     Attributes:
-        named_inputs: whether its input is {"images": ...}, as keras-hub has it in some classes.
-        input_name: what stands there for "images".
+        named_inputs: True if the input is {"images": ...}, as in some classes of keras-hub.
+        input_name: the key of the images in that dictionary.
         token_embedding: None, as in keras-hub's models of images.
 
     Call:
         images (B, height, width, C), preprocessed floats, or {"images": ...} -> tokens
-        (B, prefix + P, D), or with `keep` the first so many of them: (B, keep, D).
+        (B, prefix + P, D), or with `keep` the first tokens only: (B, keep, D).
 
     Raises:
         InputError: for sizes that do not fit together, or names that `ViTConfig` lacks.
@@ -183,9 +183,9 @@ class ViTBackbone(Backbone):
     def call(
         self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
     ) -> Any:
-        """Images to tokens; nothing that only the tokens after the first `keep` need is computed.
+        """Images to tokens; with `keep`, the last block computes the first `keep` tokens only.
 
-        The last block is the one where that can be left out: what comes before it is read by all.
+        Earlier blocks compute all tokens, since each token attends to all others.
         """
         if keras_internals.has_mask(mask):
             return super().call(self._given(inputs), training=training, mask=mask)
@@ -210,7 +210,7 @@ class ViTBackbone(Backbone):
         return x
 
     def info(self, images: Tensor, **told: bool) -> EncoderInfo:
-        """Returns what the blocks have to know of the tokens of images (B, height, width, C)."""
+        """Returns the `EncoderInfo` of the tokens of images (B, height, width, C)."""
         if self.coordinates is None:
             return NO_INFO
         return EncoderInfo(coordinates=self.coordinates(images, **told))
@@ -218,7 +218,7 @@ class ViTBackbone(Backbone):
     def compute_output_spec(
         self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
     ) -> Any:
-        """Returns what `call` gives, without numbers."""
+        """Returns the symbolic output of `call`."""
         found = super().compute_output_spec(self._given(inputs), training=training, mask=mask)
         if keep is None:
             return found
@@ -230,11 +230,11 @@ class ViTBackbone(Backbone):
 
     @staticmethod
     def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
-        """Returns layers behind the final norm; a ViT has none."""
+        """Returns the layers after the final norm; a ViT has none."""
         return []
 
     def _given(self, inputs: Any) -> Any:
-        """Returns images alone or by name, in the structure of the graph's input."""
+        """Returns the images in the structure of the graph's input."""
         if isinstance(inputs, Mapping) == self.named_inputs:
             return inputs
         if self.named_inputs:
@@ -257,13 +257,13 @@ class ViTBackbone(Backbone):
         return resized(self, image_size, patch_size)
 
     def feature_model(self, outputs: str | Sequence[str] = "sequence_output") -> keras.Model:
-        """Returns a model of what this one computes on its way; it shares its weights.
+        """Returns a model of intermediate outputs that shares the weights.
 
         Args:
-            outputs: "sequence_output", the tokens (B, prefix + P, D) that the backbone gives; or
-                the name of a step, whose tokens are as it leaves them, before the final norm:
-                "tokens" (with positions, before the first block), "pre_norm" where there is one,
-                "block_0", "block_1", ...; one name, or several in a list.
+            outputs: "sequence_output", the output (B, prefix + P, D) of the backbone; or the name
+                of a step, whose output is taken without the final norm: "tokens" (with positions,
+                before the first block), "pre_norm" if there is one, "block_0", "block_1", ...;
+                one name, or a list of names.
 
         Returns:
             images -> the output of that name, or a dictionary by name for several.
@@ -277,10 +277,10 @@ class ViTBackbone(Backbone):
         """Writes a directory that timm loads with equal results, atomically.
 
         It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
-        there by timm's rule, wherever they came from.
+        there by timm's rule, whatever their origin.
 
         Raises:
-            InputError: lists what timm's ViT cannot express, or files that would be lost.
+            InputError: lists settings that timm's ViT lacks, or files that would be lost.
         """
         return timm_export.export_to_timm(self, directory)
 
@@ -290,12 +290,12 @@ class ViTBackbone(Backbone):
         timm and big_vision read it, whose rule for resizing position embeddings holds from there.
 
         Raises:
-            InputError: lists what such a file cannot express.
+            InputError: lists settings that such a file cannot express.
         """
         return augreg.export_to_npz(self, path)
 
     def attention_maps(self, images: Tree) -> list[Any]:
-        """Returns what each block attends to.
+        """Returns the attention weights of each block.
 
         Returns:
             One float32 array (B, N, T, T) per block: from the query (third axis) to the key.
@@ -315,12 +315,12 @@ def feature_model(
     outputs: str | Sequence[str],
     more: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> keras.Model:
-    """See `ViTBackbone.feature_model`.
+    """Implements `ViTBackbone.feature_model`.
 
     Args:
-        backbone: whose graph it is.
+        backbone: the model.
         outputs: a name or several.
-        more: further names, each with what makes that output of the sequence.
+        more: functions from the sequence to further outputs, by name.
 
     Raises:
         InputError: for a name that is not there.

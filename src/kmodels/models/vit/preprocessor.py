@@ -1,4 +1,4 @@
-"""Images to what a ViT takes: the preprocessor of tasks, and keras-hub's image converter."""
+"""Image preprocessing of a ViT: the preprocessor of tasks, and keras-hub's image converter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,8 +34,8 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
 
     Args:
         converter: a `ViTImageConverter` or a `keras_hub.layers.ImageConverter`.
-        image_size: (height, width) where the converter has none.
-        channels: channels of the images, where scale and offset are one number for all.
+        image_size: (height, width) if the converter has none.
+        channels: channels of the images, for a scale or offset that is one number.
 
     Raises:
         InputError: for padding, or an interpolation that is not here.
@@ -86,23 +86,24 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
-        antialias: smooths what is made smaller, as Pillow does; False with all but
-            "lanczos", for checkpoints that were trained so.
-        crop_to_aspect_ratio: takes the largest middle part of the shape of `image_size`, instead of
-            stretching the image.
-        resize_size: the size before the middle of `image_size` is cut out: the length of the
-            shorter side, or (height, width); None to resize to `image_size`.
-        rounds_center: cuts the middle out as torchvision and timm round it; False as transformers.
-        resize_mode: "stretch"; "cover" or "fit" for a `resize_size` of (height, width) that images
-            cover, or fit in with the mean around them, in their own aspect ratio; "crop" to cut the
-            middle out without resizing; "none" to refuse images of another size.
+        antialias: smooths images when they are made smaller, as Pillow does; False, which "lanczos"
+            does not support, for checkpoints that were trained without.
+        crop_to_aspect_ratio: crops the largest center part with the aspect ratio of `image_size`
+            instead of stretching the image.
+        resize_size: the size before the center crop of `image_size`: the length of the shorter
+            side, or (height, width); None to resize to `image_size`.
+        rounds_center: rounds the position of the center crop as torchvision and timm do; False as
+            transformers does.
+        resize_mode: "stretch"; "cover" or "fit" to keep the aspect ratio of images that cover a
+            `resize_size` of (height, width), or fit into it with the mean around them; "crop" for a
+            center crop without resizing; "none" to refuse images of another size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
         x: uint8 images (B, H, W, C), one image (H, W, C), or a list of images of any size;
             floats are taken as values in [0, 255].
-        y, sample_weight: handed through.
+        y, sample_weight: returned unchanged.
         -> float32 (B, height, width, C), or (height, width, C) of one image; with y or weights a
         tuple, as Keras' preprocessors give it.
 
@@ -167,22 +168,22 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @property
     def crop_to_aspect_ratio(self) -> bool:
-        """True if the middle part is taken instead of stretching the image."""
+        """True if images are cropped instead of stretched."""
         return self.resizing.crop_to_aspect_ratio
 
     @property
     def resize_size(self) -> int | tuple[int, int] | None:
-        """The size before the middle is cut out, or None."""
+        """The size before the center crop, or None."""
         return self.resizing.resize_size
 
     @property
     def rounds_center(self) -> bool:
-        """True if the middle is rounded as torchvision does."""
+        """True if the center crop is rounded as in torchvision."""
         return self.resizing.rounds_center
 
     @property
     def resize_mode(self) -> str:
-        """What becomes of the aspect ratio; see the class."""
+        """How the aspect ratio is handled; see the class."""
         return self.resizing.resize_mode
 
     @property
@@ -209,12 +210,12 @@ class ViTImageClassifierPreprocessor(Preprocessor):
     def compute_output_spec(
         self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None
     ) -> Any:
-        """Returns shapes and dtypes that `call` gives."""
+        """Returns the shapes and dtypes of the outputs."""
         spec = keras.KerasTensor(output_shape(x.shape, self.image_size), "float32")
         return keras.utils.pack_x_y_sample_weight(spec, y, sample_weight)
 
     def check_plain(self, package: str) -> None:
-        """Raises `InputError` where another package's preprocessor cannot resize as this one."""
+        """Raises `InputError` if another package's preprocessor cannot resize in this way."""
         if self.crop_to_aspect_ratio or not self.antialias:
             raise InputError(
                 f"{package} has no counterpart for a preprocessor with crop_to_aspect_ratio="

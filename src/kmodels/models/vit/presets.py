@@ -172,6 +172,13 @@ def _towers() -> dict[str, dict[str, Any]]:
     for size, (patch, side) in PERCEPTION.items():
         name = size.removeprefix("pe_")
         found[f"pe_core_{name}_patch{patch}_{side}"] = _perception(size)
+    # timm's own, whose queries and keys turn by the numbers of row and column.
+    found["vit_base_patch16_rope_reg1_gap_256"] = _size("base", 16, 256) | {
+        **{"layer_scale": 1e-5, "use_key_bias": False, "use_position_embedding": False},
+        **{"use_class_token": False, "num_register_tokens": 1, "final_norm": False},
+        **{"rope_theta": 10_000.0, "rope_type": "cat_ij", "ref_feat_shape": (16, 16)},
+        **{"task_pooling": "gap", "task_pooled_norm": True},
+    }
     mapped = {"use_class_token": False, "approximate_gelu": True, "task_pooling": "map"}
     for (size, patch), (first, second) in SIGLIP.items():
         for name, sides in (("siglip", first), ("siglip2", second)):

@@ -26,7 +26,7 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
     Args:
         backbone: a `NaFlexViTBackbone`.
         num_classes: number of logits; 0 for no head.
-        preprocessor: turns raw images into what the backbone takes, or None.
+        preprocessor: turns raw images into inputs of the backbone, or None.
         pooling: "gap" or "avg" (mean over the patches of an image), or "map" (attention pooling).
         intermediate_dim: width of a tanh layer in front of the logits, or None for none.
         activation: on the logits, such as "softmax"; None leaves logits.
@@ -40,7 +40,7 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
             default loss and metric of `compile`.
         head_dtype: policy of the head; by default the dtype of the backbone's variables.
         name: name of the model.
-        compile: compiles with the defaults of `compile`, where the model has a head that they fit.
+        compile: compiles with the defaults of `compile` if they fit the head of the model.
 
     Call:
         as of `NaFlexViTBackbone` -> logits (B, S, num_classes), float32, or (B, num_classes) of one
@@ -144,10 +144,10 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
             self.compile_by_default()
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, see `ViTImageClassifier`; the accuracy is a weighted metric.
+        """Returns the arguments of `compile`, as in `ViTImageClassifier`.
 
-        It does not count places without an image, as a metric of `metrics` does, which belongs into
-        `weighted_metrics` if rows hold several images.
+        The accuracy is a weighted metric, so that empty image slots of a row do not count. Put
+        your own metrics into `weighted_metrics` too if rows hold several images.
         """
         if is_auto(given.loss) and is_auto(given.metrics) and not self._problem():
             given = given.filled(

@@ -1,4 +1,4 @@
-"""The layers of a ViT that differ if images of several grids share a row of patches."""
+"""Layers of a ViT for rows of patches that images of several grids may share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def _bounds(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any, Any
 
 
 def places_of(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any]:
-    """Returns where each patch stands, and how large its image is.
+    """Returns the row and column of each patch, and the size of its image.
 
     Args:
         spatial_shapes: (B, S, 2) int, rows and columns of each image of a row; 0 for none.
@@ -34,7 +34,7 @@ def places_of(spatial_shapes: Tensor, length: int | Tensor) -> tuple[Any, Any]:
 
     Returns:
         Row and column of each patch (B, N, 2), and rows and columns of its image (B, N, 2), int32.
-        Padding has numbers that mean nothing, of a place inside the last image or an empty one.
+        The values of padding are arbitrary but valid.
     """
     ops = keras.ops
     ends, counts, done = _bounds(spatial_shapes, length)
@@ -57,9 +57,9 @@ class ImageSegments(keras.Operation):
     """Numbers of the images that share a row, patch by patch.
 
     Call:
-        pixel_values (B, N, ...), of which the length counts; spatial_shapes (B, S, 2) int, rows
-        and columns of each image, 0 for none; pixel_attention_mask (B, N) int, 0 for patches that
-        nothing is to see, or None -> (B, N) int32: 1, 2, ... by image, 0 for padding.
+        pixel_values (B, N, ...), of which only the length is used; spatial_shapes (B, S, 2) int,
+        rows and columns of each image, 0 for none; pixel_attention_mask (B, N) int, 0 for masked
+        patches, or None -> (B, N) int32: 1, 2, ... by image, 0 for padding.
     """
 
     def call(
@@ -84,7 +84,7 @@ class ImageSegments(keras.Operation):
         spatial_shapes: keras.KerasTensor,
         pixel_attention_mask: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
-        """Returns shape and dtype of what `call` gives."""
+        """Returns the shape and dtype of the segments."""
         return keras.KerasTensor(tuple(pixel_values.shape[:2]), "int32")
 
 
@@ -107,7 +107,7 @@ def _triangle(distance: Tensor) -> Any:
 
 
 def resize_weights(place: Tensor, new: Tensor, old: int, method: Method) -> Any:
-    """Returns what a sample of a resized axis is made of; see `weights.positions.resize_matrix`.
+    """Returns the weights of resizing one axis; see `weights.positions.resize_matrix`.
 
     Args:
         place: (...) float, numbers of the samples, from 0.

@@ -1,9 +1,9 @@
 """The ViT on rows of patches, readable from patches to tokens.
 
-What differs from `ViTBackbone`, with whose files it shares every name:
-- images come as patches, of any aspect ratio, and several of them may share a row;
-- the table of positions is resized to the grid of each image;
-- patches see those of their own image alone.
+Differences from `ViTBackbone`, whose variable names it shares:
+- images are given as patches, of any aspect ratio, and several images may share a row;
+- the position embedding is resized to the grid of each image;
+- patches attend to patches of their own image only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class PatchInputs:
         return keras.ops.squeeze(found, 1) if alone and self.by_image else found
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
-        """Runs the graph, also where Keras calls it with what `fit` or `predict` was given."""
+        """Runs the graph on complete inputs, also if Keras calls it from `fit` or `predict`."""
         inputs, alone = rows(self, inputs)
         found = super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
         return keras.ops.squeeze(found, 1) if alone and self.by_image else found
@@ -144,8 +144,8 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
         {"pixel_values": (B, N, patch * patch * C) preprocessed floats, patches row by row,
         "spatial_shapes": (B, S, 2) int, rows and columns of the patches of each image in a row, 0
         for none, or (B, 2) of one image in each row, "pixel_attention_mask": (B, N) int, 0 for
-        patches that nothing is to see, which may be left out} -> tokens (B, N, D). The images of a
-        row stand one behind the other; what is left of it is padding, whose tokens mean nothing.
+        masked patches, optional} -> tokens (B, N, D). The images of a row are adjacent; the rest of
+        the row is padding, whose tokens have no meaning.
 
     Raises:
         InputError: for a config with tokens in front of the patches, without a table of positions,
@@ -218,7 +218,7 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those without a class token and a rotary embedding."""
+        """Returns True if the preset has neither a class token nor a rotary embedding."""
         return not fields.get("use_class_token", True) and fields.get("rope_theta") is None
 
 
@@ -231,7 +231,7 @@ class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
         hidden_dim: width of the tokens.
         num_layers: blocks.
         num_heads: attention heads.
-        intermediate_dim: width of the MLP, `mlp_dim` elsewhere.
+        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
         intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
         layer_norm_epsilon: epsilon of the norms.
         image_shape: (height, width, channels) of the images that the table of positions is of.
@@ -279,7 +279,7 @@ class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns those of SigLIP and SigLIP 2."""
+        """Returns True for presets of SigLIP and SigLIP 2."""
         return name.startswith("siglip")
 
 

@@ -1,4 +1,4 @@
-"""Images of any aspect ratio to the patches that a NaFlex model takes."""
+"""Preprocessor of NaFlex models: images of any aspect ratio to patches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,22 +21,22 @@ ARGUMENTS = ("patch_size", "max_num_patches", "mean", "std", "interpolation", "e
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class NaFlexViTImageClassifierPreprocessor(Preprocessor):
-    """Resizes images to so many patches, keeps their aspect ratio, and cuts them into patches.
+    """Resizes images, keeping their aspect ratio, and cuts them into patches.
 
     Args:
         patch_size: side of the square patches, in pixels.
-        max_num_patches: patches of each row; an image is made as large as they allow.
+        max_num_patches: patches of each row; an image is resized to fill them.
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
-        enlarge: makes small images larger too, as SigLIP 2 does; False keeps their size, and leaves
-            the rest of a row empty.
+        enlarge: enlarges small images too, as SigLIP 2 does; False keeps their size and pads the
+            row.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Call:
         x: a list of images of any size, images (B, H, W, C), or one image (H, W, C), uint8 or
             floats in [0, 255]. Dictionaries that hold "pixel_values" go through untouched.
-        y, sample_weight: handed through.
+        y, sample_weight: returned unchanged.
         -> {"pixel_values": (B, max_num_patches, patch * patch * C) float32, "spatial_shapes":
         (B, 2) int32, "pixel_attention_mask": (B, max_num_patches) int32}, without the first axis
         for one image; with y or weights a tuple, as Keras' preprocessors give it.

@@ -1,6 +1,7 @@
 """Segmentation by queries in the last blocks of a ViT: semantic, instance and panoptic."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -9,52 +10,57 @@ from numpy.typing import ArrayLike
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, Tensor, Tree
+from kmodels.core.types import Data, DTypeLike, Tensor, Tree
 from kmodels.layers.layout_family import of_family
 from kmodels.models.blocks.class_names import check_class_names
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.segmentation import preprocessor as preprocessing
+from kmodels.models.vit.segmentation import segments
 from kmodels.models.vit.segmentation.mask_transformer import (
     MaskTransformer,
     Prediction,
     check_backbone,
     class_scores,
 )
+from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
-from kmodels.models.vit.segmentation.segments import Segments
 from kmodels.task import Compiled
 from kmodels.training.inside_step import InsideStep
 from kmodels.training.matching.criterion import SetCriterion
 from kmodels.training.matching.targets import labels_of
 from kmodels.training.metrics import MeanIoU
 
+# What `query_logits` and `predict_queries` return.
+QUERIES = ("masks_queries_logits", "class_queries_logits")
+
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(Segments, ImageSegmenter):
+class EoMTImageSegmenter(ImageSegmenter):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
-    Each query becomes a class, or "no object", and a mask, the product of its token with the tokens
-    of the patches in a higher resolution. In training every block with queries predicts, and
-    queries see only the patches of their own mask; over the training that is given up, block by
-    block, so that at the end the model is a plain ViT.
+    Each query predicts a class, or "no object", and a mask, the product of its token with upscaled
+    tokens of the patches. In training every block with queries predicts, and queries attend only
+    to the patches of their own mask; this masking is annealed block by block, so that the final
+    model is a plain ViT.
 
     Args:
         backbone: a `ViTBackbone`, such as that of DINOv2 with registers or of DINOv3.
         num_classes: number of classes, "no object" not counted.
-        preprocessor: turns raw images and masks into what the model takes, or None.
+        preprocessor: turns raw images and masks into inputs of the model, or None.
         num_queries: number of queries Q, the most segments that an image can have.
         num_blocks: blocks that carry queries, the last ones of the backbone.
         num_upscale_blocks: how often the sides of the grid of patches are doubled for masks.
         ignore_class: label of pixels that belong to no segment and are not measured; None for none.
         annealing_steps: steps of the training, over which masked attention is given up, see
             `MaskProbabilities`; None leaves it as it is.
-        no_object_weight: of the loss, as all that follows, see `kmodels.training.SetCriterion`.
-        class_weight: see there.
-        mask_weight: see there.
-        dice_weight: see there.
-        train_num_points: see there.
-        oversample_ratio: see there.
-        importance_sample_ratio: see there.
+        no_object_weight: argument of the loss, `kmodels.training.SetCriterion`.
+        class_weight: argument of the loss.
+        mask_weight: argument of the loss.
+        dice_weight: argument of the loss.
+        train_num_points: argument of the loss.
+        oversample_ratio: argument of the loss.
+        importance_sample_ratio: argument of the loss.
         seed: seed of the points; None for the model's own under `keras.utils.set_random_seed`.
         head_dtype: policy of the heads; by default that of the backbone.
         class_names: names of the classes in the order of the outputs, or None; they are saved
@@ -62,9 +68,10 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
         **kwargs: of `keras.Model`, such as `name`.
 
     Call:
-        images (B, height, width, C), preprocessed floats -> what each class has of each pixel,
-        (B, height, width, num_classes), float32, from 0: the sum over queries of the share of the
-        class and that of the mask. `query_logits` and `predict_queries` give what the queries say.
+        images (B, height, width, C), preprocessed floats -> scores of the classes at each pixel,
+        (B, height, width, num_classes), float32, 0 or more: the sum over queries of class
+        probability times mask probability. `query_logits` and `predict_queries` return the outputs
+        of the queries.
 
     Raises:
         InputError: for a backbone that does not suit, or settings that cannot be.
@@ -181,7 +188,7 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
         self.mask_transformer.probabilities.attn_mask_probs.assign(shares)
 
     def _masking(self) -> tuple[bool, ...]:
-        """Returns which blocks mask now; inside a trace, which did when it was asked for."""
+        """Returns the blocks that mask now; inside a trace, those at the time of the trace."""
         try:
             return tuple((self.attn_mask_probs > 0).tolist())
         except Exception:  # each framework has its own for a value that is not there
@@ -193,12 +200,12 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
             self.test_function = self.predict_function = None
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Returns Keras' function; a new one where other blocks mask."""
+        """Returns Keras' function, rebuilt if the masked blocks have changed."""
         self._follow_masks()
         return super().make_test_function(force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Returns Keras' function; a new one where other blocks mask."""
+        """Returns Keras' function, rebuilt if the masked blocks have changed."""
         self._follow_masks()
         return super().make_predict_function(force)
 
@@ -224,7 +231,7 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
         )
 
     def query_logits(self, images: Tensor, training: bool = False) -> dict[str, Any]:
-        """Returns what the queries say, as transformers' model does.
+        """Returns the outputs of the queries, as transformers' model does.
 
         Args:
             images: (B, height, width, C), preprocessed floats.
@@ -240,13 +247,13 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
     # Training
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default with the loss of matched masks.
+        """Returns the arguments of `compile`, by default with the loss of matched masks.
 
-        The optimizer is AdamW with a learning rate of 1e-4 and a decay of 0.05. The loss, also for
-        None, is the `criterion`, on masks of labels (B, H, W) or on "mask_labels" (B, T, H, W) with
-        "class_labels" (B, T); one of your own gets the class scores (B, height, width,
-        num_classes), as metrics do. The metric beside the `criterion` is
-        `kmodels.training.MeanIoU`.
+        The optimizer is AdamW with a learning rate of 1e-4 and a decay of 0.05. The default loss,
+        also for None, is the `criterion`, on label masks (B, H, W) or on "mask_labels"
+        (B, T, H, W) with "class_labels" (B, T); a loss of your own gets the class scores (B,
+        height, width, num_classes), as metrics do. The default metric, if the loss is the
+        `criterion`, is `kmodels.training.MeanIoU`.
         """
         given = given.filled(
             optimizer=lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.05), loss=lambda: None
@@ -260,7 +267,7 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether it gives logits of classes: it gives scores."""
+        """False: the outputs are scores."""
         return False
 
     def train_step(self, *args: object) -> Any:
@@ -281,7 +288,7 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
-        """Returns the loss of all predictions; of class scores where `compile` was given a loss.
+        """Returns the loss of all predictions, or of class scores if `compile` got a loss.
 
         Points are drawn in training, and the same in every evaluation.
 
@@ -318,3 +325,139 @@ class EoMTImageSegmenter(Segments, ImageSegmenter):
         if self._step.chosen:
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)
         return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    # Segments
+
+    @property
+    def _way(self) -> str:
+        return getattr(self.preprocessor, "aspect_ratio", preprocessing.WAYS[0])
+
+    def predict_queries(self, images: Data, batch_size: int = 32) -> dict[str, np.ndarray]:
+        """Returns `query_logits` of any number of images, as NumPy arrays.
+
+        Args:
+            images: inputs of the preprocessor, or of the model if there is no preprocessor.
+            batch_size: images per batch.
+
+        Returns:
+            A row for each image, or for each window if the preprocessor cuts images.
+        """
+        masked = self._masking()
+        if masked not in self._readers:
+            backbone = self.mask_transformer.backbone
+            given = backbone.inputs[0]
+            inputs = keras.Input(given.shape[1:], dtype=given.dtype)
+            last = self.mask_transformer(inputs, masked)[-1]
+            outputs = {"masks_queries_logits": last.masks, "class_queries_logits": last.classes}
+            self._readers[masked] = keras.Model(inputs, outputs, name="query_logits")
+        pixels: Any = images
+        if self.preprocessor is not None:
+            pixels = self.preprocessor(images)
+        elif isinstance(images, list | tuple):
+            pixels = np.stack(images)
+        return self._readers[masked].predict(pixels, batch_size=batch_size, verbose=0)
+
+    def segment(self, images: Data, batch_size: int = 32) -> Any:
+        """Returns the class of each pixel of images, in the size that they have.
+
+        Args:
+            images: inputs of the preprocessor: uint8 (B, H, W, C), one image (H, W, C), or a list
+                of images of any size; inputs of the model if there is no preprocessor.
+            batch_size: images per batch.
+
+        Returns:
+            int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
+        """
+        if self._way == "split":
+            return of_each(images, partial(self._of_windows, batch_size=batch_size), stack=True)
+        return self._each(segments.semantic, images, batch_size, stack=True)
+
+    def segment_instances(self, images: Data, threshold: float = 0.8, batch_size: int = 32) -> Any:
+        """Returns instances of images, see `segments.instances`.
+
+        Args:
+            images: as of `segment`.
+            threshold: least score of an instance.
+            batch_size: images at a time.
+
+        Returns:
+            A dictionary of "segmentation" and "segments_info" for each image, in a list; of one
+            image (H, W, C) the dictionary alone.
+        """
+        return self._each(segments.instances, images, batch_size, threshold=threshold)
+
+    def segment_panoptic(
+        self,
+        images: Data,
+        threshold: float = 0.8,
+        mask_threshold: float = 0.5,
+        overlap_mask_area_threshold: float = 0.8,
+        stuff_classes: Collection[int] | None = None,
+        batch_size: int = 32,
+    ) -> Any:
+        """Returns segments of images that do not overlap, see `segments.panoptic`.
+
+        Args:
+            images: as of `segment`.
+            threshold: least share of a segment's class.
+            mask_threshold: least share of its pixels.
+            overlap_mask_area_threshold: share of its mask that others must leave.
+            stuff_classes: classes whose segments become one.
+            batch_size: images at a time.
+
+        Returns:
+            As of `segment_instances`.
+        """
+        return self._each(
+            segments.panoptic,
+            images,
+            batch_size,
+            threshold=threshold,
+            mask_threshold=mask_threshold,
+            overlap_mask_area_threshold=overlap_mask_area_threshold,
+            stuff_classes=stuff_classes,
+        )
+
+    def _each(
+        self,
+        process: Callable[..., Any],
+        images: Data,
+        batch_size: int,
+        stack: bool = False,
+        **more: Any,
+    ) -> Any:
+        """Returns the result of a function of `segments` for each image, as `masks.of_each`."""
+        way = self._way
+        if way == "split":
+            raise InputError(
+                "the preprocessor has aspect_ratio='split', whose windows give classes of pixels "
+                "alone; give one with 'pad' for instances"
+            )
+
+        def found(given: Any, sizes: list[Any]) -> list[Any]:
+            said = self.predict_queries(given, batch_size)
+            parts = (said[name] for name in QUERIES)
+            pads = way == "pad"
+            rows = zip(*parts, sizes, strict=True)
+            return [
+                process(
+                    held,
+                    own,
+                    self.image_size,
+                    size,
+                    **more,
+                    content=self.preprocessor.fitted_size(size) if pads else None,
+                )
+                for held, own, size in rows
+            ]
+
+        return of_each(images, found, stack)
+
+    def _of_windows(self, given: Any, sizes: Sequence[Any], batch_size: int) -> list[np.ndarray]:
+        """Returns the classes of the pixels of each image, from those of its windows."""
+        said = self.predict_queries(given, batch_size)
+        scores = (
+            segments.class_scores(held, own, self.image_size)
+            for held, own in zip(*(said[name] for name in QUERIES), strict=True)
+        )
+        return preprocessing.of_images(scores, sizes, self.image_size[0], "split")

@@ -14,7 +14,7 @@ from kmodels.models.vit.model import ViTBackbone
 
 # How fast the share of masked queries falls, in the original's schedule.
 POWER = 0.9
-# The activation of the heads where a backbone's gates have it, as in transformers.
+# The activation of the heads if the backbone has SwiGLU, as in transformers.
 SILU = "silu"
 
 
@@ -30,7 +30,7 @@ def activated(x: Tensor, approximate: bool | str) -> Any:
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class Queries(Layer):
-    """Puts learned queries in front of the tokens.
+    """Prepends learned queries to the tokens.
 
     Args:
         num_queries: number of queries Q.
@@ -69,7 +69,7 @@ class Queries(Layer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class MaskProbabilities(Layer):
-    """The share of the queries that see only their own mask, for each block that carries them.
+    """The share of the queries that attend only to their own mask, for each block with queries.
 
     Args:
         num_blocks: number of those blocks, K.
@@ -128,16 +128,16 @@ class MaskProbabilities(Layer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class QueryMasking(Layer):
-    """The attention mask where queries see only the patches of the mask that they predict.
+    """Attention mask by which queries attend only to the patches of their predicted mask.
 
-    Queries see each other and the tokens in front of the patches; all other tokens see everything.
-    In training a query is left alone with 1 minus the block's share; otherwise a block with a share
-    of 0 masks none, and others all.
+    Queries also attend to each other and to the prefix tokens; all other tokens attend to
+    everything. In training a query is left unmasked with probability 1 minus the block's share;
+    otherwise a block with a share of 0 masks no query, and the other blocks mask all.
 
     Args:
         index: number of the block among those with queries.
         prefix: tokens between queries and patches.
-        seed: of what is drawn; None for the layer's own stream.
+        seed: random seed; None for the layer's own stream.
 
     Call:
         logits (B, Q, h, w) of the masks on the grid of the patches, shares (K,) ->
@@ -175,7 +175,7 @@ class QueryMasking(Layer):
         return keras.ops.concatenate([keras.ops.concatenate([top, seen], axis=2), rest], axis=1)
 
     def compute_output_spec(self, logits: Tensor, shares: Tensor, training: bool = False) -> Any:
-        """Returns shape and dtype of what `call` gives."""
+        """Returns the shape and dtype of the mask."""
         batch, queries, height, width = logits.shape
         length = queries + self.prefix + height * width
         return keras.KerasTensor((batch, length, length), "bool")
@@ -387,12 +387,12 @@ class MaskTransformer:
         return [*found, self._predict(x)[0]]
 
     def _with_queries(self, coordinates: Tensor) -> Any:
-        """Returns the places of all tokens: queries stand where nothing turns."""
+        """Returns the coordinates of all tokens; queries are at (0, 0), so they are not rotated."""
         still = keras.ops.zeros((self.num_queries, 2), dtype=coordinates.dtype)
         return keras.ops.concatenate([still, coordinates], axis=0)
 
     def _predict(self, tokens: Tensor) -> tuple[Prediction, Any]:
-        """Returns what normed tokens say, and the masks on the grid of the patches."""
+        """Returns the prediction from normed tokens, and its masks on the grid of the patches."""
         ops, config = keras.ops, self.backbone.config
         tokens = ops.cast(tokens, self.dtype)
         queries = tokens[:, : self.num_queries]
@@ -420,7 +420,7 @@ class MaskTransformer:
 
 
 def class_scores(prediction: Prediction, size: tuple[int, int]) -> Any:
-    """Returns what each class has of each pixel, the sum over queries of both shares.
+    """Returns the score of each class at each pixel: sum over queries of class x mask probability.
 
     Args:
         prediction: of a batch.

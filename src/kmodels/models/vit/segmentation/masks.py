@@ -11,7 +11,7 @@ from kmodels.data.images.decoding import is_picture
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.weights.positions import resize_matrix
 
-# Logits of so many numbers are made at a time.
+# Number of logits that are computed at a time.
 _MOST_NUMBERS = 1 << 24
 
 
@@ -53,13 +53,13 @@ def classes(grid: np.ndarray, size: Sequence[int]) -> np.ndarray:
 def of_each(
     images: Data, process: Callable[[Any, list[Any]], list[Any]], stack: bool = False
 ) -> Any:
-    """Returns what is made of each image, in the form in which the images were given.
+    """Returns the result for each image, in the form in which the images were given.
 
     Args:
         images: (B, H, W, C), one image (H, W, C), or a list of images of any size, of Pillow or
             paths of files.
         process: makes a list of images, at least one, and of their (height, width).
-        stack: makes one array of masks (H, W) where the images were one.
+        stack: stacks masks (H, W) to one array if the images are one array.
 
     Returns:
         A list; of one image (H, W, C) its result alone.

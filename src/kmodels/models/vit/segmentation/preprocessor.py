@@ -1,4 +1,4 @@
-"""Images with masks to what a segmenter takes, also padded or cut into windows."""
+"""Preprocessor of segmenters: images with masks, also padded or cut into windows."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,16 +25,18 @@ from kmodels.models.vit.segmentation.masks import classes
 from kmodels.training.matching.targets import KEYS, parts_of
 
 # What is done with an image; the first is the default.
-WAYS = ("stretch", "pad", "split")
+WAYS = ("stretch", "pad", "split", "none")
+# Those that keep the shape of an image.
+FRAMED = ("pad", "split")
 
 
 def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
-    """Returns the size that an image gets before it is padded or cut.
+    """Returns the size of an image before it is padded or cut.
 
     Args:
         size: (height, width) of the image.
         side: of the model's square images.
-        way: "pad", where the longer side becomes `side`, or "split", where the shorter one does.
+        way: "pad" to resize the longer side to `side`, or "split" to resize the shorter one.
     """
     height, width = size
     short = float(side)
@@ -50,7 +52,7 @@ def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
 
 
 def window_starts(length: int, side: int) -> list[int]:
-    """Returns where windows of a side begin that cover a length and overlap evenly."""
+    """Returns the starts of windows that cover a length and overlap evenly."""
     number = math.ceil(length / side)
     overlap = (number * side - length) / (number - 1) if number > 1 else 0
     return [int(i * (side - overlap)) for i in range(number)]
@@ -118,8 +120,8 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
         resize: makes a mask (H, W) the model's size.
 
     Returns:
-        "mask_labels", uint8 (B, S, height, width), and "class_labels", int32 (B, S), -1 where there
-        is no segment. S is a power of two, so that a compiled step is made for few of them.
+        "mask_labels", uint8 (B, S, height, width), and "class_labels", int32 (B, S), -1 for no
+        segment. S is a power of two, so that few steps are compiled.
 
     Raises:
         InputError: for other keys, or numbers that differ.
@@ -159,14 +161,15 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         image_size: (height, width) in pixels.
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
-        interpolation: how images are resized, as in `ViTImageClassifierPreprocessor`.
-        antialias: see there.
-        resize_output_mask: resizes masks to `image_size` by the nearest pixel; False where they
-            have that size already. keras-hub's default is False.
-        aspect_ratio: "stretch" gives every image the model's shape. "pad" keeps its shape, and
-            fills what is left at the right or below with black, in masks with label 255. "split"
-            cuts an image whose shorter side fills the model's into windows that overlap; it is for
-            `segment` alone, and gives more images than there were. Both want a square image_size.
+        interpolation: as in `ViTImageClassifierPreprocessor`.
+        antialias: as in `ViTImageClassifierPreprocessor`.
+        resize_output_mask: resizes masks to `image_size` by the nearest pixel; False if they
+            already have that size. keras-hub's default is False.
+        aspect_ratio: "stretch" resizes every image to the model's shape. "pad" keeps the aspect
+            ratio and pads with black at the right or bottom, masks with label 255. "split" resizes
+            the shorter side and cuts the image into overlapping windows; it is for `segment` only,
+            and returns more images than were given. Both need a square image_size.
+            "none" refuses images of another size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above except for
             `resize_output_mask` is read from it.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -180,8 +183,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         -> float32 images (B, height, width, C), and with y int32 masks (B, height, width).
 
     Raises:
-        InputError: for what is not a mask, a converter that crops, another aspect_ratio, or masks
-            beside windows.
+        InputError: for invalid masks, a converter that crops, another aspect_ratio, or masks
+            with windows.
     """
 
     def __init__(
@@ -211,13 +214,14 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                     "the image converter has crop_to_aspect_ratio=True, which leaves pixels "
                     "without a class; give one with False"
                 )
-        super().__init__(**given, **kwargs)
+        mode = "none" if aspect_ratio == "none" else "stretch"
+        super().__init__(**given, resize_mode=mode, **kwargs)
         self.resize_output_mask = resize_output_mask
         self.aspect_ratio = aspect_ratio
         if aspect_ratio not in WAYS:
             raise InputError(f"aspect_ratio is {aspect_ratio!r}; choose {' or '.join(WAYS)}")
         height, width = self.image_size
-        if aspect_ratio != "stretch" and height != width:
+        if aspect_ratio in FRAMED and height != width:
             raise InputError(
                 f"aspect_ratio is {aspect_ratio!r} and image_size {self.image_size}; give a square "
                 "one, or aspect_ratio='stretch'"
@@ -228,7 +232,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         """The same as a layer with keras-hub's arguments, which stretches.
 
         Raises:
-            InputError: where images keep their shape.
+            InputError: if images keep their aspect ratio.
         """
         if self.aspect_ratio != "stretch":
             raise InputError(
@@ -244,12 +248,12 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 "aspect_ratio='split' makes several images of one, which have no masks; train with "
                 "'pad' or 'stretch'"
             )
-        if self.aspect_ratio != "stretch":
+        if self.aspect_ratio in FRAMED:
             x = self._framed(x)
         return super().call(x, None if y is None else self._masks(y), sample_weight)
 
     def fitted_size(self, size: Sequence[int]) -> tuple[int, int]:
-        """Returns the (height, width) that an image gets before it is padded or cut."""
+        """Returns the (height, width) of an image before it is padded or cut."""
         return fitted(size, self.image_size[0], self.aspect_ratio)
 
     def _framed(self, x: Data) -> Any:
@@ -317,6 +321,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
     def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments; see `Preprocessor`."""
         own = {name: arguments[name] for name in OF_MASKS if name in arguments}
+        if arguments.get("resize_mode") == "none":
+            own["aspect_ratio"] = "none"
         found = {**super().fitted(arguments, config), **own}
         return {name: value for name, value in found.items() if name not in OF_CROPS}
 

@@ -46,11 +46,10 @@ class ImageSegmenter(NamedClasses, Task):
         """As of every task; a directory or a name of another task needs `num_classes`.
 
         Args:
-            preset: as in `Task.from_preset`, like all that follow; the weights of a classifier's
-                backbone are read, and its head is not.
-            dtype: see there.
-            load_weights: see there.
-            **overrides: see there.
+            preset: as in `Task.from_preset`; of a classifier only the backbone's weights are read.
+            dtype: as in `Task.from_preset`.
+            load_weights: as in `Task.from_preset`.
+            **overrides: as in `Task.from_preset`.
 
         Raises:
             InputError: as there, and for an unknown number of classes.
@@ -79,9 +78,9 @@ class ViTImageSegmenter(ImageSegmenter):
 
     Args:
         backbone: a `ViTBackbone`.
-        num_classes: number of classes, the background included where it is one.
-        preprocessor: turns raw images and masks into what the model takes, or None.
-        ignore_class: label of pixels that are neither trained on nor measured; None where all are.
+        num_classes: number of classes, including the background if it is a class.
+        preprocessor: turns raw images and masks into inputs of the model, or None.
+        ignore_class: label of pixels that are left out of loss and metric; None for none.
         use_batch_norm: batch norm in front of the dense layer. Over several processes of torch, and
             devices of TensorFlow, it would be that of each one's rows, which is refused; give False
             there.
@@ -181,11 +180,11 @@ class ViTImageSegmenter(ImageSegmenter):
         return self.get_layer("pixel_logits")
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default for masks of whole numbers.
+        """Returns the arguments of `compile`, by default for masks of class numbers.
 
         The optimizer is Adam with a learning rate of 5e-5, as keras-hub's, the loss
         `kmodels.training.PixelCrossentropy` with the `ignore_class`, and the metric
-        `kmodels.training.MeanIoU`; beside a loss of your own there is none.
+        `kmodels.training.MeanIoU`; with a loss of your own there is none.
         """
         if is_auto(given.loss):
             given = given.filled(
@@ -200,9 +199,9 @@ class ViTImageSegmenter(ImageSegmenter):
         The logits of patches leave the device, and are resized to each image at once.
 
         Args:
-            images: what the preprocessor takes: uint8 (B, H, W, C), one image (H, W, C), or a list
-                of images of any size; without a preprocessor what the model takes.
-            batch_size: images at a time.
+            images: inputs of the preprocessor: uint8 (B, H, W, C), one image (H, W, C), or a list
+                of images of any size; inputs of the model if there is no preprocessor.
+            batch_size: images per batch.
 
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
@@ -212,7 +211,7 @@ class ViTImageSegmenter(ImageSegmenter):
             pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
             grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
             way = getattr(self.preprocessor, "aspect_ratio", preprocessor.WAYS[0])
-            if way != preprocessor.WAYS[0]:
+            if way in preprocessor.FRAMED:
                 whole = self.backbone.config.image_shape[:2]
                 logits = (masks.resized(grid, whole) for grid in grids)
                 return preprocessor.of_images(logits, sizes, whole[0], way)

@@ -29,7 +29,7 @@ def attention(config: ViTConfig, source: str, target: str, output: str = "out") 
         config: for the number of heads.
         source: path of the attention in the file.
         target: path of the attention here.
-        output: what the output projection is called in the file.
+        output: name of the output projection in the file.
     """
     width, heads = config.hidden_dim, config.num_heads
     kernel = reshape((width, heads, width // heads), (width, width))
@@ -88,7 +88,7 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether this is an `.npz` file."""
+    """Returns True for an `.npz` file."""
     return path.suffix == ".npz" and path.is_file()
 
 
@@ -113,7 +113,7 @@ def open_checkpoint(
             f"{path} is not a ViT of vision_transformer or big_vision: no embedding/kernel"
         )
     if prefix == "params/img/":
-        # SigLIP's files hold the text tower and its temperature beside it.
+        # SigLIP's files also hold the text tower and its temperature.
         tensors = {name: x for name, x in tensors.items() if name.startswith(prefix)}
     big_vision = f"{prefix}pos_embedding" in tensors
     positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
@@ -208,7 +208,7 @@ def _backbone(
 # The class token tells the names apart: with one they are the older names, which timm reads too.
 OLDER = ("", "Transformer/posembed_input/pos_embedding", False)
 NEWER = ("params/", "pos_embedding", True)
-# These have no effect on what a model gives: rates of training, and how positions would be resized.
+# Fields without effect on the outputs: dropout rates, and how positions would be resized.
 FREE = (
     *("dropout_rate", "attention_dropout", "drop_path_rate", "patch_drop_rate"),
     "position_interpolation",
@@ -223,7 +223,7 @@ def export_to_npz(model: keras.Model, path: str | Path) -> Path:
         path: path of the file to make or replace, local or an address.
 
     Raises:
-        InputError: for another suffix, or with all that such a file cannot express.
+        InputError: for another suffix, or listing the settings that such a file cannot express.
     """
     if Path(path).suffix != ".npz":
         raise InputError(f"{path} must be an .npz file; give a name that ends in .npz")
@@ -254,7 +254,7 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def _check(path: Path, config: ViTConfig, settings: dict[str, Any]) -> None:
-    """Raises where the file, read again, says less than the model."""
+    """Raises `InputError` if the file, read again, lacks settings of the model."""
     found = open_checkpoint(path, {}, {}, weights=False)
     read = ViTConfig(**found.backbone).to_dict()
     wanted = config.to_dict()

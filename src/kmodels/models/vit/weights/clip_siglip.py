@@ -1,6 +1,6 @@
 """Hugging Face directories of CLIP, SigLIP and SigLIP 2: their vision tower.
 
-Alone, with CLIP's projection, with a classifier, or beside the text tower, which is left out.
+Alone, with CLIP's projection, with a classifier, or with the text tower, which is left out.
 """
 
 import math
@@ -29,7 +29,7 @@ SIGLIP = ("siglip", "siglip_vision_model")
 SIGLIP2 = ("siglip2", "siglip2_vision_model")
 PREFIX = "vision_model."
 POSITIONS = "embeddings.position_embedding.weight"
-# The text tower, and positions that older files keep beside the position embedding.
+# The text tower, and position ids of older files.
 OTHERS = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
 OLD = "embeddings.position_ids"
 PARTS = ("query", "key", "value")
@@ -41,8 +41,8 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
     Args:
         config: for the size of the patches.
         prefix: "vision_model." or empty, as the file was written.
-        projects: for CLIP's projection in place of a classifier.
-        flat: whether the patches are projected as rows, as in SigLIP 2, and not by a convolution.
+        projects: True for CLIP's projection instead of a classifier.
+        flat: True if patches are projected as rows, as in SigLIP 2, not by a convolution.
     """
     patch = transpose if flat else patch_kernel(config.patch_size, config.image_shape[2])
     table = [

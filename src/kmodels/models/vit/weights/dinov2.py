@@ -16,7 +16,7 @@ KINDS = ("dinov2", "dinov2_with_registers")
 POSITIONS = "embeddings.position_embeddings"
 MASK = "embeddings.mask_token"
 BLOCK = "encoder.layer.{i}"
-# DINOv2's giant keeps gate and what it multiplies in one tensor, the gate first.
+# DINOv2's giant stores gate and up projection in one tensor, the gate first.
 GATED = ("block_{i}/mlp/gate", "block_{i}/mlp/up")
 
 

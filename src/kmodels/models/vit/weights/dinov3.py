@@ -32,7 +32,7 @@ MOVES = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
 
 
 def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
-    """Returns the table; `prefix` is what blocks have in front of their names."""
+    """Returns the table; `prefix` is the prefix of the blocks' names."""
     block = prefix + BLOCK
     return [
         Rule("embeddings.cls_token", "tokens/class_token"),
@@ -68,7 +68,7 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
 
 
 def ungated(path: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config.json that says GELU where SiLU belongs to gated MLPs.
+    """Returns config.json with "gelu" as the activation of gated MLPs, whose SiLU is implied.
 
     Args:
         path: path of the directory, for messages.

@@ -26,14 +26,14 @@ from kmodels.weights.rules import Transform, identity
 KINDS = ("eomt", "eomt_dinov3")
 NAMES = dict(zip(KINDS, ("Eomt", "EomtDinov3"), strict=True))
 POSITIONS = "embeddings.position_embeddings.weight"
-# There with a length of 0 in models without registers.
+# Has a length of 0 in models without registers.
 REGISTERS = "embeddings.register_tokens"
 # Weights of the classes in the loss, which `no_object_weight` says too.
 CLASS_WEIGHTS = "criterion.empty_weight"
 BLOCK = "layers.{i}"
-# What no other task has.
+# A setting that no other task has.
 SETTING = "num_queries"
-# The settings of the task, and what they are where config.json leaves them out.
+# The settings of the task, with transformers' defaults.
 SETTINGS = {
     "num_queries": 200,
     "num_blocks": 4,
@@ -46,7 +46,7 @@ SETTINGS = {
     "oversample_ratio": 3.0,
     "importance_sample_ratio": 0.75,
 }
-# Sizes of both kinds where config.json leaves them out.
+# Default sizes of both kinds.
 SIZES = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -74,7 +74,7 @@ def transposed_kernel(width: int) -> Transform:
 
 
 def head_rules(width: int) -> list[Rule]:
-    """Returns the table of what EoMT adds to a ViT of this width."""
+    """Returns the table of the parts that EoMT adds to a ViT of this width."""
     scale = "upscale_block.block.{i}"
     return [
         Rule("query.weight", "queries/embedding"),
@@ -89,11 +89,11 @@ def head_rules(width: int) -> list[Rule]:
 
 
 def rules(config: ViTConfig) -> list[Rule]:
-    """Returns the table of DINOv2's kind, and of DINOv3's where patches turn by their places."""
+    """Returns the table: that on DINOv3 if the config has a rotary embedding, else on DINOv2."""
     heads = head_rules(config.hidden_dim)
     if config.rope_theta is not None:
         table = [rule for rule in dinov3.rules(config) if rule.source != dinov3.MASK]
-        # There the norm is called as in DINOv2, and the blocks lie beside it.
+        # The final norm has DINOv2's name, and the blocks are at the top level.
         renamed = {"norm.": "layernorm.", "layer.{i}.": f"{BLOCK}."}
         return [*(_renamed(rule, renamed) for rule in table), *heads]
     projection = "embeddings.patch_embeddings.projection"
@@ -126,7 +126,7 @@ def rules(config: ViTConfig) -> list[Rule]:
                 "layernorm": "final_norm",
             }
         ),
-        # transformers once kept gate and what it multiplies in one tensor.
+        # Older versions of transformers store gate and up projection in one tensor.
         *(
             Rule(f"{BLOCK}.mlp.weights_in.{part}", [f"{x}/{ours}" for x in dinov2.GATED], change)
             for part, ours, change in (
@@ -212,7 +212,7 @@ def describe(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def more_tensors(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, LazyArray]:
-    """Returns what the format has and the model has not.
+    """Returns tensors that the format has and the model lacks.
 
     Args:
         config: config of the backbone.

@@ -1,31 +1,62 @@
-"""timm's DINOv3 and Perception Encoder, which it makes of its EVA: safetensors, as in `timm`."""
+"""timm's `Eva` with a rotary embedding (DINOv3, Perception Encoder, RoPE-ViT), as in `timm`."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import timm
 from kmodels.models.vit.weights.huggingface_config import preprocessing
 from kmodels.models.vit.weights.resizing import fitting
-from kmodels.models.vit.weights.timm_names import FORMS, architecture, form_of
+from kmodels.models.vit.weights.timm_names import architecture, form_of
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.positions import Grid
 
-# The norms of both, and the heads of Perception Encoder's pooling, which no tensor tells.
-EPSILON, POOLING_HEADS = 1e-5, 8
-# Sides in pixels that timm names for DINOv3, where a file does not say.
-SIDE = 256
+# Heads of Perception Encoder's pooling, and the side of DINOv3's images in pixels: the usual ones,
+# which neither tensors nor names tell.
+POOLING_HEADS, SIDE = 8, 256
+
+
+class Rotary(NamedTuple):
+    """Settings that timm's names decide.
+
+    Args:
+        architecture: the name under which a model of this form is written.
+        rope_type: as in `ViTConfig`.
+        theta: the usual base.
+        epsilon: epsilon of the norms.
+        whole_bias: query, key and value have one bias together; else keys have none.
+        reference: (rows, columns) of the images in the name scale the angles of all images.
+    """
+
+    architecture: str
+    rope_type: str
+    theta: float
+    epsilon: float
+    whole_bias: bool
+    reference: bool
+
+
+ROTARY = {
+    "dinov3": Rotary("vit_small_patch16_dinov3", "dinov3", 100.0, 1e-5, False, False),
+    "perception": Rotary("vit_pe_core_base_patch16_224", "cat", 10_000.0, 1e-5, True, True),
+    "rope_xy": Rotary("vit_small_patch16_rope_224", "cat", 100.0, 1e-6, True, False),
+    "rope_ij": Rotary("vit_base_patch16_rope_reg1_gap_256", "cat_ij", 10_000.0, 1e-6, False, True),
+}
+# (rope_type, rope_grid_indexing, rope_rotate_half) of timm.
+THEIR_TYPES = {
+    "dinov3": ("dinov3", None, True),
+    "cat": ("cat", "xy", False),
+    "cat_ij": ("cat", "ij", False),
+}
 MOVES = {
     "pos_embed_shift": "rope_shift_coords",
     "pos_embed_jitter": "rope_jitter_coords",
     "pos_embed_rescale": "rope_rescale_coords",
 }
 UNKNOWN: dict[str, tuple[object, ...]] = {
-    "rope_type": ("dinov3", "cat", None),
-    "rope_grid_indexing": ("xy", "ij", None),
     "num_kv_heads": (None,),
     "attn_only_layer_scale": (False, None),
     "scale_mlp": (False, None),
@@ -35,7 +66,7 @@ UNKNOWN: dict[str, tuple[object, ...]] = {
 
 
 def rules(config: ViTConfig) -> list[Rule]:
-    """Returns the table: timm's of a ViT, with EVA's names of what that has too."""
+    """Returns the table: that of timm's ViT with EVA's names."""
     scales = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
     found = []
     for rule in timm.rules(config):
@@ -57,11 +88,11 @@ def rules(config: ViTConfig) -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether this is one of them, by its architecture or the name of the file."""
+    """Returns True if the architecture or the file name is one of `ROTARY`'s forms."""
     if not path.is_dir() and path.suffix != ".safetensors":
         return False
     name = str(description.get("architecture", "" if path.is_dir() else path.stem))
-    return form_of(name) in ("dinov3", "perception")
+    return form_of(name) in ROTARY
 
 
 def open_checkpoint(
@@ -85,7 +116,11 @@ def open_checkpoint(
     name = str(description.get("architecture", path.stem))
     known = architecture(path, name)
     arguments = timm.arguments_of(path, name, known, description, given)
-    timm.refuse_unknown(path, arguments, UNKNOWN)
+    kind, indexing, half = THEIR_TYPES[ROTARY[form_of(name)].rope_type]
+    rotary = {"rope_type": (kind, None), "rope_rotate_half": (half, None)}
+    if indexing is not None:
+        rotary["rope_grid_indexing"] = (indexing, None)
+    timm.refuse_unknown(path, arguments, UNKNOWN | rotary)
     backbone = _backbone(path, name, arguments, given, description, tensors)
     config = ViTConfig(**backbone)
     pictures = timm.pictures_of(path, name, description, given, config)
@@ -116,7 +151,10 @@ def _backbone(
     has_class = "cls_token" in tensors
     gated = "blocks.0.mlp.fc1_g.weight" in tensors
     shapes = timm.shapes_of(arguments, description, given)
-    grid, over = _grid(path, patch, shapes, arguments, tensors)
+    numbers = re.search(r"_patch(\d+)_.*?(\d+)$", name.partition(".")[0])
+    named = (int(numbers[1]), int(numbers[2])) if numbers else (patch, SIDE)
+    grid, over = _grid(path, patch, shapes or [(named[1], named[1])], arguments, tensors)
+    reference = (named[1] // named[0], named[1] // named[0])
     first = tensors[f"blocks.0.mlp.{'fc1_g' if gated else 'fc1'}.weight"]
     pooling = tensors.get("attn_pool.mlp.fc1.weight")
     return {
@@ -126,7 +164,7 @@ def _backbone(
         "num_heads": arguments["num_heads"],
         "hidden_dim": width,
         "mlp_dim": first.shape[0],
-        "layer_norm_epsilon": EPSILON,
+        "layer_norm_epsilon": ROTARY[form_of(name)].epsilon,
         "use_patch_bias": "patch_embed.proj.bias" in tensors,
         "use_query_bias": _has_bias(tensors, "q_bias"),
         "use_key_bias": _has_bias(tensors),
@@ -140,7 +178,7 @@ def _backbone(
         "pre_norm": "norm_pre.weight" in tensors,
         "final_norm": "norm.weight" in tensors,
         "use_swiglu_ffn": gated,
-        **_rotary(name, arguments, has_class),
+        **_rotary(form_of(name), arguments, has_class, reference),
         **(
             {
                 "pooling_num_heads": arguments.get("attn_pool_num_heads") or POOLING_HEADS,
@@ -157,21 +195,19 @@ def _has_bias(tensors: Mapping[str, LazyArray], alone: str = "qkv.bias") -> bool
     return any(f"blocks.0.attn.{name}" in tensors for name in (alone, "qkv.bias"))
 
 
-def _rotary(name: str, arguments: dict[str, Any], has_class: bool) -> dict[str, Any]:
-    """Returns the rotary embedding: what the file says, or else that of the architecture."""
-    get = arguments.get
-    moves = {ours: get(theirs) for ours, theirs in MOVES.items()}
-    if (found := FORMS["perception"].fullmatch(name.partition(".")[0])) is None:
-        return {"rope_theta": float(get("rope_temperature", 100.0)), **moves}
-    # Angles are those of the images that the name says, whatever the size of these.
-    rows = int(found[3]) // int(found[2])
-    shape = get("ref_feat_shape", (rows, rows))
+def _rotary(
+    form: str, arguments: dict[str, Any], has_class: bool, reference: Grid
+) -> dict[str, Any]:
+    """Returns the rotary embedding: settings of the file, or else of the form."""
+    get, rotary = arguments.get, ROTARY[form]
+    shape = get("ref_feat_shape", reference if rotary.reference else None)
+    offset = 1.0 if form == "perception" and has_class else 0.0
     return {
-        "rope_theta": float(get("rope_temperature", 10_000.0)),
-        "rope_type": "cat",
-        "rope_grid_offset": float(get("rope_grid_offset", 1.0 if has_class else 0.0)),
+        "rope_theta": float(get("rope_temperature", rotary.theta)),
+        "rope_type": rotary.rope_type,
+        "rope_grid_offset": float(get("rope_grid_offset", offset)),
         "ref_feat_shape": (shape, shape) if isinstance(shape, int) else shape,
-        **moves,
+        **{ours: get(theirs) for ours, theirs in MOVES.items()},
     }
 
 
@@ -184,7 +220,7 @@ def _grid(
 ) -> tuple[Grid, bool]:
     """Returns the grid, and whether the positions have rows for the class token."""
     if (table := tensors.get("pos_embed")) is None:
-        height, width = shapes[0] if shapes else (SIDE, SIDE)
+        height, width = shapes[0]
         return (height // patch, width // patch), True
     special = int("cls_token" in tensors)
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0

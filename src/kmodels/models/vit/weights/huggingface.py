@@ -8,7 +8,7 @@ from kmodels.models.vit.weights import huggingface_config, mae
 from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
 from kmodels.weights import Rule, patch_kernel
 
-# What each calls its encoder inside a larger model.
+# The prefix of the encoder in a model with a head.
 PREFIXES = {"vit": "vit.", "deit": "deit.", "ijepa": "ijepa.", "vit_mae": "vit."}
 POSITIONS = "embeddings.position_embeddings"
 BLOCK = "encoder.layer.{i}"
@@ -42,7 +42,7 @@ def rules(config: ViTConfig, prefix: str = "vit.", distilled: bool = False) -> l
 
 
 def is_ijepa(config: ViTConfig) -> bool:
-    """Returns whether a config is one of I-JEPA.
+    """Returns True if a config is one of I-JEPA.
 
     SigLIP's towers are alike except for the tanh form of GELU, and a model that came from neither
     has timm's rule for its positions.

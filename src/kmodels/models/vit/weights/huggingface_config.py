@@ -26,9 +26,9 @@ def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any
     """Returns the fields of a `Checkpoint` that concern images.
 
     Args:
-        path: where the checkpoint lies, for the warning.
-        arguments: arguments of the preprocessor; None where the checkpoint does not describe one,
-            of which the user is warned when a model is made from it.
+        path: path of the checkpoint, for the warning.
+        arguments: arguments of the preprocessor; None if the checkpoint does not describe one,
+            which causes a warning when a model is created from it.
     """
 
     def warn(kind: type) -> None:
@@ -58,7 +58,7 @@ def _defaults(statistics: Any, resample: int, size: Any = 224, crops: bool = Fal
     return {"image_mean": mean, "image_std": std, **named}
 
 
-# Settings of every image processor where its file leaves them out, and those of each kind.
+# Default settings of every image processor, and those of each kind.
 USUAL = {
     **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
     **{"rescale_factor": 1 / 255, "crop_size": 224, "max_num_patches": 256},
@@ -80,7 +80,7 @@ SHORTEST = ("Bit", "CLIP")
 READ = {
     *("crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "do_split_image"),
     *("feature_extractor_type", "image_mean", "image_processor_type", "image_std", "do_pad"),
-    *("max_num_patches", "patch_size", "resample", "rescale_factor", "size"),
+    *("max_num_patches", "pad_size", "patch_size", "resample", "rescale_factor", "size"),
 }
 IDLE = {
     # Images of Pillow and files become RGB, and arrays must have the model's channels.
@@ -89,17 +89,16 @@ IDLE = {
     *("_processor_class", "_valid_processor_keys", "auto_map", "data_format", "device"),
     *("default_to_square", "disable_grouping", "do_reduce_labels", "ignore_index"),
     *("image_seq_length", "input_data_format", "num_labels", "processor_class", "reduce_labels"),
-    *("return_tensors", "pad_size", "return_metadata"),
+    *("return_tensors", "return_metadata"),
 }
-# What transformers 5 calls parts of an attention; it writes the older names unless it is told
-# `save_original_format=False`.
+# Names of attention parts in transformers 5, which it writes with `save_original_format=False`.
 NEWER_ATTENTION: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\.attention\.([qkv])_proj\.": lambda m: f".attention.attention.{QUERY_KEY_VALUE[m[1]]}.",
     r"\.attention\.o_proj\.": ".attention.output.dense.",
 }
 QUERY_KEY_VALUE = {"q": "query", "k": "key", "v": "value"}
 # The same of the blocks of ViT, DeiT, I-JEPA and MAE. Those of MAE's decoder are called
-# `decoder_layers` in published files, and `decoder_encoder.layer` where transformers 5 writes them.
+# `decoder_layers` in published files, and `decoder_encoder.layer` in those of transformers 5.
 NEWER_BLOCKS: dict[str, str | Callable[[re.Match[str]], str]] = {
     **NEWER_ATTENTION,
     r"(^|\.|_)layers\.": r"\1encoder.layer.",
@@ -112,7 +111,7 @@ class Directory(NamedTuple):
     """A directory that is read.
 
     Args:
-        path: where it lies, for messages.
+        path: path of the directory, for messages.
         description: the object in its config.json.
         given: fields of the config that the user gives.
         tensors: those of its files; empty if the architecture alone is wanted.
@@ -128,17 +127,17 @@ class Directory(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a directory holds.
+    """The contents of a directory.
 
     Args:
-        config: of the backbone.
-        task: arguments of the task, see `SourceCheckpoint`, like all that follow but two.
-        rules: see there.
-        tensors: see there.
-        positions: name of the tensor of position embeddings; empty if there is none.
-        flat: whether it is (rows, D) instead of (1, rows, D).
-        notice: see there.
-        notice_part: see there.
+        config: fields of the backbone's config.
+        task: arguments of the task, as in `SourceCheckpoint`.
+        rules: function from the config to the table.
+        tensors: tensors by name.
+        positions: name of the position embedding; empty if there is none.
+        flat: True if it is (rows, D) instead of (1, rows, D).
+        notice: as in `SourceCheckpoint`.
+        notice_part: as in `SourceCheckpoint`.
     """
 
     config: dict[str, Any]
@@ -184,12 +183,12 @@ class ViTFormat(EncoderDirectory):
 
 
 def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16) -> dict[str, Any]:
-    """Fields of the config that all formats have; what equals a default may be left out.
+    """Returns the fields of the config that all formats have; defaults may be left out.
 
     Args:
         path: path of the directory, for messages.
         description: the object in config.json, or its part about the images.
-        patch: the patch size where it is left out.
+        patch: default of the patch size.
 
     Raises:
         InputError: for an activation or patches that the model has no counterpart for.
@@ -199,7 +198,7 @@ def backbone_fields(path: Path, description: Mapping[str, Any], patch: int = 16)
     if patches[0] != patches[1]:
         raise InputError(f"{path}: patches of {patches} pixels; only square ones are supported")
     side = patches[0]
-    # The convolution passes over what is left of an image beside its last whole patch.
+    # The convolution ignores the pixels after the last whole patch.
     height, width = (pixels // side * side for pixels in _pair(get("image_size", 224)))
     return {
         "image_shape": (height, width, int(get("num_channels", 3))),
@@ -232,8 +231,6 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     of_kind = DEFAULTS.get(kind, DEFAULTS["ViT"])
     settings = {**USUAL, **of_kind, **{k: v for k, v in described.items() if v is not None}}
     ignored = [name for name in described if name not in READ | IDLE]
-    if kind != "Eomt" and settings.get("do_pad"):
-        ignored.append("do_pad=True")
     resample = settings["resample"]
     if resample not in INTERPOLATION:
         ignored.append(f"resample={resample!r}")
@@ -243,25 +240,34 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
         "image_size": config.image_shape[:2],
     }
     if kind == "Siglip2" or "max_num_patches" in described:
-        ignored += [] if settings["do_resize"] else ["do_resize=False"]
+        # Images of whole patches, few enough for a row, are the only ones that transformers takes
+        # without resizing; without enlarging they keep their size here.
+        found |= {} if settings["do_resize"] else {"enlarge": False}
         return _logged(path, ignored, {**found, "max_num_patches": settings["max_num_patches"]})
     if kind == "Eomt":
         for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
             found |= {"aspect_ratio": way} if settings.get(key) else {}
-        ignored += [] if settings["do_resize"] else ["do_resize=False"]
+        if not settings["do_resize"] and "aspect_ratio" in found:
+            ignored.append(f"do_resize=False with aspect_ratio={found['aspect_ratio']!r}")
+        elif not settings["do_resize"]:
+            found["aspect_ratio"] = "none"
         return _logged(path, ignored, found)
     size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
+    pads = bool(settings.get("do_pad"))  # changes nothing if all images have the size already
     image_size = _size(settings["crop_size"], False) if crop else size
     if not settings["do_resize"]:
         found["resize_mode"] = "crop" if crop else "none"
         size, image_size = config.image_shape[:2], image_size if crop else config.image_shape[:2]
     if not isinstance(size, int | tuple) or not isinstance(image_size, int | tuple):
-        ignored.append(f"size={settings['size']!r}")
+        ignored += [f"size={settings['size']!r}", *(["do_pad=True"] if pads else [])]
         return _logged(path, ignored, found)
     if isinstance(image_size, int):
         # transformers would give images of many shapes, of which a model takes one.
         ignored.append(f"size={settings['size']!r} without do_center_crop (the middle is taken)")
+        ignored += ["do_pad=True"] if pads else []
         image_size = (image_size, image_size)
+    elif pads and (pad := settings.get("pad_size")) and _size(pad, False) != image_size:
+        ignored.append(f"do_pad=True with pad_size={pad!r}")
     if settings["do_resize"] and (crop or isinstance(size, int)):
         found["resize_size"] = size
     if image_size != config.image_shape[:2]:
@@ -303,11 +309,11 @@ def _each(value: float | Sequence[float], channels: int) -> list[float]:
 
 
 def _size(value: Any, shortest: bool) -> int | tuple[int, int] | None:
-    """Returns (height, width), the length of the shorter side, or None for what is neither.
+    """Returns (height, width), the length of the shorter side, or None for any other size.
 
     Args:
         value: as in preprocessor_config.json.
-        shortest: whether one number is the shorter side.
+        shortest: True if one number is the shorter side.
     """
     if isinstance(value, int | float):
         return int(value) if shortest else (int(value), int(value))
@@ -320,7 +326,7 @@ def _size(value: Any, shortest: bool) -> int | tuple[int, int] | None:
 
 
 def takes_patches(path: Path) -> bool:
-    """Returns whether a directory's image processor keeps aspect ratios, as SigLIP 2's."""
+    """Returns True if a directory's image processor keeps aspect ratios, as SigLIP 2's."""
     return _kind(_image_processor(path) or {}) == "Siglip2"
 
 
@@ -339,7 +345,7 @@ def _image_processor(path: Path) -> dict[str, Any] | None:
 
 
 def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | None:
-    """Classes of an architecture whose name ends so, where there are not weights that tell."""
+    """Returns the number of classes in config.json; None with weights or another architecture."""
     named = any(name.endswith(ending) for name in description.get("architectures") or ())
     if weights or not named:
         return None
@@ -351,8 +357,8 @@ def block_rules(source: str, target: str) -> list[Rule]:
     """Returns the table of the blocks of ViT, DeiT, I-JEPA and MAE.
 
     Args:
-        source: what a block is called in the file, with "{i}" for its number.
-        target: what it is called here.
+        source: name of a block in the file, with "{i}" for its number.
+        target: path of the block here.
     """
     layers = {
         "attention.attention.query": "attention/query",
@@ -376,7 +382,7 @@ def by_older_names(
 
     Args:
         tensors: those of a file.
-        newer: patterns of its newer names, and what each was.
+        newer: patterns of the newer names, and the older names.
     """
     found = {}
     for name, tensor in tensors.items():

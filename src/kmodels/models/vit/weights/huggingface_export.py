@@ -1,7 +1,7 @@
 """A ViT as transformers writes it: which of its models that is, config.json, and the table."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,29 +13,98 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
-from kmodels.models.vit.weights.traits import (
-    BIAS,
-    LOGITS,
-    NONE,
-    PROJECTION,
-    ROTARY,
-    UNBIASED,
-    Settings,
-    head,
-    lacking,
-    unusual,
-)
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
+
+Settings = Mapping[str, Any]
+BIAS, UNBIASED = "a bias of the patches", "biases of some projections of the attention alone"
+ROTARY = "a rotary embedding"
+NONE, LOGITS, PROJECTION = "no head", "logits", "logits without bias"
+
+
+def lacking(
+    config: ViTConfig,
+    settings: Settings,
+    known: Set[str],
+    heads: Set[tuple[str | None, str]],
+) -> list[str]:
+    """Returns the settings of a model that another package's cannot express.
+
+    Args:
+        config: config of the backbone.
+        settings: settings of the task; empty for a backbone.
+        known: results of `unusual` that the other package supports.
+        heads: the pairs of pooling and head that the other package supports.
+    """
+    found = [name for name in unusual(config, settings) if name not in known]
+    pooling, last = settings.get("pooling"), head(settings)
+    if (pooling, last) in heads or not settings:
+        return found
+    pooled = pooling in {known for known, _ in heads}
+    return [*found, f"{last} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
+
+
+def unusual(config: ViTConfig, settings: Settings) -> list[str]:
+    """Returns the settings in which a model differs from the original ViT."""
+    native = config.position_interpolation == "bilinear_antialias"
+    found = {
+        "use_class_token=False": not config.use_class_token,
+        "a distillation token": config.use_distillation_token,
+        "register tokens": bool(config.num_register_tokens),
+        "a mask token": config.use_mask_token,
+        "position_over_prefix=False": (
+            config.use_class_token
+            and config.use_position_embedding
+            and not config.position_over_prefix
+        ),
+        "use_position_embedding=False": not config.use_position_embedding,
+        ROTARY: config.rope_theta is not None and config.rope_type == "dinov3",
+        f"rope_type={config.rope_type!r}": config.rope_theta is not None
+        and config.rope_type != "dinov3",
+        UNBIASED: config.use_mha_bias and bool(config.unbiased),
+        "an attention pooling of its own sizes": settings.get("pooling") == "map"
+        and (
+            config.pool_include_prefix
+            or config.pooling_num_heads not in (None, config.num_heads)
+            or config.pooling_mlp_dim not in (None, config.mlp_dim)
+        ),
+        "positions of native aspect ratio": native and not config.use_class_token,
+        f"token_merging={config.token_merging}": bool(config.token_merging),
+        "layer_scale": config.layer_scale is not None,
+        "qk_norm": config.qk_norm,
+        "pre_norm": config.pre_norm,
+        BIAS: config.use_patch_bias,
+        "SwiGLU": config.use_swiglu_ffn,
+        "final_norm=False": not config.final_norm,
+        "pooled_norm": bool(settings.get("pooled_norm")),
+        "intermediate_dim": _pooler(config, settings) is False,
+        "a pooler": _pooler(config, settings) is True,
+        "an activation": settings.get("activation") not in (None, "linear"),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _pooler(config: ViTConfig, settings: Settings) -> bool | None:
+    """Returns True for the pooler of a bare model, False for other pre-logits, None for none."""
+    if (dim := settings.get("intermediate_dim")) is None:
+        return None
+    return not settings["num_classes"] and dim == config.hidden_dim
+
+
+def head(settings: Settings) -> str:
+    """Returns which of `NONE`, `LOGITS` and `PROJECTION` a task has."""
+    if not settings.get("num_classes"):
+        return NONE
+    return LOGITS if settings.get("head_bias", True) else PROJECTION
 
 
 def patch_form(preprocessor: NaFlexViTImageClassifierPreprocessor) -> dict[str, Any]:
-    """Returns preprocessor_config.json for what makes patches of images of any aspect ratio.
+    """Returns preprocessor_config.json of a NaFlex preprocessor.
 
     Args:
         preprocessor: a `NaFlexViTImageClassifierPreprocessor`.
 
     Raises:
-        InputError: for one that keeps small images as they are, which transformers enlarges.
+        InputError: for one that does not enlarge small images, as transformers does.
     """
     if not preprocessor.enlarge:
         raise InputError(
@@ -110,7 +179,7 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     if way != "stretch":
         kind = {
             "image_processor_type": "EomtImageProcessor",
-            "size": {"shortest_edge": height, "longest_edge": height if way == "pad" else None},
+            "size": {"shortest_edge": height, "longest_edge": None if way == "split" else width},
             "do_pad": way == "pad",
             "do_split_image": way == "split",
         }
@@ -132,14 +201,14 @@ class Form:
 
     Args:
         name: for messages.
-        needs: what is unusual in the original ViT, and always there in this one.
-        can: what may be there.
-        heads: the pairs of pooling and head that it has.
-        describe: (config, settings) to the fields of config.json that no other form has.
-        table: (config, settings) to the rules.
-        unbiased: parts that may have no bias; others get one of zeros.
-        only: what else a config must be, where two models of transformers are alike.
-        setting: a setting of the task that alone this one has; None for none.
+        needs: results of `unusual` that this model always has.
+        can: results of `unusual` that it may have.
+        heads: the pairs of pooling and head that it supports.
+        describe: function of (config, settings) to the fields of config.json of this model only.
+        table: function of (config, settings) to the rules.
+        unbiased: parts that may have no bias; others get a bias of zeros.
+        only: further condition, to tell similar models of transformers apart.
+        setting: a setting that only this task has; None for none.
     """
 
     name: str
@@ -153,11 +222,11 @@ class Form:
     setting: str | None = None
 
     def unsupported_out(self, config: ViTConfig, settings: Settings) -> list[str]:
-        """Returns what a model has that this one cannot express."""
+        """Returns the settings that this model cannot express."""
         return lacking(config, settings, self.needs | self.can, self.heads)
 
     def suits(self, config: ViTConfig, settings: Settings) -> bool:
-        """Returns whether this is the model."""
+        """Returns True if transformers' model is this one."""
         return (
             (self.setting is None or self.setting in settings)
             and self.only(config)
@@ -179,11 +248,11 @@ def transformers_form(
         model: a backbone or classifier.
 
     Returns:
-        config.json, preprocessor_config.json, the table, and the tensors of zeros that the format
-        needs where the model has no bias, or no mask token.
+        config.json, preprocessor_config.json, the table, and tensors of zeros for missing biases or
+        mask token.
 
     Raises:
-        InputError: lists everything that transformers' ViT cannot express.
+        InputError: lists the settings that transformers' ViT cannot express.
     """
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
@@ -484,7 +553,7 @@ FORMS = (VIT, DEIT, DINOV2, DINOV3, CLIP, IJEPA, SIGLIP, SIGLIP2, MAE, EOMT, EOM
 
 
 def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyArray]:
-    """Returns what the format has and the model has not."""
+    """Returns tensors that the format has and the model lacks."""
     width = config.hidden_dim
     absent = {
         "patch_embedding/": (config.use_patch_bias or BIAS not in form.can, width),

@@ -1,7 +1,7 @@
-"""keras-hub's ViT, DeiT, DINOs and SigLIP beside ours: arguments, and what each cannot express.
+"""Conversion from and to keras-hub's ViT, DeiT, DINOv2, DINOv3 and SigLIP.
 
-Facts are those of keras-hub 0.32. Dropout and stochastic depth act in training alone and go along
-where both have them.
+The facts are those of keras-hub 0.32. Dropout and stochastic depth act in training only and are
+converted if both packages have them.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,15 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.weights.augreg import attention
 from kmodels.models.vit.weights.dinov2 import gated_dim
-from kmodels.models.vit.weights.huggingface_export import RATIOS
-from kmodels.models.vit.weights.traits import BIAS, LOGITS, NONE, ROTARY, UNBIASED, lacking
+from kmodels.models.vit.weights.huggingface_export import (
+    BIAS,
+    LOGITS,
+    NONE,
+    RATIOS,
+    ROTARY,
+    UNBIASED,
+    lacking,
+)
 from kmodels.weights import Rule, Transform, identity, leading_axes, reshape
 
 GATED = ("block_{i}/mlp/gate", "block_{i}/mlp/up")
@@ -82,7 +89,7 @@ def deit(config: ViTConfig) -> list[Rule]:
 
 
 def dinov2(config: ViTConfig) -> list[Rule]:
-    """Returns that of `DINOV2Backbone`, whose SwiGLU has the gate in front of its factor."""
+    """Returns the table of `DINOV2Backbone`, whose SwiGLU stores the gate first."""
     block = "encoder/layers_{i}"
     mlp = [
         *dense(f"{block}/mlp/fc1", "block_{i}/mlp/up"),
@@ -112,7 +119,7 @@ def dinov2(config: ViTConfig) -> list[Rule]:
 
 
 def dinov3(config: ViTConfig) -> list[Rule]:
-    """Returns that of `DINOV3Backbone`."""
+    """Returns the table of `DINOV3Backbone`."""
     block = "encoder/layers_{i}"
     parts = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
     layers = {f"attention/{ours}": f"attention/{theirs}" for ours, theirs in parts.items()}
@@ -136,7 +143,7 @@ def dinov3(config: ViTConfig) -> list[Rule]:
 
 
 def siglip(config: ViTConfig) -> list[Rule]:
-    """Returns that of `SigLIPVisionEncoder`, whose attention pooling is a part of the backbone."""
+    """Returns the table of `SigLIPVisionEncoder`, whose backbone includes the pooling."""
     block = "encoder_block_{i}"
     return [
         Rule("embedding/position_embedding/embeddings", POSITIONS, leading_axes(1)),
@@ -199,7 +206,7 @@ def _lacks(
     heads: set[tuple[str | None, str]],
     more: Callable[[ViTConfig, Settings], dict[str, bool]],
 ) -> Callable[[ViTConfig, Settings], list[str]]:
-    """Returns what is named in `more`, beside what every other form of a ViT may lack too."""
+    """Returns a function that lists the problems of `lacking` and of `more`."""
 
     def unsupported_out(config: ViTConfig, settings: Settings) -> list[str]:
         own = [text for text, there in more(config, settings).items() if there]
@@ -221,7 +228,7 @@ def _biases(config: ViTConfig) -> dict[str, bool]:
 
 
 def _fixed(config: ViTConfig) -> dict[str, bool]:
-    """Returns what neither DINOv2 nor SigLIP can be told."""
+    """Returns settings that neither DINOv2 nor SigLIP supports."""
     height, width = config.image_shape[:2]
     return {
         **_biases(config),
@@ -302,7 +309,7 @@ DEIT = KerasHubMapping(
 
 
 def _ratio(config: ViTConfig) -> int | None:
-    """Returns the width of the MLP before DINOv2 makes two thirds of it for the gate."""
+    """Returns the MLP width of which DINOv2's gate has two thirds."""
     for ratio in RATIOS:
         if gated_dim(config.hidden_dim, ratio) == config.mlp_dim:
             return ratio * config.hidden_dim

@@ -11,7 +11,7 @@ from kmodels.weights import LazyArray, Rule
 KIND = "vit_mae"
 PREFIX = "decoder."
 BLOCK = "decoder_encoder.layer.{i}"
-# The settings of the task, and what they are where config.json leaves them out.
+# The settings of the task, with transformers' defaults.
 SETTINGS = {
     "decoder_hidden_size": 512,
     "decoder_num_hidden_layers": 8,
@@ -41,7 +41,7 @@ def settings(description: Mapping[str, Any], tensors: Iterable[str]) -> dict[str
 
     Args:
         description: the object in config.json.
-        tensors: names of what is in the file; empty where nobody looked.
+        tensors: names in the file; empty if it was not opened.
     """
     names = set(tensors)
     if description["model_type"] != KIND or (names and not _of_decoder(names)):
@@ -69,7 +69,7 @@ def _of_decoder(names: Iterable[str]) -> bool:
 
 
 def notice(names: Iterable[str]) -> str | None:
-    """Returns what whoever reads the encoder alone is told; None where there is no more."""
+    """Returns the notice that the decoder is left out; None if there is no decoder."""
     number = sum(name.startswith(PREFIX) for name in names)
     if not number:
         return None

@@ -21,7 +21,7 @@ _ATTENTION = ("query", "key", "value", "output")
 
 
 def _block(prefix: str, projections: Sequence[str], **mlp: str) -> dict[str, str]:
-    """Returns names of a block's layers; `prefix` is what its blocks are called, with a number."""
+    """Returns names of a block's layers; `prefix` is the name of a block with its number."""
     found = {f"attention/{ours}": x for ours, x in zip(_ATTENTION, projections, strict=True)}
     found |= {f"mlp/{ours}": f"mlp.{theirs}" for ours, theirs in mlp.items()}
     return {f"block_{{i}}/{ours}": prefix + theirs for ours, theirs in found.items()}
@@ -43,7 +43,7 @@ SIGLIP = CLIP | {
     "": "head.attention.out_proj",
 }
 
-# === transformers 4, where it had others ===
+# === Older names, of transformers 4 ===
 OLD = [f"attention.attention.{name}" for name in _ATTENTION[:3]] + ["attention.output.dense"]
 OLD_VIT = _block(DINO, OLD) | {
     "block_{i}/mlp/up": f"{DINO}intermediate.dense",
@@ -51,10 +51,10 @@ OLD_VIT = _block(DINO, OLD) | {
 }
 OLD_DINOV3 = _block("layer.{i}.", PROJECTIONS, **GATED)
 OLD_DINOV2 = _block(DINO, OLD, up="fc1", down="fc2")
-# It had gate and what the gate multiplies in one layer, which is two here.
+# It had gate and up projection in one layer, which is two here.
 OLD_SWIGLU = _block(DINO, OLD, down="weights_out")
 
-# For each kind, what a classifier puts in front of the names, and the tables.
+# For each kind, the prefix of names in a classifier, and the tables.
 KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
     "vit": ("vit.", (VIT, OLD_VIT)),
     "deit": ("deit.", (VIT, OLD_VIT)),
@@ -68,7 +68,7 @@ KINDS: Mapping[str, tuple[str, Sequence[Names]]] = {
 
 
 def kind_of(config: ViTConfig) -> str:
-    """Returns which of transformers' architectures a backbone is, by what the others lack."""
+    """Returns transformers' architecture of a backbone, by its distinguishing settings."""
     if config.layer_scale is not None and not config.use_position_embedding:
         return dinov3.KIND
     if config.layer_scale is not None:
@@ -93,7 +93,7 @@ def names(model: "keras.Model") -> Sequence[Names]:
     # A classifier's names come first for a classifier, a plain model's for all others.
     prefixes = (prefix, "") if heads else ("", prefix)
     return [
-        # A classifier does not call what a plain model has behind its blocks.
+        # A classifier does not use the layers that a plain model has after its blocks.
         {ours: start + x for ours, x in table.items() if start != prefix or "{i}" in ours} | heads
         for start in prefixes
         for table in tables

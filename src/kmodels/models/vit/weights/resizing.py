@@ -22,12 +22,12 @@ Tensors = Mapping[str, LazyArray]
 def fitting(
     config: ViTConfig, name: str, flat: bool = False
 ) -> Callable[[Tensors, ViTConfig], Tensors]:
-    """Returns what makes the position embedding of a file fit another image size.
+    """Returns a function that resizes the position embedding of a file.
 
     Args:
         config: config of the file.
         name: name of the tensor; a file without it stays as it is.
-        flat: whether it is (rows, D) instead of (1, rows, D).
+        flat: True if it is (rows, D) instead of (1, rows, D).
     """
 
     def fit(held: Tensors, wanted: ViTConfig) -> Tensors:
@@ -101,7 +101,7 @@ def _adapted(
         return found.reshape(new_side * new_side * new_channels, -1).astype(kernel.dtype)
 
     def inverse(x: np.ndarray) -> np.ndarray:
-        # Asked for the shape of the file's tensor alone: what was summed cannot be taken apart.
+        # Used for the shape of the file's tensor only: the sum cannot be inverted.
         rows = side * side * channels
         return transform.inverse(np.broadcast_to(np.zeros((), x.dtype), (rows, x.shape[-1])))
 
@@ -111,8 +111,8 @@ def _adapted(
 def adapt(kernel: np.ndarray, channels: int) -> np.ndarray:
     """Returns a kernel (p, p, C, D) for another number of channels.
 
-    One channel gets the sum over all, so that a grey image gives what the same image in equal
-    channels gave. Otherwise the channels are repeated in turn, scaled by old / new.
+    One channel gets the sum over all, so that a grey image has the same result as an image with
+    equal channels. Otherwise the channels are repeated in turn, scaled by old / new.
 
     Source:
         timm's `adapt_input_conv`.

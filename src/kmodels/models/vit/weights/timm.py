@@ -24,10 +24,10 @@ from kmodels.weights import (
 from kmodels.weights.positions import Grid, table_grid
 
 ACTIVATIONS: dict[str, bool | str] = {"gelu": False, "gelu_tanh": True, "quick_gelu": "sigmoid"}
-# Fields that only the name or config.json tells, and what is assumed where neither does.
+# Fields that only the name or config.json decides, with the values assumed otherwise.
 UNTOLD = {"layer_norm_epsilon": 1e-6, "approximate_gelu": False}
 log = logging.getLogger("kmodels")
-# The share of an image that timm takes where config.json does not say it.
+# timm's default of the cropped share of an image.
 CROP = 0.875
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -43,6 +43,9 @@ BY_NAME: dict[re.Pattern[str], Statistics] = {
     re.compile(r"deit3?_\w+?(_distilled)?_patch\d+_\d+(\..*)?"): IMAGENET,
     re.compile(r"vit_[a-z]+_patch14_(reg4_)?dinov2(\..*)?"): IMAGENET,
     re.compile(r"vit_\w+_patch\d+_dinov3(_qkvb)?\.lvd1689m"): IMAGENET,
+    re.compile(r"vit_\w+_patch16_rope_(ape_)?224(\..*)?"): IMAGENET,
+    re.compile(r"vit_(base|mediumd?)_patch16_rope_reg1_gap_256(\..*)?"): HALF,
+    re.compile(r"vit_betwixt_patch16_rope_reg4_gap_256(\..*)?"): CLIP,
     re.compile(r"vit_pe_(core|lang|spatial)_\w+_patch\d+_\d+(\..*)?"): HALF,
     re.compile(r"vit_\w+_patch\d+_siglip(_gap)?_\d+(\..*)?"): HALF,
     re.compile(r"vit_\w+_patch\d+(_\d+)?\.augreg\w*"): HALF,
@@ -119,7 +122,7 @@ def rules(config: ViTConfig) -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether this is timm's: a bare safetensors file, or a directory that says so."""
+    """Returns True for a safetensors file, or a directory whose config.json names timm's ViT."""
     if not path.is_dir():
         return path.suffix == ".safetensors"
     name = str(description.get("architecture", ""))
@@ -178,12 +181,12 @@ def arguments_of(
     Args:
         path: for the error.
         name: of the architecture.
-        known: what it says, or None.
+        known: the architecture, or None.
         description: the object in config.json; empty for a bare file.
         given: fields of the config that the caller gives.
 
     Raises:
-        InputError: where nothing tells the number of heads.
+        InputError: if the number of heads is unknown.
     """
     arguments = dict(description.get("model_args") or {})
     usual = {}
@@ -212,19 +215,19 @@ def assumed(
     backbone: Mapping[str, Any],
     tensors: Mapping[str, LazyArray],
 ) -> dict[str, Any]:
-    """Returns the settings that neither name, nor config.json, nor tensors tell.
+    """Returns the settings that neither name, nor config.json, nor tensors decide.
 
     Args:
-        known: what the name says, or None.
+        known: the architecture, or None.
         arguments: timm's arguments of the model.
         backbone: fields of the config.
         tensors: those of the file.
     """
     if known is not None:
         return {}
-    fields = {name: backbone[name] for name in UNTOLD}
+    fields = {name: backbone[name] for name in UNTOLD if name in backbone}
     if arguments.get("act_layer"):
-        del fields["approximate_gelu"]
+        fields.pop("approximate_gelu", None)
     if arguments.get("global_pool") or "attn_pool.latent" in tensors:
         return fields
     return {**fields, "pooling": POOLINGS[_pooling_by_tensors(tensors)]}
@@ -374,7 +377,7 @@ def gelu_of(path: Path, arguments: Mapping[str, Any], gated: bool = False) -> bo
     Args:
         path: for the error.
         arguments: timm's arguments of the model.
-        gated: whether the MLP is gated.
+        gated: True if the MLP is gated.
 
     Raises:
         InputError: for another activation.
@@ -388,7 +391,7 @@ def gelu_of(path: Path, arguments: Mapping[str, Any], gated: bool = False) -> bo
 
 
 def _is_gated(path: Path, arguments: Mapping[str, Any], tensors: Mapping[str, LazyArray]) -> bool:
-    """Returns whether the first layer of the MLP is twice as wide as the second is deep.
+    """Returns True if the first layer of the MLP has twice the inputs of the second.
 
     Raises:
         InputError: for a gated MLP of another kind than DINOv2's.
@@ -416,7 +419,7 @@ def pictures_of(
     given: Mapping[str, Any],
     config: ViTConfig,
 ) -> dict[str, Any] | None:
-    """Returns the arguments of a preprocessor of images; None where no statistics are known.
+    """Returns the arguments of a preprocessor; None if mean and deviation are unknown.
 
     Args:
         path: for messages.
@@ -459,7 +462,7 @@ def pictures_of(
 def task_of(
     path: Path, arguments: Mapping[str, Any], tensors: Mapping[str, LazyArray]
 ) -> dict[str, Any]:
-    """Returns the settings of the task: what is said, or what tensors tell.
+    """Returns the settings of the task, by the arguments or the tensors.
 
     Args:
         path: for messages.
@@ -488,7 +491,7 @@ def _pooling_by_tensors(tensors: Mapping[str, LazyArray]) -> str:
 
 
 def with_zero_biases(tensors: Mapping[str, LazyArray], config: ViTConfig) -> dict[str, LazyArray]:
-    """Adds the biases that `qkv_bias=False` leaves out where the output projection has its own.
+    """Adds zeros for the biases that `qkv_bias=False` leaves out; the output projection has one.
 
     Args:
         tensors: those of a file.

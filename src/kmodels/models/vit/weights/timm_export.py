@@ -15,70 +15,83 @@ from kmodels.core.remote import staged
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import eva as weights
 from kmodels.models.vit.weights import timm
-from kmodels.models.vit.weights.traits import UNBIASED
 from kmodels.weights import LazyArray, constant, export, write_safetensors
 from kmodels.weights.native import refuse_to_replace
 
-# timm's own names decide what no argument in a file can say: the norms' epsilon, and the kinds of
-# attention and of rotary embedding.
-DINOV3, PERCEPTION = "vit_small_patch16_dinov3", "vit_pe_core_base_patch16_224"
+log = logging.getLogger("kmodels")
+
+FILES = ("config.json", "model.safetensors")
+GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
+POOLINGS = {pooling: name for name, pooling in timm.POOLINGS.items()}
+POOLINGS["distilled"] = "token"
+# timm's own names decide these, which no argument in a file can say: a second token, the gated MLP,
+# and the norms' epsilon.
+PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
+GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
+EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
 
 
-def _eva(
-    config: ViTConfig, settings: Mapping[str, Any], pooling: str, poolings: Mapping[str, str]
-) -> dict[str, Any]:
-    """Returns what config.json has of a ViT with a rotary embedding alone.
+def _lacking(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, bool]:
+    """Returns the settings that no model of timm has, and whether they are in use."""
+    return {
+        f"token_merging={config.token_merging}": bool(config.token_merging),
+        "a mask token": config.use_mask_token,
+        "biases of the patches other than with pre_norm=False": (
+            config.use_patch_bias == config.pre_norm
+        ),
+        "intermediate_dim": bool(settings.get("intermediate_dim")),
+        "head_bias=False": bool(settings.get("num_classes"))
+        and not settings.get("head_bias", True),
+        "an activation": settings.get("activation") not in (None, "linear"),
+        f"pooling={pooling!r}": pooling not in POOLINGS,
+    }
+
+
+def _eva(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, Any]:
+    """Returns the fields of config.json for a ViT with a rotary embedding.
 
     Args:
         config: config of the backbone.
         settings: settings of the task; empty for a backbone.
         pooling: the pooling, by the name here.
-        poolings: names here to names there.
 
     Returns:
-        "architecture", and "model_args" without what every ViT of timm has.
+        "architecture", and "model_args" without those of every ViT of timm.
 
     Raises:
-        InputError: lists what timm's EVA cannot express.
+        InputError: lists settings that timm's EVA lacks.
     """
+    known = [x for x in weights.ROTARY.values() if x.rope_type == config.rope_type]
+    rotary = next((x for x in known if x.epsilon == config.layer_norm_epsilon), known[0])
     centered = config.rope_type == "dinov3"
     # Its attention has no bias of the keys, or all three in one.
     alone = config.use_query_bias and config.use_value_bias and not config.use_key_bias
     without = not (config.use_query_bias or config.use_key_bias or config.use_value_bias)
     mapped = pooling == "map"
     absent = {
-        f"token_merging={config.token_merging}": bool(config.token_merging),
+        **_lacking(config, settings, pooling),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": config.layer_norm_epsilon
-        != weights.EPSILON,
-        "a mask token": config.use_mask_token,
+        != rotary.epsilon,
         "a distillation token": config.use_distillation_token,
         "positions of the class token beside registers": bool(config.num_register_tokens)
         and config.num_special_positions > 0,
-        "biases of the patches other than with pre_norm=False": (
-            config.use_patch_bias == config.pre_norm
-        ),
         "these biases of the attention": not (
             config.use_mha_bias
             and config.use_proj_bias
-            and ((alone or without) if centered else not config.unbiased)
+            and (not config.unbiased if rotary.whole_bias else alone or without)
         ),
         "use_mlp_bias=False": not config.use_mlp_bias,
         f"approximate_gelu={config.approximate_gelu!r}": bool(config.approximate_gelu),
         "attention pooling without class token and registers": mapped
         and bool(config.num_prefix_tokens)
         and not config.pool_include_prefix,
-        "intermediate_dim": bool(settings.get("intermediate_dim")),
-        "head_bias=False": bool(settings.get("num_classes"))
-        and not settings.get("head_bias", True),
-        "an activation": settings.get("activation") not in (None, "linear"),
-        f"pooling={pooling!r}": pooling not in poolings,
     }
     if problems := [name for name, there in absent.items() if there]:
         raise InputError(f"timm's EVA has no counterpart for {', '.join(problems)}")
     arguments: dict[str, Any] = {
         "qkv_bias": not without,
         "swiglu_mlp": config.use_swiglu_ffn,
-        # One keeps the gate apart from what it multiplies, and rounds no width.
+        # With 1, timm stores gate and up projection apart, and does not round their width.
         "swiglu_align_to": 1,
         "num_reg_tokens": config.num_register_tokens,
         "no_embed_class": config.num_special_positions == 0,
@@ -98,33 +111,20 @@ def _eva(
         arguments["rope_grid_offset"] = config.rope_grid_offset
         arguments["ref_feat_shape"] = config.ref_feat_shape
     return {
-        "architecture": DINOV3 if centered else PERCEPTION,
+        "architecture": rotary.architecture,
         "model_args": arguments,
     }
 
 
-log = logging.getLogger("kmodels")
-
-FILES = ("config.json", "model.safetensors")
-GELUS = {False: "gelu", True: "gelu_tanh", "sigmoid": "quick_gelu"}
-POOLINGS = {pooling: name for name, pooling in timm.POOLINGS.items()}
-POOLINGS["distilled"] = "token"
-# timm's own names decide these, which no argument in a file can say: a second token, the gated MLP,
-# and the norms' epsilon.
-PLAIN, DISTILLED = "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"
-GATED, CLIP = "vit_giant_patch14_dinov2", "vit_base_patch32_clip_224"
-EPSILONS = {PLAIN: 1e-6, DISTILLED: 1e-6, GATED: 1e-6, CLIP: 1e-5}
-
-
 def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
-    """See `ViTBackbone.export_to_timm`.
+    """Implements `ViTBackbone.export_to_timm`.
 
     Args:
         model: a backbone or classifier.
         directory: to make or replace, local or an address.
 
     Raises:
-        InputError: lists what timm's ViT cannot express, or files that would be lost.
+        InputError: lists settings that timm's ViT lacks, or files that would be lost.
     """
     backbone = getattr(model, "backbone", model)
     config, settings = backbone.config, getattr(model, "settings", {})
@@ -190,7 +190,7 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
     if config.rope_theta is None:
         own = _vit(config, settings, pooling)
     else:
-        own = _eva(config, settings, pooling, POOLINGS)
+        own = _eva(config, settings, pooling)
     packed = config.use_swiglu_ffn and config.rope_theta is None
     width, channels = config.hidden_dim, config.image_shape[2]
     arguments: dict[str, Any] = {
@@ -231,33 +231,25 @@ def _describe(config: ViTConfig, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str, Any]:
     """Returns the architecture of a `vit_*`, and the arguments that no other has."""
-    classes = settings.get("num_classes", 0)
     name = DISTILLED if config.use_distillation_token else PLAIN
     name = GATED if config.use_swiglu_ffn else name
     if config.layer_norm_epsilon == EPSILONS[CLIP] and name == PLAIN:
         name = CLIP
     over = config.position_over_prefix and config.use_class_token
     absent = {
+        **_lacking(config, settings, pooling),
         f"layer_norm_epsilon={config.layer_norm_epsilon}": (
             config.layer_norm_epsilon != EPSILONS[name]
         ),
-        f"token_merging={config.token_merging}": bool(config.token_merging),
-        "a mask token": config.use_mask_token,
         "use_position_embedding=False": not config.use_position_embedding,
-        UNBIASED: config.use_mha_bias and bool(config.unbiased),
+        "biases of some projections of the attention alone": config.use_mha_bias
+        and bool(config.unbiased),
         "an attention pooling of its own sizes": config.pool_include_prefix
         or bool(config.pooling_num_heads or config.pooling_mlp_dim),
         "registers beside positions of the class token": bool(config.num_register_tokens) and over,
         "a distillation token beside SwiGLU": config.use_distillation_token and name == GATED,
         "logits of the class token alone": config.use_distillation_token and pooling == "token",
-        "biases of the patches other than with pre_norm=False": (
-            config.use_patch_bias == config.pre_norm
-        ),
         "biases of some linear layers alone": not config.use_mlp_bias,
-        "intermediate_dim": bool(settings.get("intermediate_dim")),
-        "head_bias=False": bool(classes) and not settings.get("head_bias", True),
-        "an activation": settings.get("activation") not in (None, "linear"),
-        f"pooling={pooling!r}": pooling not in POOLINGS,
         "norms before and after pooling": config.final_norm and settings.get("pooled_norm", False),
     }
     if problems := [name for name, there in absent.items() if there]:
@@ -278,12 +270,12 @@ def _vit(config: ViTConfig, settings: dict[str, Any], pooling: str) -> dict[str,
 
 
 def _ratio(dim: int, width: int) -> float:
-    """Returns what times the width, cut to a whole number, is `dim`."""
+    """Returns a ratio for which int(ratio * width) is `dim`."""
     ratio = dim / width
     return ratio if int(width * ratio) == dim else (dim + 0.5) / width
 
 
 def _zeros(config: ViTConfig, tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
-    """Returns the bias of the output projection, which timm has where `qkv_bias=False`."""
+    """Returns zeros for the bias of the output projection, which timm has with `qkv_bias=False`."""
     names = [f"blocks.{i}.attn.proj.bias" for i in range(config.num_layers)]
     return {name: constant(0.0, (config.hidden_dim,)) for name in names if name not in tensors}

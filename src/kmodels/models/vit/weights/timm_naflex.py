@@ -16,7 +16,7 @@ from kmodels.models.vit.weights.timm_names import architecture, form_of
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 
 KERNEL, POSITIONS = "embeds.proj.weight", "embeds.pos_embed"
-# What timm holds inside its embedding, and what the other ViTs call it.
+# Names of the other ViTs, and those inside timm's embedding.
 EMBEDDING = {
     "patch_embed.proj.weight": KERNEL,
     "patch_embed.proj.bias": "embeds.proj.bias",
@@ -59,7 +59,7 @@ def rules(config: ViTConfig) -> list[Rule]:
 
 
 def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns whether this is one of them, by its architecture or the name of the file."""
+    """Returns True if the architecture or the file name is a `naflexvit_*`."""
     if not path.is_dir() and path.suffix != ".safetensors":
         return False
     name = str(description.get("architecture", "" if path.is_dir() else path.stem))

@@ -1,4 +1,4 @@
-"""timm's names of its Vision Transformers, and what no tensor of theirs tells.
+"""timm's names of Vision Transformers, and the settings that only the names decide.
 
 The tables hold every `vit_*`, `deit*`, `eva*`, `flexivit_*` and `naflexvit_*` of timm 1.0.31; a
 test compares them with timm.
@@ -13,10 +13,10 @@ from kmodels.core.errors import InputError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the name of an architecture says.
+    """Settings that the name of an architecture decides.
 
     Args:
-        form: the model that reads it: "vit", "dinov3", "perception" or "naflex".
+        form: "vit", "naflex", or one of timm's `Eva` models in `eva.ROTARY`.
         num_heads: attention heads.
         pooling: timm's name of the pooling.
         activation: "gelu", "gelu_tanh" or "quick_gelu"; "silu" for a gated MLP.
@@ -172,6 +172,17 @@ NAMES: dict[Architecture, str] = {
     Architecture("perception", 12, "avg"): "vit_pe_spatial_base_patch16_512",
     Architecture("perception", 6, "avg"): "vit_pe_spatial_small_patch16_512",
     Architecture("perception", 3, "avg"): "vit_pe_spatial_tiny_patch16_512",
+    Architecture("rope_xy", 6, "token"): "vit_small_patch16_rope_224",
+    Architecture("rope_xy", 6, "token", no_embed_class=True): ("vit_small_patch16_rope_ape_224"),
+    Architecture("rope_xy", 12, "token"): "vit_base_patch16_rope_224",
+    Architecture("rope_xy", 12, "token", no_embed_class=True): ("vit_base_patch16_rope_ape_224"),
+    Architecture("rope_xy", 16, "token"): "vit_large_patch16_rope_224",
+    Architecture("rope_xy", 16, "token", no_embed_class=True): ("vit_large_patch16_rope_ape_224"),
+    Architecture("rope_ij", 8, "avg"): (
+        "vit_medium_patch16_rope_reg1_gap_256 vit_mediumd_patch16_rope_reg1_gap_256"
+    ),
+    Architecture("rope_ij", 10, "avg"): "vit_betwixt_patch16_rope_reg4_gap_256",
+    Architecture("rope_ij", 12, "avg"): "vit_base_patch16_rope_reg1_gap_256",
     Architecture("dinov3", 6, "avg"): (
         "vit_small_patch16_dinov3_qkvb vit_small_patch16_dinov3 vit_small_plus_patch16_dinov3 "
         "vit_small_plus_patch16_dinov3_qkvb"
@@ -221,15 +232,10 @@ UNSUPPORTED: dict[str, str] = {
         "vit_huge_patch14_xp_224 vit_large_patch14_xp_224 vit_pwee_patch16_reg1_gap_256 "
         "vit_small_patch16_18x2_224"
     ),
-    "EVA's blocks with other rotary positions": (
-        "vit_base_patch16_rope_224 vit_base_patch16_rope_ape_224 vit_base_patch16_rope_mixed_224 "
-        "vit_base_patch16_rope_mixed_ape_224 vit_base_patch16_rope_reg1_gap_256 "
-        "vit_betwixt_patch16_rope_reg4_gap_256 vit_large_patch16_rope_224 "
-        "vit_large_patch16_rope_ape_224 vit_large_patch16_rope_mixed_224 "
-        "vit_large_patch16_rope_mixed_ape_224 vit_medium_patch16_rope_reg1_gap_256 "
-        "vit_mediumd_patch16_rope_reg1_gap_256 vit_small_patch16_rope_224 "
-        "vit_small_patch16_rope_ape_224 vit_small_patch16_rope_mixed_224 "
-        "vit_small_patch16_rope_mixed_ape_224"
+    "rotary frequencies learned by each block": (
+        "vit_base_patch16_rope_mixed_224 vit_base_patch16_rope_mixed_ape_224 "
+        "vit_large_patch16_rope_mixed_224 vit_large_patch16_rope_mixed_ape_224 "
+        "vit_small_patch16_rope_mixed_224 vit_small_patch16_rope_mixed_ape_224"
     ),
     "norms after the branches": ("vit_base_patch16_rpn_224"),
     "differential attention": ("vit_dlittle_patch16_reg1_gap_256 vit_dwee_patch16_reg1_gap_256"),
@@ -262,7 +268,7 @@ def form_of(name: str) -> str:
 
 
 def architecture(path: Path, name: str) -> Architecture | None:
-    """Returns what a name says, or None for one that timm does not have.
+    """Returns the architecture of a name, or None if timm does not have it.
 
     Args:
         path: for the error.
