@@ -104,6 +104,11 @@ class Llama3Config(DecoderConfig):
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return tuple((1.0 / ((1.0 - kept) / factor + kept)).tolist())
 
+    @property
+    def published_length(self) -> int:
+        """8192 tokens for Llama 3, 131,072 from Llama 3.1 on."""
+        return 8192 if self.rope_frequency_adjustment_factor is None else 131_072
+
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
         return BlockConfig(
@@ -281,11 +286,6 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _context(config: Llama3Config) -> int:
-    """Returns the context length of the published models, which a `Llama3Config` lacks."""
-    return 8192 if config.rope_frequency_adjustment_factor is None else 131_072
-
-
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor.
 
@@ -294,8 +294,9 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
             causal model.
     """
     config = getattr(model, "backbone", model).config
+    length = config.max_sequence_length or config.published_length
     form = {
-        **{"hidden_act": "silu", "mlp_bias": False, "max_position_embeddings": _context(config)},
+        **{"hidden_act": "silu", "mlp_bias": False, "max_position_embeddings": length},
         **decoder.rope_form(config.rope_max_wavelength, config.rope_position_scaling_factor, None),
     }
     if config.rope_frequency_adjustment_factor is not None:
@@ -311,7 +312,8 @@ HUGGING_FACE = decoder.HuggingFaceFormat(("llama",), Llama3Config, fields, rules
 # === GGUF ===
 
 ARCHITECTURE = "llama"
-# A file holds the divisors of the positions, not their factors; these are the published ones.
+# A file has the divisors of the positions instead of the settings that give them. These are the
+# settings of the published models; llama.cpp's converter assumes the last one, too.
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
 
 
@@ -337,29 +339,49 @@ def gguf_rules(config: Llama3Config) -> list[Rule]:
     return [replace(rule, transform=changes.get(rule.source, rule.transform)) for rule in table]
 
 
+def _scaling(config: Llama3Config, divisors: np.ndarray, length: int) -> dict[str, Any] | None:
+    """Returns the settings that give these divisors (H / 2,), or None if no settings do.
+
+    From slow to fast channels, 1 / divisor grows linearly with the number of turns.
+    """
+    factor = round(float(divisors.max()), 6)
+    ends = [(LOW, HIGH)]
+    exponents = np.arange(len(divisors)) / len(divisors)
+    turns = length / (2 * math.pi * config.rope_max_wavelength**exponents)
+    share = (1 / divisors - 1 / factor) / max(1 - 1 / factor, 1e-6)
+    between = (share > 1e-5) & (share < 1 - 1e-5)
+    if between.sum() > 1:
+        slope, offset = np.polyfit(turns[between], share[between], 1)
+        ends.append((round(-offset / slope, 4), round((1 - offset) / slope, 4)))
+    for low, high in ends:
+        if 0 < low < high:
+            settings = dict(zip(SCALING.values(), (factor, low, high, length), strict=True))
+            found = replace(config, **settings).divisors
+            if np.shape(found) == divisors.shape and np.allclose(found, divisors, rtol=1e-4):
+                return settings
+    return None
+
+
 def _gguf_fields(file: reading.File) -> dict[str, Any]:
     width = int(file.get("embedding_length", 0)) // max(int(file.get("attention.head_count", 1)), 1)
     base, scaling, yarn = file.rope(10_000.0)
     if yarn is not None:
         raise InputError(f"{file.path} scales its rotary embedding by YaRN; the model does not")
-    found: dict[str, Any] = file.fields(head_dim=width) | {
+    fields: dict[str, Any] = file.fields(head_dim=width) | {
         "rope_max_wavelength": base,
         "rope_position_scaling_factor": scaling,
     }
     if (tensor := file.tensors.get(tensors.ROPE_FACTORS)) is None:
-        return found
-    divisors = [float(x) for x in tensor.data]
+        return fields
+    divisors = np.array(tensor.data, "float64")
     length = int(file.get("rope.scaling.original_context_length", ORIGINAL))
-    numbers: tuple[Any, ...] = (round(max(divisors), 6), LOW, HIGH, length)
-    found |= dict(zip(SCALING.values(), numbers, strict=True))
-    wanted = Llama3Config(**found).divisors
-    if np.shape(wanted) != np.shape(divisors) or not np.allclose(wanted, divisors, rtol=1e-4):
+    if (settings := _scaling(Llama3Config(**fields), divisors, length)) is None:
         raise InputError(
-            f"{file.path} has a {tensors.ROPE_FACTORS} that is not Llama 3's of {length} tokens "
-            f"with low_freq_factor={LOW:g} and high_freq_factor={HIGH:g}; give the Hugging Face "
-            "directory that it was converted from"
+            f"{file.path} has a {tensors.ROPE_FACTORS} that no low_freq_factor and "
+            "high_freq_factor of Llama 3 give; give the Hugging Face directory that it was "
+            "converted from"
         )
-    return found
+    return fields | settings
 
 
 def _unused(config: Llama3Config) -> list[str]:
@@ -374,21 +396,19 @@ GGUF = reading.GGUFFormat(
 def gguf_form(config: Llama3Config) -> GGUFForm:
     """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
     rope = (config.rope_max_wavelength, config.rope_position_scaling_factor)
-    keys = {"context_length": _context(config), **settings(config, config.head_dim, *rope)}
-    adjusts, constants = config.rope_frequency_adjustment_factor is not None, {}
-    if adjusts:
-        keys["rope.scaling.original_context_length"] = config.rope_pretraining_sequence_length
-        constants[tensors.ROPE_FACTORS] = np.array(config.divisors, "float32")
-    absent = {
-        "attention_bias": config.attention_bias,
-        "rope_low_freq_factor": adjusts and config.rope_low_freq_factor != LOW,
-        "rope_high_freq_factor": adjusts and config.rope_high_freq_factor != HIGH,
-    }
+    keys, constants, absent = settings(config, config.head_dim, *rope), {}, []
+    if (length := config.rope_pretraining_sequence_length) is not None:
+        divisors = np.array(config.divisors, "float32")
+        keys["rope.scaling.original_context_length"] = length
+        constants[tensors.ROPE_FACTORS] = divisors
+        written = {name: getattr(config, name) for name in SCALING.values()}
+        if _scaling(config, divisors, length) != written:
+            absent = ["this rope_low_freq_factor", "this rope_high_freq_factor"]
     return GGUFForm(
         architecture=ARCHITECTURE,
         settings=keys,
         vocabulary=BYTES,
-        absent=[name for name, there in absent.items() if there],
+        absent=["attention_bias", *absent] if config.attention_bias else absent,
         constants=constants,
     )
 

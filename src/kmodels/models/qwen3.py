@@ -79,6 +79,11 @@ class Qwen3Config(DecoderConfig):
         """The settings of YaRN, or None."""
         return None if self.rope_yarn is None else Yarn.of(self.rope_yarn)
 
+    @property
+    def published_length(self) -> int:
+        """`max_sequence_length` of the published models."""
+        return 40_960
+
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
         yarn, scaling = self.yarn, self.rope_scaling_factor
@@ -283,9 +288,6 @@ GGUF = reading.GGUFFormat(
     idle_at={"pooling_type": (0, LAST_TOKEN)},
 )
 
-# `max_position_embeddings` of the published models, which a `Qwen3Config` does not hold.
-CONTEXT = 40_960
-
 
 def gguf_form(config: Qwen3Config) -> GGUFForm:
     """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
@@ -297,11 +299,7 @@ def gguf_form(config: Qwen3Config) -> GGUFForm:
     rope = (config.rope_max_wavelength, config.rope_scaling_factor)
     return GGUFForm(
         architecture=ARCHITECTURE,
-        settings={
-            "context_length": CONTEXT,
-            **settings(config, config.head_dim, *rope),
-            **yarn_settings(config.yarn),
-        },
+        settings={**settings(config, config.head_dim, *rope), **yarn_settings(config.yarn)},
         vocabulary=BYTES,
         absent=[name for name, there in absent.items() if there],
     )

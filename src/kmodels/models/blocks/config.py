@@ -148,7 +148,9 @@ class DecoderConfig(FrozenConfig):
         layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights and both residual branches, in training.
         tie_word_embeddings: whether the embedding table is the output layer too; False for an
-            output layer with a table of its own.
+            output layer with its own table.
+        max_sequence_length: longest text, in tokens, that the model was made for; a note for
+            exports, which limits nothing. None for that of the published models.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -164,8 +166,11 @@ class DecoderConfig(FrozenConfig):
     layer_norm_epsilon: float = 1e-6
     dropout: float = 0.0
     tie_word_embeddings: bool = True
+    max_sequence_length: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_sequence_length is not None:
+            check_whole("max_sequence_length", self.max_sequence_length)
         for name in (
             "vocabulary_size",
             "num_layers",
@@ -186,9 +191,21 @@ class DecoderConfig(FrozenConfig):
         check_rates(self, "dropout")
         check_epsilon(self.layer_norm_epsilon)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values, without a `max_sequence_length` of None."""
+        fields = super().to_dict()
+        if self.max_sequence_length is None:
+            del fields["max_sequence_length"]
+        return fields
+
+    @property
+    def published_length(self) -> int:
+        """`max_sequence_length` of the published models."""
+        raise NotImplementedError
+
     @property
     def mlp_dim(self) -> int:
-        """Width of the gate, and of what it multiplies."""
+        """Width of the gate, and of the layer that it multiplies."""
         return self.intermediate_dim
 
     @property

@@ -42,6 +42,7 @@ FIELDS = {
     "head_dim": "head_dim",
     "layer_norm_epsilon": "rms_norm_eps",
     "dropout": "attention_dropout",
+    "max_sequence_length": "max_position_embeddings",
 }
 # Names of the usual norms; a family with more, or with other names, gives its own.
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
@@ -61,7 +62,7 @@ READ = {
     *("boi_token_index", "bos_token_id", "enable_moe_block", "eoi_token_id", "eoi_token_index"),
     *("eos_token_id", "final_logit_softcapping", "global_head_dim", "hidden_act"),
     *("hidden_activation", "hidden_size_per_layer_input", "image_token_id", "image_token_index"),
-    *("layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias"),
+    *("layer_types", "max_window_layers", "mlp_bias"),
     *("mm_tokens_per_image", "model_type", "moe_intermediate_size", "num_experts"),
     *("num_global_key_value_heads",),
     *("num_kv_shared_layers", "pad_token_id", "per_layer_config", "quantization_config"),
@@ -327,7 +328,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
         config = self.config_class(**backbone)
         tensors = _tensors(path, tuple(unused(config))) if weights else {}
-        backbone, tensors = with_output_layer(backbone, tensors)
+        backbone, tensors = with_output_layer(path, backbone, tensors)
         config = self.config_class(**backbone)
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
@@ -354,30 +355,41 @@ def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
 
 
 def with_output_layer(
-    backbone: Mapping[str, Any], tensors: Mapping[str, LazyArray]
+    path: Path, backbone: Mapping[str, Any], tensors: Mapping[str, LazyArray]
 ) -> tuple[dict[str, Any], dict[str, LazyArray]]:
     """Returns fields and tensors that agree on the output layer.
 
-    As in transformers, an output layer whose numbers differ from those of the embedding table
-    counts before `tie_word_embeddings`. One with the same numbers is left out if the two are tied.
+    As in transformers, an output layer whose numbers differ from those of the embedding table takes
+    precedence over `tie_word_embeddings`. An output layer with the same numbers is left out if the
+    two are tied.
 
     Args:
-        backbone: fields of the config, with what config.json says of `tie_word_embeddings`.
-        tensors: all tensors of the directory; none if only the architecture is wanted.
+        path: path of the directory, for errors.
+        backbone: fields of the config, with the `tie_word_embeddings` of config.json.
+        tensors: all tensors of the directory; none to read the architecture only, which then is as
+            config.json says.
 
     Returns:
-        The fields, and the tensors, with an output layer of its own under the name `HEAD`.
+        The fields, and the tensors; an untied output layer has the name `HEAD`.
+
+    Raises:
+        InputError: if an untied output layer is missing, which transformers draws at random.
     """
     head = next((tensors[name] for name in OUTPUTS if name in tensors), None)
     tables = (tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
     table = next(tables, None)
     tied = backbone["tie_word_embeddings"]
+    if not tied and head is None and table is not None:
+        raise InputError(
+            f"{path} has no {HEAD} and config.json says tie_word_embeddings=false; write true "
+            "there if the embedding table is the output layer"
+        )
     if tied and head is not None and table is not None:
         tied = head.shape == table.shape and np.array_equal(head.read(), table.read())
-    found = {name: tensor for name, tensor in tensors.items() if name not in OUTPUTS}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in OUTPUTS}
     if head is not None and not tied:
-        found[HEAD] = head
-    return {**backbone, "tie_word_embeddings": tied}, found
+        rest[HEAD] = head
+    return {**backbone, "tie_word_embeddings": tied}, rest
 
 
 def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
@@ -447,8 +459,9 @@ def transformers_form(
 def _form(model: keras.Model) -> dict[str, Any]:
     """Returns what config.json says of every decoder."""
     config, tokenizer = getattr(model, "backbone", model).config, tokenizer_in(model)
+    fields = {theirs: getattr(config, ours) for ours, theirs in FIELDS.items()}
     return {
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        **{name: value for name, value in fields.items() if value is not None},
         "intermediate_size": config.mlp_dim,
         "attention_bias": config.block(0).use_bias,
         "tie_word_embeddings": config.tie_word_embeddings,

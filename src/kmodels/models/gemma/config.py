@@ -247,6 +247,11 @@ class GemmaConfig(DecoderConfig):
         return 2 if self.use_post_attention_norm or self.use_post_ffw_norm else 1
 
     @property
+    def published_length(self) -> int:
+        """`max_sequence_length` of the published models."""
+        return {1: 8192, 2: 8192, 3: 32_768, 4: 131_072}[self.generation]
+
+    @property
     def of_gemma_4(self) -> list[str]:
         """Names of the fields in use that earlier generations lack."""
         return [name for name in FROM_4 if getattr(self, name) != getattr(type(self), name)]

@@ -59,7 +59,7 @@ SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": 
 # Settings of an architecture that change nothing where they are not read: lengths, and YaRN's
 # without YaRN.
 IDLE = {
-    *("context_length", "vocab_size", "rope.scaling.original_context_length"),
+    *("vocab_size", "rope.scaling.original_context_length"),
     *("rope.scaling.finetuned", *(f"rope.scaling.{name}" for name in (*YARN.values(),))),
     *(f"rope.scaling.{name}" for name in IDLE_IN_YARN if name.startswith("yarn_")),
 }
@@ -179,6 +179,7 @@ class File:
             "head_dim": width,
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
             "tie_word_embeddings": OUTPUT not in self.tensors,
+            "max_sequence_length": int(get("context_length", 0)) or None,
         }
 
     def rope(self, default: float) -> Rope:
