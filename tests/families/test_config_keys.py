@@ -9,7 +9,7 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of
-from kmodels.generation import request
+from kmodels.generation import generation_config
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.models.blocks import directories, huggingface
 from kmodels.weights import read_safetensors
@@ -239,7 +239,7 @@ def test_every_setting_of_an_encoder_in_transformers_is_known(name, caplog, tmp_
 def test_every_setting_of_generation_in_transformers_is_known():
     import transformers
 
-    assert not set(transformers.GenerationConfig().to_dict()) - request.KNOWN
+    assert not set(transformers.GenerationConfig().to_dict()) - generation_config.KNOWN
 
 
 @pytest.mark.parametrize(

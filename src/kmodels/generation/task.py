@@ -17,6 +17,7 @@ from kmodels.generation.drafts import (
     drafter_of,
 )
 from kmodels.generation.generate import check_prompts, continue_prompts
+from kmodels.generation.generation_config import stop_strings_of
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.request import (
     GenerateRequest,
@@ -30,7 +31,6 @@ from kmodels.generation.request import (
     joined,
     pad_rows,
     repeated,
-    stop_strings_of,
 )
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize

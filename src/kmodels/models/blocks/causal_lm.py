@@ -10,7 +10,8 @@ from kmodels import ops, presets
 from kmodels.core import keras_internals, runtime
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
-from kmodels.generation.request import as_numpy, sampler_of
+from kmodels.generation.generation_config import sampler_of
+from kmodels.generation.request import as_numpy
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding

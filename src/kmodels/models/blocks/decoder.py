@@ -12,7 +12,7 @@ from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
-from kmodels.models.blocks import image_tokens, peft, sharding
+from kmodels.models.blocks import image_tokens, module_names, sharding
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.decoder_block import DecoderBlock, DecoderInfo, PerLayerEmbedding
 from kmodels.models.blocks.encoder_config import config_field
@@ -150,7 +150,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     block_class: ClassVar[type[DecoderBlock]]
     layout: ClassVar[Mapping[str, layouts.Axes]] = sharding.DECODER
-    peft_names = staticmethod(peft.names)
+    peft_names = staticmethod(module_names.names)
     layer_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any):

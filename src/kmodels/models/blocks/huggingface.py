@@ -12,11 +12,11 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, warn_of_unknown
-from kmodels.generation import request
+from kmodels.generation.generation_config import KNOWN, not_applied
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.blocks.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
+from kmodels.models.blocks.module_names import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.blocks.tokenizer import VOCABULARY
 from kmodels.models.blocks.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
@@ -401,7 +401,7 @@ def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
     """
     generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
     if warns and generation:
-        warn_of_unknown(path / GENERATION, generation, request.KNOWN)
+        warn_of_unknown(path / GENERATION, generation, KNOWN)
         warn_of_sampling(path / GENERATION, generation)
     return generation
 
@@ -413,7 +413,7 @@ def warn_of_sampling(file: Path, generation: Mapping[str, Any] | None) -> None:
         file: path of the file that says them.
         generation: the content of a generation_config.json, or None.
     """
-    if generation and (asked := request.not_applied(generation)):
+    if generation and (asked := not_applied(generation)):
         log.warning(
             "%s asks for %s, which generate does not do by itself; "
             'compile(sampler="generation_config") draws so, and lengths go to generate',

@@ -8,7 +8,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.blocks import huggingface as decoder
-from kmodels.models.blocks import peft
+from kmodels.models.blocks import module_names
 from kmodels.models.blocks.embedder.sentence_transformers import EmbedderFormat
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.blocks.yarn import Rope
@@ -461,7 +461,7 @@ def _whole(value: float) -> int | float:
 # Prefixes of text models with and without their output layer, then of the text part of multimodal
 # Gemma 3 in transformers 5, 4, and without the output layer.
 PEFT_PREFIXES = (
-    *peft.PREFIXES,
+    *module_names.PREFIXES,
     "model.language_model.",
     "language_model.model.",
     "language_model.",
@@ -473,4 +473,4 @@ def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`."""
     norms_of_block = norms(getattr(model, "backbone", model).config)
     table = {ours: theirs for theirs, ours in norms_of_block.items()}
-    return peft.names(model, PEFT_PREFIXES, PEFT_HEADS, table)
+    return module_names.names(model, PEFT_PREFIXES, PEFT_HEADS, table)
