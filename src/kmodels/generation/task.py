@@ -8,7 +8,6 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
-from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.drafts import (
     ASSISTANT_TOKENS,
     DraftCounts,
@@ -16,7 +15,7 @@ from kmodels.generation.drafts import (
     continue_with_drafts,
     drafter_of,
 )
-from kmodels.generation.generate import check_prompts, continue_prompts
+from kmodels.generation.generate import check_prompts, continue_by_beams, continue_prompts
 from kmodels.generation.generation_config import stop_strings_of
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.request import (

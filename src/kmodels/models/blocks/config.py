@@ -1,7 +1,7 @@
 """The configuration of models: what each can do, and that of decoders with their blocks."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
@@ -166,7 +166,8 @@ class DecoderConfig(FrozenConfig):
     layer_norm_epsilon: float = 1e-6
     dropout: float = 0.0
     tie_word_embeddings: bool = True
-    max_sequence_length: int | None = None
+    # No result depends on it, and not every format has it.
+    max_sequence_length: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_sequence_length is not None:
