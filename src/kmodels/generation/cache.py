@@ -13,7 +13,7 @@ from kmodels.generation.sampler import Sampler
 class Store(Protocol):
     """The storage of all rings: the keys of cache i are at 2 i, its values at 2 i + 1.
 
-    Behind them stands a ring of the tokens themselves, where the sampler looks at them.
+    After them comes a ring of the tokens themselves, if the sampler reads them.
     """
 
     def fill(self, ring: int, content: Tensor) -> None:
@@ -56,8 +56,8 @@ class PromptView:
 
     Args:
         lengths: (B,) int32, tokens of each prompt.
-        slots: that the texts may take.
-        ahead: largest number of drafts; with any, each row ends at a place of its own.
+        slots: number of tokens that a text may have.
+        ahead: largest number of drafts; with any, rows end at different places.
     """
 
     def __init__(self, lengths: Tensor, slots: int, ahead: int = 0):
@@ -88,12 +88,12 @@ class PromptView:
 
 
 class StepView:
-    """One new token per row sees its prompt and what was generated.
+    """One new token per row, which attends to its prompt and the tokens generated so far.
 
     Args:
         lengths: (B,) int32, tokens of each prompt.
-        prompt: P, what the prompts were padded to.
-        slots: that the texts may take.
+        prompt: P, the length that the prompts were padded to.
+        slots: number of tokens that a text may have.
         step: number of the token that comes in, from 0; a scalar tensor.
     """
 
@@ -139,7 +139,7 @@ class LayerCache:
     """The cache that one block is given, see `kmodels.models.blocks.decoder_block.DecoderBlock`.
 
     Attributes:
-        extended: what `extend` returned, for the blocks that share it.
+        extended: the last result of `extend`, for the blocks that share it.
     """
 
     extended: tuple[Any, Any, dict]
@@ -150,7 +150,7 @@ class LayerCache:
         self.view = view
 
     def extend(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Any, Any, dict]:
-        """Keeps the new keys and values; returns all that queries see, and how."""
+        """Stores new keys and values; returns those to attend to, and arguments of attention."""
         self.extended = self.view.extend(self.store, self.layer, key, value, window)
         return self.extended
 
@@ -228,7 +228,7 @@ def first_token(
         store: the cache to fill.
         token_ids: (B, P) int32, padded on the right.
         lengths: (B,) int32.
-        slots: that prompt and continuation may take.
+        slots: number of tokens of prompt and continuation together.
         draws: (B,) float32 in [0, 1).
         ahead: largest number of drafts that come in at once later.
         images: arrays of the images of each prompt, by the names of the model's inputs.
@@ -269,8 +269,8 @@ def next_token(
         tokens: (B,) int32, generated last.
         step: their number, from 0; a scalar int32 tensor.
         lengths: (B,) int32, of the prompts.
-        prompt: P, what the prompts were padded to.
-        slots: that prompt and continuation may take.
+        prompt: P, the length that the prompts were padded to.
+        slots: number of tokens of prompt and continuation together.
         draws: (B,) float32 in [0, 1).
 
     Returns:
@@ -305,7 +305,7 @@ def next_tokens(
         store: the cache, which is extended, and may hold refused tokens from `starts` on.
         tokens: (B, T) int32, the last one of the row and drafts.
         starts: (B,) int32, position of the first of them.
-        slots: that prompt and continuation may take.
+        slots: number of tokens of prompt and continuation together.
         draws: (B, T) float32 in [0, 1).
         ahead: as in `first_token`.
 

@@ -49,17 +49,17 @@ class Loop(Protocol):
     def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Tokens:
         """Takes in (B, T) tokens from position `starts` (B,) on; returns the one behind each.
 
-        They are written over what stood there. A row may start up to `ahead` tokens before the
+        They replace the tokens at these positions. A row may start up to `ahead` tokens before the
         farthest one that came in.
         """
         ...
 
     def reorder(self, order: np.ndarray) -> None:
-        """Lets row i continue from what row `order[i]` holds."""
+        """Replaces the cache of row i by that of row `order[i]`."""
         ...
 
     def finish(self) -> None:
-        """Frees the cache where that is not kept for the next prompts."""
+        """Frees the cache, unless the backend keeps it for the next prompts."""
         ...
 
 

@@ -96,7 +96,7 @@ def stop_strings_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the `stop_strings` of a generation_config.json, which end every text.
 
     Raises:
-        InputError: for what is not a string or a list of strings.
+        InputError: for anything but a string or a list of strings.
     """
     strings = settings.get("stop_strings")
     return () if strings is None else check_strings("stop_strings", strings)

@@ -130,7 +130,7 @@ class Loop:
         return tokens
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i continue from what row `order[i]` holds."""
+        """See `kmodels.generation.generate.Loop`."""
         self.rings = _taken(self.rings, order)
 
     def finish(self) -> None:

@@ -110,7 +110,7 @@ class Loop:
         return self.several(tf.constant(tokens), tf.constant(starts), tf.constant(draws))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i continue from what row `order[i]` holds."""
+        """See `kmodels.generation.generate.Loop`."""
         for ring in self.rings:
             ring.assign(tf.gather(ring, order))
 

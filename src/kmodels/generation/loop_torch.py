@@ -151,7 +151,7 @@ class Loop:
             return self.several(self.rings, *given)
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i continue from what row `order[i]` holds."""
+        """See `kmodels.generation.generate.Loop`."""
         rows = self._put(order).long()
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}

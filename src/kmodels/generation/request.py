@@ -24,13 +24,13 @@ def is_data(inputs: Data) -> bool:
 
 
 def batches(inputs: Data) -> Any:
-    """Returns the batches of a data set as NumPy arrays where it can give such."""
+    """Returns the batches of a dataset, as NumPy arrays if it supports `as_numpy_iterator`."""
     iterator = getattr(inputs, "as_numpy_iterator", None)
     return inputs if iterator is None else iterator()
 
 
 def joined(parts: list[Any]) -> Any:
-    """Returns what `generate` gave for each batch as one."""
+    """Returns the results of `generate` for several batches as one."""
     if parts and isinstance(parts[0], dict):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return [text for part in parts for text in ([part] if isinstance(part, str) else part)]
@@ -53,7 +53,7 @@ def is_empty(inputs: Data) -> bool:
 
 
 def images_of(taken: Mapping[str, Any], is_batch: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the images of a batch of prompts by the name of the argument, where there are any."""
+    """Returns {"images": arrays by name} for prompts with images, else {}."""
     given = {name: as_numpy(taken[name]) for name in PIXELS if taken.get(name) is not None}
     images = {name: x if is_batch else x[None] for name, x in given.items()}
     return {"images": images} if any(x.shape[1] for x in images.values()) else {}
@@ -121,7 +121,7 @@ def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> 
         **options: of its `chat_token_ids`.
 
     Raises:
-        InputError: where the preprocessor is none that writes chats, or a chat is refused.
+        InputError: if the preprocessor cannot write chats, or the chat template refuses a chat.
     """
     if not hasattr(preprocessor, "chat_examples"):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Hugging Face directories: what all have, and what decoders call their tensors and settings."""
+"""Hugging Face directories of decoders: names of tensors and settings, reading and writing."""
 
 import logging
 import math
@@ -131,7 +131,7 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
 
 
 def fields(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that every `DecoderConfig` has, of what a config.json says."""
+    """Returns the fields of every `DecoderConfig` for the settings of a config.json."""
     text = {"rms_norm_eps": 1e-6, **text, "attention_dropout": text.get("attention_dropout") or 0.0}
     return {ours: text[theirs] for ours, theirs in FIELDS.items()}
 
@@ -159,9 +159,9 @@ def rope(
 
     Args:
         path: path of the directory, for errors.
-        scaling: what describes the kind.
-        given: the base that stands beside it, or None.
-        default: the base where nothing says it.
+        scaling: settings of the kind.
+        given: the base outside these settings, or None.
+        default: the base if there is none in either.
         length: `max_position_embeddings`, for YaRN whose settings do not name the original length;
             None if they have to.
         kinds: supported kinds. Of kinds other than the default ones only the base is read.
@@ -296,7 +296,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         config_class: config class of the family.
         fields: (path, description) to the fields of the config.
         table: (config, prefix) to the rules.
-        prefixes: what may stand before a name, empty for a bare model.
+        prefixes: prefixes of names, empty for a bare model.
         other_parts: parts of multimodal models that the model here does not have.
         whole: `model_type` to the class that has them.
     """
@@ -316,8 +316,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: unused; the file says it all.
-            weights: False where only the architecture is wanted and no tensors need be there.
+            given: not used.
+            weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:
             InputError: for settings that the model has no counterpart for.
@@ -436,11 +436,11 @@ def transformers_form(
     Args:
         model: a backbone or causal model; a backbone with an output table is written as the latter.
         names: `model_type`, and the architectures with the output layer and without it.
-        more: settings beside those that every decoder has.
+        more: settings in addition to those of every decoder.
         table: (config, prefix) to the rules.
 
     Returns:
-        config.json, nothing for images, the table, and no tensors of zeros.
+        (config.json, {}, rules, {}): there is no image processor and no zero tensor.
     """
     backbone = getattr(model, "backbone", model)
     kind, causal, bare = names
@@ -457,7 +457,7 @@ def transformers_form(
 
 
 def _form(model: keras.Model) -> dict[str, Any]:
-    """Returns what config.json says of every decoder."""
+    """Returns the settings of config.json that every decoder has."""
     config, tokenizer = getattr(model, "backbone", model).config, tokenizer_in(model)
     fields = {theirs: getattr(config, ours) for ours, theirs in FIELDS.items()}
     return {
@@ -476,14 +476,14 @@ def tokenizer_in(model: keras.Model) -> Tokenizer | None:
 
 
 def token_ids(model: keras.Model) -> dict[str, int | None]:
-    """Returns the tokens of which every config.json says the id, where there is a tokenizer."""
+    """Returns the ids of tokens in every config.json; none without a tokenizer."""
     if (tokenizer := tokenizer_in(model)) is None:
         return {}
     return {"bos_token_id": tokenizer.start_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
 def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns what config.json says of a rotary embedding, see `rope`."""
+    """Returns the settings of config.json for a rotary position embedding, see `rope`."""
     if yarn is not None:
         length = yarn["original_max_position_embeddings"]
         return {
@@ -496,6 +496,6 @@ def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> di
 
 
 def layer_types(config: DecoderConfig) -> list[str]:
-    """Returns what config.json calls the attention of each block."""
+    """Returns `layer_types` of config.json: the kind of attention of each block."""
     windows = [config.block(i).window for i in range(config.num_layers)]
     return [GLOBAL if window is None else LOCAL for window in windows]

@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 
 
 def check_alone(yarn: str, factors: Mapping[str, float]) -> None:
-    """Raises `InputError` for a factor other than 1 beside YaRN.
+    """Raises `InputError` for a factor other than 1 together with YaRN.
 
     Args:
         yarn: name of the setting with YaRN's arguments.

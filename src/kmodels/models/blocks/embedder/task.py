@@ -1,4 +1,4 @@
-"""A backbone that gives one vector for each text: of what is pooled, through dense layers."""
+"""Embedders: a backbone, pooling and dense layers, which give one vector per text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -40,9 +40,9 @@ class Encodes(keras.Model):
     """Gives an embedder `encode` and its kin.
 
     Attributes:
-        prompts: what stands in front of texts, by name.
-        default_prompt_name: name of the prompt where none is asked for, or None.
-        similarity_fn_name: what `similarity` computes.
+        prompts: texts that are put before other texts, by name.
+        default_prompt_name: name of the prompt if none is given, or None.
+        similarity_fn_name: measure of `similarity`.
         truncate_dim: numbers of each vector that `encode` keeps, or None for all.
     """
 
@@ -55,7 +55,7 @@ class Encodes(keras.Model):
         similarity_fn_name: str,
         truncate_dim: int | None,
     ) -> None:
-        """Sets what the attributes of these names hold.
+        """Sets the attributes of these names.
 
         Raises:
             InputError: for a default that is none of the prompts, another similarity, or a width
@@ -107,16 +107,16 @@ class Encodes(keras.Model):
             batch_size: largest number of texts computed at a time.
             truncate_dim: numbers of each vector to keep, the first ones; the model's `truncate_dim`
                 by default.
-            normalize_embeddings: divides the vectors by their length once they are cut. Without it
-                they are what the model gives.
+            normalize_embeddings: divides the vectors by their length after they are cut, instead
+                of returning the outputs of the model.
             show_progress_bar: prints one.
 
         Returns:
             float32, (N, D) in the order of the texts, or (D,) for a single text.
 
         Raises:
-            InputError: for an unknown prompt, a width that the vectors do not have, what is not
-                text, or a model without a preprocessor.
+            InputError: for an unknown prompt, a width that the vectors do not have, values other
+                than texts, or a model without a preprocessor.
         """
         check_whole("batch_size", batch_size)
         if self.preprocessor is None:
@@ -155,11 +155,11 @@ class Encodes(keras.Model):
         return self.predict([text] if isinstance(text, str) else text, **kwargs)
 
     def encode_query(self, texts: str | Sequence[str], **settings: Any) -> np.ndarray:
-        """Returns the vectors of queries: `encode` with the prompt "query" where there is one.
+        """Returns the vectors of queries: `encode` with the prompt "query", if there is one.
 
         Args:
             texts: as of `encode`.
-            **settings: see there.
+            **settings: further arguments of `encode`.
         """
         return self._encode_as(("query",), texts, settings)
 
@@ -170,7 +170,7 @@ class Encodes(keras.Model):
 
         Args:
             texts: as of `encode`.
-            **settings: see there.
+            **settings: further arguments of `encode`.
         """
         return self._encode_as(DOCUMENTS, texts, settings)
 
@@ -249,17 +249,17 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
 
     Args:
         backbone: a `DecoderBackbone` of the family.
-        preprocessor: turns texts into what the backbone takes, or None where the data comes as
-            token ids.
-        pooling: what stands for a text: the "mean" of its tokens, the first ("cls") or the last
+        preprocessor: turns texts into inputs of the backbone, or None if the data are token
+            ids.
+        pooling: vector of a text: the "mean" of its tokens, the first ("cls") or the last
             ("lasttoken").
         dense: layers behind that, each with "units", and if wanted "use_bias" and an "activation",
             which is "linear" or "tanh".
         normalize: divides each vector by its length.
-        prompts: what `encode` puts in front of texts, by names such as "query" and "document".
-        default_prompt_name: name of the prompt that `encode` uses where it is given none; None for
-            no prompt.
-        similarity_fn_name: what `similarity` computes: "cosine", "dot", "euclidean" or "manhattan".
+        prompts: texts that `encode` puts before others, by names such as "query" and "document".
+        default_prompt_name: name of the prompt that `encode` uses if none is given; None for no
+            prompt.
+        similarity_fn_name: measure of `similarity`: "cosine", "dot", "euclidean" or "manhattan".
         truncate_dim: numbers of each vector that `encode` keeps; None for all.
         head_dtype: policy of the dense layers; by default the dtype of the backbone's variables.
         name: name of the model.
@@ -268,11 +268,11 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
         pooling_mode: "last" or "mean", keras-hub's names; in place of `pooling`.
 
     Attributes:
-        usual_pooling: `pooling` where neither is given.
+        usual_pooling: `pooling` if neither is given.
 
     Call:
-        what the backbone takes, token ids (B, T) -> (B, D), float32; for pairs (B, C, T) it gives
-        (B, C, D), on which `ContrastiveLoss` works.
+        inputs of the backbone, token ids (B, T) -> (B, D), float32; for pairs (B, C, T) it is
+        (B, C, D), the input of `ContrastiveLoss`.
 
     Raises:
         InputError: for settings that are none of these.
@@ -352,7 +352,7 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
 
     @property
     def pooling_mode(self) -> str:
-        """What stands for a text, by keras-hub's name where it has one."""
+        """The pooling, by keras-hub's name if it has one."""
         mode: str = self.settings["pooling"]
         return {theirs: name for name, theirs in HUB_MODES.items()}.get(mode, mode)
 
@@ -387,7 +387,7 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
         return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default with the loss by which embedders learn from pairs.
+        """Returns the compiled loss and metrics, by default `ContrastiveLoss` for pairs.
 
         The optimizer is Adam with a learning rate of 2e-5, and the loss
         `kmodels.training.ContrastiveLoss()`.
@@ -397,7 +397,7 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
         )
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Rule]]:
-        """Returns what a directory of sentence-transformers holds beside the transformer."""
+        """Returns the files of a sentence-transformers directory besides the transformer's."""
         return sentence_transformers.form_of(self)
 
     @property
@@ -407,7 +407,7 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
 
 
 class HubEmbedder(DecoderEmbedder):
-    """A `DecoderEmbedder` by keras-hub's name, which pools the last token where nothing is said.
+    """A `DecoderEmbedder` by keras-hub's name, which pools the last token by default.
 
     As in keras-hub, arguments without a name are backbone, preprocessor, `pooling_mode` and
     `normalize`.

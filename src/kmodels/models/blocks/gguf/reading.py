@@ -123,7 +123,7 @@ class File:
         Args:
             name: of the architecture.
             layers: number of layers.
-            default: where the file does not say it.
+            default: value if the file has none.
 
         Raises:
             InputError: for a list of another length.
@@ -141,7 +141,7 @@ class File:
         """Returns the fields that every `DecoderConfig` has.
 
         Args:
-            head_dim: where the file does not say it.
+            head_dim: width of the heads if the file has none.
             varying: settings that may be another in each layer, of which this gives the first.
 
         Raises:
@@ -289,8 +289,8 @@ class GGUFFormat:
         Args:
             path: path of the file.
             description: ignored; the file describes itself.
-            given: unused; the file says it all.
-            weights: False where only the architecture is wanted.
+            given: not used.
+            weights: False to read the architecture only.
 
         Raises:
             InputError: for a file that is damaged or of another model, has biases that the table

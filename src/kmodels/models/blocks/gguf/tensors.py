@@ -75,7 +75,7 @@ def unused(config: DecoderConfig) -> list[str]:
 
 
 def rope_factors(head_dim: int, turned: float) -> np.ndarray:
-    """Returns what divides the frequency of each pair of channels.
+    """Returns the divisors of the frequencies of the pairs of channels.
 
     Args:
         head_dim: width of the heads.
