@@ -222,7 +222,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def mlp_dim(self) -> int:
-        """Width of the gate, and of what it multiplies."""
+        """Width of the gate, and of the layer that it multiplies."""
         return self.intermediate_dim // self.gate_dim_reduction
 
     @property
