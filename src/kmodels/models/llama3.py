@@ -4,9 +4,8 @@ Differences from Qwen 3: queries and keys have no norms, a text begins with a st
 3.1 on the slow channels of the rotary position embedding are stretched for longer contexts.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from kmodels.models.blocks.gguf import reading, tensors
 from kmodels.models.blocks.gguf.writing import GGUFExport, GGUFForm, settings
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.rope import Llama3Scaling, check_alone
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
-from kmodels.models.blocks.yarn import check_alone
 from kmodels.registry import Family
 from kmodels.text import Turns, byte_level
 from kmodels.text.gguf import BYTES
-from kmodels.weights import Rule, Transform
+from kmodels.weights import Rule
 
 # === Config ===
 
@@ -92,17 +91,10 @@ class Llama3Config(DecoderConfig):
             )
 
     @property
-    def divisors(self) -> float | tuple[float, ...]:
-        """The divisor of the positions, or one for each of the H / 2 pairs of channels."""
-        factor = self.rope_frequency_adjustment_factor
-        low, high = self.rope_low_freq_factor, self.rope_high_freq_factor
-        length = self.rope_pretraining_sequence_length
-        if factor is None or low is None or high is None or length is None:
-            return self.rope_position_scaling_factor
-        pairs = np.arange(self.head_dim // 2) * 2 / self.head_dim
-        turns = length / (2 * math.pi * self.rope_max_wavelength**pairs)
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        return tuple((1.0 / ((1.0 - kept) / factor + kept)).tolist())
+    def scaling(self) -> Llama3Scaling | None:
+        """The scaling of Llama 3.1, or None."""
+        settings = {theirs: getattr(self, ours) for theirs, ours in SCALING.items()}
+        return None if None in settings.values() else Llama3Scaling(**settings)
 
     @property
     def published_length(self) -> int:
@@ -111,19 +103,16 @@ class Llama3Config(DecoderConfig):
 
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
-        return BlockConfig(
-            num_query_heads=self.num_query_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            mlp_dim=self.mlp_dim,
-            epsilon=self.layer_norm_epsilon,
-            query_scale=self.head_dim**-0.5,
-            rope_wavelength=self.rope_max_wavelength,
-            rope_scaling=self.divisors,
+        base, scaling = self.rope_max_wavelength, self.scaling
+        return self.plain_block(
+            rope_wavelength=base,
+            rope_scaling=(
+                scaling.divisors(self.head_dim, base)
+                if scaling
+                else self.rope_position_scaling_factor
+            ),
             use_bias=self.attention_bias,
             use_output_bias=self.attention_bias,
-            activation="silu",
-            dropout=self.dropout,
         )
 
 
@@ -299,9 +288,8 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         **{"hidden_act": "silu", "mlp_bias": False, "max_position_embeddings": length},
         **decoder.rope_form(config.rope_max_wavelength, config.rope_position_scaling_factor, None),
     }
-    if config.rope_frequency_adjustment_factor is not None:
-        adjusted = {theirs: getattr(config, ours) for theirs, ours in SCALING.items()}
-        form["rope_scaling"] = {"rope_type": "llama3", **adjusted}
+    if config.scaling is not None:
+        form["rope_scaling"] = {"rope_type": "llama3", **asdict(config.scaling)}
     names = ("llama", "LlamaForCausalLM", "LlamaModel")
     return decoder.transformers_form(model, names, form, rules)
 
@@ -317,49 +305,14 @@ ARCHITECTURE = "llama"
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
 
 
-def _adjacent(heads: int) -> Transform:
-    """Linear weights whose pairs of channels are adjacent rows <-> kernels with two halves."""
-
-    def forward(x: np.ndarray) -> np.ndarray:
-        return x.reshape(heads, -1, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape).T
-
-    def inverse(x: np.ndarray) -> np.ndarray:
-        return x.T.reshape(heads, 2, -1, x.shape[0]).swapaxes(1, 2).reshape(x.T.shape)
-
-    return Transform(forward, inverse)
-
-
 def gguf_rules(config: Llama3Config) -> list[Rule]:
     """Returns the rules of the GGUF file of a config."""
     changes = {
-        f"{tensors.BLOCK}.attn_q.weight": _adjacent(config.num_query_heads),
-        f"{tensors.BLOCK}.attn_k.weight": _adjacent(config.num_key_value_heads),
+        f"{tensors.BLOCK}.attn_q.weight": tensors.adjacent(config.num_query_heads),
+        f"{tensors.BLOCK}.attn_k.weight": tensors.adjacent(config.num_key_value_heads),
     }
     table = tensors.rules(config, tensors.NORMS)
     return [replace(rule, transform=changes.get(rule.source, rule.transform)) for rule in table]
-
-
-def _scaling(config: Llama3Config, divisors: np.ndarray, length: int) -> dict[str, Any] | None:
-    """Returns the settings that give these divisors (H / 2,), or None if no settings do.
-
-    From slow to fast channels, 1 / divisor grows linearly with the number of turns.
-    """
-    factor = round(float(divisors.max()), 6)
-    ends = [(LOW, HIGH)]
-    exponents = np.arange(len(divisors)) / len(divisors)
-    turns = length / (2 * math.pi * config.rope_max_wavelength**exponents)
-    share = (1 / divisors - 1 / factor) / max(1 - 1 / factor, 1e-6)
-    between = (share > 1e-5) & (share < 1 - 1e-5)
-    if between.sum() > 1:
-        slope, offset = np.polyfit(turns[between], share[between], 1)
-        ends.append((round(-offset / slope, 4), round((1 - offset) / slope, 4)))
-    for low, high in ends:
-        if 0 < low < high:
-            settings = dict(zip(SCALING.values(), (factor, low, high, length), strict=True))
-            found = replace(config, **settings).divisors
-            if np.shape(found) == divisors.shape and np.allclose(found, divisors, rtol=1e-4):
-                return settings
-    return None
 
 
 def _gguf_fields(file: reading.File) -> dict[str, Any]:
@@ -375,13 +328,14 @@ def _gguf_fields(file: reading.File) -> dict[str, Any]:
         return fields
     divisors = np.array(tensor.data, "float64")
     length = int(file.get("rope.scaling.original_context_length", ORIGINAL))
-    if (settings := _scaling(Llama3Config(**fields), divisors, length)) is None:
+    scaling = Llama3Scaling.of_divisors(divisors, base, length, (LOW, HIGH))
+    if scaling is None or len(divisors) != fields["head_dim"] // 2:
         raise InputError(
             f"{file.path} has a {tensors.ROPE_FACTORS} that no low_freq_factor and "
             "high_freq_factor of Llama 3 give; give the Hugging Face directory that it was "
             "converted from"
         )
-    return fields | settings
+    return fields | {SCALING[theirs]: value for theirs, value in asdict(scaling).items()}
 
 
 def _unused(config: Llama3Config) -> list[str]:
@@ -397,12 +351,12 @@ def gguf_form(config: Llama3Config) -> GGUFForm:
     """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
     rope = (config.rope_max_wavelength, config.rope_position_scaling_factor)
     keys, constants, absent = settings(config, config.head_dim, *rope), {}, []
-    if (length := config.rope_pretraining_sequence_length) is not None:
-        divisors = np.array(config.divisors, "float32")
+    if (scaling := config.scaling) is not None:
+        length = scaling.original_max_position_embeddings
+        divisors = np.array(scaling.divisors(config.head_dim, rope[0]), "float32")
         keys["rope.scaling.original_context_length"] = length
         constants[tensors.ROPE_FACTORS] = divisors
-        written = {name: getattr(config, name) for name in SCALING.values()}
-        if _scaling(config, divisors, length) != written:
+        if scaling != Llama3Scaling.of_divisors(divisors, rope[0], length, (LOW, HIGH)):
             absent = ["this rope_low_freq_factor", "this rope_high_freq_factor"]
     return GGUFForm(
         architecture=ARCHITECTURE,

@@ -30,9 +30,9 @@ from kmodels.models.blocks.gguf.writing import (
 )
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.rope import Yarn, check_alone
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
-from kmodels.models.blocks.yarn import Yarn, check_alone
 from kmodels.registry import Family
 from kmodels.text import Turns
 from kmodels.text.gguf import BYTES
@@ -87,12 +87,7 @@ class Qwen3Config(DecoderConfig):
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
         yarn, scaling = self.yarn, self.rope_scaling_factor
-        return BlockConfig(
-            num_query_heads=self.num_query_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            mlp_dim=self.mlp_dim,
-            epsilon=self.layer_norm_epsilon,
+        return self.plain_block(
             query_scale=self.head_dim**-0.5 * (yarn.query_scale if yarn else 1.0),
             rope_wavelength=self.rope_max_wavelength,
             rope_scaling=(
@@ -102,8 +97,6 @@ class Qwen3Config(DecoderConfig):
             use_query_key_norm=True,
             use_bias=self.attention_bias,
             use_output_bias=self.attention_bias,
-            activation="silu",
-            dropout=self.dropout,
         )
 
 

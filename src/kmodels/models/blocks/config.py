@@ -250,3 +250,22 @@ class DecoderConfig(FrozenConfig):
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of the block with this number, from 0."""
         raise NotImplementedError
+
+    def plain_block(self, **settings: Any) -> BlockConfig:
+        """Returns the settings of a block of Llama's kind.
+
+        Args:
+            **settings: the other fields of `BlockConfig`.
+        """
+        return BlockConfig(
+            **{
+                "num_query_heads": self.num_query_heads,
+                "num_key_value_heads": self.num_key_value_heads,
+                "head_dim": self.head_dim,
+                "mlp_dim": self.mlp_dim,
+                "epsilon": self.layer_norm_epsilon,
+                "query_scale": self.head_dim**-0.5,
+                "dropout": self.dropout,
+                **settings,
+            }
+        )

@@ -17,8 +17,8 @@ from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.blocks.module_names import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
+from kmodels.models.blocks.rope import Rope, Yarn
 from kmodels.models.blocks.tokenizer import VOCABULARY
-from kmodels.models.blocks.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.rules import transpose_each

@@ -9,7 +9,7 @@ from kmodels.layers.experts.router import check_experts
 from kmodels.models.blocks import layer_kinds
 from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.blocks.yarn import Yarn, check_alone
+from kmodels.models.blocks.rope import Yarn, check_alone
 
 # Fields that only Gemma 4 uses.
 FROM_4 = (

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.gguf.tensors import OUTPUT, ROPE_FACTORS, STILL, TABLE, unused
 from kmodels.models.blocks.huggingface import warn_of_sampling
-from kmodels.models.blocks.yarn import Rope
+from kmodels.models.blocks.rope import Rope
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import Settings, open_gguf
 from kmodels.weights.rules import bind_sources

@@ -17,7 +17,7 @@ from kmodels.core.remote import write_file
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
 from kmodels.models.blocks.huggingface import tokenizer_in
-from kmodels.models.blocks.yarn import Yarn
+from kmodels.models.blocks.rope import Yarn
 from kmodels.text.gguf import BYTES, describe
 from kmodels.text.pieces import ENDS_OF_TURNS
 from kmodels.text.settings import with_names
