@@ -169,7 +169,7 @@ def test_a_familys_table_is_about_its_own_models(monkeypatch):
     paths = r"(?:.*/)?(?:attention|mlp)/.*/kernel"
     register({paths: (None, "embed"), r".*embeddings": (None, None)}, family="third")
     found = _families()
-    assert {v.layout_family for v in found} == {"clip", "gemma", "qwen3", "vit"}
+    assert {v.layout_family for v in found} == {"clip", "gemma", "llama3", "qwen3", "vit"}
     assert {v.path: layout.axes_of(v, BOTH) for v in found} == before
     path = "block_0/attention/query/kernel"
     assert layout.axes(path, (8, 8), BOTH, family="third") == (None, "fsdp")
