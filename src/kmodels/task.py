@@ -95,8 +95,8 @@ class Presets(keras.Model if TYPE_CHECKING else object):
             **overrides: fields of the config and arguments of the task to change.
 
         Raises:
-            InputError: for an unknown name, or a file that does not fit; all that is wrong is
-                listed, and nothing is half-loaded.
+            InputError: for an unknown name, or a file that does not fit; lists every mismatch, and
+                loads nothing then.
         """
         from kmodels import presets
 
@@ -112,7 +112,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
             The directory.
 
         Raises:
-            InputError: where it holds other files, or cannot be written; what was there stays.
+            InputError: if it has other files, or cannot be written; its content then stays.
         """
         from kmodels import presets
 
@@ -126,17 +126,17 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         input_signature: Tree = None,
         **kwargs: Any,
     ) -> None:
-        """Keras' `export`; `kmodels convert` writes more, and compares what it wrote.
+        """Keras' `export`; `kmodels convert` supports more formats, and compares its files.
 
         Args:
-            filepath: as in Keras, like all that follow.
-            format: see there.
-            verbose: see there.
-            input_signature: see there.
-            **kwargs: see there.
+            filepath: as in Keras, like the other arguments.
+            format: as in Keras.
+            verbose: as in Keras.
+            input_signature: as in Keras.
+            **kwargs: as in Keras.
 
         Raises:
-            InputError: where Keras, or an exporter that it asks, cannot; it says who can.
+            InputError: if Keras or its exporter does not support the model; names another format.
         """
         try:
             super().export(filepath, format, verbose, input_signature, **kwargs)
@@ -168,7 +168,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
     Attributes:
         config: the family's dataclass.
         family: the name of the family.
-        layout: what each dimension of its variables is, see `kmodels.distribution.layout`.
+        layout: meaning of each dimension of its variables, see `kmodels.distribution.layout`.
         peft_names: gives the names that a model's layers have in transformers, see
             `kmodels.lora.modules`.
         left_out: parts of the checkpoint that the model was read from and does not have.
@@ -207,7 +207,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
 
     @classmethod
     def class_of(cls, config: Any) -> type[Self]:
-        """Returns the class that a model of this config has, where a family's has several."""
+        """Returns the class of a model of this config, if a family has several."""
         return cls
 
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
@@ -249,9 +249,9 @@ class Compiled(NamedTuple):
 
     Attributes:
         optimizer: name, config or object, as in Keras.
-        loss: see there.
-        metrics: see there.
-        weighted_metrics: see there.
+        loss: as in Keras.
+        metrics: as in Keras.
+        weighted_metrics: as in Keras.
     """
 
     optimizer: OptimizerLike
@@ -266,7 +266,7 @@ class Compiled(NamedTuple):
         metrics: Callable[[], Any] | None = None,
         weighted_metrics: Callable[[], Any] | None = None,
     ) -> Self:
-        """Returns the same with what these functions make for arguments that are "auto"."""
+        """Returns a copy with the results of these functions for arguments that are "auto"."""
         makers = {
             "optimizer": optimizer,
             "loss": loss,
@@ -287,8 +287,8 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
     Attributes:
         backbone: the model without its head.
-        preprocessor: applied by `fit`, `evaluate` and `predict` to what the user gives; None where
-            the data comes preprocessed. Calling the task skips it.
+        preprocessor: applied by `fit`, `evaluate` and `predict` to their data; None if the data
+            are preprocessed. Calling the task skips it.
         compiles_itself: whether `fit` and `evaluate` compile a task that is not, with its defaults.
     """
 
@@ -328,16 +328,16 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
         Args:
             optimizer: as in Keras; "auto", here and below, as `with_defaults` of the class says.
-            loss: what is made small.
+            loss: as in Keras.
             loss_weights: for models with several outputs.
             metrics: metrics of outputs and labels.
             weighted_metrics: the same with sample weights.
             run_eagerly: compiles nothing.
             steps_per_execution: batches in one call of the compiled step; 1 on torch.
             jit_compile: on torch True has `torch.compile` take each block, False never, and "auto"
-                does so where it was measured to pay, see `kmodels.layers.block_compile`. On JAX and
-                TensorFlow as in Keras: whether XLA compiles the step, "auto" for yes on JAX and, on
-                TensorFlow, yes where there is an accelerator.
+                does so if that is faster, see `kmodels.layers.block_compile`. On JAX and TensorFlow
+                as in Keras: whether XLA compiles the step; "auto" is True on JAX and, if there is
+                an accelerator, on TensorFlow.
             auto_scale_loss: wraps the optimizer under "mixed_float16", as in Keras.
 
         Raises:
@@ -365,7 +365,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             average_by_update(self.optimizer)
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled: Keras' defaults, RMSprop and no loss, if the class has no own.
+        """Returns the arguments to compile: by default Keras' defaults, RMSprop and no loss.
 
         Args:
             given: arguments of `compile`.
@@ -399,7 +399,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         return noted_slots({**config, **self._as_given}, self.optimizer)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Calls `compile` with what `get_compile_config` gave, and makes the slots it had."""
+        """Calls `compile` with the result of `get_compile_config`, and makes its slots."""
         config = dict(config)
         optimizer = config.get("optimizer")
         slots = not isinstance(optimizer, dict) or optimizer.get("built", True)
@@ -480,7 +480,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             )
 
     def _head_policy(self) -> dict[str, Any]:
-        """Returns the policy of the head if the task has a head of its own."""
+        """Returns the policy of the head if the task has one."""
         if not any("head_dtype" in _parameters(kind) for kind in type(self).__mro__):
             return {}
         return {"head_dtype": keras.dtype_policies.serialize(self.head_dtype)}

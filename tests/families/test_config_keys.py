@@ -9,7 +9,7 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of
-from kmodels.generation import request
+from kmodels.generation import generation_config
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.models.blocks import directories, huggingface
 from kmodels.weights import read_safetensors
@@ -132,6 +132,10 @@ def test_settings_mean_what_they_mean_in_transformers(tmp_path, name):
     ours = task.from_preset(tmp_path)
     np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=limit)
     ours.export_to_transformers(tmp_path / "out")
+    if "yarn" not in name:  # which writes the length that it makes
+        written = json.loads((tmp_path / "out" / "config.json").read_text())
+        length = SIZES["max_position_embeddings"]
+        assert written["max_position_embeddings"] == ours.backbone.max_sequence_length == length
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     np.testing.assert_allclose(_logits(theirs), expected, rtol=0, atol=limit)
     again = task.from_preset(tmp_path / "out")
@@ -235,7 +239,7 @@ def test_every_setting_of_an_encoder_in_transformers_is_known(name, caplog, tmp_
 def test_every_setting_of_generation_in_transformers_is_known():
     import transformers
 
-    assert not set(transformers.GenerationConfig().to_dict()) - request.KNOWN
+    assert not set(transformers.GenerationConfig().to_dict()) - generation_config.KNOWN
 
 
 @pytest.mark.parametrize(
@@ -360,6 +364,8 @@ def test_tied_or_not_is_what_the_file_holds(tmp_path, kind, case):
     task = TASKS.get(kind, GemmaCausalLM)
     ours = task.from_preset(tmp_path)
     assert ours.backbone.tie_word_embeddings == tied
+    # Without its weights a model is as config.json says.
+    assert task.from_preset(tmp_path, load_weights=False).backbone.tie_word_embeddings == said
     np.testing.assert_allclose(_logits(ours), expected, rtol=0, atol=tolerance("logits"))
     ours.export_to_transformers(tmp_path / "out")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
@@ -370,6 +376,21 @@ def test_tied_or_not_is_what_the_file_holds(tmp_path, kind, case):
     for other in (*again, keras.saving.load_model(tmp_path / "it.keras")):
         assert other.backbone.tie_word_embeddings == tied
         np.testing.assert_array_equal(_logits(other), _logits(ours))
+
+
+@pytest.mark.needs("transformers")
+def test_an_untied_output_layer_that_is_missing_is_named(tmp_path):
+    from safetensors.numpy import save_file
+
+    _written(tmp_path, "qwen3", {}, tie_word_embeddings=False)
+    tensors = {name: tensor.read() for name, tensor in read_safetensors(tmp_path).items()}
+    del tensors["lm_head.weight"]
+    for file in tmp_path.glob("model*.safetensors*"):
+        file.unlink()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    message = "has no lm_head.weight and config.json says tie_word_embeddings=false; write true"
+    refused(message, Qwen3CausalLM.from_preset, tmp_path)
+    assert not Qwen3CausalLM.from_preset(tmp_path, load_weights=False).backbone.tie_word_embeddings
 
 
 @pytest.mark.needs("transformers")

@@ -44,7 +44,7 @@ def keys_of(text, family):
     ropes = text.get("rope_parameters", flat)
     if family != "gemma4":
         keys |= {
-            "context_length": {"llama": 131_072, "qwen3": 40_960}.get(family, 8192),
+            "context_length": text["max_position_embeddings"],
             "attention.head_count_kv": text["num_key_value_heads"],
             "attention.key_length": text["head_dim"],
             "attention.value_length": text["head_dim"],
@@ -66,7 +66,7 @@ def keys_of(text, family):
     wide |= next(iter(by_layer.values()), {})
     shared, width = text["num_kv_shared_layers"], text["intermediate_size"]
     keys |= {
-        "context_length": 131072,
+        "context_length": text["max_position_embeddings"],
         "attention.head_count_kv": [
             text["num_key_value_heads"] if kind == LOCAL else wide["num_key_value_heads"]
             for kind in kinds
@@ -237,6 +237,7 @@ def test_what_the_converter_makes_of_a_directory_is_read_and_written(references,
         ("gemma4", {"tie_word_embeddings": False}),
         ("llama3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
         ("llama3", {"head_dim": 16, "rope_frequency_adjustment_factor": 32.0}),
+        ("llama3", {"head_dim": 32, "rope_low_freq_factor": 0.5, "rope_high_freq_factor": 6.25}),
         ("qwen3", {"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5}),
         ("qwen3", {"rope_scaling_factor": 4.0, "rope_max_wavelength": 5e5, "dropout": 0.1}),
         ("qwen3", {"head_dim": 16, "num_key_value_heads": 1}),
@@ -252,8 +253,13 @@ def test_a_model_comes_back_bit_for_bit(tmp_path, family, changes):
         blocks = [[m.backbone.config.block(i) for i in range(4)] for m in (model, again)]
         assert blocks[0] == blocks[1]
     else:
-        # What counts in training alone is in no file.
-        config = {**model.backbone.config.to_dict(), "dropout": 0.0}
+        # What counts in training alone is in no file, and the length is that of published models.
+        config = model.backbone.config
+        config = {
+            **config.to_dict(),
+            "dropout": 0.0,
+            "max_sequence_length": config.published_length,
+        }
         assert again.backbone.config.to_dict() == config
     ids = np.arange(24).reshape(2, 12)
     np.testing.assert_array_equal(run(again, ids), run(model, ids))
@@ -299,7 +305,7 @@ def test_smaller_types_are_as_near_as_they_can_be(tmp_path, family, dtype):
 def test_config_and_tensors_of_each_generation(tmp_path, family, changes, kinds):
     # K-quants take 256 numbers of a row together.
     sizes = {"hidden_dim": 256, "num_layers": 1, "vocabulary_size": 24, "head_dim": 64}
-    sizes |= {"intermediate_dim": 512, "query_head_dim_normalize": True}
+    sizes |= {"intermediate_dim": 512, "query_head_dim_normalize": True, "max_sequence_length": 64}
     model = debug(family, **sizes, **changes)
     model.export_to_transformers(tmp_path / "model")
     _, held = converted(tmp_path / "model", tmp_path / "theirs.gguf", kinds=kinds)
@@ -315,6 +321,18 @@ def test_config_and_tensors_of_each_generation(tmp_path, family, changes, kinds)
     assert set(tensors) == set(held)
     for name, array in held.items():
         np.testing.assert_allclose(tensors[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_a_gemma_3_without_sliding_window_has_no_windows(tmp_path):
+    sizes = {"max_sequence_length": 64, "query_head_dim_normalize": True}
+    debug("gemma3", **sizes, global_rope_scaling_factor=8.0).export_to_transformers(tmp_path / "it")
+    silent = {"attention.sliding_window": None}
+    converted(tmp_path / "it", tmp_path / "silent.gguf", silent)
+    model = GemmaCausalLM.from_preset(tmp_path / "silent.gguf")
+    assert {block.attention.window for block in model.backbone.blocks} == {None}
+    assert {block.block.rope_scaling for block in model.backbone.blocks} == {8.0}
+    model.export_to_gguf(tmp_path / "ours.gguf", "float32")
+    assert "attention.sliding_window" not in content(tmp_path / "ours.gguf", "gemma3")[0]
 
 
 @pytest.mark.parametrize(
@@ -353,6 +371,8 @@ def test_broken_files_are_named(tmp_path):
 
 UNTIED = {"tie_word_embeddings": False}
 LARGER = {"vocab_size_per_layer_input": 340}
+# No channel turns so often that it lies between the two.
+TOO_CLOSE = {"rope_low_freq_factor": 0.5, "rope_high_freq_factor": 0.51}
 SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_shared_layers": 1}
 
 
@@ -368,7 +388,7 @@ SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_share
         ("gemma4", {"query_pre_attention_scalar": 4.0}, "no place for query_scale=0.5"),
         ("gemma4", {"preset": "gemma4_moe_debug"}, "Gemma has no place for .*enable_moe_block"),
         ("llama3", {"attention_bias": True}, "Llama 3 has no place for attention_bias; use ex"),
-        ("llama3", {"rope_low_freq_factor": 0.5}, "no place for rope_low_freq_factor; use ex"),
+        ("llama3", TOO_CLOSE, "no place for this rope_low_freq_factor, this rope_high_freq_factor"),
         ("qwen3", {"attention_bias": True}, "Qwen 3 has no place for attention_bias; use ex"),
         ("qwen3", {"sliding_window_size": 4}, "Qwen 3 has no place for sliding_window_size;"),
         ("qwen3", {"layer_norm_epsilon": 1e-14}, "qwen3 has no place for epsilon=1e-14"),
@@ -385,9 +405,11 @@ def test_what_a_file_has_no_place_for_is_named(tmp_path, family, changes, messag
 
 def test_a_gguf_file_of_another_rotary_embedding_is_refused(references, tmp_path):
     row = row_of("llama3/tied", references)
-    message = "has a rope_freqs.weight that is not Llama 3's of 8192 tokens with low_freq_factor=1"
-    converted(row.path, tmp_path / "silent.gguf")
-    refused(message, row.task.backbone_class.from_preset, tmp_path / "silent.gguf")
+    message = "has a rope_freqs.weight that no low_freq_factor and high_freq_factor of Llama 3 give"
+    for values in ([1.0, 4.0, 2.0, 8.0], [1.0] * 3):
+        factors = {"rope_freqs.weight": np.array(values, "float32")}
+        converted(row.path, tmp_path / "other.gguf", None, factors)
+        refused(message, row.task.backbone_class.from_preset, tmp_path / "other.gguf")
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
     converted(row.path, tmp_path / "yarn.gguf", yarn)
     refused(

@@ -205,11 +205,13 @@ def made_here() -> dict[str, Subject]:
         ),
         "gguf gemma3": gguf(models.GemmaCausalLM, "gemma3_debug"),
         "gguf gemma4": gguf(models.GemmaCausalLM, "gemma4_debug"),
+        "gguf llama3": gguf(models.Llama3CausalLM, "llama3_debug"),
         "gguf qwen3": gguf(models.Qwen3CausalLM, "qwen3_debug"),
         "gguf with images": Subject(
             both, lambda folder: models.Gemma3ImageTextLM.from_preset(folder / "model.gguf")
         ),
         "exported gemma3": exported(models.GemmaCausalLM, "gemma3_debug"),
+        "exported llama3": exported(models.Llama3CausalLM, "llama3_debug"),
         "exported qwen3": exported(models.Qwen3CausalLM, "qwen3_debug"),
         "preset gemma3": preset(models.GemmaCausalLM, "gemma3_debug", chat),
         "preset vit": preset(models.ViTImageClassifier, "vit_debug", picture, num_classes=3),

@@ -50,13 +50,13 @@ class Drafter(Protocol):
         """Returns tokens behind the rows, (B, n) int32; n is `count`, or 0 for none.
 
         Args:
-            rows: the prompts, with at least one token more where a row is not at its end.
+            rows: the prompts, each with at least one more token unless the row has ended.
             draws: (B, count + 1) float32, the numbers that the model chooses these tokens by.
         """
         ...
 
     def finish(self) -> None:
-        """Frees what it holds of the rows."""
+        """Frees the cache of these rows."""
         ...
 
 
@@ -104,7 +104,7 @@ class AssistantDrafter:
 
 
 class LookupDrafter:
-    """Drafts that repeat what stood behind the same tokens before, in the row itself.
+    """Drafts copied from an earlier place in the row: the tokens after the same n-gram.
 
     Args:
         count: number of tokens of each draft.
@@ -154,7 +154,7 @@ def drafter_of(
     num_assistant_tokens: int,
     prompt_lookup_num_tokens: int | None,
 ) -> Drafter | None:
-    """Returns what drafts for a model, or None; the arguments are those of `generate`.
+    """Returns the drafter for a model, or None; the arguments are those of `generate`.
 
     Raises:
         InputError: for both kinds of drafts, a number below 1, or an assistant that is not a model
@@ -182,7 +182,7 @@ def drafter_of(
 
 
 def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> None:
-    """Raises where a token of one model is not the same token of the other."""
+    """Raises `InputError` if the two vocabularies differ."""
     mine, other = (getattr(task.preprocessor, "tokenizer", None) for task in (model, assistant))
     if mine is not None and other is not None:
         if not same_tokens(mine, other):
@@ -302,7 +302,7 @@ def continue_with_drafts(
         images: as there; the drafter has none.
 
     Returns:
-        The prompts with their continuations, and what was counted.
+        The prompts with their continuations, and the counts of passes and drafts.
 
     Raises:
         InputError: for an empty prompt.

@@ -10,7 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from kmodels.core.types import Tensor
-from kmodels.generation import steps
+from kmodels.generation import cache
 from kmodels.generation.sampler import Sampler
 
 
@@ -65,7 +65,7 @@ class Loop:
         ) -> Any:
             store = Store({})
             with scope(weights):
-                tokens = steps.first_token(
+                tokens = cache.first_token(
                     backbone, sampler, store, ids, lengths, slots, draws, ahead, images
                 )
             return tokens, store.rings
@@ -80,7 +80,7 @@ class Loop:
             lengths, draws = rest
             store = Store(rings)
             with scope(weights):
-                tokens = steps.next_token(
+                tokens = cache.next_token(
                     backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
                 )
             return tokens, store.rings
@@ -94,7 +94,7 @@ class Loop:
         ) -> Any:
             store = Store(rings)
             with scope(weights):
-                tokens = steps.next_tokens(
+                tokens = cache.next_tokens(
                     backbone, sampler, store, tokens, starts, slots, draws, ahead
                 )
             return tokens, store.rings
@@ -130,7 +130,7 @@ class Loop:
         return tokens
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i continue from what row `order[i]` holds."""
+        """See `kmodels.generation.generate.Loop`."""
         self.rings = _taken(self.rings, order)
 
     def finish(self) -> None:

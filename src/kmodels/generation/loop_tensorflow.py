@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from kmodels.core.types import Tensor
-from kmodels.generation import steps
+from kmodels.generation import cache
 from kmodels.generation.cache import ring_shapes
 from kmodels.generation.sampler import Sampler
 
@@ -67,7 +67,7 @@ class Loop:
             draws: tf.Tensor,
             images: dict[str, tf.Tensor] | None,
         ) -> Any:
-            return steps.first_token(
+            return cache.first_token(
                 backbone, sampler, store, ids, lengths, slots, draws, ahead, images
             )
 
@@ -77,13 +77,13 @@ class Loop:
         def following(
             tokens: tf.Tensor, step: tf.Tensor, lengths: tf.Tensor, draws: tf.Tensor
         ) -> Any:
-            return steps.next_token(
+            return cache.next_token(
                 backbone, sampler, store, tokens, step, lengths, prompt, slots, draws
             )
 
         @tf.function(autograph=False)
         def several(tokens: tf.Tensor, starts: tf.Tensor, draws: tf.Tensor) -> Any:
-            return steps.next_tokens(backbone, sampler, store, tokens, starts, slots, draws, ahead)
+            return cache.next_tokens(backbone, sampler, store, tokens, starts, slots, draws, ahead)
 
         self.first = first
         self.following = following
@@ -110,7 +110,7 @@ class Loop:
         return self.several(tf.constant(tokens), tf.constant(starts), tf.constant(draws))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i continue from what row `order[i]` holds."""
+        """See `kmodels.generation.generate.Loop`."""
         for ring in self.rings:
             ring.assign(tf.gather(ring, order))
 

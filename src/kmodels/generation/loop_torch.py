@@ -9,7 +9,7 @@ import torch
 
 from kmodels.core import numbers_torch
 from kmodels.core.types import Tensor
-from kmodels.generation import steps
+from kmodels.generation import cache
 from kmodels.generation.sampler import Sampler
 
 
@@ -89,7 +89,7 @@ class Loop:
 
     def _following(self, *arguments: Any) -> torch.Tensor:
         rings, tokens, step, lengths, draws = arguments
-        return steps.next_token(
+        return cache.next_token(
             self.backbone,
             self.sampler,
             Store(rings),
@@ -103,7 +103,7 @@ class Loop:
 
     def _several(self, *arguments: Any) -> torch.Tensor:
         rings, tokens, starts, draws = arguments
-        return steps.next_tokens(
+        return cache.next_tokens(
             self.backbone,
             self.sampler,
             Store(rings),
@@ -125,7 +125,7 @@ class Loop:
         with torch.no_grad():
             ids, self.lengths = self._put(token_ids), self._put(lengths)
             self.count = torch.arange(self.slots, dtype=torch.int32, device=self.device)
-            return steps.first_token(
+            return cache.first_token(
                 self.backbone,
                 self.sampler,
                 Store(self.rings),
@@ -151,7 +151,7 @@ class Loop:
             return self.several(self.rings, *given)
 
     def reorder(self, order: np.ndarray) -> None:
-        """Has row i continue from what row `order[i]` holds."""
+        """See `kmodels.generation.generate.Loop`."""
         rows = self._put(order).long()
         with torch.no_grad():
             self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}

@@ -20,7 +20,7 @@ class DenseCache:
         index: number of the first new token.
 
     Attributes:
-        extended: what `extend` returned, for the blocks that share it.
+        extended: the last result of `extend`, for the blocks that share it.
     """
 
     extended: tuple[Any, Any, dict]
@@ -72,8 +72,8 @@ def call_with_cache(
 def empty_cache(backbone: keras.Model, batch: int, slots: int) -> Any:
     """Returns a cache for so many rows of so many tokens, in the compute dtype.
 
-    It has the heads and the width of the block with the most, and a place for each block with keys
-    and values of its own.
+    It has the heads and the width of the block with the most, and one entry per block that
+    computes keys and values.
     """
     heads, width = (max(sizes) for sizes in zip(*backbone.cache_shapes, strict=True))
     shape = (batch, len(backbone.cache_shapes), 2, slots, heads, width)

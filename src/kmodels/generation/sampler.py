@@ -28,15 +28,15 @@ class Sampler:
     (B,), as in keras-hub.
 
     Args:
-        temperature: 0 for the most likely token (greedy), else what logits are divided by.
+        temperature: 0 for the most likely token (greedy), else the divisor of the logits.
         top_k: keeps the k most likely tokens.
         top_p: keeps the fewest most likely tokens whose probabilities reach p.
         min_p: keeps tokens with at least p times the probability of the most likely one; 0 for all.
         repetition_penalty: divides positive, multiplies negative logits of tokens that the row
             holds already.
         seed: seed of the draws, which continue from call to call and start over with a new sampler;
-            by default they go on since `keras.utils.set_random_seed`, and are new in each process
-            where that was not called.
+            by default they continue from `keras.utils.set_random_seed`, or from a random seed in
+            each process if that was not called.
 
     Raises:
         InputError: for values out of range.
@@ -153,8 +153,8 @@ class Sampler:
 
         Args:
             next: (prompt, cache, index) -> (logits (B, V), hidden states, cache).
-            prompt: (B, T) int; what stands from `index` on is written over.
-            cache: anything that `next` takes and gives.
+            prompt: (B, T) int; tokens from `index` on are overwritten.
+            cache: any object that `next` takes and returns.
             index: number of the first token to choose.
             mask: (B, T) bool, True for tokens that stay; none by default.
             stop_token_ids: the loop ends when each row has one of them.
@@ -256,7 +256,7 @@ class SamplerRows:
         return bool((np.isin(self.ids, self.stop) & ~self.kept).any(1).all())
 
     def write(self, at: int, tokens: Tensor) -> None:
-        """Puts (B,) tokens in one column, but where the mask keeps one."""
+        """Writes (B,) tokens to a column, except in rows that the mask protects."""
         tokens = np.asarray(ops.convert_to_numpy(tokens))
         self.ids[:, at] = np.where(self.kept[:, at], self.ids[:, at], tokens)
 

@@ -41,7 +41,7 @@ class RandomSampler(Sampler):
 
     Args:
         seed: as of `Sampler`.
-        temperature: what logits are divided by.
+        temperature: divisor of the logits.
     """
 
     def __init__(self, seed: int | None = None, temperature: float = 1.0):
@@ -59,7 +59,7 @@ class TopKSampler(Sampler):
     Args:
         k: how many.
         seed: as of `Sampler`.
-        temperature: what logits are divided by.
+        temperature: divisor of the logits.
     """
 
     def __init__(self, k: int = 5, seed: int | None = None, temperature: float = 1.0):
@@ -83,7 +83,7 @@ class TopPSampler(Sampler):
         p: the share.
         k: keeps the k most likely tokens first.
         seed: as of `Sampler`.
-        temperature: what logits are divided by.
+        temperature: divisor of the logits.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class BeamSampler(Sampler):
         num_beams: texts that are kept of each prompt.
         return_all_beams: the protocol of keras-hub (`__call__`) then gives all of them,
             (B, num_beams, T), and their log probabilities.
-        temperature: what logits are divided by.
+        temperature: divisor of the logits.
         length_penalty: in `generate` the log probability of a text is divided by its number of new
             tokens to this power, as in transformers.
     """
@@ -159,7 +159,7 @@ class BeamSampler(Sampler):
         hidden_states: Tensor | None = None,
         model: keras.Model | None = None,
     ) -> Any:
-        """Does what `Sampler.__call__` does, with all beams of a row behind one another."""
+        """Same as `Sampler.__call__`; the beams of a row are adjacent."""
         rows, beams = SamplerRows(prompt, mask, stop_token_ids), self.num_beams
         batch = len(rows.ids)
         rows.take(np.repeat(np.arange(batch), beams))
@@ -204,14 +204,14 @@ class BeamSampler(Sampler):
 
 @register
 class ContrastiveSampler(Sampler):
-    """Chooses among the k most likely tokens the one that is likely and unlike what came before.
+    """Contrastive search: of the k most likely tokens, the one least similar to the text so far.
 
     `generate` runs it with `call_with_cache`, step by step and not compiled.
 
     Args:
         k: tokens to choose from.
-        alpha: weight of the likeness, against 1 - alpha of the probability.
-        temperature: what logits are divided by.
+        alpha: weight of the similarity; the probability has weight 1 - alpha.
+        temperature: divisor of the logits.
 
     Source:
         Su et al., arXiv:2202.06417.

@@ -1,4 +1,4 @@
-"""What ends a generated text, and what of it is shown while it grows."""
+"""Stop tokens and stop strings, and streaming of texts that may end in one."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -50,7 +50,7 @@ class Stop(Collection[int]):
         return min(places, default=None)
 
     def without(self, text: str, continuation: Sequence[int]) -> str:
-        """Returns a text without the stop string that ends it, and without what follows.
+        """Returns a text cut before the stop string that ends it.
 
         Args:
             text: the text, with or without its prompt.
@@ -121,7 +121,7 @@ class Streamer:
         self._show(row, text[: min(whole, self.stop.certain(text))])
 
     def finish(self) -> None:
-        """Shows what was kept back; no row goes on."""
+        """Streams the characters that were held back; no row continues."""
         for row, tokens in enumerate(self.tokens):
             text = self.tokenizer.detokenize(tokens) if tokens else ""
             self._show(row, self.stop.without(text, tokens) if tokens else text)

@@ -8,7 +8,6 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
-from kmodels.generation.beams import continue_by_beams
 from kmodels.generation.drafts import (
     ASSISTANT_TOKENS,
     DraftCounts,
@@ -16,7 +15,8 @@ from kmodels.generation.drafts import (
     continue_with_drafts,
     drafter_of,
 )
-from kmodels.generation.generate import check_prompts, continue_prompts
+from kmodels.generation.generate import check_prompts, continue_by_beams, continue_prompts
+from kmodels.generation.generation_config import stop_strings_of
 from kmodels.generation.protocol import call_with_cache, continue_by_protocol, empty_cache
 from kmodels.generation.request import (
     GenerateRequest,
@@ -30,7 +30,6 @@ from kmodels.generation.request import (
     joined,
     pad_rows,
     repeated,
-    stop_strings_of,
 )
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
@@ -83,7 +82,7 @@ class Generates:
         return task
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Calls `compile` with what `get_compile_config` gave; tokens are drawn as before."""
+        """Calls `compile` with the result of `get_compile_config`; the sampler stays."""
         sampler = serialize(self.generator.sampler)
         super().compile_from_config({"sampler": sampler, **config})  # type: ignore[misc]
 
@@ -114,7 +113,7 @@ class Generates:
         compiled step serves many prompts.
 
         Args:
-            inputs: what the preprocessor takes, such as a text or a list of texts; a chat, a list
+            inputs: input of the preprocessor, such as a text or a list of texts; a chat, a list
                 of messages with "role" and "content", or a list of chats, see `chat`; token ids
                 (B, T), alone or in {"token_ids", "padding_mask"} with padding on either side; or a
                 tf.data data set or another iterable of batches of one of them.
@@ -129,10 +128,10 @@ class Generates:
             num_return_sequences: texts for each prompt, one behind the other.
             assistant: smaller model with the same vocabulary, which drafts tokens that this one
                 checks in one pass; the tokens are those without it. `draft_counts` has the passes.
-            num_assistant_tokens: number of tokens of each of its drafts.
-            prompt_lookup_num_tokens: number of tokens of drafts that repeat what stood behind the
-                last tokens before, in place of an assistant.
-            temperature: 0 for the most likely token, else what logits are divided by. This and the
+            num_assistant_tokens: number of tokens of each draft.
+            prompt_lookup_num_tokens: number of tokens of drafts that are copied from an earlier
+                occurrence of the last tokens, in place of an assistant.
+            temperature: 0 for the most likely token, else the divisor of the logits. This and the
                 five settings that follow hold for this call; None keeps the sampler's.
             top_k: keeps the k most likely tokens.
             top_p: keeps the fewest most likely tokens whose probabilities reach p.
@@ -141,18 +140,18 @@ class Generates:
             seed: random seed of the draws of this call.
             stop: string or strings that end a row; neither the text nor `stream` has any of it.
                 Token ids keep the token that completes it. None for the `stop_strings` of
-                generation_config.json, where `stop_token_ids` is "auto"; () for none.
+                generation_config.json, if `stop_token_ids` is "auto"; () for none.
 
         Returns:
             Texts, or for token ids {"token_ids", "padding_mask"} as NumPy arrays (B, max_length);
-            the mask covers what was given and what came, stop tokens included.
+            the mask covers prompts and continuations, stop tokens included.
 
         Raises:
             InputError: for "auto" without a preprocessor, a prompt without tokens, a length below
                 1, two lengths, more texts than beams, a chat that its template refuses or that
                 leaves no room for a reply, a sampler without these settings, an assistant of
-                another vocabulary or beside beams or contrastive search, or on torch a model whose
-                weights lie in parts.
+                another vocabulary or combined with beams or contrastive search, or on torch a
+                sharded model.
         """
         request = GenerateRequest(
             sampler=self.generator.sampler.changed(
@@ -205,13 +204,13 @@ class Generates:
     ) -> Any:
         """Answers a chat, as the checkpoint's own template has it written.
 
-        The template is the tokenizer's, or the family's chat format where it has none; the ids of
+        The template is the tokenizer's, or the family's chat format if it has none; the ids of
         the prompt are those of transformers' `apply_chat_template`. Tokens are drawn as
         `compile(sampler=...)` says.
 
         Args:
-            messages: {"role", "content"} of each message, or a list of such lists. Roles and what
-                else a message may hold are the template's matter; a last message of the role
+            messages: {"role", "content"} of each message, or a list of such lists. Roles and other
+                fields depend on the template; a last message of the role
                 "assistant" is continued.
             tools: functions that the model may call, for templates that know them: their JSON
                 schemas, or Python functions with annotations and Google docstrings, which
@@ -222,9 +221,9 @@ class Generates:
             stream: called as tokens come, with the chat's number and its new piece of text.
             num_return_sequences: replies to each chat, one behind the other.
             assistant: drafts tokens that this model checks, see `generate`.
-            num_assistant_tokens: number of tokens of each of its drafts.
+            num_assistant_tokens: number of tokens of each draft.
             prompt_lookup_num_tokens: as of `generate`.
-            temperature: 0 for the most likely token, else what logits are divided by. This and the
+            temperature: 0 for the most likely token, else the divisor of the logits. This and the
                 five settings that follow hold for this call; None keeps the sampler's.
             top_k: keeps the k most likely tokens.
             top_p: keeps the fewest most likely tokens whose probabilities reach p.
@@ -233,7 +232,7 @@ class Generates:
             seed: random seed of the draws of this call.
             stop: string or strings that end a reply; neither the text nor `stream` has any of it.
                 Token ids keep the token that completes it. None for the `stop_strings` of
-                generation_config.json, where `stop_token_ids` is "auto"; () for none.
+                generation_config.json, if `stop_token_ids` is "auto"; () for none.
             **values: further variables of the template, such as enable_thinking or documents.
 
         Returns:
@@ -304,7 +303,7 @@ class Generates:
     def _continue(
         self, taken: Mapping[str, Any], request: GenerateRequest, raw: bool = False
     ) -> Any:
-        """Returns what `generate` does, for token ids and their mask."""
+        """Returns the result of `generate` for token ids and their mask."""
         ids = as_numpy(taken["token_ids"])
         mask = taken.get("padding_mask")
         mask = np.ones(ids.shape, "bool") if mask is None else as_numpy(mask)
@@ -357,7 +356,7 @@ class Generates:
         return self.generator.counts
 
     def make_generate_function(self) -> Callable[..., Any]:
-        """Makes `generate_function` where there is none, and returns it."""
+        """Returns `generate_function`, made on the first call."""
         if self.generator.function is None:
             self.generator.function = self.generate_step
         return self.generator.function
@@ -389,7 +388,7 @@ class Generates:
             The prompts with their continuations.
 
         Raises:
-            InputError: for what the sampler cannot do.
+            InputError: for arguments that the sampler does not support.
         """
         chooser: Sampler = sampler or self.generator.sampler
         own_cache = getattr(self.call_with_cache, "__func__", None) is not Generates.call_with_cache
@@ -459,7 +458,7 @@ class Generates:
     ) -> tuple[Any, Any, Any]:
         """Returns logits and hidden states of new tokens, and the cache, as keras-hub does.
 
-        `generate` has a cache of its own, which takes less memory, and compiles its steps. If a
+        `generate` uses another cache, which takes less memory, and compiles its steps. If a
         subclass or a model replaces this method, it calls that instead, not compiled.
 
         Args:

@@ -3,9 +3,9 @@
 from kmodels.layers.adapter import Adapter, LoraSettings
 from kmodels.layers.changes import describe_adapters as describe
 from kmodels.layers.changes import restore_adapters as restore
+from kmodels.lora.adapter_files import load_adapter, save_adapter
 from kmodels.lora.enable import disabled, enable, is_merged, merge, unmerge
 from kmodels.lora.modules import Ids
-from kmodels.lora.peft import load_adapter, save_adapter
 
 __all__ = [
     "Adapter",

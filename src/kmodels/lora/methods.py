@@ -58,7 +58,7 @@ class Adapters:
                 table are trained as well, such as those that `resize_token_embeddings` added. If
                 the output layer is the same table, as in Gemma, it uses the same rows.
             modules_to_save: PEFT's argument: modules of which all weights are trained, as copies
-                beside the originals: names or ends of paths ("token_embedding", "mlp/down"), or
+                of the originals: names or ends of paths ("token_embedding", "mlp/down"), or
                 PEFT's names ("embed_tokens", "lm_head", "input_layernorm").
             target_parameters: PEFT's argument: kernels of experts that get adapters, a pair of
                 matrices for each expert: "experts/gate_up" and "experts/down", or PEFT's names.

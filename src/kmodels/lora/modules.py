@@ -1,4 +1,4 @@
-"""Modules under their names in transformers, and those that are trained beside adapters.
+"""Modules by their names in transformers, and modules that are trained along with adapters.
 
 A family's `peft_names` gives one or more tables from a path such as "block_{i}/attention/query" to
 the module's name in transformers. Names are written by the first table and read by all of them,
@@ -99,7 +99,7 @@ class Module:
 def modules(model: keras.Model) -> dict[str, Module]:
     """Returns every module that may be trained as a whole, by path.
 
-    An output layer with a table of its own is "token_embedding/reverse_embeddings".
+    An untied output layer is "token_embedding/reverse_embeddings".
     """
     found: dict[str, Module] = {}
     for layer in keras_internals.sublayers(model):

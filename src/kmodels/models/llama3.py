@@ -4,9 +4,8 @@ Differences from Qwen 3: queries and keys have no norms, a text begins with a st
 3.1 on the slow channels of the rotary position embedding are stretched for longer contexts.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from kmodels.models.blocks.gguf import reading, tensors
 from kmodels.models.blocks.gguf.writing import GGUFExport, GGUFForm, settings
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.rope import Llama3Scaling, check_alone
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
-from kmodels.models.blocks.yarn import check_alone
 from kmodels.registry import Family
 from kmodels.text import Turns, byte_level
 from kmodels.text.gguf import BYTES
-from kmodels.weights import Rule, Transform
+from kmodels.weights import Rule
 
 # === Config ===
 
@@ -92,33 +91,28 @@ class Llama3Config(DecoderConfig):
             )
 
     @property
-    def divisors(self) -> float | tuple[float, ...]:
-        """The divisor of the positions, or one for each of the H / 2 pairs of channels."""
-        factor = self.rope_frequency_adjustment_factor
-        low, high = self.rope_low_freq_factor, self.rope_high_freq_factor
-        length = self.rope_pretraining_sequence_length
-        if factor is None or low is None or high is None or length is None:
-            return self.rope_position_scaling_factor
-        pairs = np.arange(self.head_dim // 2) * 2 / self.head_dim
-        turns = length / (2 * math.pi * self.rope_max_wavelength**pairs)
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        return tuple((1.0 / ((1.0 - kept) / factor + kept)).tolist())
+    def scaling(self) -> Llama3Scaling | None:
+        """The scaling of Llama 3.1, or None."""
+        settings = {theirs: getattr(self, ours) for theirs, ours in SCALING.items()}
+        return None if None in settings.values() else Llama3Scaling(**settings)
+
+    @property
+    def published_length(self) -> int:
+        """8192 tokens for Llama 3, 131,072 from Llama 3.1 on."""
+        return 8192 if self.rope_frequency_adjustment_factor is None else 131_072
 
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
-        return BlockConfig(
-            num_query_heads=self.num_query_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            mlp_dim=self.mlp_dim,
-            epsilon=self.layer_norm_epsilon,
-            query_scale=self.head_dim**-0.5,
-            rope_wavelength=self.rope_max_wavelength,
-            rope_scaling=self.divisors,
+        base, scaling = self.rope_max_wavelength, self.scaling
+        return self.plain_block(
+            rope_wavelength=base,
+            rope_scaling=(
+                scaling.divisors(self.head_dim, base)
+                if scaling
+                else self.rope_position_scaling_factor
+            ),
             use_bias=self.attention_bias,
             use_output_bias=self.attention_bias,
-            activation="silu",
-            dropout=self.dropout,
         )
 
 
@@ -281,11 +275,6 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _context(config: Llama3Config) -> int:
-    """Returns the context length of the published models, which a `Llama3Config` lacks."""
-    return 8192 if config.rope_frequency_adjustment_factor is None else 131_072
-
-
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor.
 
@@ -294,13 +283,13 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
             causal model.
     """
     config = getattr(model, "backbone", model).config
+    length = config.max_sequence_length or config.published_length
     form = {
-        **{"hidden_act": "silu", "mlp_bias": False, "max_position_embeddings": _context(config)},
+        **{"hidden_act": "silu", "mlp_bias": False, "max_position_embeddings": length},
         **decoder.rope_form(config.rope_max_wavelength, config.rope_position_scaling_factor, None),
     }
-    if config.rope_frequency_adjustment_factor is not None:
-        adjusted = {theirs: getattr(config, ours) for theirs, ours in SCALING.items()}
-        form["rope_scaling"] = {"rope_type": "llama3", **adjusted}
+    if config.scaling is not None:
+        form["rope_scaling"] = {"rope_type": "llama3", **asdict(config.scaling)}
     names = ("llama", "LlamaForCausalLM", "LlamaModel")
     return decoder.transformers_form(model, names, form, rules)
 
@@ -311,27 +300,16 @@ HUGGING_FACE = decoder.HuggingFaceFormat(("llama",), Llama3Config, fields, rules
 # === GGUF ===
 
 ARCHITECTURE = "llama"
-# A file holds the divisors of the positions, not their factors; these are the published ones.
+# A file has the divisors of the positions instead of the settings that give them. These are the
+# settings of the published models; llama.cpp's converter assumes the last one, too.
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
-
-
-def _adjacent(heads: int) -> Transform:
-    """Linear weights whose pairs of channels are adjacent rows <-> kernels with two halves."""
-
-    def forward(x: np.ndarray) -> np.ndarray:
-        return x.reshape(heads, -1, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape).T
-
-    def inverse(x: np.ndarray) -> np.ndarray:
-        return x.T.reshape(heads, 2, -1, x.shape[0]).swapaxes(1, 2).reshape(x.T.shape)
-
-    return Transform(forward, inverse)
 
 
 def gguf_rules(config: Llama3Config) -> list[Rule]:
     """Returns the rules of the GGUF file of a config."""
     changes = {
-        f"{tensors.BLOCK}.attn_q.weight": _adjacent(config.num_query_heads),
-        f"{tensors.BLOCK}.attn_k.weight": _adjacent(config.num_key_value_heads),
+        f"{tensors.BLOCK}.attn_q.weight": tensors.adjacent(config.num_query_heads),
+        f"{tensors.BLOCK}.attn_k.weight": tensors.adjacent(config.num_key_value_heads),
     }
     table = tensors.rules(config, tensors.NORMS)
     return [replace(rule, transform=changes.get(rule.source, rule.transform)) for rule in table]
@@ -342,24 +320,22 @@ def _gguf_fields(file: reading.File) -> dict[str, Any]:
     base, scaling, yarn = file.rope(10_000.0)
     if yarn is not None:
         raise InputError(f"{file.path} scales its rotary embedding by YaRN; the model does not")
-    found: dict[str, Any] = file.fields(head_dim=width) | {
+    fields: dict[str, Any] = file.fields(head_dim=width) | {
         "rope_max_wavelength": base,
         "rope_position_scaling_factor": scaling,
     }
     if (tensor := file.tensors.get(tensors.ROPE_FACTORS)) is None:
-        return found
-    divisors = [float(x) for x in tensor.data]
+        return fields
+    divisors = np.array(tensor.data, "float64")
     length = int(file.get("rope.scaling.original_context_length", ORIGINAL))
-    numbers: tuple[Any, ...] = (round(max(divisors), 6), LOW, HIGH, length)
-    found |= dict(zip(SCALING.values(), numbers, strict=True))
-    wanted = Llama3Config(**found).divisors
-    if np.shape(wanted) != np.shape(divisors) or not np.allclose(wanted, divisors, rtol=1e-4):
+    scaling = Llama3Scaling.of_divisors(divisors, base, length, (LOW, HIGH))
+    if scaling is None or len(divisors) != fields["head_dim"] // 2:
         raise InputError(
-            f"{file.path} has a {tensors.ROPE_FACTORS} that is not Llama 3's of {length} tokens "
-            f"with low_freq_factor={LOW:g} and high_freq_factor={HIGH:g}; give the Hugging Face "
-            "directory that it was converted from"
+            f"{file.path} has a {tensors.ROPE_FACTORS} that no low_freq_factor and "
+            "high_freq_factor of Llama 3 give; give the Hugging Face directory that it was "
+            "converted from"
         )
-    return found
+    return fields | {SCALING[theirs]: value for theirs, value in asdict(scaling).items()}
 
 
 def _unused(config: Llama3Config) -> list[str]:
@@ -374,21 +350,19 @@ GGUF = reading.GGUFFormat(
 def gguf_form(config: Llama3Config) -> GGUFForm:
     """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
     rope = (config.rope_max_wavelength, config.rope_position_scaling_factor)
-    keys = {"context_length": _context(config), **settings(config, config.head_dim, *rope)}
-    adjusts, constants = config.rope_frequency_adjustment_factor is not None, {}
-    if adjusts:
-        keys["rope.scaling.original_context_length"] = config.rope_pretraining_sequence_length
-        constants[tensors.ROPE_FACTORS] = np.array(config.divisors, "float32")
-    absent = {
-        "attention_bias": config.attention_bias,
-        "rope_low_freq_factor": adjusts and config.rope_low_freq_factor != LOW,
-        "rope_high_freq_factor": adjusts and config.rope_high_freq_factor != HIGH,
-    }
+    keys, constants, absent = settings(config, config.head_dim, *rope), {}, []
+    if (scaling := config.scaling) is not None:
+        length = scaling.original_max_position_embeddings
+        divisors = np.array(scaling.divisors(config.head_dim, rope[0]), "float32")
+        keys["rope.scaling.original_context_length"] = length
+        constants[tensors.ROPE_FACTORS] = divisors
+        if scaling != Llama3Scaling.of_divisors(divisors, rope[0], length, (LOW, HIGH)):
+            absent = ["this rope_low_freq_factor", "this rope_high_freq_factor"]
     return GGUFForm(
         architecture=ARCHITECTURE,
         settings=keys,
         vocabulary=BYTES,
-        absent=[name for name, there in absent.items() if there],
+        absent=["attention_bias", *absent] if config.attention_bias else absent,
         constants=constants,
     )
 

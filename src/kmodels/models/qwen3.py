@@ -30,9 +30,9 @@ from kmodels.models.blocks.gguf.writing import (
 )
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
+from kmodels.models.blocks.rope import Yarn, check_alone
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
-from kmodels.models.blocks.yarn import Yarn, check_alone
 from kmodels.registry import Family
 from kmodels.text import Turns
 from kmodels.text.gguf import BYTES
@@ -79,15 +79,15 @@ class Qwen3Config(DecoderConfig):
         """The settings of YaRN, or None."""
         return None if self.rope_yarn is None else Yarn.of(self.rope_yarn)
 
+    @property
+    def published_length(self) -> int:
+        """`max_sequence_length` of the published models."""
+        return 40_960
+
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
         yarn, scaling = self.yarn, self.rope_scaling_factor
-        return BlockConfig(
-            num_query_heads=self.num_query_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            mlp_dim=self.mlp_dim,
-            epsilon=self.layer_norm_epsilon,
+        return self.plain_block(
             query_scale=self.head_dim**-0.5 * (yarn.query_scale if yarn else 1.0),
             rope_wavelength=self.rope_max_wavelength,
             rope_scaling=(
@@ -97,8 +97,6 @@ class Qwen3Config(DecoderConfig):
             use_query_key_norm=True,
             use_bias=self.attention_bias,
             use_output_bias=self.attention_bias,
-            activation="silu",
-            dropout=self.dropout,
         )
 
 
@@ -283,9 +281,6 @@ GGUF = reading.GGUFFormat(
     idle_at={"pooling_type": (0, LAST_TOKEN)},
 )
 
-# `max_position_embeddings` of the published models, which a `Qwen3Config` does not hold.
-CONTEXT = 40_960
-
 
 def gguf_form(config: Qwen3Config) -> GGUFForm:
     """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
@@ -297,11 +292,7 @@ def gguf_form(config: Qwen3Config) -> GGUFForm:
     rope = (config.rope_max_wavelength, config.rope_scaling_factor)
     return GGUFForm(
         architecture=ARCHITECTURE,
-        settings={
-            "context_length": CONTEXT,
-            **settings(config, config.head_dim, *rope),
-            **yarn_settings(config.yarn),
-        },
+        settings={**settings(config, config.head_dim, *rope), **yarn_settings(config.yarn)},
         vocabulary=BYTES,
         absent=[name for name, there in absent.items() if there],
     )

@@ -200,6 +200,11 @@ class SigLIPTokenizer(LayerTokenizer):
             core.normalizer = normalizers.Sequence(steps)
         super().__init__(core, **{**kwargs, "stop": ()})
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Same as `Tokenizer.encode`; SigLIP's own vocabulary adds the end token."""
+        ids, end = super().encode(text, add_special_tokens), self.core.token_to_id(END)
+        return [*ids, end] if add_special_tokens and end is not None and ids[-1:] != [end] else ids
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text; a text without words is one space, as in transformers."""
         rows, blank = super().encode_batch(texts), self.core.token_to_id(SPACE)

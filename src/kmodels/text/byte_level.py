@@ -88,7 +88,7 @@ def build_words(
     """Makes a tokenizer of words in small letters, each of which ends with `WORD_END`, as CLIP's.
 
     Args:
-        vocabulary: token to id, with `START` and `END`; what it lacks becomes `END`.
+        vocabulary: token to id, with `START` and `END`; unknown text becomes `END`.
         merges: pairs in the order in which they are merged.
         special: see `build`.
 
@@ -124,7 +124,7 @@ def build_words(
 
 
 def words_decoder() -> decoders.Decoder:
-    """Returns what makes text of tokens that end words with `WORD_END`."""
+    """Returns the decoder of tokens that end words with `WORD_END`."""
     ends = [decoders.Replace(Regex(f"{WORD_END}$"), BLANK), decoders.ByteLevel()]
     return decoders.Sequence([*ends, decoders.Replace(Regex(" $"), "")])
 
@@ -135,7 +135,7 @@ def read(
     special: Sequence[str] = (),
     build: Callable[..., Tokenizer] = build,
 ) -> Tokenizer:
-    """Makes a tokenizer of what keras-hub's classes take.
+    """Makes a tokenizer from the arguments of keras-hub's classes.
 
     Args:
         vocabulary: token to id, or the path of a vocab.json.

@@ -69,8 +69,8 @@ class ChatTokenizer:
             continue_final_message: leaves the last message open, to be continued.
             return_dict: gives {"input_ids", "attention_mask"}.
             return_assistant_tokens_mask: adds "assistant_masks" to these, 1 for the model's own
-                words: those in {% generation %}, or where the template has no such mark, those
-                that the template writes behind the opened turn, through the token that ends it.
+                words: those in {% generation %}, or if the template has no such mark, those that
+                the template writes after the opened turn, through the token that ends it.
             **values: further variables of the template, such as documents and enable_thinking.
 
         Returns:
@@ -133,13 +133,13 @@ class ChatTokenizer:
         tools: Sequence[Tool] | None = None,
         **values: Any,
     ) -> Rendered:
-        """Returns a chat as text, and where the model's own words stand in it.
+        """Returns a chat as text, with the spans of the model's own words.
 
         Args:
             messages: of one chat.
             chat_template: as of `apply_chat_template`, like all that follow.
-            tools: see there.
-            **values: see there.
+            tools: functions that the model may call.
+            **values: further variables of the template.
 
         Raises:
             InputError: as there.

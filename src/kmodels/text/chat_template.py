@@ -37,8 +37,8 @@ class Rendered(NamedTuple):
     """A chat as one text.
 
     Attributes:
-        text: all of it, with every special token that the template writes.
-        replies: where the model's own words stand in it, as (first character, character behind).
+        text: the whole chat, with every special token that the template writes.
+        replies: spans of the model's own words, as (first character, end).
     """
 
     text: str
@@ -66,7 +66,7 @@ def choose_template(
     """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
 
     Raises:
-        InputError: where there is none, or none of several is meant.
+        InputError: if there is no template, or there are several and none is named.
     """
     held = settings.get("chat_template")
     if not isinstance(held, Mapping):
@@ -98,7 +98,7 @@ def variables(template: str) -> list[str]:
 
 
 def has_generation(template: str) -> bool:
-    """Returns True if a template says by {% generation %} what the model's own words are."""
+    """Returns True if a template marks the model's own words with {% generation %}."""
     return _GENERATION.search(template) is not None
 
 
@@ -114,15 +114,15 @@ def render(
 
     Args:
         template: in Jinja's language.
-        messages: with "role" and "content", and what else the template knows. Names whose value is
+        messages: with "role", "content" and other fields of the template. Names whose value is
             None are left out, and reasoning is there under each of its names.
         settings: whose special tokens the template may use.
         continue_final_message: leaves the last message open, to be continued.
-        **values: what else the template may use.
+        **values: further variables of the template.
 
     Raises:
-        InputError: for a template that is damaged, a chat that it refuses, or what is neither
-            text, number, list nor dictionary.
+        InputError: for a template that is damaged, a chat that it refuses, or values other than
+            texts, numbers, lists and dictionaries.
     """
     return _render(template, messages, settings, continue_final_message, values)
 
@@ -133,10 +133,10 @@ def render_with_generation(
     settings: Mapping[str, Any],
     **values: object,
 ) -> Rendered:
-    """Returns a chat and where its template has {% generation %}; arguments as of `render`.
+    """Returns a chat and the spans inside {% generation %}; arguments are those of `render`.
 
     Raises:
-        InputError: as `render`, and where the template changes the text that it marks.
+        InputError: as `render`, and if the template changes the text that it marks.
     """
     text = _render(template, messages, settings, False, values)
     # Nobody's text holds these, as they are drawn again each time.
@@ -185,7 +185,7 @@ def schemas(tools: Sequence[Tool] | None) -> Any:
     """Returns tools with the JSON schema of each function, by its signature and docstring.
 
     Raises:
-        InputError: for a function without a schema, or where transformers is not installed.
+        InputError: for a function without a schema, or if transformers is not installed.
     """
     if not isinstance(tools, list | tuple) or not any(map(callable, tools)):
         return tools
@@ -217,7 +217,7 @@ def _message(message: object) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: object) -> Any:
-    """Returns a value that has no methods of its own, which a template could call."""
+    """Returns a value of a built-in type, without methods that a template could call."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, np.generic):
@@ -278,7 +278,7 @@ def _environment() -> template_limits.LimitedEnvironment:
 
 
 class _Generation(Extension):
-    """Passes on what stands inside {% generation %}, between marks where they are asked for."""
+    """Writes the content of {% generation %}, between marks if there are any."""
 
     tags = {"generation"}  # noqa: RUF012
 

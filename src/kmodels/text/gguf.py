@@ -123,7 +123,7 @@ def build_pieces(
 def build_bytes(
     texts: list[str], value: Callable[..., Any], special: tuple[str, ...] = ()
 ) -> Tokenizer:
-    """Returns what `build_pieces` does, of a vocabulary of byte-level merges.
+    """Same as `build_pieces`, for a vocabulary of byte-level merges.
 
     Args:
         texts: as there.
@@ -171,13 +171,13 @@ class GGUFVocabulary(NamedTuple):
 
     Attributes:
         model: kind of the vocabulary: `SCORED`, `MERGED` or `BYTES`.
-        pre: how text is cut before merges, or None where the kind alone says it.
+        pre: name of the pre-tokenizer, or None if the kind implies it.
         texts: texts of the tokens, in the order of ids.
         scores: scores of each; the higher, the earlier its parts are merged. Empty for `BYTES`.
         kinds: kinds of each, as in `pieces.Piece`.
         merges: pairs of tokens with a blank between them, the first to be merged first. Empty for
             `SCORED`.
-        unknown: id of the token for what no other stands for, or None.
+        unknown: id of the unknown token, or None.
         space_prefix: whether a blank is put before a text; None for `BYTES`.
     """
 
@@ -198,16 +198,16 @@ def describe(
     file: str = "a GGUF file",
     instead: str = INSTEAD,
 ) -> GGUFVocabulary:
-    """Returns what `gguf.load` reads.
+    """Returns the vocabulary of a tokenizer, in the form that `gguf.load` reads.
 
     Args:
         core: with merges, of pieces as SentencePiece makes them or of bytes.
         rows: rows of the embedding table: tokens behind them are left out, and rows without a token
             get one that no text gives.
-        kind: how the file holds it: `SCORED` for scores alone, `MERGED` for merges beside them,
+        kind: how the file stores it: `SCORED` for scores only, `MERGED` for scores and merges,
             `BYTES` for byte-level merges.
-        file: what it is for, in errors.
-        instead: what to do where it cannot be, in errors.
+        file: kind of file, for errors.
+        instead: advice for errors.
 
     Raises:
         InputError: for another kind of tokenizer, or one that would give other ids from a file.
@@ -225,7 +225,7 @@ def describe(
 def _of_pieces(
     core: Tokenizer, rows: int, kind: str, file: str, instead: str
 ) -> tuple[GGUFVocabulary, list[str]]:
-    """Returns the vocabulary of a tokenizer of pieces, and what its usual tokens stand for."""
+    """Returns the vocabulary of a tokenizer of pieces, and the text of its usual tokens."""
     described = json.loads(core.to_str())
     model, steps = described["model"], list(_steps(described["normalizer"]))
     known = {"Replace", "Prepend"}
@@ -264,7 +264,7 @@ def _of_pieces(
 def _of_bytes(
     core: Tokenizer, rows: int, kind: str, file: str, instead: str
 ) -> tuple[GGUFVocabulary, list[str]]:
-    """Returns what `_of_pieces` does, of a tokenizer that merges bytes."""
+    """Same as `_of_pieces`, for a tokenizer that merges bytes."""
     described = json.loads(core.to_str())
     way = _way(described)
     known = {

@@ -19,7 +19,7 @@ class Example(NamedTuple):
     Attributes:
         ids: start and end tokens included.
         learn: for each, whether it counts in the loss when it is predicted.
-        images: what a model sees of its images, in the order of their places.
+        images: inputs of the model for its images, in the order of their places.
     """
 
     ids: list[int]
@@ -70,9 +70,9 @@ def encode(
             start nor end token.
         length: most tokens of an example, at least 2.
         start: put the start token in front.
-        end: put the end token behind where the record asks for it.
+        end: append the end token if the record asks for it.
         loss_on: "all", or "responses" to leave prompts out of the loss.
-        cut: counts what is cut.
+        cut: counts the tokens and texts that are cut.
 
     Returns:
         One example for each record.

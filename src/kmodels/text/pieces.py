@@ -53,7 +53,7 @@ def merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 def normalizer(
     charsmap: bytes = b"", dummy_prefix: bool = False, remove_extra_whitespaces: bool = False
 ) -> normalizers.Normalizer:
-    """Returns what SentencePiece does to text before it looks for pieces.
+    """Returns SentencePiece's normalization, which comes before the search for pieces.
 
     Args:
         charsmap: the compiled character map of the .model file; empty for none, as in Gemma.
@@ -87,7 +87,7 @@ def build(
 
     Args:
         pieces: the vocabulary in the order of ids.
-        kind: "bpe", "unigram", or "word", where each word is one piece or unknown.
+        kind: "bpe", "unigram", or "word" if each word is one piece or unknown.
         byte_fallback: unknown characters become the pieces of their UTF-8 bytes.
         special: texts to treat as control tokens besides those of kind CONTROL.
         normalize: by default blanks become SPACE and nothing else is touched.

@@ -146,7 +146,7 @@ def _held(value: dict[str, Any], name: str) -> bool:
 
 
 def holds_pictures(record: object) -> bool:
-    """Returns True if a record has images, beside its texts or in a message."""
+    """Returns True if a record or one of its messages has images."""
     if not isinstance(record, dict):
         return False
     messages = record.get("messages")
@@ -326,7 +326,7 @@ PATHS = ("image", "path", "url")
 
 
 def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
-    """Gives what a folder of images says of them, see `read_records`.
+    """Yields the records of a folder of images, see `read_records`.
 
     Args:
         folder: path of it.
@@ -397,7 +397,7 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
 
     Raises:
         InputError: for an image that is not there, is an address of the web or of another scheme
-            than the folder's, or, where images are decoded, is damaged.
+            than the folder's, or is damaged, if images are decoded.
     """
 
     def located(image: object) -> Any:
@@ -450,10 +450,10 @@ def read_records(
             images, one or a list, and parts of a message may have them; relative ones begin at the
             file's folder. More fields are ignored, blank lines too. A folder has metadata.jsonl or
             metadata.csv, whose lines name an image by "file_name" (or several by "file_names")
-            beside the other fields, as Hugging Face's imagefolder; or a text beside each image,
-            a.txt beside a.png.
-        skip_bad: leave out bad lines and list them, where they would raise; images are decoded to
-            find out.
+            and has the other fields, as in Hugging Face's imagefolder; or a text for each image,
+            a.txt for a.png.
+        skip_bad: leave out bad lines and list them instead of raising; images are decoded for
+            that.
         max_line_bytes: a longer line is bad.
 
     Returns:

@@ -155,7 +155,7 @@ def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] 
     """Returns the content of a .model file.
 
     Args:
-        core: merges pieces, with blanks as SPACE and bytes for what is unknown.
+        core: merges pieces, with blanks as SPACE and bytes for unknown characters.
         roles: ids of "bos", "eos" and "pad", None for one that is not there.
         marks: control tokens that the file shall find in texts, as kmodels does.
 
@@ -163,7 +163,7 @@ def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] 
         Bytes that give the same ids; the scores are the ranks of the merges.
 
     Raises:
-        InputError: for what such a file has no place for.
+        InputError: for tokens or settings that such a file cannot store.
     """
     instead = "save it as tokenizer.json, or give preprocessor=False"
     rows, file = core.get_vocab_size(), "a SentencePiece file"

@@ -1,4 +1,4 @@
-"""The settings that Hugging Face keeps beside a vocabulary."""
+"""Settings of a tokenizer_config.json and the files with it."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -164,7 +164,7 @@ def names(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> dict[str, Any]:
-    """Returns the settings to write; unchanged tokens keep all that was said of them."""
+    """Returns the settings to write; unchanged tokens keep their attributes."""
     found = dict(settings)
     for role, text in roles.items():
         # A start token that is named and not used (add_bos_token is false) keeps its name.

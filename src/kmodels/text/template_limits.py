@@ -42,7 +42,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["kmodels_size"] = _sized
 
     def limit_filters(self) -> None:
-        """Has all filters and tests counted; call it when all are there."""
+        """Adds the limits to all filters and tests; call it when all are defined."""
         for table in (self.filters, self.tests):
             for name, function in table.items():
                 if function not in (_each, _sized):
@@ -92,7 +92,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def render(template: Any, values: Mapping[str, Any]) -> str:
-    """Returns what a template of a `LimitedEnvironment` writes.
+    """Returns the text that a template of a `LimitedEnvironment` writes.
 
     Raises:
         TooMuchError: if it takes too many steps or writes too much.
@@ -141,7 +141,7 @@ def _each(values: Iterable[Any], text: int = 0) -> Iterator[Any]:
 
 
 def _weigh(value: Any, left: int) -> int:
-    """Returns what is left of a number of characters after a value, below 0 if it is larger."""
+    """Returns a number of characters minus the size of a value; negative if that is larger."""
     if isinstance(value, str | bytes):
         return left - len(value)
     if isinstance(value, Mapping):
@@ -164,7 +164,7 @@ def _sized(value: Any) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """Counts what an expression writes."""
+    """Counts the characters that an expression writes."""
     left = _LEFT.get(None)
     if left is not None:
         _spend(1, left[1] - _weigh(value, left[1]))
@@ -254,7 +254,7 @@ def _filter(name: str, value: Any, args: list[nodes.Expr]) -> nodes.Filter:
 
 
 def _wrap_concatenations(node: nodes.Node) -> None:
-    """Has the size of each `a ~ b` checked."""
+    """Adds a check of the size of each `a ~ b`."""
     for child in list(node.iter_child_nodes()):
         _wrap_concatenations(child)
     for field, value in list(node.iter_fields()):

@@ -44,14 +44,14 @@ class Turns:
 
     Args:
         user: a user's turn and the opening of the model's, with {content}.
-        model: what follows a reply and is learnt.
-        between: what stands between a reply and the next turn.
+        model: text after a reply, which is learnt, too.
+        between: text between a reply and the next turn.
         tokens: tokens that the vocabulary must have.
-        system: a turn of the system, with {content}; empty where its text stands before that of the
+        system: a turn of the system, with {content}; empty if its text comes before that of the
             user.
-        prompt: what follows the opening of the model's turn where a reply is asked for.
-        aside: pattern of what is left out of replies, such as reasoning.
-        image: what stands where an image belongs; empty where contents are texts alone.
+        prompt: text after the opening of the model's turn, in a prompt for a reply.
+        aside: pattern of text that is left out of replies, such as reasoning.
+        image: placeholder of an image; empty if contents are texts only.
     """
 
     user: str
@@ -87,7 +87,7 @@ class Template:
         spec: "auto" for messages by the tokenizer's own chat template (or by a format of `chats`
             that its vocabulary knows) and all else by "instruction"; "chat_template" for all by the
             tokenizer's own; "instruction", "alpaca", the name of a chat format, or a text with
-            {instruction} and {response}, and {context} where it shall not follow the instruction.
+            {instruction} and {response}, and {context} unless it follows the instruction.
         chats: chat formats by name.
 
     Raises:
@@ -123,12 +123,12 @@ class Template:
         """Returns a record as text.
 
         Args:
-            record: a text, or what `read_records` gives. Texts go through as they are.
+            record: a text, which is returned as it is, or a record of `read_records`.
             reply: False leaves out the last reply and opens the model's turn, to generate one;
                 records need no response then.
             tokenizer: whose own chat template may write the record.
-            find_replies: whether it matters where the replies stand in what that template writes,
-                which not every template tells.
+            find_replies: whether the spans of the replies are needed, which not every template
+                marks.
 
         Returns:
             The parts in order; of the tokenizer's own chat template the whole text.
@@ -157,10 +157,10 @@ class Template:
         )
 
     def chat_format(self, tokenizer: Tokenizer | None) -> Turns | None:
-        """Returns the format that writes messages, None where the tokenizer's own template does.
+        """Returns the format that writes messages, or None for the tokenizer's own template.
 
         Raises:
-            InputError: where neither is there.
+            InputError: if there is neither.
         """
         if self.turns is not None:
             return self.turns
@@ -222,7 +222,7 @@ class Template:
 
 
 def _content(content: str | Sequence[Mapping[str, Any]], turns: Turns) -> str:
-    """Returns what a message says as one text, as the templates of checkpoints with images do."""
+    """Returns the content of a message as one text, like templates of checkpoints with images."""
     if isinstance(content, str):
         return content.strip()
     if not turns.image:

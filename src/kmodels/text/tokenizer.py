@@ -140,7 +140,7 @@ class Tokenizer(ChatTokenizer):
         Args:
             path: a tokenizer.json, a SentencePiece .model or .spm, a .gguf file, a directory that
                 holds tokenizer.json or tokenizer.model, or a preset of keras-hub; local, or an
-                address such as "gs://bucket/model". The files beside it are read too: the settings
+                address such as "gs://bucket/model". Other files there are read too: the settings
                 and chat templates, and the ids that config.json and generation_config.json name as
                 the end of a text.
 
@@ -302,7 +302,7 @@ class Tokenizer(ChatTokenizer):
             A list of ids, or a list of such lists; inside tf.data a tensor, ragged for several.
 
         Raises:
-            InputError: for what is not text, or holds half of a surrogate pair.
+            InputError: for anything but text, or text with half of a surrogate pair.
         """
         if in_graph(x):
             return self._in_graph("tokenize", x)
@@ -329,11 +329,11 @@ class Tokenizer(ChatTokenizer):
 
         Args:
             text: one text.
-            add_special_tokens: with the start token, and what else the tokenizer puts around a
-                text.
+            add_special_tokens: with the start token, and other tokens that the tokenizer puts
+                around a text.
 
         Raises:
-            InputError: for what is not text.
+            InputError: for anything but text.
         """
         ids = self.encode_batch([as_text(text)])[0]
         if not add_special_tokens:
@@ -401,7 +401,7 @@ def add_named(
     Args:
         core: a tokenizer, which may have them already.
         settings: content of tokenizer_config.json.
-        added: tokens of `added_tokens_decoder` by their ids, which count where they differ.
+        added: tokens of `added_tokens_decoder` by their ids, which take precedence.
     """
     known = core.get_added_tokens_decoder().values()
     tokens = [token for _, token in sorted(added.items()) if token not in known]
@@ -413,7 +413,7 @@ def add_named(
 def _add_tokens(
     core: tokenizers.Tokenizer, tokens: Mapping[int, tokenizers.AddedToken], folder: Path
 ) -> None:
-    """Adds the tokens that the files beside a vocabulary have behind it."""
+    """Adds the tokens that other files append to a vocabulary."""
     for number, token in sorted(tokens.items()):
         held = core.token_to_id(token.content)
         if held is None and number == core.get_vocab_size():

@@ -19,7 +19,7 @@ def tokenize(tokenizer: "keras.Layer", x: tf.Tensor) -> Any:
         x: string tensor () or (B,).
 
     Returns:
-        A tensor (T,), or a ragged one (B, None); dense (B, T) where the tokenizer gives rows of one
+        A tensor (T,), or a ragged one (B, None); dense (B, T) if the tokenizer gives rows of one
         length.
     """
     x = tf.convert_to_tensor(x)

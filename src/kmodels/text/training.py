@@ -31,7 +31,7 @@ def train_tokenizer(
     It is built as Gemma's: blanks kept, unknown characters as bytes, the same special tokens.
 
     Args:
-        texts: what to train on.
+        texts: training texts.
         vocabulary_size: most ids, at least `SMALLEST`; fewer if the texts give no more.
         special_tokens: further ones behind all others, such as `IMAGES`.
 

@@ -16,7 +16,7 @@ from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.any_picture import open_picture
 from kmodels.generation.drafts import ASSISTANT_TOKENS, same_tokens
-from kmodels.generation.request import sampler_of
+from kmodels.generation.generation_config import sampler_of
 from kmodels.generation.sampler import Sampler
 from kmodels.models.blocks.causal_lm import CausalLM
 from kmodels.models.blocks.chat_prompts import ChatPrompts

@@ -185,7 +185,7 @@ def show(content: dict[str, Any], console: Console, ops: bool = False) -> None:
 
     Args:
         content: result of `report`.
-        console: where to print.
+        console: console to print to.
         ops: also prints each op in typical cases, and the choices on other platforms.
     """
     facts = Table(show_header=False, title="kmodels doctor", title_justify="left")

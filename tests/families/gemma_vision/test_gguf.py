@@ -53,6 +53,7 @@ def model():
         preprocessor=preprocessor,
         vocabulary_size=words.vocabulary_size(),
         image_token_id=preprocessor.image_token_id,
+        max_sequence_length=64,
     )
     for number, weight in enumerate(made.weights):
         if weight.path.endswith(("scale", "bias")):

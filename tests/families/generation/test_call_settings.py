@@ -6,7 +6,7 @@ import pytest
 
 from chat_cases import GEMMA2, QWEN3, TOOL, said
 from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler
-from kmodels.generation.request import sampler_of
+from kmodels.generation.generation_config import sampler_of
 from kmodels.generation.stop import Stop, Streamer, ended
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
 from kmodels.text import demo

@@ -11,7 +11,7 @@ import pytest
 
 from arrays import read_npz
 from kmodels import InputError, lora
-from kmodels.lora import peft, targets
+from kmodels.lora import adapter_files, targets
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.weights import read_safetensors
@@ -268,7 +268,7 @@ def test_a_pattern_that_backtracks_for_ever_is_refused(
         refused(message, targets.meant, names, pattern)
         return
     config = json.loads((adapter / "adapter_config.json").read_text()) | {place: {pattern: 3}}
-    refused(message, peft.settings(config, tmp_path).of, names)
+    refused(message, adapter_files.settings(config, tmp_path).of, names)
 
 
 @pytest.mark.once

@@ -80,10 +80,11 @@ def test_the_batch_must_divide():
 
 @pytest.fixture(scope="module")
 def debug_models():
-    """A ViT and each generation of Gemma, with adapters on every matrix."""
+    """A ViT, a Llama and each generation of Gemma, with adapters on every matrix."""
     made = [models.ViTImageClassifier.from_preset("vit_debug", num_classes=10)]
     for name in ("gemma_debug", "gemma2_debug", "gemma3_debug", "gemma4_debug", "gemma4_moe_debug"):
         made.append(models.GemmaCausalLM.from_preset(name))
+    made.append(models.Llama3CausalLM.from_preset("llama3_debug"))
     for model in made:
         model.enable_lora(2, targets="all-linear", dora=True)
     untied = models.GemmaCausalLM.from_preset("gemma2_debug", tie_word_embeddings=False)
@@ -168,7 +169,7 @@ def test_a_familys_table_is_about_its_own_models(monkeypatch):
     paths = r"(?:.*/)?(?:attention|mlp)/.*/kernel"
     register({paths: (None, "embed"), r".*embeddings": (None, None)}, family="third")
     found = _families()
-    assert {v.layout_family for v in found} == {"clip", "gemma", "qwen3", "vit"}
+    assert {v.layout_family for v in found} == {"clip", "gemma", "llama3", "qwen3", "vit"}
     assert {v.path: layout.axes_of(v, BOTH) for v in found} == before
     path = "block_0/attention/query/kernel"
     assert layout.axes(path, (8, 8), BOTH, family="third") == (None, "fsdp")
@@ -182,6 +183,7 @@ def _families():
     """Variables of every family, of adapters and of kernels in few bits too."""
     gemma = models.GemmaCausalLM.from_preset("gemma_debug")
     gemma.backbone.enable_lora(rank=2)
+    llama3 = models.Llama3CausalLM.from_preset("llama3_debug")
     qwen3 = models.Qwen3CausalLM.from_preset("qwen3_debug")
     qwen3.quantize("int8")
     vit = models.ViTImageClassifier.from_preset("vit_debug", num_classes=3)
@@ -189,7 +191,7 @@ def _families():
     clip.enable_lora(rank=2)
     embedder = models.GemmaTextEmbedder.from_preset("embedding_gemma_debug")
     embedder.enable_lora(rank=2, targets="all-linear")
-    found = (clip, embedder, gemma, qwen3, vit)
+    found = (clip, embedder, gemma, llama3, qwen3, vit)
     return [v for model in found for v in model.variables if "seed" not in v.path]
 
 

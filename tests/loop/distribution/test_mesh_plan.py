@@ -14,7 +14,7 @@ import pytest
 from kmodels.distribution import distribute
 from kmodels.layers import remat
 from kmodels.lora import LoraSettings
-from kmodels.models import GemmaCausalLM, Qwen3CausalLM, ViTImageClassifier
+from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM, ViTImageClassifier
 from kmodels.tools import cli
 from kmodels.tools.plan import Plan, Setup
 from kmodels.tools.plan.estimate import ACTIVATIONS, FROZEN, HEAD, OPTIMIZER, SCRATCH, TRAINED
@@ -125,6 +125,7 @@ MEASURED = [
     ("gemma3_debug", "data=2,fsdp=2,model=2", Setup(8, 16, lora=LoraSettings(2, dora=True))),
     ("gemma2_debug", "fsdp=2,model=4", Setup(8, 16, "bfloat16", LoraSettings(4), "int4")),
     ("gemma3_debug", "data=2,model=4", Setup(8, 16, lora=LoraSettings(4), quantize="int8")),
+    ("llama3_debug", "fsdp=2,model=2", Setup(8, 16, lora=LoraSettings(2, dora=True))),
     ("vit_debug", "data=2,fsdp=4", Setup(8, precision="mixed_bfloat16")),
     (
         *("qwen3_debug", "data=2,fsdp=2,model=2"),
@@ -134,7 +135,7 @@ MEASURED = [
 
 
 def real(name, setup):
-    tasks = {"gemma": GemmaCausalLM, "qwen3": Qwen3CausalLM}
+    tasks = {"gemma": GemmaCausalLM, "llama": Llama3CausalLM, "qwen3": Qwen3CausalLM}
     cls = tasks.get(name[:5], ViTImageClassifier)
     model = cls.from_preset(name, dtype=setup.precision)
     if setup.quantize:

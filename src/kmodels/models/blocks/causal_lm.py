@@ -10,7 +10,8 @@ from kmodels import ops, presets
 from kmodels.core import keras_internals, runtime
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LossLike, MetricsLike, OptimizerLike, Tensor, Tree
-from kmodels.generation.request import as_numpy, sampler_of
+from kmodels.generation.generation_config import sampler_of
+from kmodels.generation.request import as_numpy
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
@@ -31,8 +32,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
     Args:
         backbone: a `DecoderBackbone` of the family.
-        preprocessor: turns text into what the backbone takes, or None where the data comes as
-            token ids.
+        preprocessor: turns text into inputs of the backbone, or None if the data are token
+            ids.
         generation_config: the content of a checkpoint's generation_config.json, which is written
             again with the model. `compile(sampler="generation_config")` draws as it says.
         name: name of the model.
@@ -41,10 +42,10 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
     Attributes:
         gguf_export: writes the family's models as GGUF files.
-        projector: writes the model's vision encoder as a GGUF file of its own; None without one.
+        projector: writes the vision encoder as a separate GGUF file; None without one.
 
     Call:
-        what the backbone takes -> logits (B, T, V), float32, with the soft cap of the config.
+        inputs of the backbone -> logits (B, T, V), float32, with the soft cap of the config.
     """
 
     gguf_export: ClassVar[GGUFExport]
@@ -90,7 +91,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             jit_compile: as there.
 
         Raises:
-            InputError: for an unknown name, or what the file asks for and no `Sampler` does.
+            InputError: for an unknown name, or a setting of the file that no `Sampler` supports.
         """
         if isinstance(sampler, str) and sampler == "generation_config":
             sampler = sampler_of(self.generation_config)
@@ -110,22 +111,22 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         *,
         sampler: str | Mapping[str, Any] | Sampler = "greedy",
     ) -> None:
-        """As `Task.compile`, with a loss that never holds logits where it can.
+        """Same as `Task.compile`, with a loss that avoids storing logits if it can.
 
         Args:
-            optimizer: see there, like all that follow but `sampler`.
-            loss: see there.
-            loss_weights: see there.
-            metrics: see there.
-            weighted_metrics: see there.
-            run_eagerly: see there.
-            steps_per_execution: see there.
-            jit_compile: see there; the token step of `generate` on torch follows it too: "auto"
+            optimizer: as in `Task.compile`, like the other arguments except `sampler`.
+            loss: as in `Task.compile`.
+            loss_weights: as in `Task.compile`.
+            metrics: as in `Task.compile`.
+            weighted_metrics: as in `Task.compile`.
+            run_eagerly: as in `Task.compile`.
+            steps_per_execution: as in `Task.compile`.
+            jit_compile: as in `Task.compile`, also for the step of `generate` on torch: "auto"
                 means compiled on accelerators and eager on CPUs.
-            auto_scale_loss: see there.
+            auto_scale_loss: as in `Task.compile`.
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
-                `kmodels.generation.Sampler`, or "generation_config" for what the checkpoint's file
-                of that name asks for.
+                `kmodels.generation.Sampler`, or "generation_config" for the settings of the
+                checkpoint's generation_config.json.
         """
         super().compile(
             optimizer,
@@ -141,7 +142,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         self.use_sampler(sampler, jit_compile)
 
     def with_defaults(self, given: Compiled) -> Compiled:
-        """Returns what is compiled, by default for the next token.
+        """Returns the compiled loss and metrics, by default for the next token.
 
         The optimizer is Adam with a learning rate of 2e-5, the loss cross-entropy, and the weighted
         metric `SparseCategoricalAccuracy`. With that loss, from logits, and that metric `fit` and
@@ -199,9 +200,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             token_ids: (B, T) int.
             padding_mask: (B, T), or None for all tokens.
             scoring_mode: "logits" or "loss".
-            layer_intercept_fn: called with (x, i) for the embeddings, which are scaled already, at
-                i = -1 and for the output of each block from i = 0; what it returns, (B, T, D), goes
-                on.
+            layer_intercept_fn: called with (x, i) for the scaled embeddings at i = -1 and for the
+                output of each block from i = 0; its result, (B, T, D), replaces x.
             target_ids: (B, T) int, the tokens that the loss is of; the loss of -100 is 0.
 
         Returns:
@@ -237,7 +237,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         sample_weight: Tensor | None = None,
         training: bool = True,
     ) -> Any:
-        """Returns the loss of hidden states; of logits where `compile` was given another loss.
+        """Returns the loss of hidden states, or of logits if `compile` got another loss.
 
         Raises:
             InputError: for a weight of each row, (B,), which Keras would take for one of each place
@@ -255,7 +255,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
     def compute_metrics(
         self, x: Tree, y: Any, y_pred: Any, sample_weight: Tensor | None = None
     ) -> Any:
-        """Returns what `compute_loss` counted; the usual where it did not."""
+        """Returns the metrics that `compute_loss` updated, else Keras' usual ones."""
         if not self.head.active:
             return super().compute_metrics(x, y, y_pred, sample_weight)
         keras_internals.build_metrics(self, y, y_pred)
@@ -296,8 +296,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             mode: "gptq" or "awq".
 
         Returns:
-            {"pre_block_layers": a list with one model of token ids (B, T) to what the first block
-            takes, "sequential_blocks": the blocks}; None for other modes, and for a model whose
+            {"pre_block_layers": a list with one model of token ids (B, T) to inputs of the first
+            block, "sequential_blocks": the blocks}; None for other modes, and for a model whose
             blocks take more than hidden states.
         """
         made = [block.block for block in self.backbone.blocks]
@@ -326,7 +326,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             text_only: writes the text part of a checkpoint whose other parts were left out, or of a
                 model with images.
             mmproj: path for the vision encoder, which llama.cpp takes as `--mmproj`. `from_preset`
-                reads it where it lies beside the text and its name begins with mmproj.
+                reads it if it is in the same folder and its name begins with mmproj.
 
         Raises:
             InputError: for a model with adapters, one that llama.cpp's model of this name cannot
@@ -346,10 +346,10 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         """Raises `InputError` for a vision encoder that nobody wants, or that cannot be written.
 
         Args:
-            path: see `export_to_gguf`, like all that follow.
-            dtype: see there.
-            text_only: see there.
-            mmproj: see there.
+            path: as in `export_to_gguf`, like the other arguments.
+            dtype: type of kernels and tables.
+            text_only: leave out the vision encoder.
+            mmproj: path for the vision encoder.
         """
         if self.projector is None:
             if mmproj is not None:
@@ -366,7 +366,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
 
 def _check_vocabulary(rows: int, preprocessor: CausalLMPreprocessor | None) -> None:
-    """Raises where a tokenizer belongs to another model; ids beyond the table have no embedding.
+    """Raises `InputError` if a tokenizer has ids beyond the embedding table.
 
     Tokens that were added later may go beyond it: Gemma 3 has one for images, of no use here.
     """
@@ -385,7 +385,7 @@ REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
 class Head(InsideStep):
     """The output layer during training: cross-entropy straight from hidden states.
 
-    An object of its own, so that Keras does not track the metrics a second time.
+    A separate object, so that Keras does not track the metrics twice.
     """
 
     def __init__(self) -> None:
@@ -462,7 +462,7 @@ def _cross_entropy(
 
 
 def by_token(weights: Any, labels: Tensor) -> Any:
-    """Returns weights of shape (B, T) from such, or from (B, 1); what is None stays so."""
+    """Returns weights (B, T) from weights (B, T) or (B, 1), and None for None."""
     given, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
     if len(wanted) != 2 or not given:
         return weights
@@ -475,7 +475,7 @@ def by_token(weights: Any, labels: Tensor) -> Any:
 
 
 def accuracy(metric: object) -> Any:
-    """Returns the metric that a usual name of it means; what is no such name stays."""
+    """Returns the metric of a usual name; other values are returned unchanged."""
     if metric in ACCURACIES:
         return keras.metrics.SparseCategoricalAccuracy(name=metric)
     return metric

@@ -19,7 +19,7 @@ class ChatPrompts:
 
     Attributes:
         chats: the family's chat formats by name.
-        reader: what errors call the reader of the texts.
+        reader: name of the model, for errors.
         takes_images: whether messages may hold images.
     """
 
@@ -33,10 +33,10 @@ class ChatPrompts:
     def chat_format(self) -> str | None:
         """The family's format that chats are written in; None for the tokenizer's own template.
 
-        That template is taken where the tokenizer has one, unless `template` names a format.
+        The tokenizer's template takes precedence, unless `template` names a format.
 
         Raises:
-            InputError: where there is neither.
+            InputError: if there is neither.
         """
         if self.template in self.chats:
             return self.template
@@ -70,7 +70,7 @@ class ChatPrompts:
             **values: further variables of the template, such as enable_thinking.
 
         Raises:
-            InputError: where there is no template, it refuses a chat, or it does not use a value.
+            InputError: if there is no template, it refuses a chat, or it does not use a value.
         """
         options = {"tools": tools, "chat_template": chat_template, **values}
         return [example.ids for example in self.chat_examples(chats, **options)]
@@ -78,7 +78,7 @@ class ChatPrompts:
     def chat_examples(
         self, chats: Sequence[Sequence[Mapping[str, Any]]], **options: Any
     ) -> list[Example]:
-        """Returns what `chat_token_ids` does, as examples; arguments as there."""
+        """Same as `chat_token_ids`, but returns examples."""
         if any(map(has_picture, itertools.chain(*chats))):
             raise InputError(f"{self.reader} takes only text here; leave images out of messages")
         return [Example(ids, []) for ids in self._prompt_ids(self._chats_written(chats, **options))]

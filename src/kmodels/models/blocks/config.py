@@ -1,7 +1,7 @@
-"""The configuration of models: what each can do, and that of decoders with their blocks."""
+"""Configs: the base of all families, and those of decoders and their blocks."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
@@ -33,7 +33,7 @@ def check_positive(config: Any, *names: str, none: str = "") -> None:
     Args:
         config: has the fields.
         names: of fields; one that is None is not checked.
-        none: what None means, for the message; empty where it cannot be given.
+        none: meaning of None, for the message; empty if None is not allowed.
     """
     for name in names:
         value = getattr(config, name)
@@ -56,9 +56,9 @@ class BlockConfig:
         num_query_heads: heads of the queries.
         num_key_value_heads: heads of keys and values.
         head_dim: width of each head.
-        mlp_dim: width of the MLP's gate, and of what it multiplies.
+        mlp_dim: width of the MLP's gate, and of the layer that it multiplies.
         epsilon: epsilon of every norm.
-        query_scale: what the attention scores are multiplied by.
+        query_scale: factor of the attention scores.
         rope_wavelength: base of the rotary embedding.
         rope_scaling: divides the positions; one number, or one for each pair of channels.
         window: keys that a query sees, its own included; None for all before it. A block that
@@ -75,13 +75,13 @@ class BlockConfig:
         rope_turned: share of the pairs of channels that the rotary embedding turns.
         use_value_norm: normalises values per head, without a scale.
         key_is_value: values are the keys before their norm, without a projection of their own.
-        key_value_source: number of the earlier block whose keys and values this block uses, which
-            then has none of its own; None for its own.
+        key_value_source: number of the earlier block whose keys and values this block uses
+            instead of computing any; None if it computes them.
         shares_key_value: whether a later block uses the keys and values of this one.
-        per_layer_dim: width of what the embedding of each token adds to this block; 0 for nothing.
-        use_layer_scalar: multiplies what the block gives by a number that is not trained.
-        causal: tokens see nothing that stands behind them.
-        num_experts: experts beside the MLP, of which a router chooses some for each token; 0 for
+        per_layer_dim: width of the per-layer embedding of each token; 0 for none.
+        use_layer_scalar: multiplies the output of the block by a number that is not trained.
+        causal: tokens do not attend to later tokens.
+        num_experts: experts in addition to the MLP; a router chooses some for each token. 0 for
             the MLP alone. Then MLP and experts each have a norm behind them, and the experts one of
             their own in front.
         num_experts_per_token: experts that each token goes to.
@@ -135,7 +135,7 @@ class BlockConfig:
 
 @dataclass(frozen=True)
 class DecoderConfig(FrozenConfig):
-    """Sizes of a decoder; a family adds its own fields and says in `block` what they mean.
+    """Sizes of a decoder; a family adds fields, and `block` applies them.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -143,12 +143,14 @@ class DecoderConfig(FrozenConfig):
         num_query_heads: heads of the queries.
         num_key_value_heads: heads of keys and values; divides `num_query_heads`.
         hidden_dim: width of the hidden states.
-        intermediate_dim: width of the MLP's gate, and of what it multiplies.
+        intermediate_dim: width of the MLP's gate, and of the layer that it multiplies.
         head_dim: width of each head; even.
         layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights and both residual branches, in training.
         tie_word_embeddings: whether the embedding table is the output layer too; False for an
-            output layer with a table of its own.
+            output layer with its own table.
+        max_sequence_length: longest text, in tokens, that the model was made for; a note for
+            exports, which limits nothing. None for that of the published models.
 
     Raises:
         InputError: for sizes that do not fit together.
@@ -164,8 +166,12 @@ class DecoderConfig(FrozenConfig):
     layer_norm_epsilon: float = 1e-6
     dropout: float = 0.0
     tie_word_embeddings: bool = True
+    # No result depends on it, and not every format has it.
+    max_sequence_length: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if self.max_sequence_length is not None:
+            check_whole("max_sequence_length", self.max_sequence_length)
         for name in (
             "vocabulary_size",
             "num_layers",
@@ -186,19 +192,31 @@ class DecoderConfig(FrozenConfig):
         check_rates(self, "dropout")
         check_epsilon(self.layer_norm_epsilon)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values, without a `max_sequence_length` of None."""
+        fields = super().to_dict()
+        if self.max_sequence_length is None:
+            del fields["max_sequence_length"]
+        return fields
+
+    @property
+    def published_length(self) -> int:
+        """`max_sequence_length` of the published models."""
+        raise NotImplementedError
+
     @property
     def mlp_dim(self) -> int:
-        """Width of the gate, and of what it multiplies."""
+        """Width of the gate, and of the layer that it multiplies."""
         return self.intermediate_dim
 
     @property
     def per_layer_vocabulary(self) -> int:
-        """Rows of the table of per-layer embeddings, where blocks have a `per_layer_dim`."""
+        """Rows of the table of per-layer embeddings, if blocks have a `per_layer_dim`."""
         return self.vocabulary_size
 
     @property
     def decoder(self) -> "DecoderConfig":
-        """The config that each block holds: this one, without what stands beside the text."""
+        """The config that each block holds: this one, without the vision encoder."""
         return self
 
     def resized(self, vocabulary_size: int) -> Self:
@@ -212,7 +230,7 @@ class DecoderConfig(FrozenConfig):
 
     @property
     def is_causal(self) -> bool:
-        """True if tokens see nothing that stands behind them."""
+        """True if tokens do not attend to later tokens."""
         return True
 
     @property
@@ -230,5 +248,24 @@ class DecoderConfig(FrozenConfig):
         return True
 
     def block(self, index: int) -> BlockConfig:
-        """Returns what the block with this number, from 0, is made of."""
+        """Returns the settings of the block with this number, from 0."""
         raise NotImplementedError
+
+    def plain_block(self, **settings: Any) -> BlockConfig:
+        """Returns the settings of a block of Llama's kind.
+
+        Args:
+            **settings: the other fields of `BlockConfig`.
+        """
+        return BlockConfig(
+            **{
+                "num_query_heads": self.num_query_heads,
+                "num_key_value_heads": self.num_key_value_heads,
+                "head_dim": self.head_dim,
+                "mlp_dim": self.mlp_dim,
+                "epsilon": self.layer_norm_epsilon,
+                "query_scale": self.head_dim**-0.5,
+                "dropout": self.dropout,
+                **settings,
+            }
+        )

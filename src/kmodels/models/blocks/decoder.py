@@ -12,7 +12,7 @@ from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
-from kmodels.models.blocks import image_tokens, peft, sharding
+from kmodels.models.blocks import image_tokens, module_names, sharding
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.decoder_block import DecoderBlock, DecoderInfo, PerLayerEmbedding
 from kmodels.models.blocks.encoder_config import config_field
@@ -100,7 +100,7 @@ class _Steps(NamedTuple):
         return out, back
 
     def parts(self, token_ids: Tensor, x: Tensor, vision_mask: Tensor | None = None) -> Any:
-        """Returns the per-layer embeddings of each block, or None where there are none."""
+        """Returns the per-layer embeddings of each block, or None if there are none."""
         if self.per_layer is None:
             return None
         if vision_mask is not None:
@@ -108,7 +108,7 @@ class _Steps(NamedTuple):
         return self.per_layer(token_ids, x)
 
     def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns what `run` gives, in the order of the row."""
+        """Returns the results of `run` in the order of the row."""
         out, back = self.run(*args, **kwargs)
         return {name: self.move(x, back) for name, x in out.items()}
 
@@ -116,8 +116,7 @@ class _Steps(NamedTuple):
 class DecoderBackbone(OptionalInputs, Backbone):
     """Embeddings, blocks and a norm, as a config describes them; the base of each family's own.
 
-    A family's class names its config and its block; layout and PEFT's names are the usual ones
-    where it gives no others.
+    A family's class names its config and its block, and may replace the layout and PEFT's names.
 
     Attributes:
         layer_fields: fields of the config by whose names the model has layers.
@@ -137,8 +136,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D).
-        Tokens where the mask is 0 are as if they were not there, wherever they stand: nothing sees
-        them, positions and windows do not count them, and their own hidden states have no meaning.
+        Tokens with mask 0 are ignored, wherever they are in the row: no token attends to them,
+        positions and windows do not count them, and their hidden states are meaningless.
         Without a mask, or for token ids (B, T) alone, all are there. For several texts in a row add
         "segment_ids" (B, T) int, tokens of one text sharing a number, and "positions" (B, T) int,
         from 0 in each text, which may be called "position_ids" too. Other names are left out with
@@ -150,7 +149,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     block_class: ClassVar[type[DecoderBlock]]
     layout: ClassVar[Mapping[str, layouts.Axes]] = sharding.DECODER
-    peft_names = staticmethod(peft.names)
+    peft_names = staticmethod(module_names.names)
     layer_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -245,7 +244,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
     def beside_text(
         self, config: DecoderConfig, policy: keras.DTypePolicy
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, keras.Layer]]:
-        """Returns what a model takes beside text: inputs, what `seen` makes of them, and layers."""
+        """Returns inputs other than text, their values after `seen`, and the layers for them."""
         return {}, {}, {}
 
     def seen(self, inputs: dict[str, Any], training: bool | None = False) -> dict[str, Any]:
@@ -261,8 +260,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
     def intercepted(self, inputs: Tree, intercept: Callable[[Any, int], Any]) -> Any:
         """Returns hidden states (B, T, D), with `intercept(x, i)` between the blocks, or None.
 
-        It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D), and
-        what it returns continues.
+        It gets the embeddings at i = -1 and the output of each block from i = 0, (B, T, D); its
+        result replaces them.
         """
         inputs = self.seen(as_tensors(self, inputs))
         out, back = self._steps.run(**inputs, training=False, intercept=intercept)
@@ -363,8 +362,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
             (B, T, D).
 
         Raises:
-            InputError: for a backbone that is not causal, where each new token changes all that the
-                caches hold.
+            InputError: for a backbone that is not causal, since each new token would change the
+                whole cache.
         """
         if not self.config.is_causal:
             raise InputError(

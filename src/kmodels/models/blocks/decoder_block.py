@@ -48,7 +48,7 @@ class _OfBlock(Layer):
         **kwargs: of `keras.layers.Layer`.
 
     Attributes:
-        block: what the config says of this block.
+        block: settings of this block.
     """
 
     config_class: ClassVar[type[DecoderConfig]] = DecoderConfig
@@ -66,7 +66,7 @@ class _OfBlock(Layer):
         return RMSNorm(block.epsilon, offset=block.norm_offset, name=name, dtype=self.dtype_policy)
 
     def compute_output_shape(self, input_shape: Shape, *_: object) -> Any:
-        """Returns the input's shape; with those of keys and values where it gives them too."""
+        """Returns the input's shape, and those of keys and values if it returns them."""
         if not self.block.shares_key_value:
             return input_shape
         heads = (*input_shape[:2], self.block.num_key_value_heads, self.block.head_dim)
@@ -74,21 +74,21 @@ class _OfBlock(Layer):
 
 
 class DecoderAttention(_OfBlock):
-    """Attention with grouped key/value heads and rotary positions, causal where the config is.
+    """Attention with grouped key/value heads and rotary positions; causal if the config is.
 
     Args:
         config: config of the backbone.
-        index: number of the block, from 0; the config says what this block does.
+        index: number of the block, from 0; the config has its settings.
 
     Call:
         x (B, T, D), its `DecoderInfo` and a Keras `mask` (B, T) -> (B, T, D), with the keys and
         values that later blocks use as in `DecoderBlock`.
 
     Weights:
-        query (D, N * H), key and value (D, K * H), output (N * H, D): kernel, and bias where the
-        config asks for it. With norms of queries and keys query_norm and key_norm: scale (H,). A
-        block with the keys and values of another has neither of its own, nor key_norm; where keys
-        are the values too there is no value.
+        query (D, N * H), key and value (D, K * H), output (N * H, D): kernel, and bias if the
+        config says so. With norms of queries and keys query_norm and key_norm: scale (H,). A
+        block that uses the keys and values of another has no key, value and key_norm; if keys
+        are also the values there is no value.
     """
 
     def __init__(self, config: DecoderConfig | Mapping[str, Any], index: int, **kwargs: Any):
@@ -187,7 +187,7 @@ class DecoderAttention(_OfBlock):
         return (y, k, v) if block.shares_key_value and cache is None else y
 
     def _window(self, length: int) -> int | None:
-        """Returns None if the window covers the whole row, which then costs no mask of its own."""
+        """Returns None if the window covers the whole row, which saves a mask."""
         if self.window is not None and isinstance(length, int) and length <= self.window:
             return None
         return self.window
@@ -197,7 +197,7 @@ class DecoderAttention(_OfBlock):
 
 
 class _PerLayerInput(Layer):
-    """The end of a block, where its part of the per-layer embeddings comes in.
+    """The end of a block, which adds its part of the per-layer embeddings.
 
     Args:
         block: what the config says of the block.
@@ -236,7 +236,7 @@ class _PerLayerInput(Layer):
 
 
 class DecoderBlock(_OfBlock):
-    """One block: norms in front of attention and MLP, and behind them where the config asks.
+    """One block: norms before attention and MLP, and after them if the config says so.
 
     A family's own class names its config, so that files can make the block again:
 
@@ -252,7 +252,7 @@ class DecoderBlock(_OfBlock):
         x (B, T, D), its `DecoderInfo` and with per-layer embeddings `per_layer` (B, T, P)
         -> (B, T, D). A block whose keys and values a later block uses returns (x, key, value), both
         (B, T, K, H). Tokens that a Keras mask (B, T) leaves out are masked; they keep their
-        positions. Keras passes it as `mask`, or beside other tensors as `x_mask`.
+        positions. Keras passes it as `mask`, or along with other tensors as `x_mask`.
 
         `cache` has the keys and values of earlier tokens, with `extend(key, value, window) -> (key,
         value, arguments of ops.attention)` and the last result of that as `extended`. Blocks that
@@ -366,7 +366,7 @@ class PerLayerEmbedding(Layer):
         **kwargs: of `keras.layers.Layer`.
 
     Call:
-        token_ids (B, T) int, x (B, T, D) what the model's own table gave -> a list with (B, T, P)
+        token_ids (B, T) int, x (B, T, D) embeddings of the model's table -> a list with (B, T, P)
         for each block: (row * sqrt(P) + norm(projection(x) / sqrt(D))) / sqrt(2). As in
         `Embedding`, sqrt(P) is rounded to the compute dtype.
 

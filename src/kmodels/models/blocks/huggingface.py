@@ -1,4 +1,4 @@
-"""Hugging Face directories: what all have, and what decoders call their tensors and settings."""
+"""Hugging Face directories of decoders: names of tensors and settings, reading and writing."""
 
 import logging
 import math
@@ -12,13 +12,13 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, warn_of_unknown
-from kmodels.generation import request
+from kmodels.generation.generation_config import KNOWN, not_applied
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.blocks.peft import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
+from kmodels.models.blocks.module_names import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
+from kmodels.models.blocks.rope import Rope, Yarn
 from kmodels.models.blocks.tokenizer import VOCABULARY
-from kmodels.models.blocks.yarn import Rope, Yarn
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
 from kmodels.weights.rules import transpose_each
@@ -42,6 +42,7 @@ FIELDS = {
     "head_dim": "head_dim",
     "layer_norm_epsilon": "rms_norm_eps",
     "dropout": "attention_dropout",
+    "max_sequence_length": "max_position_embeddings",
 }
 # Names of the usual norms; a family with more, or with other names, gives its own.
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
@@ -61,7 +62,7 @@ READ = {
     *("boi_token_index", "bos_token_id", "enable_moe_block", "eoi_token_id", "eoi_token_index"),
     *("eos_token_id", "final_logit_softcapping", "global_head_dim", "hidden_act"),
     *("hidden_activation", "hidden_size_per_layer_input", "image_token_id", "image_token_index"),
-    *("layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias"),
+    *("layer_types", "max_window_layers", "mlp_bias"),
     *("mm_tokens_per_image", "model_type", "moe_intermediate_size", "num_experts"),
     *("num_global_key_value_heads",),
     *("num_kv_shared_layers", "pad_token_id", "per_layer_config", "quantization_config"),
@@ -130,7 +131,7 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
 
 
 def fields(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that every `DecoderConfig` has, of what a config.json says."""
+    """Returns the fields of every `DecoderConfig` for the settings of a config.json."""
     text = {"rms_norm_eps": 1e-6, **text, "attention_dropout": text.get("attention_dropout") or 0.0}
     return {ours: text[theirs] for ours, theirs in FIELDS.items()}
 
@@ -158,9 +159,9 @@ def rope(
 
     Args:
         path: path of the directory, for errors.
-        scaling: what describes the kind.
-        given: the base that stands beside it, or None.
-        default: the base where nothing says it.
+        scaling: settings of the kind.
+        given: the base outside these settings, or None.
+        default: the base if there is none in either.
         length: `max_position_embeddings`, for YaRN whose settings do not name the original length;
             None if they have to.
         kinds: supported kinds. Of kinds other than the default ones only the base is read.
@@ -295,7 +296,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         config_class: config class of the family.
         fields: (path, description) to the fields of the config.
         table: (config, prefix) to the rules.
-        prefixes: what may stand before a name, empty for a bare model.
+        prefixes: prefixes of names, empty for a bare model.
         other_parts: parts of multimodal models that the model here does not have.
         whole: `model_type` to the class that has them.
     """
@@ -315,8 +316,8 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: unused; the file says it all.
-            weights: False where only the architecture is wanted and no tensors need be there.
+            given: not used.
+            weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:
             InputError: for settings that the model has no counterpart for.
@@ -327,7 +328,7 @@ class HuggingFaceFormat(HuggingFaceDirectory):
             warn_of_unknown(path / CONFIG, settings, READ | IDLE | set(FIELDS.values()))
         config = self.config_class(**backbone)
         tensors = _tensors(path, tuple(unused(config))) if weights else {}
-        backbone, tensors = with_output_layer(backbone, tensors)
+        backbone, tensors = with_output_layer(path, backbone, tensors)
         config = self.config_class(**backbone)
         prefix = next((p for p in self.prefixes if f"{p}embed_tokens.weight" in tensors), "model.")
         others = {name: part for name in tensors for part in self.other_parts if f"{part}." in name}
@@ -354,30 +355,41 @@ def _tensors(path: Path, ends: tuple[str, ...]) -> dict[str, LazyArray]:
 
 
 def with_output_layer(
-    backbone: Mapping[str, Any], tensors: Mapping[str, LazyArray]
+    path: Path, backbone: Mapping[str, Any], tensors: Mapping[str, LazyArray]
 ) -> tuple[dict[str, Any], dict[str, LazyArray]]:
     """Returns fields and tensors that agree on the output layer.
 
-    As in transformers, an output layer whose numbers differ from those of the embedding table
-    counts before `tie_word_embeddings`. One with the same numbers is left out if the two are tied.
+    As in transformers, an output layer whose numbers differ from those of the embedding table takes
+    precedence over `tie_word_embeddings`. An output layer with the same numbers is left out if the
+    two are tied.
 
     Args:
-        backbone: fields of the config, with what config.json says of `tie_word_embeddings`.
-        tensors: all tensors of the directory; none if only the architecture is wanted.
+        path: path of the directory, for errors.
+        backbone: fields of the config, with the `tie_word_embeddings` of config.json.
+        tensors: all tensors of the directory; none to read the architecture only, which then is as
+            config.json says.
 
     Returns:
-        The fields, and the tensors, with an output layer of its own under the name `HEAD`.
+        The fields, and the tensors; an untied output layer has the name `HEAD`.
+
+    Raises:
+        InputError: if an untied output layer is missing, which transformers draws at random.
     """
     head = next((tensors[name] for name in OUTPUTS if name in tensors), None)
     tables = (tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight"))
     table = next(tables, None)
     tied = backbone["tie_word_embeddings"]
+    if not tied and head is None and table is not None:
+        raise InputError(
+            f"{path} has no {HEAD} and config.json says tie_word_embeddings=false; write true "
+            "there if the embedding table is the output layer"
+        )
     if tied and head is not None and table is not None:
         tied = head.shape == table.shape and np.array_equal(head.read(), table.read())
-    found = {name: tensor for name, tensor in tensors.items() if name not in OUTPUTS}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in OUTPUTS}
     if head is not None and not tied:
-        found[HEAD] = head
-    return {**backbone, "tie_word_embeddings": tied}, found
+        rest[HEAD] = head
+    return {**backbone, "tie_word_embeddings": tied}, rest
 
 
 def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
@@ -389,7 +401,7 @@ def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
     """
     generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
     if warns and generation:
-        warn_of_unknown(path / GENERATION, generation, request.KNOWN)
+        warn_of_unknown(path / GENERATION, generation, KNOWN)
         warn_of_sampling(path / GENERATION, generation)
     return generation
 
@@ -401,7 +413,7 @@ def warn_of_sampling(file: Path, generation: Mapping[str, Any] | None) -> None:
         file: path of the file that says them.
         generation: the content of a generation_config.json, or None.
     """
-    if generation and (asked := request.not_applied(generation)):
+    if generation and (asked := not_applied(generation)):
         log.warning(
             "%s asks for %s, which generate does not do by itself; "
             'compile(sampler="generation_config") draws so, and lengths go to generate',
@@ -424,11 +436,11 @@ def transformers_form(
     Args:
         model: a backbone or causal model; a backbone with an output table is written as the latter.
         names: `model_type`, and the architectures with the output layer and without it.
-        more: settings beside those that every decoder has.
+        more: settings in addition to those of every decoder.
         table: (config, prefix) to the rules.
 
     Returns:
-        config.json, nothing for images, the table, and no tensors of zeros.
+        (config.json, {}, rules, {}): there is no image processor and no zero tensor.
     """
     backbone = getattr(model, "backbone", model)
     kind, causal, bare = names
@@ -445,10 +457,11 @@ def transformers_form(
 
 
 def _form(model: keras.Model) -> dict[str, Any]:
-    """Returns what config.json says of every decoder."""
+    """Returns the settings of config.json that every decoder has."""
     config, tokenizer = getattr(model, "backbone", model).config, tokenizer_in(model)
+    fields = {theirs: getattr(config, ours) for ours, theirs in FIELDS.items()}
     return {
-        **{theirs: getattr(config, ours) for ours, theirs in FIELDS.items()},
+        **{name: value for name, value in fields.items() if value is not None},
         "intermediate_size": config.mlp_dim,
         "attention_bias": config.block(0).use_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -463,14 +476,14 @@ def tokenizer_in(model: keras.Model) -> Tokenizer | None:
 
 
 def token_ids(model: keras.Model) -> dict[str, int | None]:
-    """Returns the tokens of which every config.json says the id, where there is a tokenizer."""
+    """Returns the ids of tokens in every config.json; none without a tokenizer."""
     if (tokenizer := tokenizer_in(model)) is None:
         return {}
     return {"bos_token_id": tokenizer.start_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
 def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns what config.json says of a rotary embedding, see `rope`."""
+    """Returns the settings of config.json for a rotary position embedding, see `rope`."""
     if yarn is not None:
         length = yarn["original_max_position_embeddings"]
         return {
@@ -483,6 +496,6 @@ def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> di
 
 
 def layer_types(config: DecoderConfig) -> list[str]:
-    """Returns what config.json calls the attention of each block."""
+    """Returns `layer_types` of config.json: the kind of attention of each block."""
     windows = [config.block(i).window for i in range(config.num_layers)]
     return [GLOBAL if window is None else LOCAL for window in windows]

@@ -23,29 +23,29 @@ class KerasHubMapping:
 
     Args:
         backbone: name of the class in `keras_hub.models`.
-        task: name of the class with a head there, or None where it has none.
+        task: name of the class with a head there, or None.
         ours: the backbone's class here.
         our_task: the task's class here.
         fields: the arguments of keras-hub's backbone to fields of the config here.
-        unsupported_in: the same and the arguments of the task, empty for a backbone, to what the
-            model here has no counterpart for.
+        unsupported_in: the same and the arguments of the task, empty for a backbone, to the
+            settings that the model here does not support.
         settings: the arguments of keras-hub's task to arguments of the task here.
         arguments: a config to the arguments of keras-hub's backbone.
         head: settings of the task here to the arguments of keras-hub's task.
         belongs: (config, settings) to whether this is the pair for such a model.
-        unsupported_out: (config, settings) to what keras-hub has no counterpart for.
+        unsupported_out: (config, settings) to the settings that keras-hub does not support.
         table: a config to the rules, whose sources are the paths of keras-hub's variables without
             the name that keras-hub may put in front.
-        pooled: where keras-hub's backbone pools, the settings of the task that it is here.
+        pooled: if keras-hub's backbone pools, the settings of the task that it is here.
         inside: class of keras-hub to the attribute that holds such a backbone, of models that have
             other parts, which are left out.
         ignored: attributes of parts of the backbone itself that are left out.
-        copies: variables of keras-hub that are not weights of their own: what they are equal to, or
-            None for what its layers compute.
+        copies: variables of keras-hub that are copies: the path of the original, or None for
+            variables that its layers compute.
         renamed: patterns for whole paths to the name in the table, for variables without one.
         part: attribute of keras-hub's backbone that is another model in it, which this pair has and
             one of the same names without it leaves out; None for a pair of the backbone alone.
-        make_part: where there is a part: a config to the name of its class and its arguments.
+        make_part: a config to the name of the class of the part and its arguments, if there is one.
         from_tokenizer: keras-hub's tokenizer to fields of the config that its backbone lacks.
     """
 
@@ -73,14 +73,14 @@ class KerasHubMapping:
 
 @dataclass(frozen=True)
 class EncoderMapping:
-    """A vision encoder of keras-hub, and what it is here.
+    """A vision encoder of keras-hub and its counterpart here.
 
     Args:
         fields: its config to arguments here.
         arguments: an encoder here to the name of keras-hub's class and its arguments.
         table: an encoder here to the rules.
-        lacking: arguments of either side, and the window of local layers or None, to what the other
-            side has no counterpart for.
+        lacking: arguments of either side, and the window of local layers or None, to the settings
+            that the other side does not support.
     """
 
     fields: Callable[[Settings], dict[str, Any]]
@@ -127,7 +127,7 @@ def decoder_attention(config: DecoderConfig, block: str, output: str) -> list[Ru
 
 
 def decoder_per_layer(config: DecoderConfig, block: str) -> list[Rule]:
-    """Returns the rules of per-layer embeddings and of the number of each block, where they are.
+    """Returns the rules of per-layer embeddings and of the number of each block, if there are any.
 
     Args:
         config: config of the backbone.

@@ -1,4 +1,4 @@
-"""Text to what a causal model takes, and back."""
+"""Preprocessors of causal models: text to token ids and back."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,13 +27,13 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
     The base of each family's own, which names its tokenizer and its chat formats.
 
     Args:
-        tokenizer: a `kmodels.text.Tokenizer`, as the family's own is, what its `to_dict`
-            gives, or a path that `Tokenizer.from_file` reads.
+        tokenizer: a `kmodels.text.Tokenizer`, such as the family's, its `to_dict`, or a path for
+            `Tokenizer.from_file`.
         sequence_length: tokens of a row; may be set later.
         add_start_token: put <bos> in front.
         add_end_token: put <eos> behind; a chat's turns end with their own token instead.
         template: how records become text. "auto": messages by the tokenizer's own chat template,
-            or by the family's chat format where it has none, and all else as "instruction" does.
+            or by the family's chat format if it has none, other records as "instruction" does.
             "chat_template": all by the tokenizer's own. Else "instruction", "alpaca", a name of the
             family's chat formats, or a text with {instruction}, {context} and {response}. Strings
             go through as they are, and so do {prompts, responses} except for chats.
@@ -41,7 +41,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
-        cut: a `kmodels.text.Cut`, what was cut off examples that were too long.
+        cut: a `kmodels.text.Cut`, which counts the cuts of examples that were too long.
         chats: the family's chat formats by name.
 
     Call:
@@ -55,10 +55,10 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
 
         It gives ({"token_ids", "padding_mask"}, labels, weights), each (B, sequence_length), or
         (sequence_length,) for a single one; int32, weights float32. Labels are the next ids, and
-        weigh 0 where they are padding or, with `loss_on="responses"`, of a prompt.
+        weigh 0 if they are padding or, with `loss_on="responses"`, of a prompt.
 
     Raises:
-        InputError: for what is not text, a record that the template cannot write, or an example
+        InputError: for anything but text, a record that the template cannot write, or an example
             with nothing to learn.
     """
 
@@ -130,7 +130,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         sample_weight: Data = None,
         sequence_length: int | None = None,
     ) -> Any:
-        """Returns shapes and dtypes of what `call` gives for symbolic texts."""
+        """Returns shapes and dtypes of the results of `call` for symbolic texts."""
         if isinstance(x, Mapping) and "token_ids" in x:
             return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
         ids = self._inputs_spec(x, sequence_length)
@@ -145,7 +145,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         """Returns token ids of each record, not padded.
 
         Args:
-            records: what the class takes.
+            records: input of the class.
             sequence_length: in place of the one set.
 
         Returns:
@@ -183,7 +183,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         """Returns rows of several examples each, with the same loss for each example as alone.
 
         Args:
-            records: what the class takes.
+            records: input of the class.
             sequence_length: in place of the one set.
 
         Returns:
@@ -197,7 +197,7 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         """Returns token ids of prompts.
 
         Args:
-            x: what the class takes; records need no response, and a last reply is left out. Also a
+            x: input of the class; records need no response, and a last reply is left out. Also a
                 chat, a list of messages with "role" and "content", or a list of chats, see
                 `chat_token_ids`.
             sequence_length: tokens of a row; a longer prompt loses its end, as in keras-hub, but a

@@ -15,8 +15,8 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
     """Returns texts or records one by one, and whether there was more than one to begin with.
 
     Args:
-        x: what a preprocessor takes.
-        reader: what errors call the reader of the texts.
+        x: input of a preprocessor.
+        reader: name of the model, for errors.
 
     Raises:
         InputError: for images, or columns of different lengths.

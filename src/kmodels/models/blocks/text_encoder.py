@@ -19,8 +19,8 @@ from kmodels.task import Backbone
 class TextEncoderBackbone(OptionalInputs, Backbone):
     """Embeddings with learned positions, blocks and a norm; the base of each family's own.
 
-    A family's class names its config and its block, and says in `pool` what stands for a text; the
-    layout is the usual one where it gives no other. The arguments are keras-hub's, in its order.
+    A family's class names its config and its block, implements `pool`, and may replace the
+    layout. The arguments are keras-hub's, in its order.
 
     Args:
         vocabulary_size: rows of the embedding table.
@@ -29,10 +29,9 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
         num_layers: blocks.
         num_heads: attention heads.
         intermediate_dim: width of the MLP.
-        intermediate_activation: like the two that follow, a field of the config and by default
-            what that says.
-        intermediate_output_index: see there.
-        max_sequence_length: see there.
+        intermediate_activation: field of the config, with its default.
+        intermediate_output_index: field of the config, with its default.
+        max_sequence_length: field of the config, with its default.
         dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
         name: name of the model; Keras gives one by default.
         **variants: the other fields of the config; like all of its fields, each is an attribute of
@@ -41,8 +40,8 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
     Call:
         {"token_ids": (B, T) int, "padding_mask": (B, T) int or bool} -> hidden states (B, T, D), or
         with `intermediate_output_index` {"sequence_output", "intermediate_output"}, each
-        (B, T, D). No token sees those where the mask is 0; places are counted with them. Without a
-        mask, or for token ids (B, T) alone, all are seen.
+        (B, T, D). Tokens with mask 0 are masked, but count for positions. Without a mask, or for
+        token ids (B, T) alone, no token is masked.
 
     Raises:
         InputError: for sizes that do not fit together, names that the config lacks, or rows that
@@ -139,9 +138,9 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
 
     @staticmethod
     def finish(hidden: Tensor, config: Any, policy: keras.DTypePolicy) -> Any:
-        """Returns what the model makes of its last hidden states: by default nothing else."""
+        """Returns the output for the last hidden states, by default these."""
         return hidden
 
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Any:
-        """Returns what stands for each text: (B, T, D), (B, T) -> (B, D)."""
+        """Returns one vector per text: (B, T, D), (B, T) -> (B, D)."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Hugging Face directories of text towers: alone, projected, or beside the images'.
+"""Hugging Face directories of text towers: alone, projected, or with a vision tower.
 
-The names are those that CLIP and SigLIP share; what differs, a family states in its table.
+The names are those that CLIP and SigLIP share; a family adds the others in its table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,12 +64,12 @@ class TextTowerFormat(EncoderDirectory):
 
     Args:
         kinds: `model_type` of the tower alone, as it is written, and of models with both towers.
-        architectures: architectures of the bare tower, and where there is one of the tower with a
-            projection.
-        defaults: settings that transformers' configs leave out where they equal these.
+        architectures: architectures of the bare tower, and of the tower with a projection if there
+            is one.
+        defaults: settings that transformers' configs omit if they equal these.
         others: how tensors begin that are not the tower's in a model with both.
-        settings: what the family's config has beside the fields of every text encoder's.
-        layers: linear layers that the tower itself has behind its blocks, theirs to ours.
+        settings: fields of the family's config that other text encoders lack.
+        layers: linear layers of the tower after its blocks, theirs to ours.
     """
 
     kinds: Sequence[str]
@@ -116,8 +116,8 @@ class TextTowerFormat(EncoderDirectory):
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: unused; the file says it all.
-            weights: False where only the architecture is wanted and no tensors need be there.
+            given: not used.
+            weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:
             InputError: for settings that the model has no counterpart for.
@@ -147,7 +147,7 @@ class TextTowerFormat(EncoderDirectory):
         return {"intermediate_activation": ACTIVATION, **self.settings}
 
     def _text(self, description: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """Returns what a config.json says of the tower, and the width of its projection."""
+        """Returns the settings of the tower in a config.json, and the width of its projection."""
         defaults = dict(self.defaults)
         if description["model_type"].endswith("_text_model"):
             text = defaults | _given(description)
@@ -178,7 +178,7 @@ class TextTowerFormat(EncoderDirectory):
         return form, {}, self.rules(PREFIX if projection else ""), {}
 
     def form(self, config: TextEncoderConfig) -> dict[str, Any]:
-        """Returns what config.json says of a tower's sizes.
+        """Returns the settings of config.json for the sizes of a tower.
 
         Raises:
             InputError: for settings that transformers cannot express.

@@ -1,4 +1,4 @@
-"""Text to what a model takes: token ids of one length."""
+"""Preprocessors of texts: token ids of one length."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ class TextPreprocessor(Preprocessor):
     The base of each family's own, which names its tokenizer.
 
     Args:
-        tokenizer: a `kmodels.text.Tokenizer`, as the family's own is, what its `to_dict`
-            gives, or a path that `Tokenizer.from_file` reads.
+        tokenizer: a `kmodels.text.Tokenizer`, such as the family's, its `to_dict`, or a path for
+            `Tokenizer.from_file`.
         sequence_length: tokens of a row; may be set later.
         add_start_token: puts the start token in front.
-        add_end_token: puts the end token behind, also where a text is cut to fit.
+        add_end_token: appends the end token, also if a text is cut.
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
         tokenizer_class: the family's tokenizer.
-        reader: what errors call the reader of the texts.
+        reader: name of the model, for errors.
         siblings: names of the family's other preprocessors, whose files this one reads.
 
     Call:
@@ -49,7 +49,7 @@ class TextPreprocessor(Preprocessor):
         (sequence_length,) for a single text; with y or weights a tuple, as Keras' preprocessors.
 
     Raises:
-        InputError: for what is not text.
+        InputError: for anything but text.
     """
 
     tokenizer_class: ClassVar[type[LayerTokenizer]]
@@ -157,7 +157,7 @@ class TextPreprocessor(Preprocessor):
         sample_weight: Data = None,
         sequence_length: int | None = None,
     ) -> Any:
-        """Returns shapes and dtypes of what `call` gives for symbolic texts."""
+        """Returns shapes and dtypes of the results of `call` for symbolic texts."""
         if not (isinstance(x, Mapping) and "token_ids" in x):
             x = self._inputs_spec(x, sequence_length)
         return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
@@ -190,7 +190,7 @@ class TextPreprocessor(Preprocessor):
         """Writes the tokenizer's files and the settings, for `from_preset`.
 
         Args:
-            directory: where to; not that of a model, which is saved with its preprocessor.
+            directory: directory to write, not that of a model, which has its preprocessor.
 
         Raises:
             InputError: for the directory of a model.
@@ -203,7 +203,7 @@ class TextPreprocessor(Preprocessor):
         atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
 
     def save(self, directory: str | Path) -> None:
-        """Does what `save_to_preset` does."""
+        """Same as `save_to_preset`."""
         self.save_to_preset(directory)
 
     @classmethod
@@ -211,8 +211,8 @@ class TextPreprocessor(Preprocessor):
         """Returns the preprocessor of a directory or a file.
 
         Args:
-            preset: a directory that `save_to_preset` of a model or a preprocessor wrote, or what
-                `Tokenizer.from_file` reads; the settings in it are taken over.
+            preset: a directory that `save_to_preset` of a model or a preprocessor wrote, or a path
+                for `Tokenizer.from_file`; its settings are used.
             **settings: arguments to change.
 
         Raises:
@@ -238,5 +238,5 @@ def _length(value: object) -> int:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Returns what a file of settings holds; nothing where it is not there."""
+    """Returns the content of a file of settings, {} if it does not exist."""
     return read_json(path) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Tokenizers as Keras layers, with what keras-hub's of all families have in common."""
+"""Tokenizers as Keras layers, with the methods of keras-hub's tokenizers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         **kwargs: of `keras.layers.Layer`, such as `name`.
 
     Attributes:
-        unknown_token: text of the token that `token_to_id` gives for what is not there, or None.
+        unknown_token: text of the token whose id `token_to_id` returns for unknown text, or None.
 
     Call:
         A text, a list or an array of texts, or a tensor of strings, also inside
@@ -81,11 +81,11 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
     @property
     def output_dtype(self) -> str:
-        """The dtype of what `tokenize` gives inside tf.data."""
+        """The dtype of the results of `tokenize` inside tf.data."""
         return self.compute_dtype
 
     def __call__(self, inputs: Any, *args: object, **kwargs: Any) -> Any:
-        """Does what `tokenize` does; Keras' own call would make tensors of the texts.
+        """Same as `tokenize`; Keras' own call would make tensors of the texts.
 
         Raises:
             InputError: for other arguments than Keras' `training`, which changes nothing.
@@ -153,7 +153,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
             **settings: arguments to change.
 
         Raises:
-            InputError: where there is no tokenizer.
+            InputError: if there is no tokenizer.
         """
         found = cls.from_file(presets.locate(preset))
         return cls.from_config({**found.get_config(), **settings}) if settings else found

@@ -9,7 +9,7 @@ from kmodels.layers.experts import check_experts
 from kmodels.models.blocks import layer_kinds
 from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.blocks.yarn import Yarn, check_alone
+from kmodels.models.blocks.rope import Yarn, check_alone
 
 # Fields that only Gemma 4 uses.
 FROM_4 = (
@@ -222,7 +222,7 @@ class GemmaConfig(DecoderConfig):
 
     @property
     def mlp_dim(self) -> int:
-        """Width of the gate, and of what it multiplies."""
+        """Width of the gate, and of the layer that it multiplies."""
         return self.intermediate_dim // self.gate_dim_reduction
 
     @property
@@ -245,6 +245,11 @@ class GemmaConfig(DecoderConfig):
         if self.use_query_key_norm:
             return 3
         return 2 if self.use_post_attention_norm or self.use_post_ffw_norm else 1
+
+    @property
+    def published_length(self) -> int:
+        """`max_sequence_length` of the published models."""
+        return {1: 8192, 2: 8192, 3: 32_768, 4: 131_072}[self.generation]
 
     @property
     def of_gemma_4(self) -> list[str]:

@@ -84,9 +84,11 @@ def _fields(file: reading.File) -> dict[str, Any]:
     else:
         fields["local_rope_wavelength"] = float(get("rope.freq_base_swa", 10_000.0))
         fields["final_logit_soft_cap"] = float(get("final_logit_softcapping", 0.0)) or None
-    fields["sliding_window_size"] = int(
-        get("attention.sliding_window", fields["sliding_window_size"])
-    )
+    window = int(get("attention.sliding_window", 0 if generation == 3 else 4096))
+    if window or generation == 2:
+        fields["sliding_window_size"] = window
+    else:  # as in llama.cpp
+        fields["use_sliding_window_attention"] = False
     if isinstance(pattern := get("attention.sliding_window_pattern"), int):
         fields["sliding_window_pattern"] = pattern
     fields["query_head_dim_normalize"] = layers != LARGEST[generation]
@@ -175,8 +177,6 @@ FORMAT_3 = replace(FORMAT, name="Gemma 3", architectures=("gemma3",))
 # === Writing ===
 
 ARCHITECTURES = {number: name for name, number in GENERATIONS.items()}
-# Context lengths of the published models, which a `GemmaConfig` does not hold.
-CONTEXT = {1: 8192, 2: 8192, 3: 32_768, 4: 131_072}
 # The chat template of Gemma's instruction-tuned models, with placeholders for the markers of a
 # generation; without a template llama.cpp uses that of another family.
 TEMPLATE = (
@@ -230,11 +230,10 @@ def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:
     generation = config.generation
     scaling = config.global_rope_scaling_factor if generation < 4 else 1.0
     found: dict[str, Setting] = {
-        "context_length": CONTEXT[generation],
         **settings(config, head_dim, config.global_rope_wavelength, scaling),
         **(yarn_settings(config.yarn("global")) if generation < 4 else {}),
     }
-    if generation > 1:
+    if generation in (2, 4) or config.use_sliding_window_attention:
         found["attention.sliding_window"] = config.sliding_window_size
     caps = {
         "attn_logit_softcapping": config.attention_logit_soft_cap if generation == 2 else None,

@@ -8,10 +8,10 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.models.blocks import huggingface as decoder
-from kmodels.models.blocks import peft
+from kmodels.models.blocks import module_names
 from kmodels.models.blocks.embedder.sentence_transformers import EmbedderFormat
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
-from kmodels.models.blocks.yarn import Rope
+from kmodels.models.blocks.rope import Rope
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
 from kmodels.weights import Rule
@@ -31,6 +31,7 @@ OTHER_PARTS = (
 # transformers' configs omit settings that equal these defaults.
 DEFAULTS: dict[int, dict[str, Any]] = {
     1: {
+        "max_position_embeddings": 8192,
         "vocab_size": 256_000,
         "hidden_size": 3072,
         "intermediate_size": 24_576,
@@ -40,6 +41,7 @@ DEFAULTS: dict[int, dict[str, Any]] = {
         "head_dim": 256,
     },
     2: {
+        "max_position_embeddings": 8192,
         "vocab_size": 256_000,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -53,6 +55,7 @@ DEFAULTS: dict[int, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
     },
     3: {
+        "max_position_embeddings": 131_072,
         "vocab_size": 262_208,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -66,6 +69,7 @@ DEFAULTS: dict[int, dict[str, Any]] = {
         "final_logit_softcapping": None,
     },
     4: {
+        "max_position_embeddings": 131_072,
         "vocab_size": 262_144,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -82,8 +86,6 @@ DEFAULTS: dict[int, dict[str, Any]] = {
         "vocab_size_per_layer_input": 262_144,
     },
 }
-# transformers' default of `max_position_embeddings` in Gemma 1 and 2.
-LENGTH = 8192
 # Defaults that differ in Gemma 4 12B, the model without a vision encoder.
 UNIFIED = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 
@@ -163,7 +165,7 @@ def _rope(path: Path, text: dict[str, Any]) -> Any:
     def read(kind: str, name: str, default: float) -> Rope:
         # As in transformers, the older name takes precedence.
         if not kind:
-            length = text.get("max_position_embeddings", LENGTH)
+            length = text["max_position_embeddings"]
             return decoder.rope(path, old or new, text.get(name), default, length)
         scaling = {**(new.get(kind) or {}), **(old if kind == GLOBAL else {})}
         return rope_of_kind(path, kind, scaling, text.get(name), default)
@@ -459,7 +461,7 @@ def _whole(value: float) -> int | float:
 # Prefixes of text models with and without their output layer, then of the text part of multimodal
 # Gemma 3 in transformers 5, 4, and without the output layer.
 PEFT_PREFIXES = (
-    *peft.PREFIXES,
+    *module_names.PREFIXES,
     "model.language_model.",
     "language_model.model.",
     "language_model.",
@@ -471,4 +473,4 @@ def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`."""
     norms_of_block = norms(getattr(model, "backbone", model).config)
     table = {ours: theirs for theirs, ours in norms_of_block.items()}
-    return peft.names(model, PEFT_PREFIXES, PEFT_HEADS, table)
+    return module_names.names(model, PEFT_PREFIXES, PEFT_HEADS, table)

@@ -12,7 +12,7 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.models.blocks import encoder_rules, peft
+from kmodels.models.blocks import encoder_rules, module_names
 from kmodels.models.blocks import huggingface as decoder
 from kmodels.models.blocks.encoder_rules import below
 from kmodels.models.blocks.gguf.mmproj import ENCODER, Projector
@@ -88,7 +88,7 @@ TOWER_PREFIXES = (
 
 def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
     """See `Backbone.peft_names`."""
-    texts = peft.names(model, TEXT_PREFIXES, heads=("lm_head", "language_model.lm_head"))
+    texts = module_names.names(model, TEXT_PREFIXES, heads=("lm_head", "language_model.lm_head"))
     blocks = encoder_rules.names()
     towers: list[Mapping[str, str]] = [
         {f"vision_encoder/{ours}": f"{tower}{theirs}" for ours, theirs in blocks.items()}

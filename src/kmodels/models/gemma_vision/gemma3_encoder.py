@@ -162,10 +162,10 @@ class VisionEncoderFields:
     hidden_dim: int
 
     def check_vision_encoder(self) -> None:
-        """Keeps what counts of the settings.
+        """Checks and normalizes the settings.
 
         Raises:
-            InputError: for sizes that do not fit together, or where there are none.
+            InputError: for sizes that do not fit together, or without a vision encoder.
         """
         if self.vision_encoder is None:
             raise InputError(

@@ -1,7 +1,7 @@
-"""The vision encoder of keras-hub's Gemma 3 (0.32) beside ours: arguments, paths, what it lacks.
+"""The mapping between the vision encoder of keras-hub's Gemma 3 (0.32) and ours.
 
-The blocks of its tower have an epsilon of 1e-6 whatever the encoder is told, and no dropout. It
-makes itself float32 where it is told "bfloat16" by name.
+The blocks of its tower always have an epsilon of 1e-6, and no dropout. It is float32 even if its
+dtype is given as the name "bfloat16".
 """
 
 from collections.abc import Mapping
@@ -55,11 +55,11 @@ def arguments(encoder: Gemma3VisionEncoder) -> tuple[str, dict[str, Any]]:
 
 
 def lacking(settings: Mapping[str, Any], window: int | None) -> list[str]:
-    """Returns what keras-hub computes in another way, or cannot be told, of an encoder.
+    """Returns the settings of an encoder that keras-hub does not support or applies differently.
 
     Args:
         settings: arguments of the encoder, of either side.
-        window: tokens that local layers of the text see, or None where there are none.
+        window: window of the local layers of the text, or None if there are none.
     """
     side = settings["image_size"] // settings["patch_size"] // settings["pool_size"]
     epsilon = settings["layer_norm_epsilon"]

@@ -69,7 +69,7 @@ def fields(value: Callable[..., Any]) -> dict[str, Any]:
 
 
 def absent(encoder: Gemma3VisionEncoder) -> list[str]:
-    """Returns what llama.cpp would take for something else.
+    """Returns the settings that llama.cpp would misinterpret.
 
     It takes an MLP whose second matrix reads as many numbers as the tower is wide for one of the
     older files, which call the two matrices by each other's names.

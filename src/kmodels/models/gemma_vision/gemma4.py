@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Self
 
 import keras
@@ -31,7 +30,7 @@ from kmodels.models.gemma.text import (
     Gemma4Tokenizer,
     without_sound,
 )
-from kmodels.models.gemma_vision import gemma4_embedder_files, gemma4_encoder_files, gemma4_peft
+from kmodels.models.gemma_vision import gemma4_huggingface
 from kmodels.models.gemma_vision.gemma4_encoder import (
     Gemma4VisionEncoder,
     PatchFeatures,
@@ -124,7 +123,7 @@ class Gemma4ImageTextBackbone(ImageTextBackbone, Gemma4Backbone):
     takes = (*NAMES, *PIXELS, *PLACES)
     absent = ("padding_mask", *PIXELS, "vision_mask")
     image_inputs = PIXELS
-    peft_names = staticmethod(gemma4_peft.names)
+    peft_names = staticmethod(gemma4_huggingface.peft_names)
 
     @in_order(*ORDER_4)
     def __init__(self, *, vision_encoder: PatchFeatures | Mapping[str, Any], **fields: Any):
@@ -476,11 +475,12 @@ class Gemma4ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma4CausalLMPrepr
 # === Hugging Face ===
 
 
-# For each `model_type` the module of its vision half, the class, and the default of
-# use_bidirectional_attention.
-KINDS: dict[str, tuple[ModuleType, str, str | None]] = {
-    "gemma4": (gemma4_encoder_files, "Gemma4ForConditionalGeneration", None),
-    "gemma4_unified": (gemma4_embedder_files, "Gemma4UnifiedForConditionalGeneration", "vision"),
+# For each `model_type` its vision half, the class, and the default of use_bidirectional_attention.
+KINDS: dict[str, tuple[gemma4_huggingface.VisionFiles, str, str | None]] = {
+    "gemma4": (gemma4_huggingface.TOWER_FILES, "Gemma4ForConditionalGeneration", None),
+    "gemma4_unified": (
+        *(gemma4_huggingface.EMBEDDER_FILES, "Gemma4UnifiedForConditionalGeneration", "vision"),
+    ),
 }
 AUDIO = ("audio_tower", "embed_audio")
 LANGUAGE, IMAGE_TOKEN = "model.language_model.", "image_token_id"

@@ -129,7 +129,7 @@ class ClippedDense(Dense):
 
     Args:
         units: width of the output.
-        use_bias: False, like all that is not listed as of `Dense`.
+        use_bias: False; arguments that are not listed are those of `Dense`.
         **kwargs: of `Dense`.
 
     Call:
@@ -164,13 +164,13 @@ class ClippedDense(Dense):
         return False
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes what `Dense` does, and the bounds by name."""
+        """Writes the variables of `Dense`, and the bounds by name."""
         super().save_own_variables(store)
         for name in BOUNDS if self.built else ():
             store[name] = getattr(self, name)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads what `save_own_variables` wrote; without bounds there these stay as they are.
+        """Reads the result of `save_own_variables`; bounds that are not in it stay unchanged.
 
         Raises:
             InputError: as `Dense`.
@@ -349,8 +349,7 @@ class Gemma4VisionEncoder(PatchFeatures):
     Call:
         pixel_values (B, M, P, patch_size^2 * 3), floats from 0 to 1; pixel_position_ids
         (B, M, P, 2) int, column and row of each patch, -1 for padding; P a multiple of pool_size^2
-        -> (B, M * N, output_dim) with N = P / pool_size^2, image by image, with what is padding
-        behind all others.
+        -> (B, M * N, output_dim) with N = P / pool_size^2, image by image, padding last.
 
     Weights:
         patch_embedding: kernel (patch, hidden_dim); position_embeddings (2,
@@ -525,7 +524,7 @@ class Gemma4VisionEmbedder(PatchFeatures):
         hidden_dim: width behind the dense layer.
         output_dim: width of the features, which is that of the text.
         patch_size: side of the square patches of which `pool_size` squared make one here.
-        pool_size: see there; 48 pixels are a side of the patches that come in, by default.
+        pool_size: patches of a side; the patches of the input are 48 pixels wide by default.
         position_embedding_size: largest number of patches of a row or a column.
         layer_norm_epsilon: epsilon of the RMSNorm at the end.
         **kwargs: of `keras.layers.Layer`.
@@ -533,7 +532,7 @@ class Gemma4VisionEmbedder(PatchFeatures):
     Call:
         pixel_values (B, M, P, (patch_size * pool_size)^2 * 3), floats from 0 to 1;
         pixel_position_ids (B, M, P, 2) int, column and row of each patch, -1 for padding ->
-        (B, M * P, output_dim), image by image, with what is padding behind all others.
+        (B, M * P, output_dim), image by image, padding last.
 
     Weights:
         patch_norm: scale, bias (patch,); patch_embedding: kernel (patch, hidden_dim), bias;
@@ -613,10 +612,10 @@ class PatchFields:
     hidden_dim: int
 
     def check_vision_encoder(self) -> None:
-        """Keeps what counts of the settings.
+        """Checks and normalizes the settings.
 
         Raises:
-            InputError: for sizes that do not fit together, or where there are none.
+            InputError: for sizes that do not fit together, or without a vision encoder.
         """
         if self.vision_encoder is None:
             raise InputError(
@@ -628,7 +627,7 @@ class PatchFields:
         self.encoder()
 
     def encoder(self, name: str | None = None, dtype: DTypeLike = None) -> PatchFeatures:
-        """Returns the layer that this config describes; a dtype of its own counts first."""
+        """Returns the layer that this config describes; its own dtype takes precedence."""
         held = {"name": name, "dtype": dtype, **(self.vision_encoder or {})}
         made = Gemma4VisionEncoder if "num_layers" in held else Gemma4VisionEmbedder
         return made(**held, output_dim=self.hidden_dim)

@@ -195,7 +195,7 @@ class ImageTextFormat:
             InputError: for settings that are not supported.
         """
         backbone, tensors = decoder.with_output_layer(
-            self.fields(path, description), read_safetensors(path) if weights else {}
+            path, self.fields(path, description), read_safetensors(path) if weights else {}
         )
         kept, rules, left_out = self.parts(tensors, self.config_class(**backbone))
         tokenizer = decoder.tokenizer_of(path)

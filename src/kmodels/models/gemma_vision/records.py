@@ -25,8 +25,8 @@ class Sample(NamedTuple):
     """A record without its images, and these.
 
     Attributes:
-        record: a text, or fields of texts, or messages in whose content {"type": "image"} stands
-            where an image belongs.
+        record: a text, or fields of texts, or messages with {"type": "image"} for each image in
+            their content.
         images: images in the order of their places, in any form that `open_picture` reads.
     """
 
@@ -38,12 +38,12 @@ def samples(x: Data, reader: str, marker: str) -> tuple[list[Sample], bool]:
     """Returns records one by one, and whether there was more than one to begin with.
 
     Args:
-        x: what a preprocessor of images and texts takes.
-        reader: what errors call the reader.
-        marker: text that stands where an image belongs.
+        x: input of a preprocessor of images and texts.
+        reader: name of the model, for errors.
+        marker: placeholder of an image in texts.
 
     Raises:
-        InputError: for what is not a record, or columns of different lengths.
+        InputError: for anything but a record, or columns of different lengths.
     """
     if isinstance(x, Mapping):
         x, is_batch = _rows(x)
@@ -138,7 +138,7 @@ def parts_of(
             "image"}, the latter with its image as "image", "path", "url" or "base64", or without.
         images: images of the places that name none, in order. Where no message has a place, they
             stand before the first text of the user, as in TRL.
-        marker: text that stands where an image belongs, in contents that are texts.
+        marker: placeholder of an image in contents that are texts.
 
     Raises:
         InputError: for parts of another type, or images for other places than there are.
@@ -224,7 +224,7 @@ def _plain(messages: object) -> list[Any]:
 
 
 def text_of(written: Written | Rendered) -> str:
-    """Returns all of what a template wrote."""
+    """Returns the whole text that a template wrote."""
     if isinstance(written, Rendered):
         return written.text
     return "".join(part.text for part in written.parts)
@@ -233,12 +233,12 @@ def text_of(written: Written | Rendered) -> str:
 def expand(
     written: Written | Rendered, marker: str, soft: str, images: Sequence[str], place: int
 ) -> Written | Rendered:
-    """Returns what a template wrote, with the tokens of an image for each marker.
+    """Returns the text of a template, with the tokens of an image for each marker.
 
     Args:
         written: a record as text.
-        marker: text that stands where an image belongs.
-        soft: text of the token that an image fills, of which the record may hold none itself.
+        marker: placeholder of an image.
+        soft: text of the token that an image fills, which the record must not contain.
         images: texts of the images, in order.
         place: number of the record, for errors.
 
@@ -289,7 +289,7 @@ def check_graph(x: Data, crops: bool) -> None:
     """Raises `InputError` for symbolic images whose number is not known before they are read.
 
     Args:
-        x: what a preprocessor takes.
+        x: input of a preprocessor.
         crops: whether images may get crops, whose number depends on their shape.
     """
     images = list(_images(x).values())
@@ -333,6 +333,6 @@ def without_images(x: Data) -> tuple[Any, int | None]:
 
 
 def _images(x: Data) -> dict[str, Any]:
-    """Returns the columns of images of what a preprocessor takes."""
+    """Returns the columns of images in the input of a preprocessor."""
     held = x if isinstance(x, Mapping) else {}
     return {name: held[name] for name in PICTURES if held.get(name) is not None}

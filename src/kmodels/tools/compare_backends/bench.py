@@ -181,7 +181,7 @@ def run(options: BenchOptions, console: Console | None = None) -> dict[str, Any]
     """Measures all rows.
 
     Args:
-        options: what to measure.
+        options: settings of the measurement.
         console: for the progress bar; none is shown without a terminal.
 
     Returns:

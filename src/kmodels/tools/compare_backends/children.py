@@ -61,8 +61,8 @@ REFUSED = "refused"
 class Child:
     """A process that runs `work(job, link)` of a module and is stopped between requests.
 
-    Its first answer comes without a request, see `started`. The process and all that it starts
-    end with the block `with Child(...) as child:`, and with this process.
+    Its first answer comes without a request, see `started`. The process and its children end
+    with the block `with Child(...) as child:`, and with this process.
 
     Args:
         name: for messages.
@@ -150,7 +150,7 @@ class Child:
         return self._answer()
 
     def close(self) -> None:
-        """Ends the process and all that it started."""
+        """Ends the process and its children."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):

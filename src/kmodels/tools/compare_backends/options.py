@@ -84,10 +84,10 @@ class BenchOptions(ModelOptions):
         rounds: turns of each row.
         steps: steps of a turn.
         check_steps: number of first steps whose losses must agree.
-        threads: threads of each process; by default all that this process may use.
+        threads: threads of each process; by default all CPUs of this process.
         together: largest number of processes at a time.
         largest_batch: also searches for the largest batch of each row.
-        memory: bytes that a step may use; by default what the host or the accelerator has.
+        memory: bytes that a step may use; by default those of the host or the accelerator.
         python: interpreters by backend or mode, as in "openxla=/path/to/python".
     """
 
@@ -133,7 +133,7 @@ class BenchOptions(ModelOptions):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The backends that were named, () for all that are installed."""
+        """The backends that were named, () for all installed ones."""
         return () if self.backends == "all" else listed(self.backends)
 
     @property

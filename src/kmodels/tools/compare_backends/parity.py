@@ -84,7 +84,7 @@ class Stage:
 
     @property
     def worst(self) -> Difference:
-        """The tensor with the largest difference relative to what is allowed."""
+        """The tensor with the largest difference relative to its tolerance."""
         return max(self.differences, key=lambda one: one.largest / one.allowed)
 
 
@@ -155,7 +155,7 @@ def run(options: ParityOptions) -> dict[str, Any]:
         `equal`; `sides`, their names; `first` (`step`, `stage` and `tensor`, `text` with the
         values, and `weights`: those of that layer that differed before the step), None if they
         are equal; `stages`, each with `step`, `stage`, `count`, `worst` and `apart` (its
-        largest difference over what is allowed), until the first step that differs; `tolerance`.
+        largest difference over the tolerance), until the first step that differs; `tolerance`.
 
     Raises:
         InputError: if a backend is not installed, a preset does not have a setting, or the sides

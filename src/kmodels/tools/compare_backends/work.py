@@ -59,8 +59,8 @@ def make_model(
         rank: LoRA rank.
 
     Raises:
-        InputError: for an unknown preset, settings that it does not have, or a model that has no
-            loss of its own.
+        InputError: for an unknown preset, settings that it does not have, or a model without a
+            default loss.
     """
     task = presets.family_of(preset).tasks[0]
     changes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}

@@ -1,4 +1,4 @@
-"""JAX: graphs that it writes, and the runtime of its own files."""
+"""Graphs on JAX, and the runtime that opens them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TensorFlow: graphs that Keras writes on it, and the runtime of its own files."""
+"""Graphs that Keras writes on TensorFlow, and the runtime that opens them."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -64,7 +64,7 @@ class Converted:
         rounding: largest difference between outputs of kmodels with the written weights and with
             the model's own; None if the weights are the same.
         largest: largest absolute value of the model's outputs.
-        advice: reason for a missing comparison, and what to install; "" if there was one.
+        advice: reason for a missing comparison, and the packages to install; "" if there was one.
         part: names the written class and the class of the whole source if they differ, else "".
     """
 

@@ -30,7 +30,7 @@ class TokenPooling(keras.Operation):
         mode: "mean", "cls" for the first token, or "lasttoken".
 
     Call:
-        hidden (B, T, D), mask (B, T) int, 0 for what is not there, or None -> (B, D), at least
+        hidden (B, T, D), mask (B, T) int, 0 for padding, or None -> (B, D), at least
         float32. A row without tokens gives zeros as its mean.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Texts, and pairs of texts to learn from, to what an embedder takes."""
+"""Preprocessors of embedders: texts, and pairs of texts for training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def columns_of(names: Sequence[str]) -> list[str] | None:
         names: names of all columns.
 
     Returns:
-        The names in this order; None where they are not those of pairs.
+        The names in this order; None if they are not those of pairs.
     """
     queries = [name for name in names if name in QUERIES]
     documents = [name for name in names if name in DOCUMENTS]
@@ -37,15 +37,15 @@ def columns_of(names: Sequence[str]) -> list[str] | None:
 
 
 class EmbedderPreprocessor(TextPreprocessor):
-    """Turns texts into token ids and a mask, and pairs of texts into what `fit` learns from.
+    """Turns texts into token ids and a mask, and pairs of texts into batches for `fit`.
 
     The base of each family's own, which names its tokenizer.
 
     Args:
         tokenizer: as of `TextPreprocessor`.
         sequence_length: tokens of a row; may be set later.
-        add_start_token: puts the start token in front; None for what the tokenizer's own files do.
-        add_end_token: puts the end token behind, also where a text is cut to fit; None likewise.
+        add_start_token: puts the start token in front; None to follow the tokenizer's files.
+        add_end_token: appends the end token, also if a text is cut; None for the same default.
         query_prompt: stands in front of each query of a pair.
         document_prompt: stands in front of each document of a pair, the negatives included.
         **kwargs: of `keras.layers.Layer`, such as `name`.
@@ -59,12 +59,12 @@ class EmbedderPreprocessor(TextPreprocessor):
         sample_weight: one number for each pair.
         sequence_length: in place of the one set.
 
-        Of texts it gives what `TextPreprocessor` does. Of pairs it gives ({"token_ids",
+        For texts same as `TextPreprocessor`. For pairs ({"token_ids",
         "padding_mask"}, labels), each of the first (B, C, sequence_length) int32 with C the number
-        of columns, and the labels zeros (B,), with weights behind them where there are some.
+        of columns, and the labels zeros (B,), followed by weights if there are any.
 
     Raises:
-        InputError: for what is not text, other columns, or labels of pairs.
+        InputError: for anything but text, other columns, or labels of pairs.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EmbedderPreprocessor(TextPreprocessor):
         sample_weight: Data = None,
         sequence_length: int | None = None,
     ) -> Any:
-        """Returns shapes and dtypes of what `call` gives for symbolic texts."""
+        """Returns shapes and dtypes of the results of `call` for symbolic texts."""
         order = columns_of(list(x)) if isinstance(x, Mapping) else None
         if order is None:
             return super().compute_output_spec(x, y, sample_weight, sequence_length)
@@ -154,7 +154,7 @@ class HubEmbedderPreprocessor(EmbedderPreprocessor):
     The base of each family's own.
 
     Args:
-        tokenizer: as there, like all that is not listed.
+        tokenizer: as in `EmbedderPreprocessor`, like arguments that are not listed.
         sequence_length: tokens of a row.
         truncate: "round_robin" or "waterfall", by which keras-hub shares a row among several texts;
             a row has one text here, so that both are the same.

@@ -1,7 +1,7 @@
-"""Directories of sentence-transformers: what stands beside the transformer, and how it is written.
+"""Directories of sentence-transformers: modules after the transformer, read and written.
 
-The transformer lies in the directory itself, as transformers writes it; modules.json lists it and
-what works on its hidden states, each in a folder of its own.
+The transformer is in the directory itself, as transformers writes it; modules.json lists it and
+the modules that work on its hidden states, each in a separate folder.
 """
 
 from collections.abc import Mapping
@@ -268,7 +268,7 @@ def _prompts(path: Path) -> dict[str, Any]:
 
 
 def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
-    """Returns what an embedder writes beside its transformer.
+    """Returns the files of an embedder besides those of its transformer.
 
     Args:
         model: an embedder.

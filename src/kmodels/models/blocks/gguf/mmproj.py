@@ -48,8 +48,8 @@ class Projector:
         settings: an encoder to the settings of its file, without "clip." in front, in order.
         fields: a reader of settings, by names without "clip.", to the arguments of an encoder here.
         table: an encoder to rules with names of Hugging Face.
-        absent: an encoder to what a file has no place for.
-        types: parts of names in the file to the type that such tensors have whatever is asked for.
+        absent: an encoder to the names of settings that a file cannot store.
+        types: parts of names in the file to the type of such tensors, whatever the dtype is.
         todays: (tensors of a file, width of the tower) to the same by the names that are written.
     """
 
@@ -62,7 +62,7 @@ class Projector:
     todays: Callable[[Mapping[str, LazyArray], int], dict[str, LazyArray]]
 
     def check(self, model: keras.Model, path: str | Path, dtype: str) -> None:
-        """Raises `InputError` for what `write` cannot do.
+        """Raises `InputError` if `write` would fail.
 
         That is another suffix or dtype, no gguf package, or an encoder that llama.cpp would take
         for another.
@@ -114,7 +114,7 @@ class Projector:
         Args:
             path: path of the file.
             width: width of the text.
-            weights: False where only the architecture is wanted.
+            weights: False to read the architecture only.
 
         Raises:
             InputError: for a damaged file, or one of another projector or another text.

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.gguf.tensors import OUTPUT, ROPE_FACTORS, STILL, TABLE, unused
 from kmodels.models.blocks.huggingface import warn_of_sampling
-from kmodels.models.blocks.yarn import Rope
+from kmodels.models.blocks.rope import Rope
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import Settings, open_gguf
 from kmodels.weights.rules import bind_sources
@@ -59,7 +59,7 @@ SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": 
 # Settings of an architecture that change nothing where they are not read: lengths, and YaRN's
 # without YaRN.
 IDLE = {
-    *("context_length", "vocab_size", "rope.scaling.original_context_length"),
+    *("vocab_size", "rope.scaling.original_context_length"),
     *("rope.scaling.finetuned", *(f"rope.scaling.{name}" for name in (*YARN.values(),))),
     *(f"rope.scaling.{name}" for name in IDLE_IN_YARN if name.startswith("yarn_")),
 }
@@ -123,7 +123,7 @@ class File:
         Args:
             name: of the architecture.
             layers: number of layers.
-            default: where the file does not say it.
+            default: value if the file has none.
 
         Raises:
             InputError: for a list of another length.
@@ -141,7 +141,7 @@ class File:
         """Returns the fields that every `DecoderConfig` has.
 
         Args:
-            head_dim: where the file does not say it.
+            head_dim: width of the heads if the file has none.
             varying: settings that may be another in each layer, of which this gives the first.
 
         Raises:
@@ -179,6 +179,7 @@ class File:
             "head_dim": width,
             "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
             "tie_word_embeddings": OUTPUT not in self.tensors,
+            "max_sequence_length": int(get("context_length", 0)) or None,
         }
 
     def rope(self, default: float) -> Rope:
@@ -288,8 +289,8 @@ class GGUFFormat:
         Args:
             path: path of the file.
             description: ignored; the file describes itself.
-            given: unused; the file says it all.
-            weights: False where only the architecture is wanted.
+            given: not used.
+            weights: False to read the architecture only.
 
         Raises:
             InputError: for a file that is damaged or of another model, has biases that the table

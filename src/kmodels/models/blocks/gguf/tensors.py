@@ -31,6 +31,18 @@ ROPE_FACTORS, STILL = "rope_freqs.weight", 1e30
 plus_one = Transform(lambda x: x - 1, lambda x: x + 1)
 
 
+def adjacent(heads: int) -> Transform:
+    """Linear weights whose pairs of channels are adjacent rows <-> kernels with two halves."""
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        return x.reshape(heads, -1, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape).T
+
+    def inverse(x: np.ndarray) -> np.ndarray:
+        return x.T.reshape(heads, 2, -1, x.shape[0]).swapaxes(1, 2).reshape(x.T.shape)
+
+    return Transform(forward, inverse)
+
+
 def rules(config: DecoderConfig, norms: Mapping[str, str]) -> list[Rule]:
     """Returns the table of a decoder.
 
@@ -75,7 +87,7 @@ def unused(config: DecoderConfig) -> list[str]:
 
 
 def rope_factors(head_dim: int, turned: float) -> np.ndarray:
-    """Returns what divides the frequency of each pair of channels.
+    """Returns the divisors of the frequencies of the pairs of channels.
 
     Args:
         head_dim: width of the heads.

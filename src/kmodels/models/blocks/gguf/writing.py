@@ -17,7 +17,7 @@ from kmodels.core.remote import write_file
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
 from kmodels.models.blocks.huggingface import tokenizer_in
-from kmodels.models.blocks.yarn import Yarn
+from kmodels.models.blocks.rope import Yarn
 from kmodels.text.gguf import BYTES, describe
 from kmodels.text.pieces import ENDS_OF_TURNS
 from kmodels.text.settings import with_names
@@ -57,7 +57,7 @@ def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
 
 
 def _lost(wanted: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
-    """Returns what differs; a file holds numbers in float32."""
+    """Returns the settings that differ as float32, which files store."""
     same = {
         name: np.float32(value) == np.float32(read[name])
         if isinstance(value, float) and isinstance(read[name], float)
@@ -68,7 +68,7 @@ def _lost(wanted: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outside(config: DecoderConfig) -> dict[str, Any]:
-    """Returns what stands outside the blocks."""
+    """Returns the settings outside the blocks."""
     per_layer = any(config.block(i).per_layer_dim for i in range(config.num_layers))
     return {
         "vocabulary_size": config.vocabulary_size,
@@ -81,7 +81,7 @@ def _outside(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _block(config: DecoderConfig, index: int) -> dict[str, Any]:
-    """Returns what a block is made of, except for what counts in training alone."""
+    """Returns the settings of a block, without those of training."""
     block = asdict(config.block(index))
     del block["dropout"]
     # As many channels may turn by two shares.
@@ -92,7 +92,7 @@ def _block(config: DecoderConfig, index: int) -> dict[str, Any]:
 def add_vocabulary(
     writer: "gguf.GGUFWriter", model: keras.Model, kind: str, template: str | None
 ) -> None:
-    """Adds tokens, the roles of some, and the chat template; says so where there is no tokenizer.
+    """Adds tokens, the roles of some, and the chat template; or a note that there is no tokenizer.
 
     Args:
         writer: writes the file.
@@ -166,8 +166,8 @@ def settings(
 
     Args:
         config: config of the backbone.
-        head_dim: width of the heads; like what follows, that of the global layers where kinds of
-            layers differ.
+        head_dim: width of the heads; like the next arguments, that of the global layers if kinds
+            of layers differ.
         wavelength: base of the rotary embedding.
         scaling: divides the positions.
 
@@ -177,6 +177,7 @@ def settings(
     blocks = [config.block(i) for i in range(config.num_layers)]
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling)}
     return {
+        "context_length": config.max_sequence_length or config.published_length,
         "embedding_length": config.hidden_dim,
         "block_count": config.num_layers,
         FEED_FORWARD: _one_or_all([block.mlp_dim for block in blocks]),
@@ -211,7 +212,7 @@ def without_place_in_yarn(given: Mapping[str, Any] | None) -> dict[str, bool]:
 
 
 def _one_or_all(values: list[int]) -> int | list[int]:
-    """Returns a setting of all layers as one number where it is one."""
+    """Returns a setting of all layers, as one number if they agree."""
     return values[0] if len(set(values)) == 1 else values
 
 
@@ -244,7 +245,7 @@ class GGUFExport:
     """The way of a family's causal models into GGUF files.
 
     Args:
-        format: reads what is written.
+        format: format that reads the file.
         form: a config to its form.
     """
 
@@ -264,8 +265,8 @@ class GGUFExport:
 
         Raises:
             InputError: for another suffix or dtype, without the gguf package, for a model with
-                adapters, or with all that the file has no place for, or llama.cpp takes for
-                granted in another way.
+                adapters, or with settings that the file cannot store or for which llama.cpp
+                assumes another value.
         """
         check_file(path, dtype)
         config = getattr(model.backbone.config, "decoder", model.backbone.config)
@@ -289,9 +290,9 @@ class GGUFExport:
         return write_file(path, write)
 
     def _check(self, path: Path, config: DecoderConfig, architecture: str) -> None:
-        """Raises `InputError` where the file, read again, describes another model.
+        """Raises `InputError` if the file, read again, describes another model.
 
-        llama.cpp takes for granted what the format does where a file is silent.
+        Reading has llama.cpp's defaults for settings that a file lacks.
         """
         found = self.format.open_checkpoint(path, {}, {}, weights=False).backbone
         if lost := differences(config, self.format.config_class(**found)):
@@ -387,7 +388,7 @@ def _add(writer: "gguf.GGUFWriter", name: str, value: Setting) -> None:
 
 
 def _kind(gguf: "ModuleType", tensor: LazyArray, kind: str) -> Any:
-    """Vectors stay as they are, and so does what Q8_0 cannot divide, in half precision."""
+    """Returns the type of a tensor: F32 for vectors, F16 if Q8_0 does not divide its rows."""
     if len(tensor.shape) < 2:
         kind = "F32"
     elif kind == "Q8_0" and tensor.shape[-1] % Q8_0_ROW:

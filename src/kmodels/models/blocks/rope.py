@@ -1,15 +1,17 @@
-"""Rotary position embeddings of decoders, and YaRN, which stretches their slow channels."""
+"""Rotary position embeddings of decoders; YaRN and Llama 3's scaling stretch slow channels."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from kmodels.core.errors import InputError
 
 
 def check_alone(yarn: str, factors: Mapping[str, float]) -> None:
-    """Raises `InputError` for a factor other than 1 beside YaRN.
+    """Raises `InputError` for a factor other than 1 together with YaRN.
 
     Args:
         yarn: name of the setting with YaRN's arguments.
@@ -95,6 +97,66 @@ class Yarn:
         """Returns the channel that makes so many turns within the original context."""
         length = self.original_max_position_embeddings
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(wavelength))
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Rotary scaling of Llama 3.1, with transformers' names.
+
+    Args:
+        factor: divides the positions of slow channels.
+        low_freq_factor: channels that turn less often than this within the original context are
+            slow.
+        high_freq_factor: channels that turn more often than this keep their positions. In between
+            1 / divisor grows linearly with the number of turns.
+        original_max_position_embeddings: length of the original context, in tokens.
+
+    Source: Transformers' `modeling_rope_utils`.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def divisors(self, head_dim: int, wavelength: float) -> tuple[float, ...]:
+        """Returns a divisor of the positions for each of the H / 2 pairs of channels."""
+        turns = self._turns(head_dim, wavelength, self.original_max_position_embeddings)
+        width = self.high_freq_factor - self.low_freq_factor
+        fast = np.clip((turns - self.low_freq_factor) / width, 0.0, 1.0)
+        return tuple((1.0 / ((1.0 - fast) / self.factor + fast)).tolist())
+
+    @classmethod
+    def of_divisors(
+        cls, divisors: np.ndarray, wavelength: float, length: int, usual: tuple[float, float]
+    ) -> Self | None:
+        """Returns the scaling with these divisors, or None if there is none.
+
+        Args:
+            divisors: (H / 2,).
+            wavelength: base of the rotary embedding.
+            length: original_max_position_embeddings.
+            usual: low_freq_factor and high_freq_factor to prefer if they fit.
+        """
+        head_dim, factor = 2 * len(divisors), round(float(divisors.max()), 6)
+        turns, ends = cls._turns(head_dim, wavelength, length), [usual]
+        fast = (1 / divisors - 1 / factor) / max(1 - 1 / factor, 1e-6)
+        between = (fast > 1e-5) & (fast < 1 - 1e-5)
+        if between.sum() > 1:
+            slope, offset = np.polyfit(turns[between], fast[between], 1)
+            ends.append((round(-offset / slope, 4), round((1 - offset) / slope, 4)))
+        for low, high in ends:
+            scaling = cls(factor, low, high, length)
+            if 0 < low < high and np.allclose(
+                scaling.divisors(head_dim, wavelength), divisors, rtol=1e-4
+            ):
+                return scaling
+        return None
+
+    @staticmethod
+    def _turns(head_dim: int, wavelength: float, length: int) -> np.ndarray:
+        pairs = np.arange(head_dim // 2) * 2 / head_dim
+        return length / (2 * math.pi * wavelength**pairs)
 
 
 class Rope(NamedTuple):

@@ -1,9 +1,9 @@
 """Adapters in PEFT's files, both ways (huggingface.co/docs/peft, "PEFT checkpoint format").
 
 A directory holds adapter_config.json and adapter_model.safetensors. A hash in the header of the
-second, where PEFT does not look, covers everything that `load_adapter` reads from the directory. A
-program that writes the file again drops the hash, whereas a list of hashes in a file beside it
-would stay and be wrong.
+second, which PEFT does not read, covers everything that `load_adapter` reads from the directory. A
+program that writes the file again drops the hash, whereas a list of hashes in a separate file would
+stay and be wrong.
 """
 
 import hashlib
@@ -647,7 +647,7 @@ class _Fit:
         chosen: layers that get an adapter, with its settings, by path.
         adapters: arrays by path and part of the adapter.
         saved: arrays of modules that are trained as a whole, or by their bias, by path and part.
-        problems: what does not fit.
+        problems: descriptions of modules that do not fit.
     """
 
     modules: Mapping[str, Module]

@@ -47,9 +47,9 @@ def names(
 
     Args:
         model: a backbone or causal model.
-        prefixes: what may stand before a name, the most usual first; an empty one for a bare model.
-        heads: names of the output layer, the one that is written first. Where that is the embedding
-            table, only PEFT's copy of it has a name of its own.
+        prefixes: prefixes of names, the most usual first; an empty one for a bare model.
+        heads: names of the output layer; the first one is written. If it is the embedding table,
+            only PEFT's copy of it has such a name.
         norms: names of the norms of a block by their path in it.
     """
     backbone = getattr(model, "backbone", model)
