@@ -20,9 +20,11 @@ from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import Preprocess, as_tuple, class_weights
 from kmodels.data.pipeline.device_put import device_put
+from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
 from kmodels.data.pipeline.pipeline import Pipeline, check_batch
 from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, FitRequest, Method, RunningFit
+from kmodels.data.pipeline.shard import BatchSharding, Shard
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import followers
 from kmodels.weights import deferred
@@ -106,6 +108,8 @@ _predictions = dispatch.backend_module(
 )
 # The first base of a task, with its `train_step`.
 TaskStep: Any = backend.TaskStep
+
+_NO_BATCH = "the data gave no batch; give at least one"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -238,7 +242,7 @@ def run_request(
     pipelines = [one for one in (data, request.validation_data) if one is not None]
     try:
         for one in pipelines:
-            one.model = model
+            one.give_to(model)
         result = _METHODS[method](model, request)
     finally:
         for one in pipelines:
@@ -289,7 +293,7 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     logs: Any = {}
     epoch_logs: dict[str, Any] = {}
     try:
-        step = step_of(model, "train")
+        model.make_train_function()  # As in Keras, before callbacks begin.
         data.clock.last_output = lambda: step.last_output
         model.stop_training = False
         callbacks.on_train_begin()
@@ -300,7 +304,7 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             data.set_epoch(epoch)
-            step = step_of(model, "train")  # a callback may have changed the model
+            step = step_of(model, "train")  # A callback may have changed the model.
             is_over = False
             if data.continued is not None:
                 logs = dict.fromkeys(data.continued.log_names, 0.0)
@@ -412,7 +416,7 @@ def _predict(model: keras.Model, request: FitRequest) -> Any:
                 break
     callbacks.on_predict_end()
     if not found:
-        raise InputError("the data gave no batch; give at least one")
+        raise InputError(_NO_BATCH)
     return _joined(found)
 
 
@@ -465,7 +469,7 @@ class Epochs:
         """Returns the first batch of a pass that is for nothing else, on the host."""
         for batch in self.data.batches(placed=False):
             return batch
-        raise InputError("the data gave no batch; give at least one")
+        raise InputError(_NO_BATCH)
 
     def build_for(self, batch: Tree) -> None:
         """Has the model make what it lacks now, before a step is traced, for this batch."""
@@ -640,6 +644,11 @@ def _placed(model: keras.Model, batch: tuple) -> Any:
 _METHODS = {Method.FIT: _fit, Method.EVALUATE: _evaluate, Method.PREDICT: _predict}
 
 
+def _preprocessor(model: "Loop") -> Preprocess | None:
+    # No class attribute: torch looks for a layer of this name only after those of the class.
+    return getattr(model, "preprocessor", None)
+
+
 class Loop(keras.Model if TYPE_CHECKING else object):
     """First base of a model whose `fit` and its like are this file's.
 
@@ -654,7 +663,6 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     """
 
     follows_changes = True
-    # Without a value here: torch looks for a layer of this name after the attributes of the class.
     preprocessor: Any
     split = staticmethod(as_tuple)
     builds_first = False
@@ -681,14 +689,14 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
         """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
-        if arrays.is_empty(x, getattr(self, "preprocessor", None)):
+        if arrays.is_empty(x, _preprocessor(self)):
             return self.predict_on_batch(x)
         return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
     def _run(self, request: FitRequest) -> Any:
         if deferred.used:
             deferred.check(self, request.method)
-        return run_request(self, request, getattr(self, "preprocessor", None), self.split)
+        return run_request(self, request, _preprocessor(self), self.split)
 
     @like(keras.Model.train_on_batch)
     def train_on_batch(
@@ -728,7 +736,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
         if deferred.used:
             deferred.check(self, method)
-        batch = kinds.one_batch(parts, getattr(self, "preprocessor", None))
+        batch = kinds.one_batch(parts, _preprocessor(self))
         check_batch(self, batch)
         return *batch, *(None,) * (len(parts) - len(batch))
 
@@ -769,3 +777,26 @@ class Predicts:
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
         request = FitRequest.of(Method.PREDICT, x=x, **kwargs)
         return run_request(self, request, over_mesh=False)  # type: ignore[arg-type]
+
+
+class WholeBatches(Pipeline):
+    """Fills the last batch up with rows of no weight.
+
+    A shorter last batch would be compiled again on JAX, and does not divide over a mesh. The other
+    rows weigh a little more than 1, so that averages over the padded number of rows, which is how
+    Keras averages losses, are averages over the real ones. Metrics must be `weighted_metrics`.
+    Each process has its rows of every batch over a mesh.
+
+    Args:
+        loader: a `kmodels.data.ImageLoader` that does not shuffle.
+
+    Attributes:
+        samples: images of all processes.
+    """
+
+    def __init__(self, loader: IndexedBatches):
+        plan = current()
+        rule = BatchSharding() if plan is None else plan.rule()
+        shard = Shard(Numbered(loader), rule, Method.EVALUATE, None)
+        super().__init__(shard.source, shard=shard)
+        self.loader = loader

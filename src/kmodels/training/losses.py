@@ -1,7 +1,8 @@
 """Losses that Keras lacks: of pairs, of pixels, of self-distillation; and a warning of logits."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -543,3 +544,32 @@ def _of_probabilities(loss: Any) -> str | None:
     if isinstance(loss, _OF_PROBABILITIES):
         return None if loss.get_config().get("from_logits") else type(loss).__name__
     return _BY_FUNCTION.get(loss) if callable(loss) else None
+
+
+class InsideStep:
+    """Switch what a model gives inside a step: what its own loss needs, in place of its output.
+
+    An object of its own, which Keras does not track.
+
+    Attributes:
+        chosen: whether `compile` chose the model's own loss.
+    """
+
+    def __init__(self, chosen: bool = False) -> None:
+        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
+        self._inside = 0
+        self.chosen = chosen
+
+    @contextmanager
+    def inside_step(self) -> Iterator[None]:
+        """Switches inside the block, if the model's own loss was chosen."""
+        self._inside += self.chosen
+        try:
+            yield
+        finally:
+            self._inside -= self.chosen
+
+    @property
+    def active(self) -> bool:
+        """True inside a step with the model's own loss."""
+        return self._inside > 0

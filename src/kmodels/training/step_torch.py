@@ -11,7 +11,7 @@ import torch
 from kmodels.core import keras_internals, numbers_torch
 from kmodels.core.types import Tree
 from kmodels.layers import block_compile
-from kmodels.training.step.metrics import rows
+from kmodels.training.objectives import rows
 
 
 class TaskStep(keras.Model if TYPE_CHECKING else object):
@@ -44,6 +44,16 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
         if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
             self.parallel.begin(self)
         return super().make_train_function(force)
+
+    @property
+    def weights(self) -> list[Any]:
+        """All weights in Keras' order; every step asks for them twice."""
+        return keras_internals.weights_below(self)
+
+    @property
+    def losses(self) -> list[Any]:
+        """Keras' list of `add_loss` values and regularizers, which most models lack."""
+        return super().losses if keras_internals.has_losses(self) else []
 
     def get_metrics_result(self) -> Any:
         """Returns the results over the rows of all processes."""

@@ -13,7 +13,7 @@ from kmodels.models.vit.mae_layers import MAEDecoder, PatchMasking, Sines
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
-from kmodels.training.inside_step import InsideStep
+from kmodels.training.losses import InsideStep
 
 
 def check_backbone(backbone: ViTBackbone, patches: int, mask_ratio: float) -> None:

@@ -23,10 +23,9 @@ from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPrepro
 from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
 from kmodels.models.vit.segmentation.segments import Segments
 from kmodels.task import Compiled
-from kmodels.training.inside_step import InsideStep
-from kmodels.training.matching.criterion import SetCriterion
-from kmodels.training.matching.targets import labels_of
+from kmodels.training.losses import InsideStep
 from kmodels.training.metrics import MeanIoU
+from kmodels.training.set_criterion import SetCriterion, labels_of
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

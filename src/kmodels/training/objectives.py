@@ -1,6 +1,7 @@
-"""The objectives of a step: one loss each, what it trains, and with which optimizer."""
+"""The objectives of a step: one loss each, what it trains, by which optimizer, and its metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -8,9 +9,100 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
-from kmodels.core.types import Tree
-from kmodels.training.optim.other_variables import follow_variables
-from kmodels.training.step.averages import Averages, WeightAverage
+from kmodels.core.types import MetricsLike, Tensor, Tree
+from kmodels.training.other_variables import follow_variables
+
+
+@dataclass(frozen=True)
+class WeightAverage:
+    """Says which model another one follows: w <- momentum * w + (1 - momentum) * followed.
+
+    Args:
+        of: name of the model that is followed.
+        momentum: share of its own that it keeps at each step, from 0 to 1; or a function of the
+            number of steps made before, a float32 scalar, that gives it.
+
+    Raises:
+        InputError: for a number out of range.
+    """
+
+    of: str
+    momentum: float | Callable[[Any], Any] = 0.996
+
+    def __post_init__(self) -> None:
+        if not callable(self.momentum) and not 0 <= self.momentum <= 1:
+            raise InputError(f"momentum is {self.momentum}; give 0 to 1, or a function of the step")
+
+    def at(self, step: Tensor) -> Any:
+        """Returns the momentum after so many steps, a float32 scalar."""
+        found = self.momentum(step) if callable(self.momentum) else self.momentum
+        return keras.ops.cast(found, "float32")
+
+
+class Averages:
+    """All models of a step that follow others.
+
+    Args:
+        models: the models of the step, by name.
+        given: by name of the model that follows.
+        trained: names of models that an objective trains.
+
+    Raises:
+        InputError: for names that are not of models, and a model that is trained too.
+    """
+
+    def __init__(self, models: Any, given: Mapping[str, WeightAverage] | None, trained: set[str]):
+        self.rules = dict(given or {})
+        self.models = models
+        self.pairs: list[tuple[WeightAverage, Any, Any]] = []
+        for name, rule in self.rules.items():
+            for wanted in (name, rule.of):
+                if not isinstance(models, Mapping) or not isinstance(
+                    models.get(wanted), keras.layers.Layer
+                ):
+                    raise InputError(
+                        f"averages name {wanted!r}, which is not a model of the step; give models "
+                        "by name, and names of theirs"
+                    )
+            if name in trained:
+                raise InputError(
+                    f"{name} follows {rule.of} and is trained too; name in train the models that "
+                    "an optimizer moves"
+                )
+
+    def build(self) -> None:
+        """Pairs the weights, once the models have them.
+
+        Raises:
+            InputError: where the two models do not have weights of the same shapes.
+        """
+        self.pairs = []
+        for name, rule in self.rules.items():
+            one, other = self.models[name].weights, self.models[rule.of].weights
+            if [tuple(w.shape) for w in one] != [tuple(w.shape) for w in other]:
+                raise InputError(
+                    f"{name} cannot follow {rule.of}, whose weights have other shapes; make both "
+                    "from the same settings"
+                )
+            self.pairs += [(rule, w, v) for w, v in zip(one, other, strict=True)]
+
+    @property
+    def moved(self) -> list[Any]:
+        """The weights that follow."""
+        return [weight for _, weight, _ in self.pairs]
+
+    def move(self, iterations: Any) -> None:
+        """Moves all of them; `iterations` counts the step that was just made."""
+        if not self.pairs:
+            return
+        ops = keras.ops
+        step = ops.cast(ops.convert_to_tensor(iterations), "float32") - 1.0
+        momenta = {id(rule): rule.at(step) for rule, _, _ in self.pairs}
+        for rule, weight, followed in self.pairs:
+            old, new = (ops.cast(ops.convert_to_tensor(w), "float32") for w in (weight, followed))
+            found = new + (old - new) * momenta[id(rule)]
+            weight.assign(ops.cast(found, weight.dtype))
+
 
 # The name of the only objective.
 ONLY = ""
@@ -369,3 +461,131 @@ class Optimizers(keras.optimizers.Optimizer):
             name: keras.optimizers.serialize(optimizer)
             for name, optimizer in self.by_player.items()
         }
+
+
+Results = dict[str, tuple[Any, dict[str, Any]]]
+
+
+class Running:
+    """The metrics of a step, made when its first batch is looked at.
+
+    Args:
+        objectives: their names; where there are several, the average of each one's loss is kept.
+        given: metrics, or metrics by name.
+
+    Attributes:
+        built: whether the averages are there.
+
+    Raises:
+        InputError: for things that are no metrics.
+    """
+
+    def __init__(self, objectives: Iterable[str], given: MetricsLike = None):
+        self.given = _by_name(given)
+        self.losses = {name: f"{name}_loss" for name in objectives if name != ONLY}
+        self.means: dict[str, Any] = {}
+        self.built = False
+
+    @property
+    def metrics(self) -> list[Any]:
+        """All of them."""
+        return [*self.means.values(), *self.given.values()]
+
+    def update(self, results: Results, rows: Tensor | int) -> list[Any]:
+        """Takes in what the objectives returned.
+
+        Args:
+            results: loss and logs by objective.
+            rows: examples of the batch, which is how much an average counts it.
+
+        Returns:
+            The metrics that were fed.
+
+        Raises:
+            InputError: for a log that does not fit.
+        """
+        fed = [
+            self._average(self.losses[objective], loss, rows)
+            for objective, (loss, _) in results.items()
+            if objective in self.losses
+        ]
+        for objective, (_, logs) in results.items():
+            for name, value in logs.items():
+                metric = self._feed(name, value, rows)
+                if any(metric is other for other in fed):
+                    raise InputError(
+                        f"{objective} logs {name!r} as another objective does; rename one"
+                    )
+                fed.append(metric)
+        return fed
+
+    def check(self, fed: list[Any]) -> None:
+        """Raises `InputError` where a metric given to `compile` was not fed."""
+        for name, metric in self.given.items():
+            if not any(metric is other for other in fed):
+                raise InputError(
+                    f"compile got the metric {name!r}, which no loss function logs; return what "
+                    f'it takes, as in (loss, {{"{name}": (y, logits)}})'
+                )
+
+    def _feed(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
+        if name in self.given:
+            self.given[name].update_state(*(value if isinstance(value, tuple) else (value,)))
+            return self.given[name]
+        if name == "loss" or name in self.losses.values():
+            raise InputError(f"{name!r} is logged already; give that log another name")
+        if isinstance(value, tuple):
+            raise InputError(
+                f"{name!r} is logged as {len(value)} values, and compile got no metric of that "
+                "name; log a scalar, or give the metric to compile"
+            )
+        value = keras.ops.convert_to_tensor(value)
+        if len(value.shape):
+            raise InputError(
+                f"{name!r} is logged with shape {tuple(value.shape)}; log a scalar, such as its "
+                "keras.ops.mean"
+            )
+        return self._average(name, value, rows)
+
+    def _average(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
+        if name not in self.means:
+            if self.built:
+                raise InputError(
+                    f"{name!r} is not among the logs of the first batch in training: "
+                    f"{', '.join(self.means)}; log it there too"
+                )
+            self.means[name] = keras.metrics.Mean(name=name)
+        self.means[name].update_state(value, sample_weight=rows)
+        return self.means[name]
+
+
+def logged(metrics: Iterable[Any]) -> dict[str, Any]:
+    """Returns their results by name; one that has several gives each."""
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        result = metric.result()
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
+
+
+def rows(batch: Tree) -> Any:
+    """Returns how many examples are in a batch: the first size of its first array."""
+    for part in keras.tree.flatten(batch):
+        if part is not None:
+            return keras.ops.shape(part)[0] if len(part.shape) else 1
+    raise InputError("the data gave an empty batch; give at least one array")
+
+
+def _by_name(given: MetricsLike) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        named = dict(given)
+    else:
+        parts = [] if given is None else given if isinstance(given, list | tuple) else [given]
+        named = {getattr(part, "name", str(part)): part for part in parts}
+    for name, part in named.items():
+        if not isinstance(part, keras.metrics.Metric):
+            raise InputError(
+                f"compile got {part!r} as the metric {name!r}; give a keras.metrics object, which "
+                "the log of that name is given to"
+            )
+    return named

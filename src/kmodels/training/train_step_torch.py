@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import torch
 
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.objectives import LossFunction, Objective, Objectives
+from kmodels.training.objectives import LossFunction, Objective, Objectives, Results, logged, rows
 from kmodels.training.step_torch import TaskStep
 
 
@@ -116,3 +115,27 @@ class Step(Loop, TaskStep, keras.Model):
         for layer in self._players.layers if "_players" in vars(self) else ():
             layer.train(mode)
         return super().train(mode)  # type: ignore[misc]
+
+
+if TYPE_CHECKING:
+    from kmodels.training.train_step import TrainState
+
+
+class State:
+    """Nothing beside the variables."""
+
+    def write_back(self) -> None:
+        """Does nothing: the values are in the variables."""
+
+
+def compiled(
+    losses: Mapping[str, LossFunction], jit_compile: bool | str
+) -> Callable[[Any, Any], Results]:
+    """Takes a state, which is moved, and a batch, and returns what the objectives returned."""
+    del jit_compile  # Blocks and models are compiled by themselves.
+
+    def run(state: "TrainState", batch: Tree) -> Results:
+        state.watch.state()
+        return advance(state.objectives, losses, batch)
+
+    return run

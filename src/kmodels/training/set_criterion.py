@@ -1,5 +1,6 @@
 """The loss of a set of masks, matched with those of the image (Cheng et al. 2022)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -8,8 +9,260 @@ import keras
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
-from kmodels.training.matching.points import at_own_points, at_shared_points, rows_of
-from kmodels.training.matching.targets import Targets, targets_of
+
+
+def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
+    """Returns the four pixels around each point, and what each counts.
+
+    Pixels are centered, and what lies outside of the map counts as zero: `grid_sample` with
+    `align_corners=False` and its padding of zeros.
+
+    Args:
+        points: (..., 2), (x, y) from 0 to 1.
+        size: (height, width) of the map.
+
+    Returns:
+        Four pairs of int32 numbers of pixels, row by row, and weights, both (...).
+    """
+    ops, (height, width) = keras.ops, size
+    points = ops.convert_to_tensor(points)
+    x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
+    left, top = ops.floor(x), ops.floor(y)
+    found = []
+    for down in (0, 1):
+        for along in (0, 1):
+            column, row = left + along, top + down
+            weight = (1 - ops.abs(x - column)) * (1 - ops.abs(y - row))
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            index = ops.clip(row, 0, height - 1) * width + ops.clip(column, 0, width - 1)
+            found.append((ops.cast(index, "int32"), ops.where(inside, weight, 0.0)))
+    return found
+
+
+def rows_of(x: Tensor, index: Tensor) -> Any:
+    """Returns chosen rows of each example.
+
+    Args:
+        x: (B, N, ...), where N is known.
+        index: int32 (B, K).
+
+    Returns:
+        (B, K, ...).
+    """
+    ops, (length, *rest) = keras.ops, tuple(x.shape)[1:]
+    batch = ops.shape(x)[0]
+    start = ops.expand_dims(ops.arange(batch, dtype="int32") * length, 1)
+    flat = ops.reshape(x, (-1, *rest))
+    found = ops.take(flat, ops.reshape(ops.cast(index, "int32") + start, (-1,)), axis=0)
+    return ops.reshape(found, (batch, index.shape[1], *rest))
+
+
+def at_shared_points(maps: Tensor, points: Tensor) -> Any:
+    """Returns what all maps of an example have at the same points.
+
+    Args:
+        maps: floating (B, N, H, W).
+        points: (B, P, 2).
+
+    Returns:
+        (B, N, P).
+    """
+    ops = keras.ops
+    _, number, height, width = maps.shape
+    pixels = ops.reshape(ops.transpose(maps, (0, 2, 3, 1)), (-1, height * width, number))
+    found = sum(
+        rows_of(pixels, index) * ops.expand_dims(weight, 2)
+        for index, weight in corners(points, (height, width))
+    )
+    return ops.transpose(found, (0, 2, 1))
+
+
+def at_own_points(maps: Tensor, points: Tensor) -> Any:
+    """Returns what each map has at points of its own.
+
+    Args:
+        maps: floating (B, N, H, W).
+        points: (B, N, P, 2).
+
+    Returns:
+        (B, N, P).
+    """
+    ops = keras.ops
+    _, number, height, width = maps.shape
+    pixels = ops.reshape(maps, (-1, number, height * width))
+    return sum(
+        ops.take_along_axis(pixels, index, axis=2) * weight
+        for index, weight in corners(points, (height, width))
+    )
+
+
+# Of segments that are given as masks with classes.
+KEYS = ("mask_labels", "class_labels")
+
+
+class Targets:
+    """Masks of each image, at most T, with their classes.
+
+    Args:
+        classes: int32 (B, T); -1 where an image has fewer.
+
+    Attributes:
+        valid: bool (B, T), whether there is a mask.
+    """
+
+    def __init__(self, classes: Tensor):
+        self.classes = keras.ops.cast(classes, "int32")
+        self.valid = self.classes >= 0
+
+    def at_shared_points(self, points: Tensor) -> Any:
+        """Returns how far each mask covers points (B, P, 2) of its image: float32 (B, T, P)."""
+        raise NotImplementedError
+
+    def at_own_points(self, points: Tensor) -> Any:
+        """Returns how far each mask covers points of its own, (B, T, P, 2): float32 (B, T, P)."""
+        raise NotImplementedError
+
+
+class MaskTargets(Targets):
+    """Masks as they are; they may overlap.
+
+    Args:
+        masks: (B, T, H, W), zeros and ones.
+        classes: see `Targets`.
+    """
+
+    def __init__(self, masks: Tensor, classes: Tensor):
+        super().__init__(classes)
+        self.masks = keras.ops.cast(masks, "float32")
+
+    def at_shared_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        return at_shared_points(self.masks, points)
+
+    def at_own_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        return at_own_points(self.masks, points)
+
+
+class LabelTargets(Targets):
+    """The classes that are in a mask of labels, each with all of its pixels.
+
+    The masks themselves are never made: a pixel is looked up where a point lies.
+
+    Args:
+        labels: whole numbers (B, H, W); those that are no class count for nothing.
+        num_classes: number of classes.
+        most: classes of an image that are kept, those with the most pixels.
+    """
+
+    def __init__(self, labels: Tensor, num_classes: int, most: int):
+        ops = keras.ops
+        labels = ops.cast(labels, "int32")
+        self.size = tuple(labels.shape)[1:]
+        self.labels = ops.reshape(labels, (-1, self.size[0] * self.size[1]))
+        counts = _counts(self.labels, num_classes)
+        amounts, order = ops.top_k(counts, min(most, num_classes))
+        super().__init__(ops.where(amounts > 0, ops.cast(order, "int32"), -1))
+
+    def at_shared_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        ops, found = keras.ops, 0.0
+        own = ops.expand_dims(self.classes, 2)
+        for index, weight in corners(points, self.size):
+            held = ops.take_along_axis(self.labels, index, axis=1)
+            found += ops.where(ops.expand_dims(held, 1) == own, ops.expand_dims(weight, 1), 0.0)
+        return found
+
+    def at_own_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        ops, found = keras.ops, 0.0
+        own = ops.expand_dims(self.classes, 2)
+        for index, weight in corners(points, self.size):
+            flat = ops.reshape(index, (-1, index.shape[1] * index.shape[2]))
+            held = ops.take_along_axis(self.labels, flat, axis=1)
+            held = ops.reshape(held, (-1, *index.shape[1:]))
+            found += ops.where(held == own, weight, 0.0)
+        return found
+
+
+def _counts(labels: Tensor, num_classes: int) -> Any:
+    """Returns the pixels of each class, int32 (B, num_classes)."""
+    ops = keras.ops
+    batch = ops.shape(labels)[0]
+    there = ops.logical_and(labels >= 0, labels < num_classes)
+    start = ops.expand_dims(ops.arange(batch, dtype="int32") * num_classes, 1)
+    cells = ops.where(there, labels, 0) + start
+    added = ops.zeros((batch * num_classes,), "int32")
+    found = ops.scatter_update(
+        added,
+        ops.reshape(cells, (-1, 1)),
+        ops.reshape(ops.cast(there, "int32"), (-1,)),
+        reduction="add",
+    )
+    return ops.reshape(found, (-1, num_classes))
+
+
+def targets_of(y: Tree, num_classes: int, most: int, ignore_class: int | None = None) -> Targets:
+    """Returns what labels of a step mean.
+
+    Args:
+        y: masks of labels (B, H, W) or (B, H, W, 1), or a dictionary of "mask_labels"
+            (B, T, H, W) and "class_labels" (B, T).
+        num_classes: number of classes.
+        most: masks of an image that can be predicted.
+        ignore_class: label of pixels that belong to no target, or None.
+
+    Raises:
+        InputError: for labels in another form.
+    """
+    if isinstance(y, Mapping):
+        return MaskTargets(*parts_of(y))
+    labels = labels_of(y)
+    if ignore_class is not None:
+        labels = keras.ops.where(labels == ignore_class, -1, labels)
+    return LabelTargets(labels, num_classes, most)
+
+
+def labels_of(y: Tree, none: int = -1) -> Any:
+    """Returns the label of each pixel; of masks that overlap the first one's.
+
+    Args:
+        y: as of `targets_of`.
+        none: label of pixels that no mask has.
+
+    Returns:
+        int32 (B, H, W).
+
+    Raises:
+        InputError: for labels in another form.
+    """
+    ops = keras.ops
+    if isinstance(y, Mapping):
+        masks, classes = parts_of(y)
+        classes = ops.cast(classes, "int32")
+        there = ops.cast(masks, "bool") & ops.expand_dims(classes >= 0, (2, 3))
+        first = ops.argmax(ops.cast(there, "int32"), axis=1)
+        shape = ops.shape(first)
+        held = ops.take_along_axis(classes, ops.reshape(first, (shape[0], -1)), axis=1)
+        return ops.where(ops.any(there, axis=1), ops.reshape(held, shape), none)
+    labels: Any = y
+    shape = tuple(labels.shape)
+    if len(shape) == 4 and shape[-1] == 1:
+        labels, shape = labels[..., 0], shape[:-1]
+    if len(shape) != 3:
+        raise InputError(
+            f"labels have shape {shape}; give (B, H, W), or mask_labels and class_labels"
+        )
+    return ops.cast(labels, "int32")
+
+
+def parts_of(y: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns masks and classes of labels by name; raises `InputError` for other names."""
+    if set(y) != set(KEYS):
+        raise InputError(
+            f"labels have the keys {', '.join(map(str, y))}; give {' and '.join(KEYS)}"
+        )
+    return y[KEYS[0]], y[KEYS[1]]
 
 
 class AssignmentBackend(Protocol):
@@ -20,7 +273,7 @@ class AssignmentBackend(Protocol):
         ...
 
 
-_backend = backend_module("kmodels.training.matching.criterion", AssignmentBackend, optional=True)
+_backend = backend_module("kmodels.training.set_criterion", AssignmentBackend, optional=True)
 
 
 def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:

@@ -7,7 +7,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.types import LearningRateLike, Tensor
-from kmodels.training.optim.param_groups import ParamGroupOptimizer
+from kmodels.training.param_groups import ParamGroupOptimizer
 
 
 class OptimizersBackend(Protocol):
@@ -24,7 +24,7 @@ class OptimizersBackend(Protocol):
         ...
 
 
-_native = backend_module("kmodels.training.optim.optimizers", OptimizersBackend, optional=True)
+_native = backend_module("kmodels.training.optimizers", OptimizersBackend, optional=True)
 if TYPE_CHECKING or _native is None:
     _AdamW, _SGD = keras.optimizers.AdamW, keras.optimizers.SGD
 else:
