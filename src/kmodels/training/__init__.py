@@ -1,4 +1,4 @@
-"""Training: optimizers, schedules, checkpoints, custom steps, and what a run writes.
+"""Training: optimizers, schedules, checkpoints, custom steps, and the files of a run.
 
 Nothing is imported until it is asked for, because the rooms that these names come from import
 `kmodels.training` themselves.

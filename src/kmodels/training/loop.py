@@ -1,8 +1,7 @@
 """The training loop: `fit`, `evaluate` and `predict` of every task, TrainStep and Keras model.
 
-A step is in `step_<backend>.py`, and what it computes in the model's own `train_step`. The position
-of a run is the number of its epoch, that of the batch in it, and the state of the loader;
-`kmodels.checkpoint` saves it, and has an epoch begin there.
+`step_<backend>.py` runs a step, and the model's `train_step` computes it. The position of a run is
+(epoch, batch, state of the loader); `kmodels.checkpoint` saves it and lets an epoch begin there.
 """
 
 import inspect
@@ -31,7 +30,7 @@ from kmodels.weights import deferred
 
 
 class Step(Protocol):
-    """Steps of one pass over data; a context in which they may hold values of the variables."""
+    """The steps of one pass over data; inside its context it may hold values of variables."""
 
     last_output: Any
 
@@ -48,12 +47,12 @@ class StepBackend(Protocol):
 
     @property
     def Step(self) -> type[Step]:
-        """Is the class of steps."""
+        """The class of steps."""
         ...
 
     @property
     def TaskStep(self) -> type[Any]:
-        """Is the first base of a task, with its `train_step`."""
+        """The first base of a task, with its `train_step`."""
         ...
 
     def compiled(self, model: keras.Model, kind: str) -> Callable[..., Any]:
@@ -61,7 +60,7 @@ class StepBackend(Protocol):
         ...
 
     def build_to_predict(self, model: keras.Model, batch: Callable[[], Tree]) -> None:
-        """Makes the variables of a model that nobody has called, if its first step cannot."""
+        """Creates the variables of a model that was never called, if its first step cannot."""
         ...
 
     def joined(self, parts: Sequence[Any]) -> Any:
@@ -70,7 +69,7 @@ class StepBackend(Protocol):
 
 
 class ReplicasBackend(Protocol):
-    """A backend whose replicas have variables that only one scope can make."""
+    """A backend whose replicas have variables that must be created in one scope."""
 
     def build(
         self,
@@ -79,12 +78,12 @@ class ReplicasBackend(Protocol):
         first: Callable[[], Tree],
         at_once: bool,
     ) -> None:
-        """Calls `make` with a function that returns what one replica gets of `first()`."""
+        """Calls `make` with a function that returns the part of `first()` for one replica."""
         ...
 
 
 class PredictionsBackend(Protocol):
-    """Predictions of several processes, on a backend where each has its own rows."""
+    """Predictions of several processes, on a backend whose processes feed different rows."""
 
     def begin(self, model: keras.Model) -> None:
         """Prepares the model's `predict` for `of_all`."""
@@ -95,8 +94,8 @@ class PredictionsBackend(Protocol):
 
         Args:
             outputs: nested arrays whose rows are those of this process.
-            rows: rows of a batch that each process feeds.
-            shards: how many processes feed other rows.
+            rows: rows of a batch from each process.
+            shards: number of processes that feed different rows.
         """
         ...
 
@@ -116,16 +115,16 @@ R = TypeVar("R")
 
 
 def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Gives a method the parameters of one of `keras.Model`, by place and by name.
+    """Gives a method the signature of a method of `keras.Model`.
 
-    `fit(x, y, 32, 5)` then means what it does in Keras, and arguments that a later Keras adds are
-    taken too.
+    `fit(x, y, 32, 5)` then means the same as in Keras, and arguments that a later Keras adds are
+    accepted too.
 
     Args:
         original: the method of `keras.Model`.
 
     Returns:
-        A decorator. The method under it gets by name what was given, and no defaults.
+        A decorator. Its method gets the arguments of the call by name, and no defaults.
     """
     given = list(inspect.signature(original).parameters.values())
     rest = [p.name for p in given if p.kind is p.VAR_KEYWORD]
@@ -148,41 +147,40 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
 
 @like(keras.Model.fit)
 def fit(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-    """Trains any Keras model, as its own `fit` does, by the loop of kmodels.
+    """Trains any Keras model with the loop of kmodels.
 
         model = keras.Sequential([keras.layers.Dense(10)])
         model.compile("adam", "mse")
         kmodels.fit(model, x, y, epochs=3, callbacks=[kmodels.callbacks.Checkpoint("runs/first")])
 
-    What it adds: any data on every backend, and a Checkpoint that continues within an epoch, where
-    one in Keras' own `fit` continues at the beginning of an epoch. Logs, callbacks and weights are
-    those of Keras.
+    Unlike Keras' own `fit` it accepts any data on every backend, and a Checkpoint resumes within an
+    epoch, not only at the beginning of one. Logs, callbacks and weights equal those of Keras.
 
     Args:
         model: compiled: functional, sequential, or subclassed with its own `train_step`,
             `compute_loss` or `compute_metrics`.
         x: as in `kmodels.models.ViTImageClassifier.fit`.
-        y: labels, where x is arrays.
+        y: labels, if x is arrays.
         **kwargs: as in `keras.Model.fit`, by place or by name.
 
     Returns:
         A `keras.callbacks.History`.
 
     Raises:
-        InputError: if the model is not compiled, or for data that no backend takes.
+        InputError: if the model is not compiled, or the data is not supported.
     """
     return _by_loop(model, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
 
 
 @like(keras.Model.evaluate)
 def evaluate(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-    """Evaluates any Keras model on what `kmodels.fit` takes, see `keras.Model.evaluate`."""
+    """Evaluates any Keras model on any data of `kmodels.fit`, see `keras.Model.evaluate`."""
     return _by_loop(model, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
 
 @like(keras.Model.predict)
 def predict(model: keras.Model, x: Data, **kwargs: Any) -> Any:
-    """Predicts with any Keras model on what `kmodels.fit` takes, see `keras.Model.predict`."""
+    """Predicts with any Keras model on any data of `kmodels.fit`, see `keras.Model.predict`."""
     return _by_loop(model, FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
 
@@ -199,22 +197,21 @@ def run_request(
     split: Callable[[Any], tuple] = as_tuple,
     over_mesh: bool = True,
 ) -> Any:
-    """Runs `fit`, `evaluate` or `predict` by the loop; over a mesh, in each process on its rows.
+    """Runs `fit`, `evaluate` or `predict`; over a mesh each process takes its own rows.
 
     Args:
-        model: whose method it is.
-        request: what it is asked for.
+        model: any Keras model.
+        request: the method and its arguments.
         preprocess: see `kmodels.data.as_dataset`.
         split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
-        over_mesh: False leaves a mesh in force aside.
+        over_mesh: False ignores the mesh in force.
 
     Returns:
         The result of the method; predictions are those of all processes, in the order of the data.
 
     Raises:
-        InputError: for data that the method cannot take; over a mesh if it does not divide the
-            batches, if processes were given other data, or if a callback or a metric cannot work
-            so.
+        InputError: for unsupported data; over a mesh also if the mesh does not divide the batches,
+            the processes got different data, or a callback or a metric does not support it.
     """
     from kmodels.data.pipeline import kinds
 
@@ -351,7 +348,7 @@ def _evaluate(model: keras.Model, request: FitRequest) -> Any:
         request: as in `_fit`.
 
     Returns:
-        The loss and the metrics: by name, in a list, or a number where there is no metric.
+        The loss and the metrics: by name, in a list, or one number if there is no metric.
 
     Raises:
         InputError: if the model is not compiled.
@@ -428,13 +425,12 @@ class Epochs:
     """The batches of one call, epoch by epoch.
 
     Args:
-        model: that takes them.
-        data: gives the batches of a pass.
-        steps: batches of an epoch, which then may begin and end within a pass over the data; None
-            for one pass.
+        model: the model that is trained or evaluated.
+        data: yields the batches of a pass.
+        steps: batches per epoch; epochs may then begin and end within a pass. None for one pass.
 
     Attributes:
-        continued: where the epoch that comes next begins, if it was cut.
+        continued: position at which the next epoch begins if it was interrupted, or None.
     """
 
     continued: Continued | None = None
@@ -452,11 +448,11 @@ class Epochs:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has, or None if that is not known yet."""
+        """Batches per epoch, or None if not known yet."""
         return self.steps_per_epoch or self._batches_of_pass
 
     def build(self) -> None:
-        """Has the model make what it lacks, for a batch that is read only if something lacks."""
+        """Builds the missing parts of the model; a batch is read only if some are missing."""
 
         def first() -> Any:
             self.data.on_epoch_begin()
@@ -466,33 +462,33 @@ class Epochs:
         self.restart()
 
     def example(self) -> Any:
-        """Returns the first batch of a pass that is for nothing else, on the host."""
+        """Returns the first batch of a separate pass, on the host."""
         for batch in self.data.batches(placed=False):
             return batch
         raise InputError(_NO_BATCH)
 
     def build_for(self, batch: Tree) -> None:
-        """Has the model make what it lacks now, before a step is traced, for this batch."""
+        """Builds the missing parts of the model for a batch, before a step is traced."""
         build(self._model, lambda: batch, at_once=True)
 
     def begin(self) -> None:
-        """Lets batches be made ahead, as no more of them are read to build the model."""
+        """Allows prefetching: no more batches are read to build the model."""
         self.data.start()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the data which epoch comes next, unless its passes are not the epochs."""
+        """Sets the next epoch of the data, if one epoch is one pass."""
         if not self.steps_per_epoch:
             self.data.set_epoch(epoch)
         self.clock.begin_epoch()
 
     def restart(self) -> None:
-        """Has the next epoch begin with a new pass."""
+        """Makes the next epoch begin with a new pass."""
         self._pass, self._taken = None, 0
         self._batches_of_pass = self.data.num_batches
         self.data.on_epoch_end()
 
     def go_on(self) -> None:
-        """Brings the data of an epoch that was cut to its next batch."""
+        """Moves the data of an interrupted epoch to its next batch."""
         done, self.continued = self.continued, None
         assert done is not None  # `fit` asks for it
         replays = done.place()
@@ -508,9 +504,9 @@ class Epochs:
             self._pass, self._taken = self.data.batches(), 0
 
     def epoch(self) -> Iterator[tuple[int, int, list[Any]]]:
-        """Yields the batches of each execution of steps, after the numbers of its first and last.
+        """Yields (number of the first batch, number of the last batch, batches) of each execution.
 
-        Keras counts the last execution as a whole one, too, if the data ends within it.
+        Like Keras, it counts the last execution as complete even if the data ends within it.
         """
         if self._first is None:
             self._begin_epoch()
@@ -542,12 +538,12 @@ class Epochs:
 
 
 def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) -> None:
-    """Has a model make what its first step needs.
+    """Creates the variables that a model's first step needs.
 
     Args:
         model: compiled.
-        first: returns a batch; called only if something is lacking.
-        at_once: also if the trace of the first step would make it, as on TensorFlow.
+        first: returns a batch; called only if something is missing.
+        at_once: creates them now even if the trace of the first step would, as on TensorFlow.
     """
     own = isinstance(model, Loop)
     make = model.build_step if own else partial(keras_internals.symbolic_build, model)
@@ -599,13 +595,13 @@ def _validates(epoch: int, frequency: int | Sequence[int]) -> bool:
 
 
 def _results(model: keras.Model, logs: Any) -> Any:
-    """Returns the averages of an epoch, or the logs of a `train_step` that names others."""
+    """Returns the averages of an epoch, or the logs of a `train_step` with other names."""
     found = model.get_metrics_result()
     return found if isinstance(logs, Mapping) and logs.keys() == found.keys() else logs
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as numbers, in the order of their names, those of a dictionary beside others."""
+    """Returns logs as numbers in the order of their names; nested dictionaries are flattened."""
     found: dict[str, Any] = {}
     for name, value in sorted((logs or {}).items()):
         if isinstance(value, Mapping):
@@ -650,16 +646,16 @@ def _preprocessor(model: "Loop") -> Preprocess | None:
 
 
 class Loop(keras.Model if TYPE_CHECKING else object):
-    """First base of a model whose `fit` and its like are this file's.
+    """First base of a model that is trained by this loop.
 
-    Keras' `make_train_function` and its like stay the place where a subclass prepares a step; a
-    compiled step is made again if the model has changed since.
+    A subclass may prepare a step in `make_train_function`, `make_test_function` or
+    `make_predict_function`, as in Keras; a compiled step is made again if the model has changed.
 
     Attributes:
         follows_changes: see `kmodels.core.traced`.
         preprocessor: called as preprocessor(x, y, sample_weight), or None.
         split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
-        builds_first: True if the first step needs more than its own trace makes on TensorFlow.
+        builds_first: True if on TensorFlow the trace of the first step cannot create all variables.
     """
 
     follows_changes = True
@@ -669,13 +665,13 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
     @like(keras.Model.fit)
     def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Trains, as Keras' `fit` does, on anything that yields batches.
+        """Trains as in Keras, on anything that yields batches.
 
         Args:
             x: arrays, a PyTorch DataLoader, tf.data, grain, a PyDataset, a Hugging Face dataset,
                 any iterable of (x, y) or (x, y, sample_weight) batches, or a function that gives
                 one for each epoch, on every backend.
-            y: labels, where x is arrays.
+            y: labels, if x is arrays.
             **kwargs: as in `keras.Model.fit`, by place or by name; `validation_data` may be any of
                 the above too.
         """
@@ -683,12 +679,12 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Evaluates, as Keras does, on anything that `fit` takes."""
+        """Evaluates as in Keras, on any data of `fit`."""
         return self._run(FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
-        """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
+        """Predicts as in Keras, on any data of `fit`; zero samples are allowed."""
         if arrays.is_empty(x, _preprocessor(self)):
             return self.predict_on_batch(x)
         return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
@@ -707,7 +703,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Trains, as Keras does, on one batch of what `fit` takes, preprocessed as there."""
+        """Trains as in Keras on one batch, preprocessed as in `fit`."""
         x, y, sample_weight = self._one_batch("train_on_batch", x, y, sample_weight)
         if class_weight is not None:
             if sample_weight is not None:
@@ -719,13 +715,13 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     def test_on_batch(
         self, x: Data, y: Data = None, sample_weight: Data = None, return_dict: bool = False
     ) -> Any:
-        """Evaluates, as Keras does, on a batch as `train_on_batch` takes it."""
+        """Evaluates as in Keras on one batch, preprocessed as in `fit`."""
         batch = self._one_batch("test_on_batch", x, y, sample_weight)
         return _on_batch(self, "test", batch, return_dict)
 
     @like(keras.Model.predict_on_batch)
     def predict_on_batch(self, x: Data) -> Any:
-        """Predicts, as Keras does, on a batch as `train_on_batch` takes it."""
+        """Predicts as in Keras on one batch, preprocessed as in `fit`."""
         batch = _placed(self, self._one_batch("predict_on_batch", x)[:1])
         backend.build_to_predict(self, lambda: batch)
         with step_of(self, "predict") as step:
@@ -741,7 +737,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         return *batch, *(None,) * (len(parts) - len(batch))
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step; a new one if the model is not as it was when the last was made."""
+        """Returns Keras' step, a new one if the model has changed since the last was made."""
         traced.follow(self, "train_function")
         return super().make_train_function(force)
 
@@ -756,23 +752,23 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         return super().make_predict_function(force)
 
     def before_use(self) -> None:
-        """Is called before `fit` and its like ask whether the model is compiled."""
+        """Called before the loop tests if the model is compiled."""
 
     def build_step(self, first: Callable[[], Tree]) -> None:
-        """Makes what the first step needs: metrics, slots, layers that are not built.
+        """Creates the metrics, slots and layers that the first step needs.
 
         Args:
-            first: returns a batch; called only if something is lacking.
+            first: returns a batch; called only if something is missing.
         """
         keras_internals.symbolic_build(self, first)
 
 
 class Predicts:
-    """Lets `predict` of a model take no samples too, where Keras' own fails."""
+    """Makes `predict` accept zero samples, for which Keras' own fails."""
 
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
-        """Predicts as Keras does; of no samples it returns no predictions."""
+        """Predicts as in Keras; zero samples give zero predictions."""
         if arrays.is_empty(x, None):
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
         request = FitRequest.of(Method.PREDICT, x=x, **kwargs)

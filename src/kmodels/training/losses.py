@@ -16,11 +16,11 @@ ABSENT = -1e9
 
 
 class PairLoss(keras.losses.Loss):
-    """A loss that is told which rows of a batch are there.
+    """A loss that gets a mask of the rows of a batch that count.
 
     Call:
         y_true: not read; `call` gets (B,) in its place, 0 for rows that weigh nothing.
-        y_pred: what the model gives for the pairs.
+        y_pred: the model's outputs for the pairs.
         sample_weight: (B,), weights of the rows, or None; a row that weighs nothing is not among
             the negatives of the others either.
     """
@@ -50,7 +50,7 @@ class ContrastiveLoss(PairLoss):
     compares its own rows, as in sentence-transformers.
 
     Args:
-        scale: what cosines are multiplied by, the reciprocal of a temperature.
+        scale: factor of the cosines, the reciprocal of a temperature.
         matryoshka_dims: widths to which vectors are cut, each with a loss; None for whole vectors.
         matryoshka_weights: weights of these losses; 1 for each by default.
         reduction: as of `keras.losses.Loss`.
@@ -152,7 +152,7 @@ class ContrastiveLoss(PairLoss):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class CLIPLoss(PairLoss):
-    """Cross-entropy of each image's text among all texts, and of each text's image likewise.
+    """Cross-entropy of each image's text among all texts, and the same from texts to images.
 
     The batch is the whole one on JAX, also over a mesh. On torch and TensorFlow each device
     compares its own rows.
@@ -259,10 +259,10 @@ class PixelCrossentropy(keras.losses.Loss):
     JAX through one-hot labels: an array as large as the logits, which are the largest of a step.
 
     Over several devices the mean is that of the whole batch on JAX; on torch and TensorFlow each
-    device averages over the pixels of its own rows.
+    device averages over its rows' pixels.
 
     Args:
-        ignore_class: label of the pixels that do not count; None where all do.
+        ignore_class: label of pixels that are ignored; None if all count.
         reduction: as of `keras.losses.Loss`; None gives each pixel's loss.
         name: name of the loss.
         **kwargs: of `keras.losses.Loss`.
@@ -343,9 +343,9 @@ class DINOLoss(keras.layers.Layer):
     the models of a `kmodels.training.TrainStep`.
 
     Args:
-        units: width K of what student and teacher give.
+        units: number of prototypes K, the output size of student and teacher.
         student_temperature: the student's logits are divided by it.
-        teacher_temperature: the teacher's logits likewise, after `warmup_steps`.
+        teacher_temperature: the teacher's logits are divided by it, after `warmup_steps`.
         warmup_teacher_temperature: the same at the first step; it changes linearly.
         warmup_steps: number of steps until then; 0 for the last temperature at once.
         center_momentum: share of the old center that stays at each step.
@@ -438,7 +438,7 @@ class DINOLoss(keras.layers.Layer):
     def probabilities(self, teacher: Tensor) -> Any:
         """Returns the teacher's distributions, centered and sharpened: (..., K), float32.
 
-        Sinkhorn-Knopp's are those of a batch: each depends on all that are given with it.
+        With Sinkhorn-Knopp each distribution depends on the whole batch.
         """
         ops = keras.ops
         logits = ops.cast(teacher, "float32")
@@ -462,16 +462,16 @@ class DINOLoss(keras.layers.Layer):
         return first + (last - first) * keras.ops.minimum(done / self.warmup_steps, 1.0)
 
     def entropies(self, teacher: Tensor) -> dict[str, Any]:
-        """Returns by how much a collapse is seen, two scalars from 0 to 1.
+        """Returns two scalars from 0 to 1 that show a collapse.
 
         Args:
-            teacher: (..., K), what the teacher gives for a batch.
+            teacher: (..., K), the teacher's logits of a batch.
 
         Returns:
             "entropy", the mean entropy of the distributions, and "marginal_entropy", that of their
-            mean, as shares of log K. Where the first nears 1, the teacher says the same of all
-            numbers; where the second nears 0, it says the same number of all images. Under
-            Sinkhorn-Knopp the second is always near 1, and the first alone tells.
+            mean, as shares of log K. If the first nears 1, all prototypes are equally likely; if
+            the second nears 0, all images have the same prototype. Under Sinkhorn-Knopp the second is
+            always near 1, and only the first is informative.
         """
         ops = keras.ops
         found = ops.reshape(self.probabilities(teacher), (-1, self.units))
@@ -518,7 +518,7 @@ _BY_FUNCTION = {
 
 
 def warn_of_logits(model: keras.Model, loss: object) -> None:
-    """Warns where a loss would take logits for probabilities: it falls, and little is learnt.
+    """Warns if a loss would take logits for probabilities: it falls, but little is learnt.
 
     Args:
         model: a task that gives logits.
@@ -547,12 +547,12 @@ def _of_probabilities(loss: Any) -> str | None:
 
 
 class InsideStep:
-    """Switch what a model gives inside a step: what its own loss needs, in place of its output.
+    """Switches a model's output inside a step to the input of the model's own loss.
 
-    An object of its own, which Keras does not track.
+    It is a separate object, which Keras does not track.
 
     Attributes:
-        chosen: whether `compile` chose the model's own loss.
+        chosen: True if `compile` chose the model's own loss.
     """
 
     def __init__(self, chosen: bool = False) -> None:

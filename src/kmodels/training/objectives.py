@@ -1,4 +1,4 @@
-"""The objectives of a step: one loss each, what it trains, by which optimizer, and its metrics."""
+"""The objectives of a step: a loss each, with the models it trains, an optimizer and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from kmodels.training.other_variables import follow_variables
 
 @dataclass(frozen=True)
 class WeightAverage:
-    """Says which model another one follows: w <- momentum * w + (1 - momentum) * followed.
+    """The rule by which a model follows another: w <- momentum * w + (1 - momentum) * followed.
 
     Args:
         of: name of the model that is followed.
-        momentum: share of its own that it keeps at each step, from 0 to 1; or a function of the
+        momentum: share of the old weights that stays at each step, 0 to 1; or a function of the
             number of steps made before, a float32 scalar, that gives it.
 
     Raises:
@@ -74,7 +74,7 @@ class Averages:
         """Pairs the weights, once the models have them.
 
         Raises:
-            InputError: where the two models do not have weights of the same shapes.
+            InputError: if the two models' weights differ in shape.
         """
         self.pairs = []
         for name, rule in self.rules.items():
@@ -117,7 +117,7 @@ class Objective:
         name: empty for the only one.
         layers: the models that it trains.
         optimizer: built by `Objectives.build`.
-        variables: what it moves, known before the first step.
+        variables: the variables that it moves, known before the first step.
     """
 
     def __init__(self, name: str, layers: Sequence[Any]):
@@ -132,7 +132,7 @@ class Objective:
         return f"the loss function of {self.name}" if self.name else "the loss function"
 
     def trainable(self) -> list[Any]:
-        """Returns what the models let it move, each variable once."""
+        """Returns the trainable variables of its models, each once."""
         return once(v for layer in self.layers for v in layer.trainable_variables)
 
 
@@ -141,7 +141,7 @@ class Objectives:
 
     Args:
         models: a model, or models, layers and seed generators by name.
-        names: names of the objectives, or None where there is only one.
+        names: names of the objectives, or None if there is only one.
         train: names of the models that the only objective trains, or those of each objective. The
             only objective trains all by default, but for those that follow others, and one of
             several the model of its name.
@@ -154,7 +154,7 @@ class Objectives:
         built_for: all variables when the objectives were built.
 
     Raises:
-        InputError: for other things among the models, and names that are none of theirs.
+        InputError: for anything else among the models, and for unknown names.
     """
 
     def __init__(
@@ -219,10 +219,10 @@ class Objectives:
 
         Args:
             optimizer: one for the only objective, or one by name.
-            auto_scale_loss: scales losses where a model is under "mixed_float16".
+            auto_scale_loss: scales losses if a model has the policy "mixed_float16".
 
         Raises:
-            InputError: where there are more or fewer than objectives, or one is given twice.
+            InputError: if their number differs from that of objectives, or one is given twice.
         """
         several = isinstance(optimizer, dict)
         if several and sorted(optimizer) != sorted(self.names):
@@ -248,10 +248,10 @@ class Objectives:
             objective.optimizer, objective.variables = found, []
 
     def build(self) -> None:
-        """Decides what each objective moves, and builds the optimizers.
+        """Chooses the variables of each objective, and builds the optimizers.
 
         Raises:
-            InputError: where an objective has nothing to move, or a model has no variables yet.
+            InputError: if an objective has nothing to train, or a model has no variables yet.
         """
         if not self.built:
             raise InputError(
@@ -277,7 +277,7 @@ class Objectives:
         self.averages.move(self.objectives[0].optimizer.iterations)
 
     def check(self) -> None:
-        """Raises `InputError` where the models have other variables than when this was built."""
+        """Raises `InputError` if the models' variables changed since `build`."""
         if list(map(id, self.variables)) != list(map(id, self.built_for)):
             raise InputError(
                 "the models have other variables than the state, as after enable_lora or quantize; "
@@ -285,7 +285,7 @@ class Objectives:
             )
 
     def follow(self) -> None:
-        """Has built objectives move what their models let them move now."""
+        """Makes built objectives train the variables that are trainable now."""
         for objective in self:
             if objective.variables:
                 objective.variables = []
@@ -310,7 +310,7 @@ class Objectives:
     def call(
         self, objective: Objective, function: LossFunction, batch: Tree, training: bool
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns what the user's function gives, checked; see `loss`."""
+        """Returns the checked loss and logs of the user's function; see `loss`."""
         found = function(self.models, batch, training)
         loss, logs = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
         if loss is None or isinstance(loss, dict | list | tuple | str):
@@ -340,14 +340,14 @@ class Objectives:
 
 
 class WatchedScope(keras.StatelessScope):
-    """A scope that knows what was assigned in it."""
+    """A scope that records the variables assigned in it."""
 
     def __init__(self, held: Sequence[Any], **kwargs: Any):
         super().__init__(held, **kwargs)
         self._changed: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keras tells it here."""
+        """Records an assignment; Keras calls it."""
         self._changed[id(update[0])] = update[0]
         super().add_update(update)
 
@@ -424,7 +424,7 @@ class Optimizers(keras.optimizers.Optimizer):
         self._build = build
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the slots; each optimizer knows its own variables."""
+        """Makes the slots; each optimizer has its variables already."""
         self._build()
         self.built = True
 
@@ -451,7 +451,7 @@ class Optimizers(keras.optimizers.Optimizer):
         )
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
-        """Puts moving averages into the models where an optimizer does so at the end of `fit`."""
+        """Writes moving averages into the models if an optimizer does so at the end of `fit`."""
         for optimizer in self.by_player.values():
             optimizer.finalize_variable_values(keras_internals.built_for(optimizer))
 
@@ -467,17 +467,17 @@ Results = dict[str, tuple[Any, dict[str, Any]]]
 
 
 class Running:
-    """The metrics of a step, made when its first batch is looked at.
+    """The metrics of a step, created at its first batch.
 
     Args:
-        objectives: their names; where there are several, the average of each one's loss is kept.
+        objectives: their names; with several, it keeps the average of each loss.
         given: metrics, or metrics by name.
 
     Attributes:
-        built: whether the averages are there.
+        built: True if the averages exist.
 
     Raises:
-        InputError: for things that are no metrics.
+        InputError: for objects that are not metrics.
     """
 
     def __init__(self, objectives: Iterable[str], given: MetricsLike = None):
@@ -492,14 +492,14 @@ class Running:
         return [*self.means.values(), *self.given.values()]
 
     def update(self, results: Results, rows: Tensor | int) -> list[Any]:
-        """Takes in what the objectives returned.
+        """Updates the metrics by the losses and logs of the objectives.
 
         Args:
             results: loss and logs by objective.
             rows: examples of the batch, which is how much an average counts it.
 
         Returns:
-            The metrics that were fed.
+            The metrics that were updated.
 
         Raises:
             InputError: for a log that does not fit.
@@ -520,7 +520,7 @@ class Running:
         return fed
 
     def check(self, fed: list[Any]) -> None:
-        """Raises `InputError` where a metric given to `compile` was not fed."""
+        """Raises `InputError` if a metric given to `compile` was not updated."""
         for name, metric in self.given.items():
             if not any(metric is other for other in fed):
                 raise InputError(

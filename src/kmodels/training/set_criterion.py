@@ -12,9 +12,9 @@ from kmodels.core.types import Tensor, Tree
 
 
 def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
-    """Returns the four pixels around each point, and what each counts.
+    """Returns the four pixels around each point, and the weight of each.
 
-    Pixels are centered, and what lies outside of the map counts as zero: `grid_sample` with
+    Pixels are centered, and pixels outside of the map count as zero: `grid_sample` with
     `align_corners=False` and its padding of zeros.
 
     Args:
@@ -43,7 +43,7 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
     """Returns chosen rows of each example.
 
     Args:
-        x: (B, N, ...), where N is known.
+        x: (B, N, ...) with a static N.
         index: int32 (B, K).
 
     Returns:
@@ -58,7 +58,7 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
 
 
 def at_shared_points(maps: Tensor, points: Tensor) -> Any:
-    """Returns what all maps of an example have at the same points.
+    """Returns the values of all maps of an example at the same points.
 
     Args:
         maps: floating (B, N, H, W).
@@ -78,7 +78,7 @@ def at_shared_points(maps: Tensor, points: Tensor) -> Any:
 
 
 def at_own_points(maps: Tensor, points: Tensor) -> Any:
-    """Returns what each map has at points of its own.
+    """Returns the values of each map at its own points.
 
     Args:
         maps: floating (B, N, H, W).
@@ -104,7 +104,7 @@ class Targets:
     """Masks of each image, at most T, with their classes.
 
     Args:
-        classes: int32 (B, T); -1 where an image has fewer.
+        classes: int32 (B, T), padded with -1.
 
     Attributes:
         valid: bool (B, T), whether there is a mask.
@@ -119,7 +119,7 @@ class Targets:
         raise NotImplementedError
 
     def at_own_points(self, points: Tensor) -> Any:
-        """Returns how far each mask covers points of its own, (B, T, P, 2): float32 (B, T, P)."""
+        """Returns how far each mask covers its own points (B, T, P, 2): float32 (B, T, P)."""
         raise NotImplementedError
 
 
@@ -147,7 +147,7 @@ class MaskTargets(Targets):
 class LabelTargets(Targets):
     """The classes that are in a mask of labels, each with all of its pixels.
 
-    The masks themselves are never made: a pixel is looked up where a point lies.
+    The masks are never computed: only the pixels around the points are looked up.
 
     Args:
         labels: whole numbers (B, H, W); those that are no class count for nothing.
@@ -203,7 +203,7 @@ def _counts(labels: Tensor, num_classes: int) -> Any:
 
 
 def targets_of(y: Tree, num_classes: int, most: int, ignore_class: int | None = None) -> Targets:
-    """Returns what labels of a step mean.
+    """Returns the targets in the labels of a step.
 
     Args:
         y: masks of labels (B, H, W) or (B, H, W, 1), or a dictionary of "mask_labels"
@@ -269,7 +269,7 @@ class AssignmentBackend(Protocol):
     """A backend whose steps run in Python, and can ask SciPy on the host."""
 
     def on_host(self, cost: Any, valid: Any) -> Any:
-        """Returns what `linear_sum_assignment` returns, or None where SciPy is not there."""
+        """Returns the result of `linear_sum_assignment`, or None without SciPy."""
         ...
 
 
@@ -277,7 +277,7 @@ _backend = backend_module("kmodels.training.set_criterion", AssignmentBackend, o
 
 
 def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
-    """Assigns a column of its own to each valid row of every example, at the least total cost.
+    """Assigns a different column to each valid row of every example, at the least total cost.
 
     A compiled step cannot call SciPy, so this is the method of shortest augmenting paths in
     `keras.ops`: each row in turn finds the cheapest path to a column that is free, all examples of
@@ -404,22 +404,22 @@ _WORST = 1e6
 class SetCriterion:
     """The loss of predicted masks after the cheapest one-to-one matching with those of an image.
 
-    It adds the cross-entropy of each query's class, which is "no object" where a query has no mask,
-    and of matched masks the binary cross-entropy and the dice loss at points: most of them where
-    the prediction is least certain, the others drawn uniformly.
+    It adds the cross-entropy of each query's class, which is "no object" if a query has no mask,
+    and of matched masks the binary cross-entropy and the dice loss at points: most of them at
+    the least certain predictions, the others drawn uniformly.
 
     Args:
         num_classes: number of classes.
         no_object_weight: weight of "no object" in the cross-entropy of classes.
-        class_weight: of that cross-entropy, in the loss and in the costs of the matching.
-        mask_weight: of the binary cross-entropy of masks, likewise.
-        dice_weight: of the dice loss, likewise.
+        class_weight: of the cross-entropy of classes, in the loss and in the matching costs.
+        mask_weight: of the binary cross-entropy of masks, in both.
+        dice_weight: of the dice loss, in both.
         train_num_points: points of each mask.
         oversample_ratio: so many times as many are drawn, of which the least certain are taken.
         importance_sample_ratio: share of the points that are taken so.
 
     Raises:
-        InputError: for settings that cannot be.
+        InputError: for invalid settings.
 
     Source:
         Cheng et al. 2022, section 3.3 (arXiv:2112.01527); transformers' `Mask2FormerLoss`.
@@ -460,8 +460,7 @@ class SetCriterion:
 
         Args:
             y: masks of labels (B, H, W), of which each class is a target; or a dictionary of
-                "mask_labels" (B, T, H, W) and "class_labels" (B, T), which is -1 where there is
-                none.
+                "mask_labels" (B, T, H, W) and "class_labels" (B, T), -1 for no mask.
             masks: logits of masks (B, Q, h, w), or (B, L, Q, h, w) of L predictions.
             classes: logits of classes (B, Q, num_classes + 1), or (B, L, Q, num_classes + 1), the
                 last for "no object".
@@ -511,13 +510,13 @@ class SetCriterion:
         return ops.sum(losses * counted) / ops.maximum(ops.sum(counted), 1.0)
 
     def costs(self, targets: Targets, masks: Tensor, classes: Tensor, points: Tensor) -> Any:
-        """Returns what it costs to match each target with each query.
+        """Returns the cost of matching each target with each query.
 
         Args:
             targets: masks of the images.
             masks: logits (B, Q, h, w).
             classes: logits (B, Q, num_classes + 1).
-            points: (B, P, 2) where masks are compared.
+            points: (B, P, 2) at which masks are compared.
 
         Returns:
             float32 (B, T, Q).
@@ -540,7 +539,7 @@ class SetCriterion:
         return ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
 
     def _points(self, masks: Tensor, shape: tuple[Any, int], seed: Seed) -> Any:
-        """Returns points (B, T, P, 2), most of them where logits (B, T, h, w) are near 0."""
+        """Returns points (B, T, P, 2), most of them at logits (B, T, h, w) near 0."""
         ops, number = keras.ops, self.train_num_points
         drawn = int(number * self.oversample_ratio)
         uncertain = int(number * self.importance_sample_ratio)

@@ -7,7 +7,7 @@ from kmodels.core.dispatch_torch import transformed
 
 
 def on_host(cost: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:
-    """Returns the column of each row, (B, T); None where SciPy is not there."""
+    """Returns the column of each row, (B, T); None without SciPy."""
     # Tensors of torch.func, and those of shapes alone, have none that NumPy could read.
     if cost.device.type == "meta" or transformed() is not None:
         return None

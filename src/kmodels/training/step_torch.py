@@ -15,10 +15,10 @@ from kmodels.training.objectives import rows
 
 
 class TaskStep(keras.Model if TYPE_CHECKING else object):
-    """Base of a task: its training step, which may be that of one process of several.
+    """Base of a task: its training step, for one process or several.
 
     Attributes:
-        parallel: what `Plan.prepare` sets where several processes train it together, see
+        parallel: set by `Plan.prepare` if several processes train the model, see
             `kmodels.distribution.engines.ddp_torch`.
     """
 
@@ -35,8 +35,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
         """Prepares the next steps.
 
         Raises:
-            InputError: if compiled blocks were changed in a way that they cannot follow, or what
-                was compiled cannot be trained in several processes.
+            InputError: if compiled blocks were changed in an unsupported way, or cannot be trained
+                in several processes.
         """
         if block_compile.compiled(self):
             block_compile.check(self)
@@ -64,8 +64,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
     def train_step(self, data: Tree) -> Any:
         """Moves the weights by one batch and returns the logs.
 
-        The gradients stay until the next step, as in Keras. That one lets go of them before its
-        forward pass, for after it they would take memory beside all activations.
+        The gradients stay until the next step, as in Keras. The next step frees them before its
+        forward pass, since later they would take memory in addition to all activations.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         variables = self.trainable_weights
@@ -131,7 +131,7 @@ def _without_gradients(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:
-    """Does nothing: the first step makes what is missing."""
+    """Does nothing: the first step creates missing variables."""
 
 
 def joined(parts: Sequence[Any]) -> np.ndarray:

@@ -99,7 +99,7 @@ class TrainStep(_Step):
     for all models and optimizers. The models are trained in place: save them themselves.
 
     Several losses make several objectives, a GAN's two for instance. They take turns in the order
-    given; each moves only the variables of its own models, and sees what those before it changed.
+    given; each moves only the variables of its own models, after the changes of those before it.
 
     Args:
         models: a Keras model; or models, layers and `keras.random.SeedGenerator`s by name. Loss
@@ -118,7 +118,7 @@ class TrainStep(_Step):
             others.
 
     Raises:
-        InputError: for things that are not models, and for names that fit none.
+        InputError: for objects that are not models, and for unknown names.
     """
 
     builds_first = True
@@ -155,12 +155,12 @@ class TrainStep(_Step):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """Chooses what a loss cannot say.
+        """Sets the optimizer, the metrics and how the step is compiled.
 
         Args:
             optimizer: as in Keras; with several objectives one for each, by name.
-            metrics: `keras.metrics` objects, in a list or by name. Each is given what the loss
-                functions log under its name.
+            metrics: `keras.metrics` objects, in a list or by name. Each is updated by the
+                log of its name.
             run_eagerly: compiles nothing.
             steps_per_execution: batches in one call of the compiled step; 1 on torch.
             jit_compile: on torch whether the blocks of kmodels' models are compiled, see
@@ -169,7 +169,7 @@ class TrainStep(_Step):
 
         Raises:
             InputError: for optimizers that do not fit the objectives; on torch for
-                `jit_compile=True` where there are no blocks.
+                `jit_compile=True` if there are no blocks.
         """
         objectives = self._players
         by_block = compiling.is_possible()
@@ -191,7 +191,7 @@ class TrainStep(_Step):
         )
 
     def call(self, inputs: Tree, training: bool = False) -> Any:
-        """Returns what the only model gives.
+        """Returns the output of the only model.
 
         Raises:
             InputError: with several models.
@@ -201,7 +201,7 @@ class TrainStep(_Step):
         return self._players.models(inputs, training=training)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step, for what the models let their objectives move now."""
+        """Returns Keras' step for the variables that are trainable now."""
         if self._running.built:
             self._players.follow()
         return super().make_train_function(force)
@@ -230,7 +230,7 @@ class TrainStep(_Step):
 
     @property
     def metrics(self) -> list[Any]:
-        """The average of the loss, and those of what is logged."""
+        """The averages of the loss and of the logs."""
         return [*super().metrics, *self._running.metrics]
 
     def get_config(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class TrainStep(_Step):
     # What the steps of the backends use
 
     def _batch(self, data: Tree) -> Any:
-        """Returns the batch as the data yields it, out of what Keras makes of it."""
+        """Returns the batch in the structure in which the data yields it."""
         parts = tuple(data) if isinstance(data, list | tuple) else (data,)
         while len(parts) > 1 and parts[-1] is None:
             parts = parts[:-1]
@@ -306,25 +306,25 @@ def train_state(
     train: Train = None,
     auto_scale_loss: bool = True,
 ) -> "TrainState":
-    """Returns what a loop of your own carries from step to step.
+    """Returns the state that a custom loop passes from step to step.
 
         step = kmodels.train_step(loss_fn)
         with kmodels.train_state(model, keras.optimizers.Adam(1e-3)) as state:
             for batch in batches:
                 state, logs = step(state, batch)
 
-    Models and optimizers hold what the last finished step left at the end of the block, whatever
-    ends it; Ctrl-C waits for the step that is running. Without a block call `write_back`.
+    At the end of the block models and optimizers hold the values after the last finished step,
+    also after an error; Ctrl-C waits for the running step. Without a block call `write_back`.
 
     Args:
         model: a built model; or models, layers and seed generators by name, as in
             `kmodels.training.TrainStep`.
-        optimizer: an optimizer of all that is trained; or one for each objective, by name.
+        optimizer: one optimizer; or one for each objective, by name.
         train: names of the models that are trained, or of those of each objective; see `TrainStep`.
         auto_scale_loss: under "mixed_float16".
 
     Raises:
-        InputError: for models without variables, and names that fit none.
+        InputError: for models without variables, and for unknown names.
     """
     objectives = Objectives(model, optimizer if isinstance(optimizer, Mapping) else None, train)
     objectives.set_optimizers(optimizer, auto_scale_loss)
@@ -419,15 +419,15 @@ class StepFunction:
         """Makes one step.
 
         Args:
-            state: it is moved, and given back.
+            state: updated and returned.
             batch: arrays, in any structure that the loss functions take.
 
         Returns:
             The state, and logs on the device: "loss", with several objectives each one's
-            "<objective>_loss", and what the loss functions logged.
+            "<objective>_loss", and the logs of the loss functions.
 
         Raises:
-            InputError: where losses and objectives do not fit, a loss is not a scalar, or the
+            InputError: if losses and objectives do not fit, a loss is not a scalar, or the
                 models have other variables than the state.
         """
         names = state.objectives.names

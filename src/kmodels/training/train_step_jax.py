@@ -88,16 +88,16 @@ def outline(
     scope: keras.StatelessScope,
     batch: Tree,
 ) -> None:
-    """Traces one turn of all objectives without computing anything, and looks where gradients go.
+    """Traces one turn of all objectives without computing it, and checks that gradients reach.
 
     Args:
         objectives: objectives of the step.
-        run: gives the objectives' losses for a batch; what it assigns stays within the scope.
+        run: returns the objectives' losses of a batch; its assignments stay within the scope.
         scope: to run it in.
         batch: a batch of the data.
 
     Raises:
-        InputError: where a loss does not depend on what its objective trains, or a random number
+        InputError: if a loss does not depend on the variables of its objective, or a random number
             has no seed.
     """
     variables = once(v for objective in objectives for v in objective.variables)
@@ -189,7 +189,7 @@ Arrays = tuple[list[Any], ...]
 
 
 class State:
-    """Arrays of variables and slots, or none where they lie in the variables."""
+    """Arrays of variables and slots, or none while they are in the variables."""
 
     objectives: Objectives
     watch: Watch
@@ -232,7 +232,7 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """Takes a state, which is moved, and a batch, and returns what the objectives returned."""
+    """Updates a state by a batch, and returns losses and logs by objective."""
     functions: dict[Any, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
 
     def run(state: State, batch: Tree) -> Results:
@@ -271,7 +271,7 @@ def _run(
 
 
 def _check(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> None:
-    """Raises `InputError` for what a jitted step would pass over."""
+    """Raises `InputError` for changes that a jitted step would ignore."""
 
     def turns(batch: Tree) -> list[Any]:
         return [objectives.loss(p, losses[p.name], batch, True)[0] for p in objectives]

@@ -60,7 +60,7 @@ def outline(
     scope: keras.StatelessScope,
     batch: Tree,
 ) -> None:
-    """Makes one forward pass of all objectives, of which only what was made in it stays."""
+    """Makes one forward pass of all objectives; only variables that are created in it stay."""
     del objectives
     with scope:
         run(batch)
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 
 
 class State:
-    """Nothing beside the variables."""
+    """An empty state: the values stay in the variables."""
 
     def write_back(self) -> None:
         """Does nothing: the values are in the variables."""
@@ -105,7 +105,7 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """Takes a state, which is moved, and a batch, and returns what the objectives returned."""
+    """Updates a state by a batch, and returns losses and logs by objective."""
     graphs: dict[Any, Callable[[Any], Results]] = {}
 
     def run(state: "TrainState", batch: Tree) -> Results:

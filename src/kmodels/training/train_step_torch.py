@@ -19,8 +19,8 @@ def advance(
     """Makes one step of each objective in turn.
 
     Args:
-        objectives: who learn.
-        losses: by objective.
+        objectives: all objectives of the step.
+        losses: loss functions by objective.
         batch: a batch of this process.
         parallel: see `kmodels.training.step_torch.TaskStep`.
     """
@@ -50,7 +50,7 @@ def advance(
 def _alone(objectives: Objectives, objective: Objective) -> Iterator[None]:
     """Keeps nothing for gradients of variables that are not this objective's.
 
-    The backward pass belongs into the block too: what is rematerialised must see the same.
+    The backward pass belongs in the block too: rematerialized layers must see the same.
     """
     own = {id(variable) for variable in objective.variables}
     others = [v.value for v in objectives.variables if id(v) not in own]
@@ -82,7 +82,7 @@ def outline(
     scope: keras.StatelessScope,
     batch: Tree,
 ) -> None:
-    """Makes one forward pass of all objectives, of which only what was made in it stays."""
+    """Makes one forward pass of all objectives; only variables that are created in it stay."""
     del objectives
     # Dropout draws from torch's own generators, which are to be as if this had not been.
     with torch.no_grad(), torch.random.fork_rng(), scope:
@@ -122,7 +122,7 @@ if TYPE_CHECKING:
 
 
 class State:
-    """Nothing beside the variables."""
+    """An empty state: the values stay in the variables."""
 
     def write_back(self) -> None:
         """Does nothing: the values are in the variables."""
@@ -131,7 +131,7 @@ class State:
 def compiled(
     losses: Mapping[str, LossFunction], jit_compile: bool | str
 ) -> Callable[[Any, Any], Results]:
-    """Takes a state, which is moved, and a batch, and returns what the objectives returned."""
+    """Updates a state by a batch, and returns losses and logs by objective."""
     del jit_compile  # Blocks and models are compiled by themselves.
 
     def run(state: "TrainState", batch: Tree) -> Results:
