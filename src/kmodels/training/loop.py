@@ -126,12 +126,14 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
     Returns:
         A decorator. Its method gets the arguments of the call by name, and no defaults.
     """
-    given = list(inspect.signature(original).parameters.values())
-    rest = [p.name for p in given if p.kind is p.VAR_KEYWORD]
+    original_parameters = list(inspect.signature(original).parameters.values())
+    rest = [p.name for p in original_parameters if p.kind is p.VAR_KEYWORD]
 
     def decorate(method: Callable[..., R]) -> Callable[P, R]:
         first = next(iter(inspect.signature(method).parameters))  # "self", or "model"
-        parameters = inspect.Signature([given[0].replace(name=first), *given[1:]])
+        parameters = inspect.Signature(
+            [original_parameters[0].replace(name=first), *original_parameters[1:]]
+        )
 
         @wraps(method)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -321,11 +323,11 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             epoch_logs = dict(_results(model, logs))
             data.clock.end_epoch()
             if request.validation_data is not None and _validates(epoch, frequency):
-                given = request.validation_data, request.validation_steps
-                held_out = held_out or Epochs(model, *given)
+                validation = request.validation_data, request.validation_steps
+                held_out = held_out or Epochs(model, *validation)
                 held_out.build()
-                found = _evaluate_data(model, held_out, callbacks)
-                epoch_logs |= {f"val_{name}": value for name, value in found.items()}
+                validation_logs = _evaluate_data(model, held_out, callbacks)
+                epoch_logs |= {f"val_{name}": value for name, value in validation_logs.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
             if request.verbose and (line := data.clock.line()) is not None:
                 print(line, flush=True)
@@ -403,22 +405,24 @@ def _predict(model: keras.Model, request: FitRequest) -> Any:
     model.stop_predicting = False
     callbacks.on_predict_begin()
     data.begin()
-    found = []
+    outputs = []
     with step:
         for begin, end, batches in data.epoch():
             callbacks.on_predict_batch_begin(begin)
-            found.append(step(batches))
-            callbacks.on_predict_batch_end(end, {"outputs": found[-1]})
+            outputs.append(step(batches))
+            callbacks.on_predict_batch_end(end, {"outputs": outputs[-1]})
             if model.stop_predicting:
                 break
     callbacks.on_predict_end()
-    if not found:
+    if not outputs:
         raise InputError(_NO_BATCH)
-    return _joined(found)
+    return _joined(outputs)
 
 
-def _joined(found: Sequence[Tree]) -> Any:
-    return keras.tree.map_structure_up_to(found[0], lambda *parts: backend.joined(parts), *found)
+def _joined(outputs: Sequence[Tree]) -> Any:
+    return keras.tree.map_structure_up_to(
+        outputs[0], lambda *parts: backend.joined(parts), *outputs
+    )
 
 
 class Epochs:
@@ -556,10 +560,10 @@ def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) 
 def step_of(model: keras.Model, kind: str) -> Any:
     """Returns a `Step` of a model, compiled again whenever Keras would compile its own."""
     getattr(model, f"make_{kind}_function")()
-    held = vars(getattr(model, f"{kind}_function"))
-    if "kmodels_step" not in held:
-        held["kmodels_step"] = backend.compiled(model, kind)
-    return backend.Step(model, kind, held["kmodels_step"])
+    attributes = vars(getattr(model, f"{kind}_function"))
+    if "kmodels_step" not in attributes:
+        attributes["kmodels_step"] = backend.compiled(model, kind)
+    return backend.Step(model, kind, attributes["kmodels_step"])
 
 
 def _check_compiled(model: keras.Model, method: str) -> None:
@@ -596,30 +600,30 @@ def _validates(epoch: int, frequency: int | Sequence[int]) -> bool:
 
 def _results(model: keras.Model, logs: Any) -> Any:
     """Returns the averages of an epoch, or the logs of a `train_step` with other names."""
-    found = model.get_metrics_result()
-    return found if isinstance(logs, Mapping) and logs.keys() == found.keys() else logs
+    averages = model.get_metrics_result()
+    return averages if isinstance(logs, Mapping) and logs.keys() == averages.keys() else logs
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns logs as numbers in the order of their names; nested dictionaries are flattened."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for name, value in sorted((logs or {}).items()):
         if isinstance(value, Mapping):
-            found |= _numbers(value)
+            numbers |= _numbers(value)
             continue
         try:
-            found[name] = float(value)
+            numbers[name] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            found[name] = value  # an array, of a user's own step
-    return found
+            numbers[name] = value  # an array, of a user's own step
+    return numbers
 
 
 def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
     """Returns logs as a list in the order of the metrics, or the only one."""
     metrics = [part for one in model.metrics for part in getattr(one, "metrics", [one])]
     first = [part.name for part in metrics if part.name in logs]
-    found = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
-    return found[0] if len(found) == 1 else found
+    values = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
+    return values[0] if len(values) == 1 else values
 
 
 def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:

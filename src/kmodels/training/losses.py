@@ -292,8 +292,10 @@ class PixelCrossentropy(keras.losses.Loss):
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         losses = self.call(y_true, y_pred)
         if sample_weight is not None:
-            given = ops.cast(ops.convert_to_tensor(sample_weight), losses.dtype)
-            losses = losses * (ops.reshape(given, (-1, 1, 1)) if len(given.shape) < 3 else given)
+            weights = ops.cast(ops.convert_to_tensor(sample_weight), losses.dtype)
+            losses = losses * (
+                ops.reshape(weights, (-1, 1, 1)) if len(weights.shape) < 3 else weights
+            )
         if self.reduction is None or self.reduction == "none":
             return losses
         total = ops.sum(losses)
@@ -416,19 +418,21 @@ class DINOLoss(keras.layers.Layer):
     def call(self, student: Tensor, teacher: Tensor, training: bool = False) -> Any:
         """(B, V, K), (B, G, K) -> (B,)."""
         ops = keras.ops
-        views, given = student.shape[1], teacher.shape[1]
-        if views < 2 or views < given:
+        views, global_views = student.shape[1], teacher.shape[1]
+        if views < 2 or views < global_views:
             raise InputError(
-                f"the student has {views} views and the teacher {given}; give at least two, and "
-                "those of the teacher first"
+                f"the student has {views} views and the teacher {global_views}; give at least "
+                "two, and those of the teacher first"
             )
         teacher = ops.stop_gradient(ops.cast(teacher, "float32"))
         wanted = self.probabilities(teacher)
-        found = ops.log_softmax(ops.cast(student, "float32") / self.student_temperature, axis=-1)
-        entropies = -ops.einsum("bgk,bvk->bgv", wanted, found)
+        log_shares = ops.log_softmax(
+            ops.cast(student, "float32") / self.student_temperature, axis=-1
+        )
+        entropies = -ops.einsum("bgk,bvk->bgv", wanted, log_shares)
         # A view is not compared with itself.
-        different = 1.0 - ops.eye(given, views, dtype="float32")
-        rows = ops.sum(entropies * different, axis=(1, 2)) / (given * (views - 1))
+        different = 1.0 - ops.eye(global_views, views, dtype="float32")
+        rows = ops.sum(entropies * different, axis=(1, 2)) / (global_views * (views - 1))
         if training:
             new = ops.mean(teacher, axis=(0, 1))
             self.center.assign(new + (self.center - new) * self.center_momentum)
@@ -470,19 +474,19 @@ class DINOLoss(keras.layers.Layer):
         Returns:
             "entropy", the mean entropy of the distributions, and "marginal_entropy", that of their
             mean, as shares of log K. If the first nears 1, all prototypes are equally likely; if
-            the second nears 0, all images have the same prototype. Under Sinkhorn-Knopp the second is
+            the second nears 0, all images have the same one. Under Sinkhorn-Knopp the second is
             always near 1, and only the first is informative.
         """
         ops = keras.ops
-        found = ops.reshape(self.probabilities(teacher), (-1, self.units))
+        distributions = ops.reshape(self.probabilities(teacher), (-1, self.units))
         most = ops.log(float(self.units))
 
         def entropy(shares: Tensor) -> Any:
             return -ops.sum(shares * ops.log(shares + 1e-12), axis=-1) / most
 
         return {
-            "entropy": ops.mean(entropy(found)),
-            "marginal_entropy": entropy(ops.mean(found, axis=0)),
+            "entropy": ops.mean(entropy(distributions)),
+            "marginal_entropy": entropy(ops.mean(distributions, axis=0)),
         }
 
     def get_config(self) -> dict[str, Any]:
@@ -526,9 +530,9 @@ def warn_of_logits(model: keras.Model, loss: object) -> None:
     """
     for part in keras.tree.flatten(loss):
         if (name := _of_probabilities(part)) is not None:
-            given = repr(part) if isinstance(part, str) else name
+            shown = repr(part) if isinstance(part, str) else name
             warnings.warn(
-                f"{type(model).__name__} gives logits, and the loss {given} takes probabilities; "
+                f"{type(model).__name__} gives logits, and the loss {shown} takes probabilities; "
                 f"give keras.losses.{name}(from_logits=True), or make the model with an activation",
                 stacklevel=4,
             )

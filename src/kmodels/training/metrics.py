@@ -81,8 +81,8 @@ class MeanIoU(keras.metrics.MeanIoU):
         # Whole numbers: float32 cannot count beyond 2 ** 24 one by one.
         weights = ops.cast(there, "int32")
         if sample_weight is not None:
-            given = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
-            weights = given * ops.cast(there, self.dtype)
+            row_weights = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
+            weights = row_weights * ops.cast(there, self.dtype)
         cells = ops.where(there, true * classes + said, 0)
         counts = ops.segment_sum(
             ops.reshape(weights, (-1,)), ops.reshape(cells, (-1,)), num_segments=classes**2

@@ -35,8 +35,8 @@ class WeightAverage:
 
     def at(self, step: Tensor) -> Any:
         """Returns the momentum after so many steps, a float32 scalar."""
-        found = self.momentum(step) if callable(self.momentum) else self.momentum
-        return keras.ops.cast(found, "float32")
+        momentum = self.momentum(step) if callable(self.momentum) else self.momentum
+        return keras.ops.cast(momentum, "float32")
 
 
 class Averages:
@@ -51,8 +51,10 @@ class Averages:
         InputError: for names that are not of models, and a model that is trained too.
     """
 
-    def __init__(self, models: Any, given: Mapping[str, WeightAverage] | None, trained: set[str]):
-        self.rules = dict(given or {})
+    def __init__(
+        self, models: Any, averages: Mapping[str, WeightAverage] | None, trained: set[str]
+    ):
+        self.rules = dict(averages or {})
         self.models = models
         self.pairs: list[tuple[WeightAverage, Any, Any]] = []
         for name, rule in self.rules.items():
@@ -100,8 +102,8 @@ class Averages:
         momenta = {id(rule): rule.at(step) for rule, _, _ in self.pairs}
         for rule, weight, followed in self.pairs:
             old, new = (ops.cast(ops.convert_to_tensor(w), "float32") for w in (weight, followed))
-            found = new + (old - new) * momenta[id(rule)]
-            weight.assign(ops.cast(found, weight.dtype))
+            moved = new + (old - new) * momenta[id(rule)]
+            weight.assign(ops.cast(moved, weight.dtype))
 
 
 # The name of the only objective.
@@ -167,14 +169,14 @@ class Objectives:
         self.models = dict(models) if isinstance(models, Mapping) else models
         named = self.models if isinstance(models, Mapping) else {"model": models}
         seeded = keras.random.SeedGenerator
-        for name, held in named.items():
-            if not isinstance(held, keras.layers.Layer | seeded):
+        for name, part in named.items():
+            if not isinstance(part, keras.layers.Layer | seeded):
                 raise InputError(
-                    f"the step got {type(held).__name__} as {name!r}; give Keras models, layers "
+                    f"the step got {type(part).__name__} as {name!r}; give Keras models, layers "
                     "and seed generators"
                 )
-        self.seeds = [held for held in named.values() if isinstance(held, seeded)]
-        layers = {k: held for k, held in named.items() if not isinstance(held, seeded)}
+        self.seeds = [part for part in named.values() if isinstance(part, seeded)]
+        layers = {k: part for k, part in named.items() if not isinstance(part, seeded)}
         self.layers = list(layers.values())
         self.built_for: list[Any] = []
         if averages and names is None and train is None:
@@ -201,8 +203,8 @@ class Objectives:
     @property
     def variables(self) -> list[Any]:
         """Everything that the step holds but slots and metrics, each variable once."""
-        held = once(v for layer in self.layers for v in layer.variables)
-        return once([*held, *(seed.state for seed in self.seeds)])
+        weights = once(v for layer in self.layers for v in layer.variables)
+        return once([*weights, *(seed.state for seed in self.seeds)])
 
     @property
     def trained(self) -> list[Any]:
@@ -235,17 +237,19 @@ class Objectives:
                 f"several objectives cannot share an optimizer; give one for each of "
                 f"{', '.join(self.names)}, by name"
             )
-        given: Any = optimizer
-        chosen = [keras.optimizers.get(given[n] if several else given) for n in self.names]
-        if len(set(map(id, chosen))) < len(chosen):
+        configured: Any = optimizer
+        optimizers = [
+            keras.optimizers.get(configured[n] if several else configured) for n in self.names
+        ]
+        if len(set(map(id, optimizers))) < len(optimizers):
             raise InputError("two objectives have the same optimizer; give each one of its own")
-        for objective, found in zip(self, chosen, strict=True):
+        for objective, own in zip(self, optimizers, strict=True):
             half = any(layer.dtype_policy.name == "mixed_float16" for layer in objective.layers)
             scaled = keras.optimizers.LossScaleOptimizer
-            if half and auto_scale_loss and not isinstance(found, scaled):
-                found = scaled(found, name="loss_scale_optimizer")
-            average_by_update(found)
-            objective.optimizer, objective.variables = found, []
+            if half and auto_scale_loss and not isinstance(own, scaled):
+                own = scaled(own, name="loss_scale_optimizer")
+            average_by_update(own)
+            objective.optimizer, objective.variables = own, []
 
     def build(self) -> None:
         """Chooses the variables of each objective, and builds the optimizers.
@@ -311,8 +315,10 @@ class Objectives:
         self, objective: Objective, function: LossFunction, batch: Tree, training: bool
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the checked loss and logs of the user's function; see `loss`."""
-        found = function(self.models, batch, training)
-        loss, logs = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+        returned = function(self.models, batch, training)
+        loss, logs = (
+            returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+        )
         if loss is None or isinstance(loss, dict | list | tuple | str):
             what = "nothing" if loss is None else f"a {type(loss).__name__}"
             raise InputError(f"{objective.who} returned {what}; return a scalar, or (scalar, logs)")
@@ -480,8 +486,8 @@ class Running:
         InputError: for objects that are not metrics.
     """
 
-    def __init__(self, objectives: Iterable[str], given: MetricsLike = None):
-        self.given = _by_name(given)
+    def __init__(self, objectives: Iterable[str], metrics: MetricsLike = None):
+        self.given = _by_name(metrics)
         self.losses = {name: f"{name}_loss" for name in objectives if name != ONLY}
         self.means: dict[str, Any] = {}
         self.built = False
@@ -561,11 +567,11 @@ class Running:
 
 def logged(metrics: Iterable[Any]) -> dict[str, Any]:
     """Returns their results by name; one that has several gives each."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()
-        found |= result if isinstance(result, dict) else {metric.name: result}
-    return found
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
 
 
 def rows(batch: Tree) -> Any:
@@ -576,11 +582,13 @@ def rows(batch: Tree) -> Any:
     raise InputError("the data gave an empty batch; give at least one array")
 
 
-def _by_name(given: MetricsLike) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        named = dict(given)
+def _by_name(metrics: MetricsLike) -> dict[str, Any]:
+    if isinstance(metrics, Mapping):
+        named = dict(metrics)
     else:
-        parts = [] if given is None else given if isinstance(given, list | tuple) else [given]
+        parts = (
+            [] if metrics is None else metrics if isinstance(metrics, list | tuple) else [metrics]
+        )
         named = {getattr(part, "name", str(part)): part for part in parts}
     for name, part in named.items():
         if not isinstance(part, keras.metrics.Metric):

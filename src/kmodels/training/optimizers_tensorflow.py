@@ -66,8 +66,8 @@ class _Replicated(keras_internals.ReplicatedSteps):
         if not _together():
             super().add_gradients(grads, sums)
             return
-        for gradient, held in zip(grads, sums, strict=True):
-            held.assign_add(gradient)
+        for gradient, total in zip(grads, sums, strict=True):
+            total.assign_add(gradient)
 
     def sum_replicas(self, pairs: Iterable[tuple[Any, keras.Variable]]) -> Any:
         """Keras' sums over replicas, if there are several."""

@@ -55,7 +55,7 @@ def noted_slots(config: dict[str, Any], optimizer: keras.Optimizer) -> dict[str,
     """
     if optimizer is None:
         return config
-    given = config["optimizer"]
-    if not isinstance(given, dict):
-        given = keras.optimizers.serialize(keras.optimizers.get(given))
-    return {**config, "optimizer": {**given, "built": optimizer.built}}
+    settings = config["optimizer"]
+    if not isinstance(settings, dict):
+        settings = keras.optimizers.serialize(keras.optimizers.get(settings))
+    return {**config, "optimizer": {**settings, "built": optimizer.built}}

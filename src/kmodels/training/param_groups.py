@@ -185,9 +185,9 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         """
         self.swapped = not self.swapped
         for variable, average in self._averages():
-            held = keras.ops.copy(variable.value)
+            weights = keras.ops.copy(variable.value)
             variable.assign(keras.ops.copy(average.value))
-            average.assign(held)
+            average.assign(weights)
 
     def finalize_average(self) -> None:
         """Puts the moving average into the model, at the end of a run."""
@@ -218,8 +218,8 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
 
 def _all_finite(gradients: Sequence[Any]) -> Any:
     ops = keras.ops
-    found = [ops.all(ops.isfinite(gradient)) for gradient in gradients if gradient is not None]
-    return ops.all(ops.stack(found))
+    flags = [ops.all(ops.isfinite(gradient)) for gradient in gradients if gradient is not None]
+    return ops.all(ops.stack(flags))
 
 
 def _check(

@@ -28,15 +28,15 @@ def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
     points = ops.convert_to_tensor(points)
     x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
     left, top = ops.floor(x), ops.floor(y)
-    found = []
+    pixels = []
     for down in (0, 1):
         for along in (0, 1):
             column, row = left + along, top + down
             weight = (1 - ops.abs(x - column)) * (1 - ops.abs(y - row))
             inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
             index = ops.clip(row, 0, height - 1) * width + ops.clip(column, 0, width - 1)
-            found.append((ops.cast(index, "int32"), ops.where(inside, weight, 0.0)))
-    return found
+            pixels.append((ops.cast(index, "int32"), ops.where(inside, weight, 0.0)))
+    return pixels
 
 
 def rows_of(x: Tensor, index: Tensor) -> Any:
@@ -53,8 +53,8 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
     batch = ops.shape(x)[0]
     start = ops.expand_dims(ops.arange(batch, dtype="int32") * length, 1)
     flat = ops.reshape(x, (-1, *rest))
-    found = ops.take(flat, ops.reshape(ops.cast(index, "int32") + start, (-1,)), axis=0)
-    return ops.reshape(found, (batch, index.shape[1], *rest))
+    rows = ops.take(flat, ops.reshape(ops.cast(index, "int32") + start, (-1,)), axis=0)
+    return ops.reshape(rows, (batch, index.shape[1], *rest))
 
 
 def at_shared_points(maps: Tensor, points: Tensor) -> Any:
@@ -70,11 +70,11 @@ def at_shared_points(maps: Tensor, points: Tensor) -> Any:
     ops = keras.ops
     _, number, height, width = maps.shape
     pixels = ops.reshape(ops.transpose(maps, (0, 2, 3, 1)), (-1, height * width, number))
-    found = sum(
+    values = sum(
         rows_of(pixels, index) * ops.expand_dims(weight, 2)
         for index, weight in corners(points, (height, width))
     )
-    return ops.transpose(found, (0, 2, 1))
+    return ops.transpose(values, (0, 2, 1))
 
 
 def at_own_points(maps: Tensor, points: Tensor) -> Any:
@@ -166,23 +166,23 @@ class LabelTargets(Targets):
 
     def at_shared_points(self, points: Tensor) -> Any:
         """See `Targets`."""
-        ops, found = keras.ops, 0.0
+        ops, covered = keras.ops, 0.0
         own = ops.expand_dims(self.classes, 2)
         for index, weight in corners(points, self.size):
-            held = ops.take_along_axis(self.labels, index, axis=1)
-            found += ops.where(ops.expand_dims(held, 1) == own, ops.expand_dims(weight, 1), 0.0)
-        return found
+            labels = ops.take_along_axis(self.labels, index, axis=1)
+            covered += ops.where(ops.expand_dims(labels, 1) == own, ops.expand_dims(weight, 1), 0.0)
+        return covered
 
     def at_own_points(self, points: Tensor) -> Any:
         """See `Targets`."""
-        ops, found = keras.ops, 0.0
+        ops, covered = keras.ops, 0.0
         own = ops.expand_dims(self.classes, 2)
         for index, weight in corners(points, self.size):
             flat = ops.reshape(index, (-1, index.shape[1] * index.shape[2]))
-            held = ops.take_along_axis(self.labels, flat, axis=1)
-            held = ops.reshape(held, (-1, *index.shape[1:]))
-            found += ops.where(held == own, weight, 0.0)
-        return found
+            labels = ops.take_along_axis(self.labels, flat, axis=1)
+            labels = ops.reshape(labels, (-1, *index.shape[1:]))
+            covered += ops.where(labels == own, weight, 0.0)
+        return covered
 
 
 def _counts(labels: Tensor, num_classes: int) -> Any:
@@ -193,13 +193,13 @@ def _counts(labels: Tensor, num_classes: int) -> Any:
     start = ops.expand_dims(ops.arange(batch, dtype="int32") * num_classes, 1)
     cells = ops.where(there, labels, 0) + start
     added = ops.zeros((batch * num_classes,), "int32")
-    found = ops.scatter_update(
+    counts = ops.scatter_update(
         added,
         ops.reshape(cells, (-1, 1)),
         ops.reshape(ops.cast(there, "int32"), (-1,)),
         reduction="add",
     )
-    return ops.reshape(found, (-1, num_classes))
+    return ops.reshape(counts, (-1, num_classes))
 
 
 def targets_of(y: Tree, num_classes: int, most: int, ignore_class: int | None = None) -> Targets:
@@ -243,8 +243,8 @@ def labels_of(y: Tree, none: int = -1) -> Any:
         there = ops.cast(masks, "bool") & ops.expand_dims(classes >= 0, (2, 3))
         first = ops.argmax(ops.cast(there, "int32"), axis=1)
         shape = ops.shape(first)
-        held = ops.take_along_axis(classes, ops.reshape(first, (shape[0], -1)), axis=1)
-        return ops.where(ops.any(there, axis=1), ops.reshape(held, shape), none)
+        label = ops.take_along_axis(classes, ops.reshape(first, (shape[0], -1)), axis=1)
+        return ops.where(ops.any(there, axis=1), ops.reshape(label, shape), none)
     labels: Any = y
     shape = tuple(labels.shape)
     if len(shape) == 4 and shape[-1] == 1:
@@ -299,8 +299,8 @@ def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
     columns = cost.shape[2]
     first = ops.cumsum(ops.cast(valid, "int32"), axis=1) <= columns
     valid = ops.logical_and(valid, first)
-    if _backend is not None and (found := _backend.on_host(cost, valid)) is not None:
-        return found
+    if _backend is not None and (columns_of_rows := _backend.on_host(cost, valid)) is not None:
+        return columns_of_rows
     return by_paths(cost, valid)
 
 
@@ -354,20 +354,20 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
             v = ops.where(seen, v - step, v)
             near = ops.where(seen, near, near - step)
             column = ops.where(todo, nearest, column)
-            held = at(row_of, column)
-            todo = ops.logical_and(todo, held >= 0)
+            owner = at(row_of, column)
+            todo = ops.logical_and(todo, owner >= 0)
             going = ops.expand_dims(todo, 1)
             seen = ops.logical_or(seen, ops.logical_and(one(column, places), going))
-            passed = ops.logical_or(passed, ops.logical_and(one(held, numbers), going))
-            row = ops.where(todo, held, row)
+            passed = ops.logical_or(passed, ops.logical_and(one(owner, numbers), going))
+            row = ops.where(todo, owner, row)
             return todo, row, column, near, before, seen, passed, u, v
 
-        found = ops.while_loop(
+        searched = ops.while_loop(
             lambda todo, *_: ops.any(todo),
             search,
             (todo, start, start * 0 - 1, far, none, never, one(start, numbers), u, v),
         )
-        column, before, u, v = found[2], found[4], found[7], found[8]
+        column, before, u, v = searched[2], searched[4], searched[7], searched[8]
 
         def augment(todo: Tensor, column: Tensor, row_of: Tensor) -> tuple[Any, ...]:
             """Gives a column the row of the one before it on the path."""
@@ -378,10 +378,10 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
             todo = ops.logical_and(todo, source >= 0)
             return todo, ops.where(todo, source, column), row_of
 
-        held = ops.while_loop(
+        augmented = ops.while_loop(
             lambda todo, *_: ops.any(todo), augment, (at(valid, start), column, row_of)
         )
-        return number + 1, held[2], u, v
+        return number + 1, augmented[2], u, v
 
     zeros = ops.zeros((batch, rows), dtype=dtype), ops.zeros((batch, columns), dtype=dtype)
     row_of = ops.while_loop(
@@ -390,8 +390,8 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
         (ops.convert_to_tensor(0, dtype="int32"), none, *zeros),
     )[1]
     matched = ops.expand_dims(row_of, 1) == ops.reshape(numbers, (1, rows, 1))  # (B, T, Q)
-    found = ops.cast(ops.argmax(ops.cast(matched, "int32"), axis=2), "int32")
-    return ops.where(ops.any(matched, axis=2), found, -1)
+    column_of = ops.cast(ops.argmax(ops.cast(matched, "int32"), axis=2), "int32")
+    return ops.where(ops.any(matched, axis=2), column_of, -1)
 
 
 # Of what is drawn, as `keras.random` takes it.
@@ -484,12 +484,12 @@ class SetCriterion:
         costs = [self.costs(targets, masks[:, i], classes[:, i], points[i]) for i in range(several)]
         # All predictions are matched at a time: a compiled step then has one loop for them.
         cost = ops.stop_gradient(ops.concatenate(costs, axis=0))
-        found = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
-        found = ops.reshape(found, (several, -1, targets.classes.shape[1]))
+        queries = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
+        queries = ops.reshape(queries, (several, -1, targets.classes.shape[1]))
         loss = 0.0
         for i in range(several):
-            loss += self._matched(targets, masks[:, i], found[i], seed, rows)
-            loss += self.class_weight * self.class_loss(targets, classes[:, i], found[i], rows)
+            loss += self._matched(targets, masks[:, i], queries[i], seed, rows)
+            loss += self.class_weight * self.class_loss(targets, classes[:, i], queries[i], rows)
         return loss
 
     def _drawn(self, rows: Tensor, seed: Seed) -> Any:
@@ -497,15 +497,15 @@ class SetCriterion:
         return keras.random.uniform(shape, dtype="float32", seed=seed)
 
     def _matched(
-        self, targets: Targets, masks: Tensor, found: Tensor, seed: Seed, rows: Tensor
+        self, targets: Targets, masks: Tensor, queries: Tensor, seed: Seed, rows: Tensor
     ) -> Any:
         """Returns the loss of masks (B, Q, h, w) that were matched, found (B, T)."""
         ops = keras.ops
-        counted = ops.cast(found >= 0, "float32") * ops.expand_dims(rows, 1)
-        chosen = rows_of(masks, ops.maximum(found, 0))  # (B, T, h, w)
+        counted = ops.cast(queries >= 0, "float32") * ops.expand_dims(rows, 1)
+        matched = rows_of(masks, ops.maximum(queries, 0))  # (B, T, h, w)
         shape = (ops.shape(masks)[0], targets.classes.shape[1])
-        points = ops.stop_gradient(self._points(chosen, shape, seed))
-        mask, dice = mask_losses(at_own_points(chosen, points), targets.at_own_points(points))
+        points = ops.stop_gradient(self._points(matched, shape, seed))
+        mask, dice = mask_losses(at_own_points(matched, points), targets.at_own_points(points))
         losses = self.mask_weight * mask + self.dice_weight * dice
         return ops.sum(losses * counted) / ops.maximum(ops.sum(counted), 1.0)
 
@@ -525,14 +525,14 @@ class SetCriterion:
         shares = ops.transpose(ops.softmax(classes, axis=-1), (0, 2, 1))  # (B, classes, Q)
         cost = -self.class_weight * rows_of(shares, ops.maximum(targets.classes, 0))
         said = at_shared_points(masks, points)  # (B, Q, P)
-        held = targets.at_shared_points(points)  # (B, T, P)
+        covered = targets.at_shared_points(points)  # (B, T, P)
         # Cross-entropy is softplus(x) - x * label.
         cross = ops.expand_dims(ops.sum(ops.softplus(said), axis=2), 1)
-        cross = cross - ops.einsum("btp,bqp->btq", held, said)
+        cross = cross - ops.einsum("btp,bqp->btq", covered, said)
         cost += self.mask_weight * cross / number
         share = ops.sigmoid(said)
-        both = ops.einsum("btp,bqp->btq", held, share)
-        sizes = ops.expand_dims(ops.sum(held, axis=2), 2) + ops.expand_dims(
+        both = ops.einsum("btp,bqp->btq", covered, share)
+        sizes = ops.expand_dims(ops.sum(covered, axis=2), 2) + ops.expand_dims(
             ops.sum(share, axis=2), 1
         )
         cost += self.dice_weight * (1 - (2 * both + 1) / (sizes + 1))

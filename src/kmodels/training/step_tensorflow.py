@@ -160,10 +160,10 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert
     def several(batches: list[Any]) -> Any:
         # One graph: each batch is a call of the same function in it.
-        found = [one(batch) for batch in batches]
+        outputs = [one(batch) for batch in batches]
         if kind != "predict":
-            return found[-1]
-        return keras.tree.map_structure(lambda *parts: _concatenated(parts), *found)
+            return outputs[-1]
+        return keras.tree.map_structure(lambda *parts: _concatenated(parts), *outputs)
 
     return _trimmed(several if model.run_eagerly else tf.function(several, reduce_retracing=True))
 

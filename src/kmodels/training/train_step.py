@@ -288,8 +288,8 @@ class TrainStep(_Step):
         if not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
         # A weight that lies in parts has its value only while its layer runs.
-        held = [(v, v.value) for v in objectives.trained if not hasattr(v, "gathered")]
-        scope = WatchedScope(held, collect_losses=True)
+        values = [(v, v.value) for v in objectives.trained if not hasattr(v, "gathered")]
+        scope = WatchedScope(values, collect_losses=True)
         _native.outline(objectives, measured, scope, batch)
         scope.check([*objectives.variables, *(v for m in running.metrics for v in m.variables)])
         self.built = running.built = True

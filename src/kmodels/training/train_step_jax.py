@@ -142,8 +142,8 @@ def _shape(x: ArrayLike) -> Any:
 
 
 def _scope(variables: list[Any], values: Values) -> keras.StatelessScope:
-    held = [(v, values[id(v)]) for v in variables]
-    return keras.StatelessScope(state_mapping=held, collect_losses=True)
+    mapping = [(v, values[id(v)]) for v in variables]
+    return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
 
 
 class Step(Loop, keras.Model):
@@ -157,8 +157,8 @@ class Step(Loop, keras.Model):
         batch = self._batch(data)
         kinds = self._kinds()
         values = {}
-        for variables, held in zip(kinds, state[:3], strict=True):
-            values |= by_id(variables, held)
+        for variables, arrays in zip(kinds, state[:3], strict=True):
+            values |= by_id(variables, arrays)
         results, values = advance(self._players, self._loss_functions, values, batch)
         logs, metrics = self._measure(results, batch, state[3])
         return logs, (*(take(variables, values) for variables in kinds), metrics)
@@ -179,10 +179,10 @@ class Step(Loop, keras.Model):
     def _measure(
         self, results: Results, batch: Tree, values: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        held = list(zip(self.metrics_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=held) as scope:
+        mapping = list(zip(self.metrics_variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
             logs = logged(self._update_metrics(results, rows(batch)))
-        return logs, [scope.get_current_value(v) for v, _ in held]
+        return logs, [scope.get_current_value(v) for v, _ in mapping]
 
 
 Arrays = tuple[list[Any], ...]
@@ -224,9 +224,9 @@ class State:
 
     @classmethod
     def _unflatten(cls, objectives: Objectives, arrays: Arrays) -> Self:
-        made = cls(objectives)  # type: ignore[call-arg]
-        made._arrays = tuple(arrays)
-        return made
+        state = cls(objectives)  # type: ignore[call-arg]
+        state._arrays = tuple(arrays)
+        return state
 
 
 def compiled(
@@ -264,8 +264,8 @@ def _run(
 ) -> tuple[Results, Arrays]:
     kinds = _kinds(objectives)
     values: Values = {}
-    for variables, held in zip(kinds, arrays, strict=True):
-        values |= by_id(variables, held)
+    for variables, kind in zip(kinds, arrays, strict=True):
+        values |= by_id(variables, kind)
     results, values = advance(objectives, losses, values, batch)
     return results, tuple(take(variables, values) for variables in kinds)
 
