@@ -19,8 +19,8 @@ _EXPORTS = {
     "predict": "kmodels.training.loop",
     "reset_decisions": "kmodels.core.dispatch",
     "set_matmul_precision": "kmodels.core.runtime",
-    "train_state": "kmodels.training.step.train_state",
-    "train_step": "kmodels.training.step.train_state",
+    "train_state": "kmodels.training.train_step",
+    "train_step": "kmodels.training.train_step",
 }
 _MODULES = (
     *("callbacks", "data", "distribution", "generation", "interop", "layers", "lora", "models"),

@@ -83,8 +83,8 @@ MODULES = {
         *("CLIPLoss", "ContrastiveLoss", "DINOLoss", "PixelCrossentropy", "SigLIPLoss"),
     ),
     "kmodels.training.metrics": ("MeanIoU", "SparseAccuracy"),
-    "kmodels.training.optim.optimizers": ("AdamW", "SGD"),
-    "kmodels.training.optim.schedules": ("WarmupSchedule",),
+    "kmodels.training.optimizers": ("AdamW", "SGD"),
+    "kmodels.training.schedules": ("WarmupSchedule",),
 }
 
 

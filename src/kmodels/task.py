@@ -22,7 +22,7 @@ from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
 from kmodels.training.loop import Loop, Predicts, TaskStep, like
 from kmodels.training.losses import warn_of_logits
-from kmodels.training.optim.other_variables import follow_variables, noted_slots
+from kmodels.training.other_variables import follow_variables, noted_slots
 from kmodels.weights import gather
 
 runtime.native.trim_after_compiling()

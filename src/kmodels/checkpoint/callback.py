@@ -45,9 +45,9 @@ class Checkpoint(FitCallback):
     says. Set `keras.utils.set_random_seed`.
 
     This holds in `fit` of the models of kmodels and in `kmodels.fit` of any other Keras model.
-    Keras' own `fit` does not tell a callback where it is: there a run continues exactly at the end
-    of an epoch, an epoch that was cut begins again with the weights that it had, and the other
-    callbacks start from the beginning, as a line says.
+    Keras' own `fit` does not pass its position to callbacks: a run in it continues exactly only at
+    the end of an epoch. An interrupted epoch begins again with the saved weights, and the other
+    callbacks start from the beginning, as a printed line says.
 
     SIGTERM, SIGINT and SIGHUP save at the end of the batch, and end the process with 143, 130
     or 129.
@@ -190,20 +190,20 @@ class Checkpoint(FitCallback):
     ) -> None:
         for reason in passed_over:
             _say(f"passed over a damaged checkpoint: {reason}")
-        optimizer, given = model.optimizer, self._numbers
+        optimizer, numbers = model.optimizer, self._numbers
         all_or_raise(
             "same run", lambda: state.check_same(path, run, optimizer, self._settings, steps)
         )
         rates = state.rates(optimizer)
         manager.restore(path, run, model)
         _say(f"resumed from {path} at step {run.step}")
-        if changed := state.changed_numbers(run, given, optimizer):
+        if changed := state.changed_numbers(run, numbers, optimizer):
             _say(state.describe_changes(changed))
         self._changed_rates = {k: v for k, v in rates.items() if state.rate_slot(k) in changed}
         state.restore_rates(optimizer, self._changed_rates)
         # As given, if a callback changed it.
         former = run.numbers or {}
-        self._numbers = {k: v if k in changed else former.get(k, v) for k, v in given.items()}
+        self._numbers = {k: v if k in changed else former.get(k, v) for k, v in numbers.items()}
         self._path, self.began_with, self._resumes = path, run, True
         self.epoch, self.batch, self.step = run.epoch, run.batch, run.step
         self._saved_step = run.step
@@ -637,7 +637,7 @@ class SaveInterval:
 
 
 def _code_of_fit(model: keras.Model) -> CodeType | None:
-    """Returns the code of Keras' `fit` if it runs: nobody says when an error ends it."""
+    """Returns the code of Keras' `fit` if it runs: no callback hook follows its errors."""
     code = getattr(inspect.unwrap(type(model).fit), "__code__", None)
     running = any(frame.f_code is code for frame, _ in traceback.walk_stack(None))
     return code if running else None

@@ -213,15 +213,15 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return value
     if len(value) != 1 or not _MARKS & set(value):
         return {key: _decode(part, arrays) for key, part in value.items()}
-    ((mark, held),) = value.items()
+    ((mark, content),) = value.items()
     if mark == _TUPLE:
-        return tuple(_decode(part, arrays) for part in held)
+        return tuple(_decode(part, arrays) for part in content)
     if mark == _ITEMS:
-        return {_decode(k, arrays): _decode(v, arrays) for k, v in held}
+        return {_decode(k, arrays): _decode(v, arrays) for k, v in content}
     if mark == _TENSOR:
-        name, package = held
+        name, package = content
         return importlib.import_module(_module(package)).from_array(arrays[name])
-    return arrays[held].tobytes() if mark == _BYTES else arrays[held]
+    return arrays[content].tobytes() if mark == _BYTES else arrays[content]
 
 
 def _module(package: str) -> str:
@@ -248,12 +248,14 @@ def as_counted(
     """
     if all(set(found[part]) == set(names) for part, names in wanted.items()):
         return found
-    before = _lowest(name for held in found.values() for name in held)
-    now = _lowest(name for held in wanted.values() for name in held)
+    before = _lowest(name for arrays in found.values() for name in arrays)
+    now = _lowest(name for arrays in wanted.values() for name in arrays)
     if before.keys() != now.keys():
         return found
     move = _moved({kind: now[kind] - number for kind, number in before.items()})
-    moved = {part: {move(name): held for name, held in of.items()} for part, of in found.items()}
+    moved = {
+        part: {move(name): arrays for name, arrays in of.items()} for part, of in found.items()
+    }
     same = all(set(moved[part]) == set(names) for part, names in wanted.items())
     return moved if same else found
 
@@ -261,7 +263,7 @@ def as_counted(
 def from_first(found: Mapping[str, T]) -> dict[str, T]:
     """Renames layers as if the process had made none of their kind before."""
     move = _moved({kind: -number for kind, number in _lowest(found).items()})
-    return {move(name): held for name, held in found.items()}
+    return {move(name): value for name, value in found.items()}
 
 
 def _lowest(names: Iterable[str]) -> dict[str, int]:

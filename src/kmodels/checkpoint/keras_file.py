@@ -2,7 +2,7 @@
 
 `keras.models.load_model` builds what the file names, and on another backend it has no torch
 optimizer. Here the caller has the model, and of the file only the arrays are read. Keras itself
-never opens the file: what fits goes into one that Keras has just written for this model.
+never opens the file: matching arrays go into a file that Keras has just written for the model.
 """
 
 import math
@@ -94,7 +94,7 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
     with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
         wanted = dict(_arrays(ours, own))
         found = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
-        counts = [sum(name.startswith(OPTIMIZER) for name in held) for held in (found, wanted)]
+        counts = [sum(name.startswith(OPTIMIZER) for name in names) for names in (found, wanted)]
         if not optimizer:
             found, wanted = (
                 {name: array for name, array in arrays.items() if not name.startswith(OPTIMIZER)}

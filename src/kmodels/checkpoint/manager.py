@@ -3,7 +3,7 @@
 A checkpoint is a directory `step_<n>`:
 
     model.safetensors      variables of the model by path, states of seeds included; only the
-                           trainable ones if adapters are trained beside a frozen base
+                           trainable ones if adapters are trained on a frozen base
     optimizer.safetensors  variables of the optimizer by weight and slot
     metrics.safetensors    running averages
     other.safetensors      arrays of callbacks, states of random generators, the learning rate
@@ -295,9 +295,9 @@ def _write(new: Path, run: RunState, arrays: Mapping[str, Arrays]) -> dict[str, 
 def _remove_old(folder: Path, target: Path, keep: int, best: str | None, mode: str) -> None:
     # Newer ones did not verify when this run was resumed, and do not count.
     older = [path for path in list_checkpoints(folder) if path.name < target.name]
-    kept = find_best([target, *older], best, mode) if best else None
+    best_kept = find_best([target, *older], best, mode) if best else None
     for old in older[max(keep, 1) - 1 :]:
-        if kept is None or old != kept[1]:
+        if best_kept is None or old != best_kept[1]:
             remove_directory(old)
 
 
@@ -309,7 +309,7 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
         name: name of the log, such as "val_loss".
         mode: "min" or "max".
     """
-    found: list[tuple[float, Path]] = []
+    candidates: list[tuple[float, Path]] = []
     for path in sorted(paths):
         try:
             value = json.loads((path / "state.json").read_text())["logs"][name]
@@ -317,17 +317,17 @@ def find_best(paths: Sequence[Path], name: str, mode: str) -> tuple[float, Path]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         if math.isfinite(value):
-            found.append((value, path))
+            candidates.append((value, path))
     pick = min if mode == "min" else max
-    return pick(found, key=lambda pair: pair[0]) if found else None
+    return pick(candidates, key=lambda pair: pair[0]) if candidates else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoints of a run, newest first, verified or not."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.match(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(_NAME.match(path.name)[1]), reverse=True)  # type: ignore[index]
+    paths = [path for path in folder.iterdir() if _NAME.match(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: int(_NAME.match(path.name)[1]), reverse=True)  # type: ignore[index]
 
 
 def up_to(path: Path) -> list[Path]:
@@ -360,8 +360,8 @@ def verify(path: Path) -> RunState:
         for name in (STATE, *arrays[processes.index() :: processes.count()]):
             if stamp(path / name) != manifest[name]:
                 raise CheckpointError(f"{path / name} is not what was written (size or sha256)")
-        found = json.loads((path / STATE).read_text())
-        check_shape(found, STATE_SHAPE, path / STATE)
+        content = json.loads((path / STATE).read_text())
+        check_shape(content, STATE_SHAPE, path / STATE)
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from error
     except InputError as error:
@@ -370,18 +370,18 @@ def verify(path: Path) -> RunState:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+    if not isinstance(content, dict) or not isinstance(content.get("step"), int):
         raise CheckpointError(f"{path / STATE} has no number of the step")
-    if found.get("format") != FORMAT:
+    if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {found.get('format')}; this version reads format {FORMAT}"
+            f"{path} has format {content.get('format')}; this version reads format {FORMAT}"
         )
-    return RunState.from_json(found)
+    return RunState.from_json(content)
 
 
 def _is_whole(names: set[str]) -> bool:
-    found = {format.part_of(name) for name in names - {STATE}}
-    return STATE in names and found == set(format.PARTS)
+    parts = {format.part_of(name) for name in names - {STATE}}
+    return STATE in names and parts == set(format.PARTS)
 
 
 def newest(folder: Path) -> tuple[Path, RunState, list[str]] | None:
@@ -436,22 +436,22 @@ def restore_newest(folder: str | Path, model: keras.Model) -> Path:
     # Each process reads a copy of its own.
     folder = all_or_raise("checkpoints are here", lambda: remote.copy_to_read(folder))
     while True:
-        found = newest(folder)
-        if found is None:
+        checkpoint = newest(folder)
+        if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint in {folder}; train first")
         try:
-            restore(*found[:2], model)
+            restore(*checkpoint[:2], model)
             break
         except InputError:
             # Another process may have removed it since, having written a newer one.
-            if found[0].is_dir():
+            if checkpoint[0].is_dir():
                 raise
     for variable, average in state.averages(model.optimizer):
         if sharded.in_parts(variable):
             variable.assign(average.value)
         else:
             state.put(variable, state.host_values(average))
-    return found[0]
+    return checkpoint[0]
 
 
 def restore(path: Path, run: RunState, model: keras.Model) -> None:

@@ -55,7 +55,7 @@ def save_orbax(model: keras.Model, directory: str | Path) -> Path:
 
 
 def load_orbax(model: keras.Model, directory: str | Path) -> None:
-    """Fills a compiled model and its optimizer from what `save_orbax` wrote, on any mesh.
+    """Fills a compiled model and its optimizer from files of `save_orbax`, on any mesh.
 
     Args:
         model: compiled as the one that was saved.

@@ -19,8 +19,8 @@ Variables = Mapping[str, Mapping[str, Any]]
 def save(path: Path, variables: Variables) -> None:
     """See `orbax.save_orbax`."""
     tree = {
-        part: {name: variable.value for name, variable in held.items()}
-        for part, held in variables.items()
+        part: {name: variable.value for name, variable in named.items()}
+        for part, named in variables.items()
     }
     with _checkpointer() as checkpointer:
         checkpointer.save(path, tree)
@@ -30,16 +30,16 @@ def load(path: Path, variables: Variables) -> None:
     """See `orbax.load_orbax`."""
     with _checkpointer() as checkpointer:
         try:
-            found = checkpointer.metadata(path).item_metadata.tree
+            arrays = checkpointer.metadata(path).item_metadata.tree
         except (OSError, ValueError, AttributeError, KeyError) as error:
             raise InputError(
                 f"{path} is not what save_orbax wrote: {' '.join(str(error).split())[:200]}"
             ) from error
-        found = {part: dict(found.get(part) or {}) for part in variables}
+        arrays = {part: dict(arrays.get(part) or {}) for part in variables}
         # Names in the file by the names of the variables in this process.
-        there = as_counted({part: {n: n for n in held} for part, held in found.items()}, variables)
+        there = as_counted({part: {n: n for n in held} for part, held in arrays.items()}, variables)
         named = {
-            part: {name: found[part][stored] for name, stored in names.items()}
+            part: {name: arrays[part][stored] for name, stored in names.items()}
             for part, names in there.items()
         }
         state.check_fits(path, named, variables)

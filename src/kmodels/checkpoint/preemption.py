@@ -140,7 +140,7 @@ class Preemption:
         return any(answer[1] for answer in answers), answers[0][2]
 
     def leave(self, step: int, how_to_go_on: str) -> None:
-        """Ends the process after a signal; the caller has released all that it held."""
+        """Ends the process after a signal; the caller has released its resources."""
         if (signum := self.signum) is None:
             return
         message = f"stopped at step {step} by signal {signum}; {how_to_go_on}"

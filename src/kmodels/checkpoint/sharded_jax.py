@@ -27,14 +27,14 @@ def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
 
 
 def read(variable: Any, array: LazyArray) -> Held:
-    """See `ShardedBackend`: by where each part begins, since devices may hold equal ones."""
+    """See `ShardedBackend`: parts by their start, since devices may hold equal ones."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-    held: Held = {}
+    parts: Held = {}
     indices: Any = variable.value.sharding.addressable_devices_indices_map(array.shape)
     for index in indices.values():
-        if _start(index) not in held:
-            held[_start(index)] = np.asarray(array.part(_whole(index, array.shape)), dtype)
-    return held
+        if _start(index) not in parts:
+            parts[_start(index)] = np.asarray(array.part(_whole(index, array.shape)), dtype)
+    return parts
 
 
 def put(variable: Any, held: Held) -> None:

@@ -41,7 +41,7 @@ def put(variable: Any, held: torch.Tensor) -> None:
 
 
 def _place(tensor: DTensor) -> tuple[Start, tuple[int, ...], bool]:
-    """Returns where this rank's part begins, its sizes, and whether it is the first to have it."""
+    """Returns (start, sizes, True if it is the first to hold it) of this rank's part."""
     start, sizes, is_first = [0] * tensor.ndim, list(tensor.shape), True
     for axis, placement in enumerate(tensor.placements):
         rank = tensor.device_mesh.get_local_rank(axis)

@@ -43,14 +43,14 @@ class CheckpointError(InputError):
 
 def named(variables: Iterable[Any]) -> dict[str, Any]:
     """Returns variables by path; a second of the same path gets `#1`, in order of creation."""
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     for variable in variables:
-        found[unique(_NUMBERED_SEED.sub("seed_generator", variable.path), found)] = variable
-    return found
+        by_path[unique(_NUMBERED_SEED.sub("seed_generator", variable.path), by_path)] = variable
+    return by_path
 
 
 def has_adapters(model: keras.Model) -> bool:
-    """Returns True if LoRA matrices are trained beside frozen weights."""
+    """Returns True if LoRA matrices are trained."""
     return any(variable.name.startswith("lora_") for variable in model.trainable_variables)
 
 
@@ -74,12 +74,14 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
         model.optimizer.build(model.trainable_variables)
     if (parallel := getattr(model, "parallel", None)) is not None:
         parallel.settle()
-    held = named(model.variables)
+    weights = named(model.variables)
     if only_trainable:
         left_out = {id(variable) for variable in frozen(model).values()}
-        held = {name: variable for name, variable in held.items() if id(variable) not in left_out}
+        weights = {
+            name: variable for name, variable in weights.items() if id(variable) not in left_out
+        }
     metrics = named(model.metrics_variables)
-    return {"model": held, "optimizer": slots(model.optimizer), "metrics": metrics}
+    return {"model": weights, "optimizer": slots(model.optimizer), "metrics": metrics}
 
 
 def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
@@ -94,17 +96,18 @@ def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
         by `format.part_name`; its own values of variables that differ between processes; and all
         other variables on rank zero only.
     """
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name, variable in variables.items():
         # Running averages and accumulated gradients are of the rows of their process.
         differs = part == "metrics" or "gradient_accumulator" in variable.path
         if sharded.in_parts(variable):
-            found |= {
-                format.part_name(name, at): held for at, held in sharded.backend().parts(variable)
+            arrays |= {
+                format.part_name(name, at): values
+                for at, values in sharded.backend().parts(variable)
             }
         elif differs or processes.is_rank_zero():
-            found[format.here(name) if differs else name] = np.array(host_values(variable))
-    return found
+            arrays[format.here(name) if differs else name] = np.array(host_values(variable))
+    return arrays
 
 
 def whole(variables: Mapping[str, Any]) -> Arrays:
@@ -114,12 +117,12 @@ def whole(variables: Mapping[str, Any]) -> Arrays:
 
 def digest(variables: Mapping[str, Any]) -> str:
     """sha256 over path, dtype, shape and bytes, in the order of the paths."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path, variable in sorted(variables.items()):
         values = host_values(variable)
-        found.update(f"{path} {values.dtype} {values.shape}\n".encode())
-        found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        hasher.update(f"{path} {values.dtype} {values.shape}\n".encode())
+        hasher.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()
 
 
 def base_digest(model: keras.Model) -> str:
@@ -164,25 +167,25 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
         CheckpointError: lists all misfits.
     """
     # All is read before anything is assigned, in any of the processes.
-    for variable, held in all_or_raise(f"fill from {path.name}", lambda: _fitting(path, wanted)):
+    for variable, values in all_or_raise(f"fill from {path.name}", lambda: _fitting(path, wanted)):
         if sharded.in_parts(variable):
-            sharded.backend().put(variable, held)
+            sharded.backend().put(variable, values)
         else:
-            put(variable, held)
+            put(variable, values)
 
 
 def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[Any, Any]]:
     """Returns pairs of a variable and the values of it that this process holds."""
-    found = {part: format.read(path, part, _counted(part, wanted[part])) for part in wanted}
-    if any(found[part].keys() != variables.keys() for part, variables in wanted.items()):
-        found = as_counted(found, wanted)
-    check_fits(path, found, wanted)
+    arrays = {part: format.read(path, part, _counted(part, wanted[part])) for part in wanted}
+    if any(arrays[part].keys() != variables.keys() for part, variables in wanted.items()):
+        arrays = as_counted(arrays, wanted)
+    check_fits(path, arrays, wanted)
     return [
         (
             variable,
-            sharded.backend().read(variable, found[part][name])
+            sharded.backend().read(variable, arrays[part][name])
             if sharded.in_parts(variable)
-            else found[part][name].read(),
+            else arrays[part][name].read(),
         )
         for part, variables in wanted.items()
         for name, variable in variables.items()
@@ -267,12 +270,12 @@ def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
     if objectives:
         return {f"{name}/{k}": v for name, own in objectives.items() for k, v in slots(own).items()}
     inner = getattr(optimizer, "inner_optimizer", None)
-    found = {} if inner is None else slots(inner)
-    inside = {id(variable) for variable in found.values()}
+    slots_by_name = {} if inner is None else slots(inner)
+    inside = {id(variable) for variable in slots_by_name.values()}
     weights = keras_internals.built_for(optimizer)
     owners: dict[int, tuple[str, str]] = {}
-    for attribute, held in keras_internals.slot_lists(optimizer):
-        for weight, variable in zip(weights, held, strict=True):
+    for attribute, variables in keras_internals.slot_lists(optimizer):
+        for weight, variable in zip(weights, variables, strict=True):
             path = getattr(weight, "path", weight.name)
             owners.setdefault(id(variable), (path, attribute.strip("_")))
     for variable in optimizer.variables:
@@ -284,8 +287,8 @@ def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
             prefix = path.replace("/", "_") + "_"
             slot = name.removeprefix(prefix) if name.startswith(prefix) else attribute
             name = f"{path}:{slot}"
-        found[unique(name, found)] = variable
-    return found
+        slots_by_name[unique(name, slots_by_name)] = variable
+    return slots_by_name
 
 
 def averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
@@ -300,11 +303,11 @@ def averages(optimizer: keras.Optimizer) -> list[tuple[Any, Any]]:
 
 def unique(name: str, taken: Container[str]) -> str:
     """Returns the name, or the first of `name#1`, `name#2` that is free."""
-    copies, found = 0, name
-    while found in taken:
+    copies, free = 0, name
+    while free in taken:
         copies += 1
-        found = f"{name}#{copies}"
-    return found
+        free = f"{name}#{copies}"
+    return free
 
 
 # The rest of a run
@@ -443,7 +446,7 @@ class GeneratorsBackend(Protocol):
         ...
 
     def restore(self, states: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `capture` returned, as far as it is among these states."""
+        """Restores the generators of `capture` that are among these states."""
         ...
 
 
@@ -473,7 +476,7 @@ def moment(optimizer: keras.Optimizer) -> Arrays:
 
 
 def restore_moment(optimizer: keras.Optimizer, states: Mapping[str, np.ndarray]) -> None:
-    """Puts back what `moment` returned; the generator of another backend is left out."""
+    """Restores the state of `moment`; the generator of another backend is left out."""
     if prefetch.running:
         prefetch.settle()
     gauss = states["python_gauss"].tolist()
@@ -542,15 +545,15 @@ def before_fit(callbacks: Iterable[Any]) -> Callbacks:
     Args:
         callbacks: without the one that saves them. One with a true `saves_itself` is left out.
     """
-    found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+    states: dict[str, tuple[Any, Mapping[str, Any]]] = {}
     for callback in callbacks:
         # The counts of a progress bar belong to one process.
         is_bar = isinstance(callback, keras.callbacks.ProgbarLogger)
         if not is_bar and not getattr(callback, "saves_itself", False):
             kind = type(callback).__name__
-            number = sum(name.startswith(f"{kind}#") for name in found)
-            found[f"{kind}#{number}"] = callback, _plain(callback)
-    return found
+            number = sum(name.startswith(f"{kind}#") for name in states)
+            states[f"{kind}#{number}"] = callback, _plain(callback)
+    return states
 
 
 def callback_changes(callbacks: Callbacks, arrays: Arrays) -> dict[str, dict[str, Any]]:
@@ -571,7 +574,7 @@ def callback_changes(callbacks: Callbacks, arrays: Arrays) -> dict[str, dict[str
 
 
 def restore_callbacks(callbacks: Callbacks, run: RunState) -> None:
-    """Puts back what `callback_changes` returned; callbacks that no longer exist are left out."""
+    """Restores the state of `callback_changes`; callbacks that no longer exist are left out."""
     for name, changes in run.callbacks.items():
         callback, _ = callbacks.get(name, (None, {}))
         if callback is None:
@@ -801,12 +804,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that determine the numbers."""
-    found = {"python": platform.python_version()}
+    packages = {"python": platform.python_version()}
     for package in ("kmodels", "keras", "numpy", keras.backend.backend()):
         try:
-            found[package] = importlib.metadata.version(package)
+            packages[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             from kmodels import __version__
 
-            found[package] = __version__ if package == "kmodels" else "unknown"
-    return found
+            packages[package] = __version__ if package == "kmodels" else "unknown"
+    return packages

@@ -5,7 +5,7 @@ function `<op>_<backend>` with the same signature in a file `overrides/*_<backen
 `kmodels.ops` imports the files of the running backend only.
 
 The path is chosen when Python runs the op, which for a compiled step means when it is traced.
-Steps of kmodels' models are traced again where `generic_only()` changed, see `kmodels.core.traced`;
+Steps of kmodels' models are traced again if `generic_only()` changed, see `kmodels.core.traced`;
 around other compiled code it must surround building *and* the first call. To turn off overrides for
 a whole run, set the environment variable `KMODELS_GENERIC_OPS` to `all` or to a comma separated
 list of ops.
@@ -78,13 +78,13 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False, of: str 
 
     Args:
         stem: dotted name without the suffix.
-        seam: the `typing.Protocol` of what such a file holds. The type checker compares each file
+        seam: the `typing.Protocol` of such a file. The type checker compares each file
             with it, see `tests/unit/core/seam_bodies.py`; here nothing is compared.
-        optional: says that a backend may have no such file.
+        optional: True if a backend may have no such file.
         of: another backend than the running one, for processes that are started with it.
 
     Returns:
-        The module `<stem>_<backend>`; without it `None` if `optional`, or what raises `InputError`.
+        The module `<stem>_<backend>`; without it None if `optional`, or an object that raises.
     """
     name = f"{stem}_{of or backend()}"
     if importlib.util.find_spec(name) is None:
@@ -112,7 +112,7 @@ def decline_all(reason: str | None) -> None:
     """Turns all overrides off in the process, for this reason (a clause); `None` undoes it.
 
     It holds in every thread, as `generic_only` does not: torch runs backward passes in its own, and
-    what is computed again there must take the path that it took at first.
+    a recomputed layer must take the same path as the first time.
     """
     global _off_for_all
     _off_for_all = reason
@@ -136,7 +136,7 @@ def _autocasts(args: tuple) -> bool:
 
 
 def switched_off(name: str) -> str | None:
-    """Returns what turned the op's override off (a clause), or `None` if nothing did."""
+    """Returns the reason why the op's override is off (a clause), or None if it is on."""
     if _off_for_all is not None:
         return _off_for_all
     block = _switched_off.get()
@@ -230,7 +230,7 @@ class Op(Generic[P, R]):
         override: the backend's own body, `None` if there is none.
         supports: takes an `OpCall`; returns `None` or why the override declines it.
         bind: makes the `OpCall` of the op's arguments.
-        always: whether the override serves all calls where nothing is compiled or recorded.
+        always: True if the override serves all calls that are not compiled or recorded.
     """
 
     def __init__(self, generic: Callable[P, R]) -> None:
@@ -390,7 +390,7 @@ def ops() -> dict[str, Op[Any, Any]]:
 
 
 def decisions() -> dict[str, dict[str, int]]:
-    """Counts of what the calls of each op did since the start or `reset_decisions()`.
+    """Counts the paths of the calls of each op since the start or `reset_decisions()`.
 
     Keys of the inner dictionary: `"override"`, `"generic"` (there is no override, or it is turned
     off) and each reason for declining. Shape inference is not counted; a compiled step counts
@@ -407,7 +407,7 @@ def reset_decisions() -> None:
 
 
 def summary() -> dict[str, str]:
-    """Returns what most calls of each op did.
+    """Returns the path of most calls of each op.
 
     Returns:
         Returns for each op `"override"`, `"generic"`, the reason for declining, or `"not called"`.

@@ -48,9 +48,9 @@ def autocasts(args: tuple) -> bool:
 def without_autocast(
     op: Callable[..., Any], generic: Callable[..., Any], args: tuple, kwargs: dict
 ) -> Any:
-    """Returns the op's result where autocast is off, for arguments in the dtypes that it wants.
+    """Returns the op's result without autocast, for arguments in the dtypes of autocast.
 
-    It would cast again inside an op, against what the op promises about its dtypes.
+    Autocast would cast again inside an op, and change its documented dtypes.
     """
     device = args[0].device.type
     dtype = torch.get_autocast_dtype(device)

@@ -6,7 +6,7 @@ Keras reads KERAS_BACKEND when it is imported, and nothing changes its backend a
 1. KERAS_BACKEND, if it is set.
 2. The backend in `keras.json`, if that backend is installed. Keras writes this file by itself, with
    `tensorflow` in it, when it is first imported, whether TensorFlow is installed or not.
-3. The first of jax, torch and tensorflow that is installed. A line on stderr says which.
+3. The first of jax, torch and tensorflow that is installed. A line on stderr names it.
 
 A missing or outdated Keras is reported at the same moment.
 """

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class InputError(ValueError):
     """A setting or a file given by the user is wrong.
 
-    The message is one line: what was given, what is allowed, what to do. Recipes and the command
-    line print it alone, without a stack trace, and end with exit code 2. Passwords in addresses are
-    replaced by "***", see `shown`; text from a file can neither break the line nor control the
-    terminal.
+    The message is one line: the wrong value, the allowed values, and the remedy. Recipes and the
+    command line print it alone, without a stack trace, and end with exit code 2. Passwords in
+    addresses are replaced by "***", see `shown`; text from a file can neither break the line nor
+    control the terminal.
     """
 
     def __init__(self, *args: object):

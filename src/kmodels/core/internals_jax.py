@@ -1,4 +1,4 @@
-"""Private names of JAX, each behind a function with a name of its own."""
+"""Private names of JAX, each behind a public function."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Private names of torch, each behind a function with a name of its own.
+"""Private names of torch, each behind a public function.
 
 Modules that are slow to import (torch's compiler) are imported where they are called.
 """
@@ -101,7 +101,7 @@ def fused_adamw_(
 ) -> None:
     """Moves weights in place by AdamW without decay, and its slots, in one pass over memory.
 
-    `torch.optim.AdamW(fused=True)` is public, and keeps slots and counts of its own.
+    `torch.optim.AdamW(fused=True)` is public, but keeps its own slots and counts.
 
     Args:
         weights: contiguous; all lists have one dtype and device.

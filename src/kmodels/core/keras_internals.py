@@ -87,6 +87,28 @@ def own_variables(layer: keras.Layer) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def weights_below(layer: keras.Layer) -> list[Any]:
+    """Returns `layer.weights` by one flat walk, without a list for each layer."""
+    weights: dict[int, Any] = {}
+    waiting = [layer]
+    while waiting:
+        part = waiting.pop()
+        for variable in (*part._trainable_variables, *part._non_trainable_variables):
+            weights[id(variable)] = variable
+        waiting += part._layers[::-1]
+    return list(weights.values())
+
+
+def has_losses(layer: keras.Layer) -> bool:
+    """Returns False if `layer.losses` is empty: without `add_loss` values and regularizers."""
+    if in_stateless_scope():
+        return True
+    return any(
+        part._losses or any(v.regularizer is not None for v in part._trainable_variables)
+        for part in layer._flatten_layers()
+    )
+
+
 def set_trainable(layer: keras.Layer, trainable: bool) -> None:
     """Sets a layer's own flag, but not those of its variables and sublayers."""
     layer._trainable = trainable

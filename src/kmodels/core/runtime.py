@@ -51,7 +51,7 @@ class RuntimeBackend(Protocol):
         ...
 
     def lacks_float64(self) -> str | None:
-        """Returns why float64 becomes float32 and what to do (a clause), or None."""
+        """Returns the reason why float64 becomes float32, with the remedy (a clause), or None."""
         ...
 
     def keep_compiled(self) -> None:

@@ -63,7 +63,7 @@ def matmul_precision() -> str:
 
 
 def lacks_float64() -> str | None:
-    """Returns why float64 becomes float32 and what to do (a clause), or None."""
+    """Returns the reason why float64 becomes float32, with the remedy (a clause), or None."""
     if getattr(jax.config, "jax_enable_x64"):  # noqa: B009
         return None
     return "JAX has float32 alone until jax.config.update('jax_enable_x64', True) is called"

@@ -91,7 +91,7 @@ def check_shape(value: Any, shape: Shape, where: object) -> None:
     Args:
         value: a value of a JSON file.
         shape: the expected shape; keys that it does not name may hold anything.
-        where: the file, and the keys on the way to the value.
+        where: the file and the keys on the path to the value.
     """
     if isinstance(shape, Needed):
         if value is None:

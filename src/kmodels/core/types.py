@@ -27,14 +27,14 @@ __all__ = [
 
 
 class Tensor(Protocol):
-    """A tensor of any backend, a NumPy array or a `keras.KerasTensor`, by what all of them do.
+    """A tensor of any backend, a NumPy array or a `keras.KerasTensor`: their common operations.
 
     Everything else goes through `keras.ops`. A file of one backend names that backend's own class.
     """
 
     @property
     def shape(self) -> Any:
-        """The sizes; None or a symbol where a size is not known yet."""
+        """The sizes; None or a symbol for unknown sizes."""
         ...
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data import ImageLoader
 from kmodels.runs.plots import principal_components, spread
-from kmodels.training.evaluation import WholeBatches
+from kmodels.training.loop import WholeBatches
 
 if TYPE_CHECKING:
     import keras

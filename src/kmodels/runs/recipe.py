@@ -21,11 +21,11 @@ from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError
 from kmodels.core.files import local_path
 from kmodels.runs import on_ray, report, trackers
-from kmodels.runs.command_line import checked_output
 from kmodels.runs.console import introduce, say, say_facts, say_metrics, working, wrapped
 from kmodels.runs.console import short as _short
 from kmodels.runs.run_folder import Folder, joined_processes
 from kmodels.runs.settings import Common, at_least, check_fractions, flag, given, numbers, parse
+from kmodels.runs.terminal import checked_output
 
 if TYPE_CHECKING:
     import keras

@@ -15,8 +15,8 @@ from kmodels.core.runtime import device_name, peak_memory_mb
 from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
 from kmodels.runs.runner import Runner
-from kmodels.training.evaluation import WholeBatches
-from kmodels.training.step.step_loss import KEY
+from kmodels.training.loop import WholeBatches
+from kmodels.training.step_loss import KEY
 
 if TYPE_CHECKING:
     from kmodels.runs.run_folder import Folder

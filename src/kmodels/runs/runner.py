@@ -19,8 +19,8 @@ from kmodels.runs import console, trackers
 from kmodels.runs.console import Progress, Speed
 from kmodels.runs.history import History
 from kmodels.training.loop import run_request
-from kmodels.training.optim.schedules import WarmupSchedule
-from kmodels.training.step.step_loss import KEY, StepCallbacks, track_step_loss
+from kmodels.training.schedules import WarmupSchedule
+from kmodels.training.step_loss import KEY, StepCallbacks, track_step_loss
 
 # After this many skipped steps in a row the weights themselves must be NaN or infinite.
 MOST_SKIPPED = 50

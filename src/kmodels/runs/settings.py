@@ -13,7 +13,7 @@ import typer
 from kmodels.core.errors import HIDDEN, InputError
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
-from kmodels.runs.command_line import GroupedCommand, invoke
+from kmodels.runs.terminal import GroupedCommand, invoke
 from kmodels.runs.trackers import MODULES
 
 # The groups of --help and their flags; other flags are in the group "Options".

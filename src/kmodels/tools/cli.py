@@ -13,7 +13,7 @@ from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import local_path
 from kmodels.runs import console, recipe
-from kmodels.runs.command_line import GroupedCommand, checked_output, invoke, option
+from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
 from kmodels.tools import use
 
 app = typer.Typer(

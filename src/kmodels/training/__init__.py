@@ -1,4 +1,4 @@
-"""Training: optimizers, schedules, checkpoints, custom steps, and what a run writes.
+"""Training: optimizers, schedules, checkpoints, custom steps, and the files of a run.
 
 Nothing is imported until it is asked for, because the rooms that these names come from import
 `kmodels.training` themselves.
@@ -8,9 +8,9 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "SCHEDULES": "training.optim.schedules",
-    "SGD": "training.optim.optimizers",
-    "AdamW": "training.optim.optimizers",
+    "SCHEDULES": "training.schedules",
+    "SGD": "training.optimizers",
+    "AdamW": "training.optimizers",
     "CLIPLoss": "training.losses",
     "Checkpoint": "checkpoint.callback",
     "ContrastiveLoss": "training.losses",
@@ -19,18 +19,18 @@ _EXPORTS = {
     "MeanIoU": "training.metrics",
     "PixelCrossentropy": "training.losses",
     "Runner": "runs.runner",
-    "SetCriterion": "training.matching.criterion",
+    "SetCriterion": "training.set_criterion",
     "SigLIPLoss": "training.losses",
-    "StepCallbacks": "training.step.step_loss",
-    "TrainStep": "training.step.train_step",
-    "WarmupSchedule": "training.optim.schedules",
-    "WeightAverage": "training.step.averages",
-    "WholeBatches": "training.evaluation",
+    "StepCallbacks": "training.step_loss",
+    "TrainStep": "training.train_step",
+    "WarmupSchedule": "training.schedules",
+    "WeightAverage": "training.objectives",
+    "WholeBatches": "training.loop",
     "load_keras_file": "checkpoint.keras_file",
     "load_orbax": "checkpoint.orbax",
     "restore_newest": "checkpoint.manager",
     "save_orbax": "checkpoint.orbax",
-    "track_step_loss": "training.step.step_loss",
+    "track_step_loss": "training.step_loss",
 }
 
 __all__ = [*_EXPORTS]

@@ -1,8 +1,7 @@
 """The training loop: `fit`, `evaluate` and `predict` of every task, TrainStep and Keras model.
 
-A step is in `step_<backend>.py`, and what it computes in the model's own `train_step`. The position
-of a run is the number of its epoch, that of the batch in it, and the state of the loader;
-`kmodels.checkpoint` saves it, and has an epoch begin there.
+`step_<backend>.py` runs a step, and the model's `train_step` computes it. The position of a run is
+(epoch, batch, state of the loader); `kmodels.checkpoint` saves it and lets an epoch begin there.
 """
 
 import inspect
@@ -20,16 +19,18 @@ from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import Preprocess, as_tuple, class_weights
 from kmodels.data.pipeline.device_put import device_put
+from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
 from kmodels.data.pipeline.pipeline import Pipeline, check_batch
 from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, FitRequest, Method, RunningFit
+from kmodels.data.pipeline.shard import BatchSharding, Shard
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import followers
 from kmodels.weights import deferred
 
 
 class Step(Protocol):
-    """Steps of one pass over data; a context in which they may hold values of the variables."""
+    """The steps of one pass over data; inside its context it may hold values of variables."""
 
     last_output: Any
 
@@ -46,12 +47,12 @@ class StepBackend(Protocol):
 
     @property
     def Step(self) -> type[Step]:
-        """Is the class of steps."""
+        """The class of steps."""
         ...
 
     @property
     def TaskStep(self) -> type[Any]:
-        """Is the first base of a task, with its `train_step`."""
+        """The first base of a task, with its `train_step`."""
         ...
 
     def compiled(self, model: keras.Model, kind: str) -> Callable[..., Any]:
@@ -59,7 +60,7 @@ class StepBackend(Protocol):
         ...
 
     def build_to_predict(self, model: keras.Model, batch: Callable[[], Tree]) -> None:
-        """Makes the variables of a model that nobody has called, if its first step cannot."""
+        """Creates the variables of a model that was never called, if its first step cannot."""
         ...
 
     def joined(self, parts: Sequence[Any]) -> Any:
@@ -68,7 +69,7 @@ class StepBackend(Protocol):
 
 
 class ReplicasBackend(Protocol):
-    """A backend whose replicas have variables that only one scope can make."""
+    """A backend whose replicas have variables that must be created in one scope."""
 
     def build(
         self,
@@ -77,7 +78,7 @@ class ReplicasBackend(Protocol):
         first: Callable[[], Tree],
         at_once: bool,
     ) -> None:
-        """Calls `make` with a function that returns what one replica gets of `first()`."""
+        """Calls `make` with a function that returns the part of `first()` for one replica."""
         ...
 
 
@@ -86,28 +87,32 @@ _replicas = dispatch.backend_module("kmodels.core.replicas", ReplicasBackend, op
 # The first base of a task, with its `train_step`.
 TaskStep: Any = backend.TaskStep
 
+_NO_BATCH = "the data gave no batch; give at least one"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Gives a method the parameters of one of `keras.Model`, by place and by name.
+    """Gives a method the signature of a method of `keras.Model`.
 
-    `fit(x, y, 32, 5)` then means what it does in Keras, and arguments that a later Keras adds are
-    taken too.
+    `fit(x, y, 32, 5)` then means the same as in Keras, and arguments that a later Keras adds are
+    accepted too.
 
     Args:
         original: the method of `keras.Model`.
 
     Returns:
-        A decorator. The method under it gets by name what was given, and no defaults.
+        A decorator. Its method gets the arguments of the call by name, and no defaults.
     """
-    given = list(inspect.signature(original).parameters.values())
-    rest = [p.name for p in given if p.kind is p.VAR_KEYWORD]
+    original_parameters = list(inspect.signature(original).parameters.values())
+    rest = [p.name for p in original_parameters if p.kind is p.VAR_KEYWORD]
 
     def decorate(method: Callable[..., R]) -> Callable[P, R]:
         first = next(iter(inspect.signature(method).parameters))  # "self", or "model"
-        parameters = inspect.Signature([given[0].replace(name=first), *given[1:]])
+        parameters = inspect.Signature(
+            [original_parameters[0].replace(name=first), *original_parameters[1:]]
+        )
 
         @wraps(method)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -123,41 +128,40 @@ def like(original: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R
 
 @like(keras.Model.fit)
 def fit(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-    """Trains any Keras model, as its own `fit` does, by the loop of kmodels.
+    """Trains any Keras model with the loop of kmodels.
 
         model = keras.Sequential([keras.layers.Dense(10)])
         model.compile("adam", "mse")
         kmodels.fit(model, x, y, epochs=3, callbacks=[kmodels.callbacks.Checkpoint("runs/first")])
 
-    What it adds: any data on every backend, and a Checkpoint that continues within an epoch, where
-    one in Keras' own `fit` continues at the beginning of an epoch. Logs, callbacks and weights are
-    those of Keras.
+    Unlike Keras' own `fit` it accepts any data on every backend, and a Checkpoint resumes within an
+    epoch, not only at the beginning of one. Logs, callbacks and weights equal those of Keras.
 
     Args:
         model: compiled: functional, sequential, or subclassed with its own `train_step`,
             `compute_loss` or `compute_metrics`.
         x: as in `kmodels.models.ViTImageClassifier.fit`.
-        y: labels, where x is arrays.
+        y: labels, if x is arrays.
         **kwargs: as in `keras.Model.fit`, by place or by name.
 
     Returns:
         A `keras.callbacks.History`.
 
     Raises:
-        InputError: if the model is not compiled, or for data that no backend takes.
+        InputError: if the model is not compiled, or the data is not supported.
     """
     return _by_loop(model, FitRequest.of(Method.FIT, x=x, y=y, **kwargs))
 
 
 @like(keras.Model.evaluate)
 def evaluate(model: keras.Model, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-    """Evaluates any Keras model on what `kmodels.fit` takes, see `keras.Model.evaluate`."""
+    """Evaluates any Keras model on any data of `kmodels.fit`, see `keras.Model.evaluate`."""
     return _by_loop(model, FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
 
 @like(keras.Model.predict)
 def predict(model: keras.Model, x: Data, **kwargs: Any) -> Any:
-    """Predicts with any Keras model on what `kmodels.fit` takes, see `keras.Model.predict`."""
+    """Predicts with any Keras model on any data of `kmodels.fit`, see `keras.Model.predict`."""
     return _by_loop(model, FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
 
@@ -174,22 +178,21 @@ def run_request(
     split: Callable[[Any], tuple] = as_tuple,
     over_mesh: bool = True,
 ) -> Any:
-    """Runs `fit`, `evaluate` or `predict` by the loop; over a mesh, in each process on its rows.
+    """Runs `fit`, `evaluate` or `predict`; over a mesh each process takes its own rows.
 
     Args:
-        model: whose method it is.
-        request: what it is asked for.
+        model: any Keras model.
+        request: the method and its arguments.
         preprocess: see `kmodels.data.as_dataset`.
         split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
-        over_mesh: False leaves a mesh in force aside.
+        over_mesh: False ignores the mesh in force.
 
     Returns:
         The result of the method; predictions are those of all processes, in the order of the data.
 
     Raises:
-        InputError: for data that the method cannot take; over a mesh if it does not divide the
-            batches, if processes were given other data, or if a callback or a metric cannot work
-            so.
+        InputError: for unsupported data; over a mesh also if the mesh does not divide the batches,
+            the processes got different data, or a callback or a metric does not support it.
     """
     from kmodels.data.pipeline import kinds
 
@@ -217,7 +220,7 @@ def run_request(
     pipelines = [one for one in (data, request.validation_data) if one is not None]
     try:
         for one in pipelines:
-            one.model = model
+            one.give_to(model)
         result = _METHODS[method](model, request)
     finally:
         for one in pipelines:
@@ -267,7 +270,7 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     logs: Any = {}
     epoch_logs: dict[str, Any] = {}
     try:
-        step = step_of(model, "train")
+        model.make_train_function()  # As in Keras, before callbacks begin.
         data.clock.last_output = lambda: step.last_output
         model.stop_training = False
         callbacks.on_train_begin()
@@ -278,7 +281,7 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             data.set_epoch(epoch)
-            step = step_of(model, "train")  # a callback may have changed the model
+            step = step_of(model, "train")  # A callback may have changed the model.
             is_over = False
             if data.continued is not None:
                 logs = dict.fromkeys(data.continued.log_names, 0.0)
@@ -298,11 +301,11 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
             epoch_logs = dict(_results(model, logs))
             data.clock.end_epoch()
             if request.validation_data is not None and _validates(epoch, frequency):
-                given = request.validation_data, request.validation_steps
-                held_out = held_out or Epochs(model, *given)
+                validation = request.validation_data, request.validation_steps
+                held_out = held_out or Epochs(model, *validation)
                 held_out.build()
-                found = _evaluate_data(model, held_out, callbacks)
-                epoch_logs |= {f"val_{name}": value for name, value in found.items()}
+                validation_logs = _evaluate_data(model, held_out, callbacks)
+                epoch_logs |= {f"val_{name}": value for name, value in validation_logs.items()}
             callbacks.on_epoch_end(epoch, epoch_logs)
             if request.verbose and (line := data.clock.line()) is not None:
                 print(line, flush=True)
@@ -325,7 +328,7 @@ def _evaluate(model: keras.Model, request: FitRequest) -> Any:
         request: as in `_fit`.
 
     Returns:
-        The loss and the metrics: by name, in a list, or a number where there is no metric.
+        The loss and the metrics: by name, in a list, or one number if there is no metric.
 
     Raises:
         InputError: if the model is not compiled.
@@ -380,35 +383,36 @@ def _predict(model: keras.Model, request: FitRequest) -> Any:
     model.stop_predicting = False
     callbacks.on_predict_begin()
     data.begin()
-    found = []
+    outputs = []
     with step:
         for begin, end, batches in data.epoch():
             callbacks.on_predict_batch_begin(begin)
-            found.append(step(batches))
-            callbacks.on_predict_batch_end(end, {"outputs": found[-1]})
+            outputs.append(step(batches))
+            callbacks.on_predict_batch_end(end, {"outputs": outputs[-1]})
             if model.stop_predicting:
                 break
     callbacks.on_predict_end()
-    if not found:
-        raise InputError("the data gave no batch; give at least one")
-    return _joined(found)
+    if not outputs:
+        raise InputError(_NO_BATCH)
+    return _joined(outputs)
 
 
-def _joined(found: Sequence[Tree]) -> Any:
-    return keras.tree.map_structure_up_to(found[0], lambda *parts: backend.joined(parts), *found)
+def _joined(outputs: Sequence[Tree]) -> Any:
+    return keras.tree.map_structure_up_to(
+        outputs[0], lambda *parts: backend.joined(parts), *outputs
+    )
 
 
 class Epochs:
     """The batches of one call, epoch by epoch.
 
     Args:
-        model: that takes them.
-        data: gives the batches of a pass.
-        steps: batches of an epoch, which then may begin and end within a pass over the data; None
-            for one pass.
+        model: the model that is trained or evaluated.
+        data: yields the batches of a pass.
+        steps: batches per epoch; epochs may then begin and end within a pass. None for one pass.
 
     Attributes:
-        continued: where the epoch that comes next begins, if it was cut.
+        continued: position at which the next epoch begins if it was interrupted, or None.
     """
 
     continued: Continued | None = None
@@ -426,11 +430,11 @@ class Epochs:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch has, or None if that is not known yet."""
+        """Batches per epoch, or None if not known yet."""
         return self.steps_per_epoch or self._batches_of_pass
 
     def build(self) -> None:
-        """Has the model make what it lacks, for a batch that is read only if something lacks."""
+        """Builds the missing parts of the model; a batch is read only if some are missing."""
 
         def first() -> Any:
             self.data.on_epoch_begin()
@@ -440,33 +444,33 @@ class Epochs:
         self.restart()
 
     def example(self) -> Any:
-        """Returns the first batch of a pass that is for nothing else, on the host."""
+        """Returns the first batch of a separate pass, on the host."""
         for batch in self.data.batches(placed=False):
             return batch
-        raise InputError("the data gave no batch; give at least one")
+        raise InputError(_NO_BATCH)
 
     def build_for(self, batch: Tree) -> None:
-        """Has the model make what it lacks now, before a step is traced, for this batch."""
+        """Builds the missing parts of the model for a batch, before a step is traced."""
         build(self._model, lambda: batch, at_once=True)
 
     def begin(self) -> None:
-        """Lets batches be made ahead, as no more of them are read to build the model."""
+        """Allows prefetching: no more batches are read to build the model."""
         self.data.start()
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the data which epoch comes next, unless its passes are not the epochs."""
+        """Sets the next epoch of the data, if one epoch is one pass."""
         if not self.steps_per_epoch:
             self.data.set_epoch(epoch)
         self.clock.begin_epoch()
 
     def restart(self) -> None:
-        """Has the next epoch begin with a new pass."""
+        """Makes the next epoch begin with a new pass."""
         self._pass, self._taken = None, 0
         self._batches_of_pass = self.data.num_batches
         self.data.on_epoch_end()
 
     def go_on(self) -> None:
-        """Brings the data of an epoch that was cut to its next batch."""
+        """Moves the data of an interrupted epoch to its next batch."""
         done, self.continued = self.continued, None
         assert done is not None  # `fit` asks for it
         replays = done.place()
@@ -482,9 +486,9 @@ class Epochs:
             self._pass, self._taken = self.data.batches(), 0
 
     def epoch(self) -> Iterator[tuple[int, int, list[Any]]]:
-        """Yields the batches of each execution of steps, after the numbers of its first and last.
+        """Yields (number of the first batch, number of the last batch, batches) of each execution.
 
-        Keras counts the last execution as a whole one, too, if the data ends within it.
+        Like Keras, it counts the last execution as complete even if the data ends within it.
         """
         if self._first is None:
             self._begin_epoch()
@@ -516,12 +520,12 @@ class Epochs:
 
 
 def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) -> None:
-    """Has a model make what its first step needs.
+    """Creates the variables that a model's first step needs.
 
     Args:
         model: compiled.
-        first: returns a batch; called only if something is lacking.
-        at_once: also if the trace of the first step would make it, as on TensorFlow.
+        first: returns a batch; called only if something is missing.
+        at_once: creates them now even if the trace of the first step would, as on TensorFlow.
     """
     own = isinstance(model, Loop)
     make = model.build_step if own else partial(keras_internals.symbolic_build, model)
@@ -534,10 +538,10 @@ def build(model: keras.Model, first: Callable[[], Tree], at_once: bool = False) 
 def step_of(model: keras.Model, kind: str) -> Any:
     """Returns a `Step` of a model, compiled again whenever Keras would compile its own."""
     getattr(model, f"make_{kind}_function")()
-    held = vars(getattr(model, f"{kind}_function"))
-    if "kmodels_step" not in held:
-        held["kmodels_step"] = backend.compiled(model, kind)
-    return backend.Step(model, kind, held["kmodels_step"])
+    attributes = vars(getattr(model, f"{kind}_function"))
+    if "kmodels_step" not in attributes:
+        attributes["kmodels_step"] = backend.compiled(model, kind)
+    return backend.Step(model, kind, attributes["kmodels_step"])
 
 
 def _check_compiled(model: keras.Model, method: str) -> None:
@@ -573,31 +577,31 @@ def _validates(epoch: int, frequency: int | Sequence[int]) -> bool:
 
 
 def _results(model: keras.Model, logs: Any) -> Any:
-    """Returns the averages of an epoch, or the logs of a `train_step` that names others."""
-    found = model.get_metrics_result()
-    return found if isinstance(logs, Mapping) and logs.keys() == found.keys() else logs
+    """Returns the averages of an epoch, or the logs of a `train_step` with other names."""
+    averages = model.get_metrics_result()
+    return averages if isinstance(logs, Mapping) and logs.keys() == averages.keys() else logs
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as numbers, in the order of their names, those of a dictionary beside others."""
-    found: dict[str, Any] = {}
+    """Returns logs as numbers in the order of their names; nested dictionaries are flattened."""
+    numbers: dict[str, Any] = {}
     for name, value in sorted((logs or {}).items()):
         if isinstance(value, Mapping):
-            found |= _numbers(value)
+            numbers |= _numbers(value)
             continue
         try:
-            found[name] = float(value)
+            numbers[name] = float(value)
         except (TypeError, ValueError, RuntimeError):
-            found[name] = value  # an array, of a user's own step
-    return found
+            numbers[name] = value  # an array, of a user's own step
+    return numbers
 
 
 def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
     """Returns logs as a list in the order of the metrics, or the only one."""
     metrics = [part for one in model.metrics for part in getattr(one, "metrics", [one])]
     first = [part.name for part in metrics if part.name in logs]
-    found = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
-    return found[0] if len(found) == 1 else found
+    values = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
+    return values[0] if len(values) == 1 else values
 
 
 def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:
@@ -618,34 +622,38 @@ def _placed(model: keras.Model, batch: tuple) -> Any:
 _METHODS = {Method.FIT: _fit, Method.EVALUATE: _evaluate, Method.PREDICT: _predict}
 
 
-class Loop(keras.Model if TYPE_CHECKING else object):
-    """First base of a model whose `fit` and its like are this file's.
+def _preprocessor(model: "Loop") -> Preprocess | None:
+    # No class attribute: torch looks for a layer of this name only after those of the class.
+    return getattr(model, "preprocessor", None)
 
-    Keras' `make_train_function` and its like stay the place where a subclass prepares a step; a
-    compiled step is made again if the model has changed since.
+
+class Loop(keras.Model if TYPE_CHECKING else object):
+    """First base of a model that is trained by this loop.
+
+    A subclass may prepare a step in `make_train_function`, `make_test_function` or
+    `make_predict_function`, as in Keras; a compiled step is made again if the model has changed.
 
     Attributes:
         follows_changes: see `kmodels.core.traced`.
         preprocessor: called as preprocessor(x, y, sample_weight), or None.
         split: makes (x,), (x, y) or (x, y, sample_weight) of a batch of a loader.
-        builds_first: True if the first step needs more than its own trace makes on TensorFlow.
+        builds_first: True if on TensorFlow the trace of the first step cannot create all variables.
     """
 
     follows_changes = True
-    # Without a value here: torch looks for a layer of this name after the attributes of the class.
     preprocessor: Any
     split = staticmethod(as_tuple)
     builds_first = False
 
     @like(keras.Model.fit)
     def fit(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Trains, as Keras' `fit` does, on anything that yields batches.
+        """Trains as in Keras, on anything that yields batches.
 
         Args:
             x: arrays, a PyTorch DataLoader, tf.data, grain, a PyDataset, a Hugging Face dataset,
                 any iterable of (x, y) or (x, y, sample_weight) batches, or a function that gives
                 one for each epoch, on every backend.
-            y: labels, where x is arrays.
+            y: labels, if x is arrays.
             **kwargs: as in `keras.Model.fit`, by place or by name; `validation_data` may be any of
                 the above too.
         """
@@ -653,20 +661,20 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
     @like(keras.Model.evaluate)
     def evaluate(self, x: Data = None, y: Data = None, **kwargs: Any) -> Any:
-        """Evaluates, as Keras does, on anything that `fit` takes."""
+        """Evaluates as in Keras, on any data of `fit`."""
         return self._run(FitRequest.of(Method.EVALUATE, x=x, y=y, **kwargs))
 
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
-        """Predicts, as Keras does, on anything that `fit` takes, and on no samples too."""
-        if arrays.is_empty(x, getattr(self, "preprocessor", None)):
+        """Predicts as in Keras, on any data of `fit`; zero samples are allowed."""
+        if arrays.is_empty(x, _preprocessor(self)):
             return self.predict_on_batch(x)
         return self._run(FitRequest.of(Method.PREDICT, x=x, **kwargs))
 
     def _run(self, request: FitRequest) -> Any:
         if deferred.used:
             deferred.check(self, request.method)
-        return run_request(self, request, getattr(self, "preprocessor", None), self.split)
+        return run_request(self, request, _preprocessor(self), self.split)
 
     @like(keras.Model.train_on_batch)
     def train_on_batch(
@@ -677,7 +685,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Trains, as Keras does, on one batch of what `fit` takes, preprocessed as there."""
+        """Trains as in Keras on one batch, preprocessed as in `fit`."""
         x, y, sample_weight = self._one_batch("train_on_batch", x, y, sample_weight)
         if class_weight is not None:
             if sample_weight is not None:
@@ -689,13 +697,13 @@ class Loop(keras.Model if TYPE_CHECKING else object):
     def test_on_batch(
         self, x: Data, y: Data = None, sample_weight: Data = None, return_dict: bool = False
     ) -> Any:
-        """Evaluates, as Keras does, on a batch as `train_on_batch` takes it."""
+        """Evaluates as in Keras on one batch, preprocessed as in `fit`."""
         batch = self._one_batch("test_on_batch", x, y, sample_weight)
         return _on_batch(self, "test", batch, return_dict)
 
     @like(keras.Model.predict_on_batch)
     def predict_on_batch(self, x: Data) -> Any:
-        """Predicts, as Keras does, on a batch as `train_on_batch` takes it."""
+        """Predicts as in Keras on one batch, preprocessed as in `fit`."""
         batch = _placed(self, self._one_batch("predict_on_batch", x)[:1])
         backend.build_to_predict(self, lambda: batch)
         with step_of(self, "predict") as step:
@@ -706,12 +714,12 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
         if deferred.used:
             deferred.check(self, method)
-        batch = kinds.one_batch(parts, getattr(self, "preprocessor", None))
+        batch = kinds.one_batch(parts, _preprocessor(self))
         check_batch(self, batch)
         return *batch, *(None,) * (len(parts) - len(batch))
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step; a new one if the model is not as it was when the last was made."""
+        """Returns Keras' step, a new one if the model has changed since the last was made."""
         traced.follow(self, "train_function")
         return super().make_train_function(force)
 
@@ -726,24 +734,47 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         return super().make_predict_function(force)
 
     def before_use(self) -> None:
-        """Is called before `fit` and its like ask whether the model is compiled."""
+        """Called before the loop tests if the model is compiled."""
 
     def build_step(self, first: Callable[[], Tree]) -> None:
-        """Makes what the first step needs: metrics, slots, layers that are not built.
+        """Creates the metrics, slots and layers that the first step needs.
 
         Args:
-            first: returns a batch; called only if something is lacking.
+            first: returns a batch; called only if something is missing.
         """
         keras_internals.symbolic_build(self, first)
 
 
 class Predicts:
-    """Lets `predict` of a model take no samples too, where Keras' own fails."""
+    """Makes `predict` accept zero samples, for which Keras' own fails."""
 
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
-        """Predicts as Keras does; of no samples it returns no predictions."""
+        """Predicts as in Keras; zero samples give zero predictions."""
         if arrays.is_empty(x, None):
             return self.predict_on_batch(x)  # type: ignore[attr-defined]
         request = FitRequest.of(Method.PREDICT, x=x, **kwargs)
         return run_request(self, request, over_mesh=False)  # type: ignore[arg-type]
+
+
+class WholeBatches(Pipeline):
+    """Fills the last batch up with rows of no weight.
+
+    A shorter last batch would be compiled again on JAX, and does not divide over a mesh. The other
+    rows weigh a little more than 1, so that averages over the padded number of rows, which is how
+    Keras averages losses, are averages over the real ones. Metrics must be `weighted_metrics`.
+    Each process has its rows of every batch over a mesh.
+
+    Args:
+        loader: a `kmodels.data.ImageLoader` that does not shuffle.
+
+    Attributes:
+        samples: images of all processes.
+    """
+
+    def __init__(self, loader: IndexedBatches):
+        plan = current()
+        rule = BatchSharding() if plan is None else plan.rule()
+        shard = Shard(Numbered(loader), rule, Method.EVALUATE, None)
+        super().__init__(shard.source, shard=shard)
+        self.loader = loader

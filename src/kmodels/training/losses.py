@@ -1,7 +1,8 @@
 """Losses that Keras lacks: of pairs, of pixels, of self-distillation; and a warning of logits."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -15,11 +16,11 @@ ABSENT = -1e9
 
 
 class PairLoss(keras.losses.Loss):
-    """A loss that is told which rows of a batch are there.
+    """A loss that gets a mask of the rows of a batch that count.
 
     Call:
         y_true: not read; `call` gets (B,) in its place, 0 for rows that weigh nothing.
-        y_pred: what the model gives for the pairs.
+        y_pred: the model's outputs for the pairs.
         sample_weight: (B,), weights of the rows, or None; a row that weighs nothing is not among
             the negatives of the others either.
     """
@@ -49,7 +50,7 @@ class ContrastiveLoss(PairLoss):
     compares its own rows, as in sentence-transformers.
 
     Args:
-        scale: what cosines are multiplied by, the reciprocal of a temperature.
+        scale: factor of the cosines, the reciprocal of a temperature.
         matryoshka_dims: widths to which vectors are cut, each with a loss; None for whole vectors.
         matryoshka_weights: weights of these losses; 1 for each by default.
         reduction: as of `keras.losses.Loss`.
@@ -151,7 +152,7 @@ class ContrastiveLoss(PairLoss):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class CLIPLoss(PairLoss):
-    """Cross-entropy of each image's text among all texts, and of each text's image likewise.
+    """Cross-entropy of each image's text among all texts, and the same from texts to images.
 
     The batch is the whole one on JAX, also over a mesh. On torch and TensorFlow each device
     compares its own rows.
@@ -258,10 +259,10 @@ class PixelCrossentropy(keras.losses.Loss):
     JAX through one-hot labels: an array as large as the logits, which are the largest of a step.
 
     Over several devices the mean is that of the whole batch on JAX; on torch and TensorFlow each
-    device averages over the pixels of its own rows.
+    device averages over its rows' pixels.
 
     Args:
-        ignore_class: label of the pixels that do not count; None where all do.
+        ignore_class: label of pixels that are ignored; None if all count.
         reduction: as of `keras.losses.Loss`; None gives each pixel's loss.
         name: name of the loss.
         **kwargs: of `keras.losses.Loss`.
@@ -291,8 +292,10 @@ class PixelCrossentropy(keras.losses.Loss):
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         losses = self.call(y_true, y_pred)
         if sample_weight is not None:
-            given = ops.cast(ops.convert_to_tensor(sample_weight), losses.dtype)
-            losses = losses * (ops.reshape(given, (-1, 1, 1)) if len(given.shape) < 3 else given)
+            weights = ops.cast(ops.convert_to_tensor(sample_weight), losses.dtype)
+            losses = losses * (
+                ops.reshape(weights, (-1, 1, 1)) if len(weights.shape) < 3 else weights
+            )
         if self.reduction is None or self.reduction == "none":
             return losses
         total = ops.sum(losses)
@@ -342,9 +345,9 @@ class DINOLoss(keras.layers.Layer):
     the models of a `kmodels.training.TrainStep`.
 
     Args:
-        units: width K of what student and teacher give.
+        units: number of prototypes K, the output size of student and teacher.
         student_temperature: the student's logits are divided by it.
-        teacher_temperature: the teacher's logits likewise, after `warmup_steps`.
+        teacher_temperature: the teacher's logits are divided by it, after `warmup_steps`.
         warmup_teacher_temperature: the same at the first step; it changes linearly.
         warmup_steps: number of steps until then; 0 for the last temperature at once.
         center_momentum: share of the old center that stays at each step.
@@ -415,19 +418,21 @@ class DINOLoss(keras.layers.Layer):
     def call(self, student: Tensor, teacher: Tensor, training: bool = False) -> Any:
         """(B, V, K), (B, G, K) -> (B,)."""
         ops = keras.ops
-        views, given = student.shape[1], teacher.shape[1]
-        if views < 2 or views < given:
+        views, global_views = student.shape[1], teacher.shape[1]
+        if views < 2 or views < global_views:
             raise InputError(
-                f"the student has {views} views and the teacher {given}; give at least two, and "
-                "those of the teacher first"
+                f"the student has {views} views and the teacher {global_views}; give at least "
+                "two, and those of the teacher first"
             )
         teacher = ops.stop_gradient(ops.cast(teacher, "float32"))
         wanted = self.probabilities(teacher)
-        found = ops.log_softmax(ops.cast(student, "float32") / self.student_temperature, axis=-1)
-        entropies = -ops.einsum("bgk,bvk->bgv", wanted, found)
+        log_shares = ops.log_softmax(
+            ops.cast(student, "float32") / self.student_temperature, axis=-1
+        )
+        entropies = -ops.einsum("bgk,bvk->bgv", wanted, log_shares)
         # A view is not compared with itself.
-        different = 1.0 - ops.eye(given, views, dtype="float32")
-        rows = ops.sum(entropies * different, axis=(1, 2)) / (given * (views - 1))
+        different = 1.0 - ops.eye(global_views, views, dtype="float32")
+        rows = ops.sum(entropies * different, axis=(1, 2)) / (global_views * (views - 1))
         if training:
             new = ops.mean(teacher, axis=(0, 1))
             self.center.assign(new + (self.center - new) * self.center_momentum)
@@ -437,7 +442,7 @@ class DINOLoss(keras.layers.Layer):
     def probabilities(self, teacher: Tensor) -> Any:
         """Returns the teacher's distributions, centered and sharpened: (..., K), float32.
 
-        Sinkhorn-Knopp's are those of a batch: each depends on all that are given with it.
+        With Sinkhorn-Knopp each distribution depends on the whole batch.
         """
         ops = keras.ops
         logits = ops.cast(teacher, "float32")
@@ -461,27 +466,27 @@ class DINOLoss(keras.layers.Layer):
         return first + (last - first) * keras.ops.minimum(done / self.warmup_steps, 1.0)
 
     def entropies(self, teacher: Tensor) -> dict[str, Any]:
-        """Returns by how much a collapse is seen, two scalars from 0 to 1.
+        """Returns two scalars from 0 to 1 that show a collapse.
 
         Args:
-            teacher: (..., K), what the teacher gives for a batch.
+            teacher: (..., K), the teacher's logits of a batch.
 
         Returns:
             "entropy", the mean entropy of the distributions, and "marginal_entropy", that of their
-            mean, as shares of log K. Where the first nears 1, the teacher says the same of all
-            numbers; where the second nears 0, it says the same number of all images. Under
-            Sinkhorn-Knopp the second is always near 1, and the first alone tells.
+            mean, as shares of log K. If the first nears 1, all prototypes are equally likely; if
+            the second nears 0, all images have the same one. Under Sinkhorn-Knopp the second is
+            always near 1, and only the first is informative.
         """
         ops = keras.ops
-        found = ops.reshape(self.probabilities(teacher), (-1, self.units))
+        distributions = ops.reshape(self.probabilities(teacher), (-1, self.units))
         most = ops.log(float(self.units))
 
         def entropy(shares: Tensor) -> Any:
             return -ops.sum(shares * ops.log(shares + 1e-12), axis=-1) / most
 
         return {
-            "entropy": ops.mean(entropy(found)),
-            "marginal_entropy": entropy(ops.mean(found, axis=0)),
+            "entropy": ops.mean(entropy(distributions)),
+            "marginal_entropy": entropy(ops.mean(distributions, axis=0)),
         }
 
     def get_config(self) -> dict[str, Any]:
@@ -517,7 +522,7 @@ _BY_FUNCTION = {
 
 
 def warn_of_logits(model: keras.Model, loss: object) -> None:
-    """Warns where a loss would take logits for probabilities: it falls, and little is learnt.
+    """Warns if a loss would take logits for probabilities: it falls, but little is learnt.
 
     Args:
         model: a task that gives logits.
@@ -525,9 +530,9 @@ def warn_of_logits(model: keras.Model, loss: object) -> None:
     """
     for part in keras.tree.flatten(loss):
         if (name := _of_probabilities(part)) is not None:
-            given = repr(part) if isinstance(part, str) else name
+            shown = repr(part) if isinstance(part, str) else name
             warnings.warn(
-                f"{type(model).__name__} gives logits, and the loss {given} takes probabilities; "
+                f"{type(model).__name__} gives logits, and the loss {shown} takes probabilities; "
                 f"give keras.losses.{name}(from_logits=True), or make the model with an activation",
                 stacklevel=4,
             )
@@ -543,3 +548,32 @@ def _of_probabilities(loss: Any) -> str | None:
     if isinstance(loss, _OF_PROBABILITIES):
         return None if loss.get_config().get("from_logits") else type(loss).__name__
     return _BY_FUNCTION.get(loss) if callable(loss) else None
+
+
+class InsideStep:
+    """Switches a model's output inside a step to the input of the model's own loss.
+
+    It is a separate object, which Keras does not track.
+
+    Attributes:
+        chosen: True if `compile` chose the model's own loss.
+    """
+
+    def __init__(self, chosen: bool = False) -> None:
+        # Replicas on TensorFlow are threads, which enter and leave a step in turns.
+        self._inside = 0
+        self.chosen = chosen
+
+    @contextmanager
+    def inside_step(self) -> Iterator[None]:
+        """Switches inside the block, if the model's own loss was chosen."""
+        self._inside += self.chosen
+        try:
+            yield
+        finally:
+            self._inside -= self.chosen
+
+    @property
+    def active(self) -> bool:
+        """True inside a step with the model's own loss."""
+        return self._inside > 0

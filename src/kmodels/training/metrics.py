@@ -1,4 +1,4 @@
-"""Metrics that leave out what does not count."""
+"""Metrics that leave out ignored labels."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from kmodels.training.sparse_labels import like, mask_ignored
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class MeanIoU(keras.metrics.MeanIoU):
-    """Keras' `MeanIoU`, whose counts are those of any number of pixels on every backend.
+    """Keras' `MeanIoU` with exact counts for any number of pixels on every backend.
 
     It sums counts of pixels over batches, devices and processes, and divides once. Keras' own casts
     labels to a dtype that JAX does not have by default, which warns at each first batch; its counts
@@ -21,11 +21,11 @@ class MeanIoU(keras.metrics.MeanIoU):
         num_classes: number of classes.
         name: name of the metric.
         dtype: of the counts.
-        ignore_class: label of the pixels that do not count; None where all do.
+        ignore_class: label of pixels that are ignored; None if all count.
         sparse_y_true: labels are whole numbers; False for one-hot ones.
         sparse_y_pred: predictions are whole numbers; False for logits or probabilities, which is
             the default here.
-        axis: of the classes, where they have one.
+        axis: axis of the classes in one-hot labels and logits.
 
     Call:
         y_true: (B, H, W), or (B, H, W, 1).
@@ -62,7 +62,7 @@ class MeanIoU(keras.metrics.MeanIoU):
 
         Args:
             y_true: masks.
-            y_pred: what the model says of them.
+            y_pred: predictions.
             sample_weight: weights of images or pixels, or None.
         """
         ops, classes = keras.ops, self.num_classes
@@ -81,8 +81,8 @@ class MeanIoU(keras.metrics.MeanIoU):
         # Whole numbers: float32 cannot count beyond 2 ** 24 one by one.
         weights = ops.cast(there, "int32")
         if sample_weight is not None:
-            given = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
-            weights = given * ops.cast(there, self.dtype)
+            row_weights = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
+            weights = row_weights * ops.cast(there, self.dtype)
         cells = ops.where(there, true * classes + said, 0)
         counts = ops.segment_sum(
             ops.reshape(weights, (-1,)), ops.reshape(cells, (-1,)), num_segments=classes**2

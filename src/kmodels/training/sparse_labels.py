@@ -89,10 +89,10 @@ def mask_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any
     if len(labels.shape) == len(outputs.shape):
         labels = ops.squeeze(labels, -1)
     counted = ops.not_equal(ops.cast(labels, "int32"), IGNORED)
-    kept = ops.cast(counted, "float32")
+    weight = ops.cast(counted, "float32")
     if weights is not None:
-        kept = kept * like(weights, counted, "float32")
-    return ops.where(counted, labels, ops.zeros_like(labels)), kept, counted
+        weight = weight * like(weights, counted, "float32")
+    return ops.where(counted, labels, ops.zeros_like(labels)), weight, counted
 
 
 def like(weights: Any, labels: Any, dtype: str) -> Any:

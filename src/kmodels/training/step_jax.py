@@ -36,10 +36,10 @@ class Step:
         self._outer: Any = None
 
     def __enter__(self) -> Self:
-        held = vars(self._model)
-        self._outer = held.get("jax_state_sync")
+        attributes = vars(self._model)
+        self._outer = attributes.get("jax_state_sync")
         # Around Keras' __setattr__. A function, since a copy of the model copies bound methods.
-        held["jax_state_sync"] = lambda: self.sync()
+        attributes["jax_state_sync"] = lambda: self.sync()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -53,13 +53,15 @@ class Step:
         if self._values is None:
             kinds = _variables(self._model, self._kind)
             self._values = tuple([variable.value for variable in kind] for kind in kinds)
-        found = []
+        outputs_of_batches = []
         for batch in batches:
             outputs, self._values = self._function(self._values, batch)
-            found.append(outputs)
-        if self._kind != "predict" or len(found) == 1:
-            return found[-1]
-        return keras.tree.map_structure(lambda *parts: jax.numpy.concatenate(parts), *found)
+            outputs_of_batches.append(outputs)
+        if self._kind != "predict" or len(outputs_of_batches) == 1:
+            return outputs_of_batches[-1]
+        return keras.tree.map_structure(
+            lambda *parts: jax.numpy.concatenate(parts), *outputs_of_batches
+        )
 
     def sync(self) -> None:
         """Writes the values back; the next step reads the variables again."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 from kmodels.core import keras_internals, replicas_tensorflow, runtime
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.training.step.metrics import rows
+from kmodels.training.objectives import rows
 
 _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
@@ -59,7 +59,7 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
     def compute_metrics(
         self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tree = None
     ) -> dict[str, Any]:
-        """Keras' metrics; those given by name are made beside the graph of the step."""
+        """Keras' metrics; those given by name are created outside of the graph of the step."""
         # A function that makes variables is traced once more, the whole step with it. TensorFlow
         # counts those of the thread that traces, in an init_scope too; only shapes are asked for.
         if tf.inside_function() and self.distribute_strategy.num_replicas_in_sync == 1:
@@ -71,7 +71,7 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
 def check_replicated(
     optimizer: keras.Optimizer, strategy: tf.distribute.Strategy, loss: object = None
 ) -> None:
-    """Looks for what would be wrong where replicas each compute a part of a batch.
+    """Refuses settings that are wrong if each replica computes a part of a batch.
 
     Args:
         optimizer: that moves the weights, or None.
@@ -79,7 +79,7 @@ def check_replicated(
         loss: as `compile` takes it.
 
     Raises:
-        InputError: where there is such a thing.
+        InputError: for such a setting.
     """
     if strategy.num_replicas_in_sync == 1 or optimizer is None:
         return
@@ -160,10 +160,10 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert
     def several(batches: list[Any]) -> Any:
         # One graph: each batch is a call of the same function in it.
-        found = [one(batch) for batch in batches]
+        outputs = [one(batch) for batch in batches]
         if kind != "predict":
-            return found[-1]
-        return keras.tree.map_structure(lambda *parts: _concatenated(parts), *found)
+            return outputs[-1]
+        return keras.tree.map_structure(lambda *parts: _concatenated(parts), *outputs)
 
     return _trimmed(several if model.run_eagerly else tf.function(several, reduce_retracing=True))
 
@@ -172,7 +172,7 @@ def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns the function; the heap is trimmed after its first call, which traces it.
 
     Graphs are many small pieces, and the heap keeps their room: 55 MiB for a ViT-S/16, which the
-    second step and the ones after would need beside it.
+    later steps would need in addition.
     """
     traced = False
 
@@ -188,11 +188,11 @@ def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:
-    """Does nothing: the first step makes what is missing."""
+    """Does nothing: the first step creates missing variables."""
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Returns the predictions of all batches as one array, ragged where their shapes differ."""
+    """Returns the predictions of all batches as one array, ragged if their shapes differ."""
     whole = _concatenated(parts)
     return whole if isinstance(whole, tf.RaggedTensor | tf.SparseTensor) else whole.numpy()
 

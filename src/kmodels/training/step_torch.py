@@ -11,14 +11,14 @@ import torch
 from kmodels.core import keras_internals, numbers_torch
 from kmodels.core.types import Tree
 from kmodels.layers import block_compile
-from kmodels.training.step.metrics import rows
+from kmodels.training.objectives import rows
 
 
 class TaskStep(keras.Model if TYPE_CHECKING else object):
-    """Base of a task: its training step, which may be that of one process of several.
+    """Base of a task: its training step, for one process or several.
 
     Attributes:
-        parallel: what `Plan.prepare` sets where several processes train it together, see
+        parallel: set by `Plan.prepare` if several processes train the model, see
             `kmodels.distribution.engines.ddp_torch`.
     """
 
@@ -35,8 +35,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
         """Prepares the next steps.
 
         Raises:
-            InputError: if compiled blocks were changed in a way that they cannot follow, or what
-                was compiled cannot be trained in several processes.
+            InputError: if compiled blocks were changed in an unsupported way, or cannot be trained
+                in several processes.
         """
         if block_compile.compiled(self):
             block_compile.check(self)
@@ -44,6 +44,16 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
         if self.parallel is not None and (force or getattr(self, "train_function", None) is None):
             self.parallel.begin(self)
         return super().make_train_function(force)
+
+    @property
+    def weights(self) -> list[Any]:
+        """All weights in Keras' order; every step asks for them twice."""
+        return keras_internals.weights_below(self)
+
+    @property
+    def losses(self) -> list[Any]:
+        """Keras' list of `add_loss` values and regularizers, which most models lack."""
+        return super().losses if keras_internals.has_losses(self) else []
 
     def get_metrics_result(self) -> Any:
         """Returns the results over the rows of all processes."""
@@ -54,8 +64,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
     def train_step(self, data: Tree) -> Any:
         """Moves the weights by one batch and returns the logs.
 
-        The gradients stay until the next step, as in Keras. That one lets go of them before its
-        forward pass, for after it they would take memory beside all activations.
+        The gradients stay until the next step, as in Keras. The next step frees them before its
+        forward pass, since later they would take memory in addition to all activations.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         variables = self.trainable_weights
@@ -121,7 +131,7 @@ def _without_gradients(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def build_to_predict(model: keras.Model, batch: Callable[[], Tree]) -> None:
-    """Does nothing: the first step makes what is missing."""
+    """Does nothing: the first step creates missing variables."""
 
 
 def joined(parts: Sequence[Any]) -> np.ndarray:

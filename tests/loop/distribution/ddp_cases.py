@@ -12,7 +12,7 @@ import torch
 import kmodels
 from kmodels.distribution import distribute
 from kmodels.training import AdamW, TrainStep
-from kmodels.training.step.step_loss import track_step_loss
+from kmodels.training.step_loss import track_step_loss
 from refusals import messages
 
 BATCH, ROWS = 8, 32

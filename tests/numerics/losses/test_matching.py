@@ -9,9 +9,8 @@ import pytest
 from arrays import to_numpy
 from kmodels import transforms
 from kmodels.core.errors import InputError
-from kmodels.training import SetCriterion
-from kmodels.training.matching import criterion, points
-from kmodels.training.matching.targets import LabelTargets, MaskTargets, labels_of
+from kmodels.training import SetCriterion, set_criterion
+from kmodels.training.set_criterion import LabelTargets, MaskTargets, labels_of
 from tolerances import tolerance
 
 rng = np.random.default_rng(0)
@@ -24,7 +23,7 @@ def cheapest(cost):
     return min(cost[np.arange(rows), list(chosen)].sum() for chosen in tried)
 
 
-@pytest.mark.parametrize("find", [criterion.by_paths, criterion.linear_sum_assignment])
+@pytest.mark.parametrize("find", [set_criterion.by_paths, set_criterion.linear_sum_assignment])
 def test_assignments_are_the_cheapest(find):
     cost = rng.normal(size=(6, 4, 6)).astype("float32")
     cost[1] = np.round(cost[1])  # with ties
@@ -43,7 +42,7 @@ def test_assignments_are_the_cheapest(find):
 def test_more_rows_than_columns():
     cost = rng.normal(size=(1, 5, 2)).astype("float32")
     valid = np.array([[False, True, True, True, False]])
-    found = to_numpy(criterion.linear_sum_assignment(cost, valid))
+    found = to_numpy(set_criterion.linear_sum_assignment(cost, valid))
     assert (found[0] >= 0).tolist() == [False, True, True, False, False]
 
 
@@ -67,11 +66,11 @@ def test_points_between_pixels():
     wanted = [
         [[sampled(m, p) for p in at] for m in one] for one, at in zip(maps, shared, strict=True)
     ]
-    found = to_numpy(points.at_shared_points(keras.ops.convert_to_tensor(maps), shared))
+    found = to_numpy(set_criterion.at_shared_points(keras.ops.convert_to_tensor(maps), shared))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("hidden"))
     wanted = [[[sampled(m, p) for p in at] for m, at in zip(*pair, strict=True)]
               for pair in zip(maps, own, strict=True)]  # fmt: skip
-    found = to_numpy(points.at_own_points(keras.ops.convert_to_tensor(maps), own))
+    found = to_numpy(set_criterion.at_own_points(keras.ops.convert_to_tensor(maps), own))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("hidden"))
     # Labels are masks of their classes, the largest first; what is no class is none.
     labels = rng.integers(0, 4, (2, 4, 5))

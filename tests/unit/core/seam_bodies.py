@@ -63,23 +63,19 @@ from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
 from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
 from kmodels.tools.plan import facts_torch as tools_plan_facts_torch
 from kmodels.tools.plan.estimate import FactsBackend
+from kmodels.training import optimizers_tensorflow as training_optimizers_tensorflow
+from kmodels.training import optimizers_torch as training_optimizers_torch
+from kmodels.training import set_criterion_torch as training_set_criterion_torch
 from kmodels.training import step_jax as training_step_jax
 from kmodels.training import step_tensorflow as training_step_tensorflow
 from kmodels.training import step_torch as training_step_torch
+from kmodels.training import train_step_jax as training_train_step_jax
+from kmodels.training import train_step_tensorflow as training_train_step_tensorflow
+from kmodels.training import train_step_torch as training_train_step_torch
 from kmodels.training.loop import ReplicasBackend, StepBackend
-from kmodels.training.matching import criterion_torch as training_matching_criterion_torch
-from kmodels.training.matching.criterion import AssignmentBackend
-from kmodels.training.optim import optimizers_tensorflow as training_optim_optimizers_tensorflow
-from kmodels.training.optim import optimizers_torch as training_optim_optimizers_torch
-from kmodels.training.optim.optimizers import OptimizersBackend
-from kmodels.training.step import train_state_jax as training_step_train_state_jax
-from kmodels.training.step import train_state_tensorflow as training_step_train_state_tensorflow
-from kmodels.training.step import train_state_torch as training_step_train_state_torch
-from kmodels.training.step import train_step_jax as training_step_train_step_jax
-from kmodels.training.step import train_step_tensorflow as training_step_train_step_tensorflow
-from kmodels.training.step import train_step_torch as training_step_train_step_torch
-from kmodels.training.step.train_state import TrainStateBackend
-from kmodels.training.step.train_step import TrainStepBackend
+from kmodels.training.optimizers import OptimizersBackend
+from kmodels.training.set_criterion import AssignmentBackend
+from kmodels.training.train_step import TrainStepBackend
 from kmodels.transforms import engine_jax as transforms_engine_jax
 from kmodels.transforms import engine_tensorflow as transforms_engine_tensorflow
 from kmodels.transforms import engine_torch as transforms_engine_torch
@@ -131,18 +127,15 @@ _tools_doctor_tensorflow: DoctorBackend = tools_doctor_tensorflow
 _tools_plan_facts_jax: FactsBackend = tools_plan_facts_jax
 _tools_plan_facts_torch: FactsBackend = tools_plan_facts_torch
 _tools_plan_facts_tensorflow: FactsBackend = tools_plan_facts_tensorflow
-_training_matching_criterion_torch: AssignmentBackend = training_matching_criterion_torch
-_training_optim_optimizers_torch: OptimizersBackend = training_optim_optimizers_torch
-_training_optim_optimizers_tensorflow: OptimizersBackend = training_optim_optimizers_tensorflow
+_training_optimizers_torch: OptimizersBackend = training_optimizers_torch
+_training_optimizers_tensorflow: OptimizersBackend = training_optimizers_tensorflow
+_training_set_criterion_torch: AssignmentBackend = training_set_criterion_torch
 _training_step_jax: StepBackend = training_step_jax
 _training_step_torch: StepBackend = training_step_torch
 _training_step_tensorflow: StepBackend = training_step_tensorflow
-_training_step_train_state_jax: TrainStateBackend = training_step_train_state_jax
-_training_step_train_state_torch: TrainStateBackend = training_step_train_state_torch
-_training_step_train_state_tensorflow: TrainStateBackend = training_step_train_state_tensorflow
-_training_step_train_step_jax: TrainStepBackend = training_step_train_step_jax
-_training_step_train_step_torch: TrainStepBackend = training_step_train_step_torch
-_training_step_train_step_tensorflow: TrainStepBackend = training_step_train_step_tensorflow
+_training_train_step_jax: TrainStepBackend = training_train_step_jax
+_training_train_step_torch: TrainStepBackend = training_train_step_torch
+_training_train_step_tensorflow: TrainStepBackend = training_train_step_tensorflow
 _transforms_engine_jax: TransformsBackend = transforms_engine_jax
 _transforms_engine_torch: TransformsBackend = transforms_engine_torch
 _transforms_engine_tensorflow: TransformsBackend = transforms_engine_tensorflow

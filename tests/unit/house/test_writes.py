@@ -18,8 +18,8 @@ EXCEPTIONS = {
     "models/vit/weights/augreg.py write": "is passed to write_file",
     "tools/compare_backends/children.py __init__": "writes a log in a folder for temporary files",
     "runs/recipe.py _shown": "writes to os.devnull",
-    "runs/command_line.py checked_output": "writes to os.devnull",
-    "runs/command_line.py _fail": "writes to os.devnull",
+    "runs/terminal.py checked_output": "writes to os.devnull",
+    "runs/terminal.py _fail": "writes to os.devnull",
     "core/files.py no_link": "is the helper",
 }
 

@@ -138,14 +138,23 @@ def as_floatx(tree: Any) -> Any:
     floatx = keras.config.floatx()
 
     def cast(leaf: Any) -> Any:
-        if leaf is None or getattr(leaf.dtype, "kind", "f") in "OSUMmiub":
-            return leaf
-        name = keras.backend.standardize_dtype(leaf.dtype)
-        if name == floatx or not keras.backend.is_float_dtype(name):
+        if not _is_other_float(leaf):
             return leaf
         return leaf.astype(floatx) if isinstance(leaf, np.ndarray) else keras.ops.cast(leaf, floatx)
 
     return keras.tree.map_structure(cast, tree)
+
+
+def has_other_floats(tree: Any) -> bool:
+    """Returns True if `as_floatx` would change an array."""
+    return any(map(_is_other_float, keras.tree.flatten(tree)))
+
+
+def _is_other_float(leaf: Any) -> bool:
+    if leaf is None or getattr(leaf.dtype, "kind", "f") in "OSUMmiub":
+        return False
+    name = keras.backend.standardize_dtype(leaf.dtype)
+    return name != keras.config.floatx() and keras.backend.is_float_dtype(name)
 
 
 def tensors(tree: Any) -> Any:

@@ -48,7 +48,12 @@ def placer(model: keras.Model | None, ahead: bool) -> Callable[[Any], Any]:
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(device, non_blocking=True)
 
-    return lambda batch: keras.tree.map_structure(put, batch)
+    def place(batch: Any) -> Any:
+        if any(isinstance(part, dict | list | tuple) for part in batch):
+            return keras.tree.map_structure(put, batch)
+        return tuple(map(put, batch))  # a fifth of the time
+
+    return place
 
 
 def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Iterator[Any]:

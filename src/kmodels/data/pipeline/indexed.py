@@ -96,7 +96,10 @@ class IndexedBatches(keras.utils.PyDataset):
 
     Attributes:
         samples: number of samples in an epoch.
+        whole: the arrays that the batches are rows of, or None.
     """
+
+    whole: tuple | None = None
 
     def __init__(
         self,

@@ -150,11 +150,15 @@ def _of_arrays(
     count = arrays.length(parts)
     size = size or (math.ceil(count / steps) if steps else 32)
 
+    casts = preprocess is None and arrays.has_other_floats(parts)
+
     def take(rows: np.ndarray | slice) -> tuple:
         batch = arrays.take(parts, rows)
-        return batch if preprocess is not None else arrays.as_floatx(batch)
+        return arrays.as_floatx(batch) if casts else batch
 
-    return IndexedBatches(take, count, size, **settings)
+    batches = IndexedBatches(take, count, size, **settings)
+    batches.whole = parts if preprocess is None else None
+    return batches
 
 
 def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:

@@ -54,7 +54,15 @@ class Pipeline(keras_internals.DataAdapter):
         self.model: Any = None
         self.taken = 0
         self._ahead: Ahead | None = None
-        self._started = False
+        self._started = self._checked = False
+
+    def give_to(self, model: keras.Model) -> None:
+        """Notes the model that takes the batches, and checks arrays whole; others by batch."""
+        self.model, data = model, self.source.data
+        whole = getattr(data, "whole", None)
+        self._checked = whole is not None and data.preprocess is self.preprocess is None
+        if self._checked:
+            check_batch(model, whole)
 
     @property
     def num_batches(self) -> int | None:
@@ -153,7 +161,8 @@ class Pipeline(keras_internals.DataAdapter):
                 batch = next(batches)
             except StopIteration:
                 return
-            check_batch(self.model, batch)
+            if not self._checked:
+                check_batch(self.model, batch)
             self.clock.made(perf_counter() - begun, time.thread_time() - cpu)
             yield batch
 

@@ -23,7 +23,7 @@ from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.ops.linear_cross_entropy import IGNORED, without_ignored
 from kmodels.overrides import meshes
 from kmodels.task import Compiled, Task
-from kmodels.training.inside_step import InsideStep
+from kmodels.training.losses import InsideStep
 from kmodels.training.sparse_labels import SparseLabels, check_classes
 
 

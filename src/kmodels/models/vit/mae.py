@@ -16,7 +16,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
-from kmodels.training.inside_step import InsideStep
+from kmodels.training.losses import InsideStep
 
 # === Layers ===
 

@@ -26,10 +26,9 @@ from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
 from kmodels.task import Compiled
-from kmodels.training.inside_step import InsideStep
-from kmodels.training.matching.criterion import SetCriterion
-from kmodels.training.matching.targets import labels_of
+from kmodels.training.losses import InsideStep
 from kmodels.training.metrics import MeanIoU
+from kmodels.training.set_criterion import SetCriterion, labels_of
 
 # What `query_logits` and `predict_queries` return.
 QUERIES = ("masks_queries_logits", "class_queries_logits")

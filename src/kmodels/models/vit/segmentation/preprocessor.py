@@ -22,7 +22,7 @@ from kmodels.models.vit.preprocessor import (
     settings_of,
 )
 from kmodels.models.vit.segmentation.masks import classes
-from kmodels.training.matching.targets import KEYS, parts_of
+from kmodels.training.set_criterion import KEYS, parts_of
 
 # What is done with an image; the first is the default.
 WAYS = ("stretch", "pad", "split", "none")

@@ -21,9 +21,9 @@ def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     """Layer-wise decay of the learning rate (Clark et al. 2020; Bao et al. 2021).
 
     Args:
-        paths: variable paths in the order of computation. What stands before the first `block_<i>`
-            has depth 0, block i depth i + 1, `final_norm` that of the last block, and what follows
-            one more. The largest depth learns at the full rate.
+        paths: variable paths in the order of computation. A path before the first `block_<i>`
+            has depth 0, block i depth i + 1, `final_norm` that of the last block, and later
+            variables one more. The largest depth learns at the full rate.
         rate: factor from one depth to the one below, such as 0.75.
 
     Returns:
@@ -55,14 +55,14 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
 
     Args:
         learning_rate: a float or a schedule.
-        weight_decay: share of a weight that is taken off per step, times the learning rate.
+        weight_decay: share of a weight that is subtracted per step, times the learning rate.
         no_decay: regular expressions; a variable whose path one of them finds is not decayed.
         layer_decay: factor of the learning rate from each block to the one below, or None.
         clip_norm: largest global norm of the gradients, or None.
         accumulate: micro-batches whose gradients are averaged before one update.
         ema: momentum of the moving average of the weights by update, or None. `swap_average`
             and `finalize_average` put it into the model; `fit` alone never does.
-        skip_non_finite: leaves everything as it is where a gradient is not finite, and counts such
+        skip_non_finite: skips a step if a gradient is not finite, and counts such
             steps in the variable `skipped`.
         **kwargs: of Keras' optimizer.
 
@@ -181,13 +181,13 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
     def swap_average(self) -> None:
         """Exchanges the model's weights with their moving average; call it again to undo.
 
-        `swapped` says whether the average is in the model.
+        `swapped` is True while the average is in the model.
         """
         self.swapped = not self.swapped
         for variable, average in self._averages():
-            held = keras.ops.copy(variable.value)
+            weights = keras.ops.copy(variable.value)
             variable.assign(keras.ops.copy(average.value))
-            average.assign(held)
+            average.assign(weights)
 
     def finalize_average(self) -> None:
         """Puts the moving average into the model, at the end of a run."""
@@ -218,8 +218,8 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
 
 def _all_finite(gradients: Sequence[Any]) -> Any:
     ops = keras.ops
-    found = [ops.all(ops.isfinite(gradient)) for gradient in gradients if gradient is not None]
-    return ops.all(ops.stack(found))
+    flags = [ops.all(ops.isfinite(gradient)) for gradient in gradients if gradient is not None]
+    return ops.all(ops.stack(flags))
 
 
 def _check(

@@ -1,7 +1,8 @@
 """One training step on JAX: values in, values out, each objective by `jax.value_and_grad`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import jax
 import keras
@@ -9,10 +10,20 @@ from jax.extend.core import Literal
 from jax.numpy import floating, issubdtype
 from jax.typing import ArrayLike
 
+from kmodels.core.traced import Watch
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.objectives import LossFunction, Objective, Objectives, once, unseeded
+from kmodels.training.objectives import (
+    LossFunction,
+    Objective,
+    Objectives,
+    Results,
+    WatchedScope,
+    logged,
+    once,
+    rows,
+    unseeded,
+)
 
 # The value of each variable by its id.
 Values = dict[int, Any]
@@ -77,16 +88,16 @@ def outline(
     scope: keras.StatelessScope,
     batch: Tree,
 ) -> None:
-    """Traces one turn of all objectives without computing anything, and looks where gradients go.
+    """Traces one turn of all objectives without computing it, and checks that gradients reach.
 
     Args:
         objectives: objectives of the step.
-        run: gives the objectives' losses for a batch; what it assigns stays within the scope.
+        run: returns the objectives' losses of a batch; its assignments stay within the scope.
         scope: to run it in.
         batch: a batch of the data.
 
     Raises:
-        InputError: where a loss does not depend on what its objective trains, or a random number
+        InputError: if a loss does not depend on the variables of its objective, or a random number
             has no seed.
     """
     variables = once(v for objective in objectives for v in objective.variables)
@@ -131,8 +142,8 @@ def _shape(x: ArrayLike) -> Any:
 
 
 def _scope(variables: list[Any], values: Values) -> keras.StatelessScope:
-    held = [(v, values[id(v)]) for v in variables]
-    return keras.StatelessScope(state_mapping=held, collect_losses=True)
+    mapping = [(v, values[id(v)]) for v in variables]
+    return keras.StatelessScope(state_mapping=mapping, collect_losses=True)
 
 
 class Step(Loop, keras.Model):
@@ -146,8 +157,8 @@ class Step(Loop, keras.Model):
         batch = self._batch(data)
         kinds = self._kinds()
         values = {}
-        for variables, held in zip(kinds, state[:3], strict=True):
-            values |= by_id(variables, held)
+        for variables, arrays in zip(kinds, state[:3], strict=True):
+            values |= by_id(variables, arrays)
         results, values = advance(self._players, self._loss_functions, values, batch)
         logs, metrics = self._measure(results, batch, state[3])
         return logs, (*(take(variables, values) for variables in kinds), metrics)
@@ -168,7 +179,119 @@ class Step(Loop, keras.Model):
     def _measure(
         self, results: Results, batch: Tree, values: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        held = list(zip(self.metrics_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=held) as scope:
+        mapping = list(zip(self.metrics_variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
             logs = logged(self._update_metrics(results, rows(batch)))
-        return logs, [scope.get_current_value(v) for v, _ in held]
+        return logs, [scope.get_current_value(v) for v, _ in mapping]
+
+
+Arrays = tuple[list[Any], ...]
+
+
+class State:
+    """Arrays of variables and slots, or none while they are in the variables."""
+
+    objectives: Objectives
+    watch: Watch
+
+    def __init__(self) -> None:
+        self._arrays: Arrays | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        jax.tree_util.register_pytree_node(cls, cls._flatten, cls._unflatten)
+
+    @property
+    def arrays(self) -> Arrays:
+        """Those of the models, then those of each optimizer."""
+        if self._arrays is None:
+            return tuple([v.value for v in kind] for kind in _kinds(self.objectives))
+        return self._arrays
+
+    @arrays.setter
+    def arrays(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def write_back(self) -> None:
+        """See `TrainState`; nothing is copied, so that they are there once."""
+        arrays, self._arrays = self._arrays, None
+        for variables, values in zip(_kinds(self.objectives), arrays or (), strict=False):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def _flatten(self) -> tuple[Arrays, Objectives]:
+        return self.arrays, self.objectives
+
+    @classmethod
+    def _unflatten(cls, objectives: Objectives, arrays: Arrays) -> Self:
+        state = cls(objectives)  # type: ignore[call-arg]
+        state._arrays = tuple(arrays)
+        return state
+
+
+def compiled(
+    losses: Mapping[str, LossFunction], jit_compile: bool | str
+) -> Callable[[Any, Any], Results]:
+    """Updates a state by a batch, and returns losses and logs by objective."""
+    functions: dict[Any, Callable[[Arrays, Any], tuple[Results, Arrays]]] = {}
+
+    def run(state: State, batch: Tree) -> Results:
+        key = objectives, _ = state.objectives, state.watch.state()
+        arrays, batch = state.arrays, _distributed(batch)
+        if key not in functions:
+            _check(objectives, losses, batch)
+            functions[key] = _function(objectives, losses, arrays, jit_compile is not False)
+        results, state.arrays = functions[key](arrays, batch)
+        return results
+
+    return run
+
+
+def _function(
+    objectives: Objectives, losses: Mapping[str, LossFunction], arrays: Arrays, jit: bool
+) -> Callable[[Arrays, Any], tuple[Results, Arrays]]:
+    function = partial(_run, objectives, losses)
+    if not jit:
+        return function
+    placed: dict[str, Any] = {}
+    if keras.distribution.distribution() is not None:
+        placed["out_shardings"] = (None, jax.tree.map(lambda array: array.sharding, arrays))
+    return jax.jit(function, donate_argnums=0, **placed)
+
+
+def _run(
+    objectives: Objectives, losses: Mapping[str, LossFunction], arrays: Arrays, batch: Tree
+) -> tuple[Results, Arrays]:
+    kinds = _kinds(objectives)
+    values: Values = {}
+    for variables, kind in zip(kinds, arrays, strict=True):
+        values |= by_id(variables, kind)
+    results, values = advance(objectives, losses, values, batch)
+    return results, tuple(take(variables, values) for variables in kinds)
+
+
+def _check(objectives: Objectives, losses: Mapping[str, LossFunction], batch: Tree) -> None:
+    """Raises `InputError` for changes that a jitted step would ignore."""
+
+    def turns(batch: Tree) -> list[Any]:
+        return [objectives.loss(p, losses[p.name], batch, True)[0] for p in objectives]
+
+    scope = WatchedScope([], collect_losses=True)
+    outline(objectives, turns, scope, batch)
+    scope.check(objectives.variables)
+
+
+def _kinds(objectives: Objectives) -> list[list[Any]]:
+    return [objectives.built_for, *(objective.optimizer.variables for objective in objectives)]
+
+
+def _distributed(batch: Tree) -> Any:
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return batch
+
+    def place(array: jax.Array) -> Any:
+        layout = distribution.get_data_layout(array.shape)
+        return keras.distribution.distribute_tensor(array, layout)
+
+    return jax.tree.map(place, batch)

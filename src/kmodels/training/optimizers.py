@@ -1,4 +1,4 @@
-"""AdamW and SGD that know which weights not to decay, and how fast each depth learns."""
+"""AdamW and SGD without decay of biases and norms, with a learning rate by depth."""
 
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -7,24 +7,24 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.types import LearningRateLike, Tensor
-from kmodels.training.optim.param_groups import ParamGroupOptimizer
+from kmodels.training.param_groups import ParamGroupOptimizer
 
 
 class OptimizersBackend(Protocol):
-    """Keras' optimizers where one backend needs others, or has faster ones."""
+    """The optimizers of a backend that replaces Keras' own by faster ones."""
 
     @property
     def AdamW(self) -> type[keras.optimizers.AdamW]:
-        """Is the base of `AdamW`."""
+        """The base of `AdamW`."""
         ...
 
     @property
     def SGD(self) -> type[keras.optimizers.SGD]:
-        """Is the base of `SGD`."""
+        """The base of `SGD`."""
         ...
 
 
-_native = backend_module("kmodels.training.optim.optimizers", OptimizersBackend, optional=True)
+_native = backend_module("kmodels.training.optimizers", OptimizersBackend, optional=True)
 if TYPE_CHECKING or _native is None:
     _AdamW, _SGD = keras.optimizers.AdamW, keras.optimizers.SGD
 else:
@@ -69,7 +69,7 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
 
     Args:
         learning_rate: a float or a schedule.
-        weight_decay: share of a weight that is taken off per step, times the learning rate.
+        weight_decay: share of a weight that is subtracted per step, times the learning rate.
         beta_1: decay of the first moment.
         beta_2: decay of the second moment.
         epsilon: added to the root of the second moment.
@@ -110,7 +110,7 @@ class SGD(ParamGroupOptimizer, _SGD):
         learning_rate: a float or a schedule.
         momentum: share of the last step that is added to the next, 0 to 1.
         nesterov: looks ahead by the momentum (Sutskever et al. 2013).
-        weight_decay: share of a weight that is taken off per step, times the learning rate; or
+        weight_decay: share of a weight that is subtracted per step, times the learning rate; or
             None.
         name: first part of the variables' paths.
         **kwargs: as in `AdamW`; others as in `keras.optimizers.SGD`.

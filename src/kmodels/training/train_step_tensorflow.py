@@ -1,7 +1,7 @@
 """One training step on TensorFlow: each objective's turn under a tape, the whole in one graph."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -9,8 +9,7 @@ import tensorflow as tf
 from kmodels.core import replicas_tensorflow
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.objectives import LossFunction, Objectives
+from kmodels.training.objectives import LossFunction, Objectives, Results, logged, rows
 from kmodels.training.step_tensorflow import check_replicated
 
 
@@ -61,7 +60,7 @@ def outline(
     scope: keras.StatelessScope,
     batch: Tree,
 ) -> None:
-    """Makes one forward pass of all objectives, of which only what was made in it stays."""
+    """Makes one forward pass of all objectives; only variables that are created in it stay."""
     del objectives
     with scope:
         run(batch)
@@ -90,3 +89,37 @@ class Step(Loop, keras.Model):
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
         return logged(self._update_metrics(results, rows(batch)))
+
+
+if TYPE_CHECKING:
+    from kmodels.training.train_step import TrainState
+
+
+class State:
+    """An empty state: the values stay in the variables."""
+
+    def write_back(self) -> None:
+        """Does nothing: the values are in the variables."""
+
+
+def compiled(
+    losses: Mapping[str, LossFunction], jit_compile: bool | str
+) -> Callable[[Any, Any], Results]:
+    """Updates a state by a batch, and returns losses and logs by objective."""
+    graphs: dict[Any, Callable[[Any], Results]] = {}
+
+    def run(state: "TrainState", batch: Tree) -> Results:
+        objectives: Objectives = state.objectives
+        key = objectives, state.watch.state()
+        if jit_compile is False:
+            return advance(objectives, losses, batch)
+        if key not in graphs:
+            graphs[key] = tf.function(
+                lambda batch: advance(objectives, losses, batch),
+                autograph=False,
+                reduce_retracing=True,
+                jit_compile=jit_compile is True or None,
+            )
+        return graphs[key](batch)
+
+    return run

@@ -7,7 +7,7 @@ from kmodels.core.dispatch_torch import transformed
 
 
 def on_host(cost: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:
-    """Returns the column of each row, (B, T); None where SciPy is not there."""
+    """Returns the column of each row, (B, T); None without SciPy."""
     # Tensors of torch.func, and those of shapes alone, have none that NumPy could read.
     if cost.device.type == "meta" or transformed() is not None:
         return None
@@ -16,10 +16,10 @@ def on_host(cost: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:
     except ImportError:
         return None
     costs, there = cost.detach().to("cpu", torch.float64).numpy(), valid.cpu().numpy()
-    found = np.full(there.shape, -1, "int32")
-    for row, matrix, own in zip(found, costs, there, strict=True):
+    assigned = np.full(there.shape, -1, "int32")
+    for row, matrix, own in zip(assigned, costs, there, strict=True):
         rows = np.flatnonzero(own)
         if rows.size:
-            chosen, columns = linear_sum_assignment(matrix[rows])
-            row[rows[chosen]] = columns
-    return torch.from_numpy(found).to(cost.device)
+            matched, columns = linear_sum_assignment(matrix[rows])
+            row[rows[matched]] = columns
+    return torch.from_numpy(assigned).to(cost.device)

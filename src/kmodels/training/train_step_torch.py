@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import torch
 
 from kmodels.core.types import Tree
 from kmodels.training.loop import Loop
-from kmodels.training.step.metrics import Results, logged, rows
-from kmodels.training.step.objectives import LossFunction, Objective, Objectives
+from kmodels.training.objectives import LossFunction, Objective, Objectives, Results, logged, rows
 from kmodels.training.step_torch import TaskStep
 
 
@@ -20,8 +19,8 @@ def advance(
     """Makes one step of each objective in turn.
 
     Args:
-        objectives: who learn.
-        losses: by objective.
+        objectives: all objectives of the step.
+        losses: loss functions by objective.
         batch: a batch of this process.
         parallel: see `kmodels.training.step_torch.TaskStep`.
     """
@@ -51,7 +50,7 @@ def advance(
 def _alone(objectives: Objectives, objective: Objective) -> Iterator[None]:
     """Keeps nothing for gradients of variables that are not this objective's.
 
-    The backward pass belongs into the block too: what is rematerialised must see the same.
+    The backward pass belongs in the block too: rematerialized layers must see the same.
     """
     own = {id(variable) for variable in objective.variables}
     others = [v.value for v in objectives.variables if id(v) not in own]
@@ -83,7 +82,7 @@ def outline(
     scope: keras.StatelessScope,
     batch: Tree,
 ) -> None:
-    """Makes one forward pass of all objectives, of which only what was made in it stays."""
+    """Makes one forward pass of all objectives; only variables that are created in it stay."""
     del objectives
     # Dropout draws from torch's own generators, which are to be as if this had not been.
     with torch.no_grad(), torch.random.fork_rng(), scope:
@@ -116,3 +115,27 @@ class Step(Loop, TaskStep, keras.Model):
         for layer in self._players.layers if "_players" in vars(self) else ():
             layer.train(mode)
         return super().train(mode)  # type: ignore[misc]
+
+
+if TYPE_CHECKING:
+    from kmodels.training.train_step import TrainState
+
+
+class State:
+    """An empty state: the values stay in the variables."""
+
+    def write_back(self) -> None:
+        """Does nothing: the values are in the variables."""
+
+
+def compiled(
+    losses: Mapping[str, LossFunction], jit_compile: bool | str
+) -> Callable[[Any, Any], Results]:
+    """Updates a state by a batch, and returns losses and logs by objective."""
+    del jit_compile  # Blocks and models are compiled by themselves.
+
+    def run(state: "TrainState", batch: Tree) -> Results:
+        state.watch.state()
+        return advance(state.objectives, losses, batch)
+
+    return run

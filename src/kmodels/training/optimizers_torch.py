@@ -74,7 +74,7 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
     def move_all(
         self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
     ) -> None:
-        """Takes torch's fused kernel where it accepts the tensors, else Keras' step."""
+        """Runs torch's fused kernel if it supports the tensors, else Keras' step."""
         weights = [_own(_value(variable)) for variable in variables]
         slots = [keras_internals.adam_slots(self, variable) for variable in variables]
         first, second, highest = (
@@ -152,8 +152,8 @@ def _fusible(tensors: list[Any]) -> bool:
 
 
 class AdamW(_Groups, _Fused):
-    """Keras' AdamW with its own step where torch has none for the dtypes at hand."""
+    """AdamW by torch's fused kernel, or by Keras' step if torch does not support the dtypes."""
 
 
 class SGD(_Groups, _KerasSGD):
-    """Keras' SGD, which takes no memory beside the slots."""
+    """Keras' SGD."""

@@ -1,4 +1,8 @@
-"""A command line: --help in groups, one-line errors, and standard output that fails."""
+"""The terminal: --help in groups, one-line errors, and standard output that fails.
+
+Flags are declared in `runs/recipe.py` and `tools/cli.py`; the value of `--mesh` is parsed in
+`distribution/mesh.py`.
+"""
 
 import contextlib
 import difflib

@@ -11,16 +11,16 @@ from kmodels.core import keras_internals
 
 
 def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
-    """Builds an optimizer for these variables, whatever it was built for before.
+    """Builds an optimizer for these variables, or rebuilds it if it had others.
 
-    Keras settles in `compile` what is trained. If fewer variables are trained since, the slots of
-    those that are left continue. If others are, all start over as after `compile`, and a warning
-    says so if steps were made: with slots at zero and a high count of steps, Adam's first steps
+    Keras chooses the trained variables in `compile`. If only fewer are trained now, their slots
+    continue. If other variables are trained, all slots start over as after `compile`, with a
+    warning if steps were made: with slots at zero and a high count of steps, Adam's first steps
     would be too large.
 
     Args:
         optimizer: an optimizer of Keras, built or not.
-        variables: that the model trains now.
+        variables: the variables that the model trains now.
     """
     if not optimizer.built:
         optimizer.build(variables)
@@ -50,12 +50,12 @@ def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> No
 def noted_slots(config: dict[str, Any], optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the arguments of `compile`, noting whether the optimizer is built.
 
-    The note stands beside the optimizer's own config, where Keras passes over it: `clone_model`
+    The note is added to the config of the optimizer, where Keras ignores it: `clone_model`
     gives these arguments to the `compile` of a plain model.
     """
     if optimizer is None:
         return config
-    given = config["optimizer"]
-    if not isinstance(given, dict):
-        given = keras.optimizers.serialize(keras.optimizers.get(given))
-    return {**config, "optimizer": {**given, "built": optimizer.built}}
+    settings = config["optimizer"]
+    if not isinstance(settings, dict):
+        settings = keras.optimizers.serialize(keras.optimizers.get(settings))
+    return {**config, "optimizer": {**settings, "built": optimizer.built}}

@@ -1,6 +1,7 @@
-"""The objectives of a step: one loss each, what it trains, and with which optimizer."""
+"""The objectives of a step: a loss each, with the models it trains, an optimizer and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -8,9 +9,102 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
-from kmodels.core.types import Tree
-from kmodels.training.optim.other_variables import follow_variables
-from kmodels.training.step.averages import Averages, WeightAverage
+from kmodels.core.types import MetricsLike, Tensor, Tree
+from kmodels.training.other_variables import follow_variables
+
+
+@dataclass(frozen=True)
+class WeightAverage:
+    """The rule by which a model follows another: w <- momentum * w + (1 - momentum) * followed.
+
+    Args:
+        of: name of the model that is followed.
+        momentum: share of the old weights that stays at each step, 0 to 1; or a function of the
+            number of steps made before, a float32 scalar, that gives it.
+
+    Raises:
+        InputError: for a number out of range.
+    """
+
+    of: str
+    momentum: float | Callable[[Any], Any] = 0.996
+
+    def __post_init__(self) -> None:
+        if not callable(self.momentum) and not 0 <= self.momentum <= 1:
+            raise InputError(f"momentum is {self.momentum}; give 0 to 1, or a function of the step")
+
+    def at(self, step: Tensor) -> Any:
+        """Returns the momentum after so many steps, a float32 scalar."""
+        momentum = self.momentum(step) if callable(self.momentum) else self.momentum
+        return keras.ops.cast(momentum, "float32")
+
+
+class Averages:
+    """All models of a step that follow others.
+
+    Args:
+        models: the models of the step, by name.
+        given: by name of the model that follows.
+        trained: names of models that an objective trains.
+
+    Raises:
+        InputError: for names that are not of models, and a model that is trained too.
+    """
+
+    def __init__(
+        self, models: Any, averages: Mapping[str, WeightAverage] | None, trained: set[str]
+    ):
+        self.rules = dict(averages or {})
+        self.models = models
+        self.pairs: list[tuple[WeightAverage, Any, Any]] = []
+        for name, rule in self.rules.items():
+            for wanted in (name, rule.of):
+                if not isinstance(models, Mapping) or not isinstance(
+                    models.get(wanted), keras.layers.Layer
+                ):
+                    raise InputError(
+                        f"averages name {wanted!r}, which is not a model of the step; give models "
+                        "by name, and names of theirs"
+                    )
+            if name in trained:
+                raise InputError(
+                    f"{name} follows {rule.of} and is trained too; name in train the models that "
+                    "an optimizer moves"
+                )
+
+    def build(self) -> None:
+        """Pairs the weights, once the models have them.
+
+        Raises:
+            InputError: if the two models' weights differ in shape.
+        """
+        self.pairs = []
+        for name, rule in self.rules.items():
+            one, other = self.models[name].weights, self.models[rule.of].weights
+            if [tuple(w.shape) for w in one] != [tuple(w.shape) for w in other]:
+                raise InputError(
+                    f"{name} cannot follow {rule.of}, whose weights have other shapes; make both "
+                    "from the same settings"
+                )
+            self.pairs += [(rule, w, v) for w, v in zip(one, other, strict=True)]
+
+    @property
+    def moved(self) -> list[Any]:
+        """The weights that follow."""
+        return [weight for _, weight, _ in self.pairs]
+
+    def move(self, iterations: Any) -> None:
+        """Moves all of them; `iterations` counts the step that was just made."""
+        if not self.pairs:
+            return
+        ops = keras.ops
+        step = ops.cast(ops.convert_to_tensor(iterations), "float32") - 1.0
+        momenta = {id(rule): rule.at(step) for rule, _, _ in self.pairs}
+        for rule, weight, followed in self.pairs:
+            old, new = (ops.cast(ops.convert_to_tensor(w), "float32") for w in (weight, followed))
+            moved = new + (old - new) * momenta[id(rule)]
+            weight.assign(ops.cast(moved, weight.dtype))
+
 
 # The name of the only objective.
 ONLY = ""
@@ -25,7 +119,7 @@ class Objective:
         name: empty for the only one.
         layers: the models that it trains.
         optimizer: built by `Objectives.build`.
-        variables: what it moves, known before the first step.
+        variables: the variables that it moves, known before the first step.
     """
 
     def __init__(self, name: str, layers: Sequence[Any]):
@@ -40,7 +134,7 @@ class Objective:
         return f"the loss function of {self.name}" if self.name else "the loss function"
 
     def trainable(self) -> list[Any]:
-        """Returns what the models let it move, each variable once."""
+        """Returns the trainable variables of its models, each once."""
         return once(v for layer in self.layers for v in layer.trainable_variables)
 
 
@@ -49,7 +143,7 @@ class Objectives:
 
     Args:
         models: a model, or models, layers and seed generators by name.
-        names: names of the objectives, or None where there is only one.
+        names: names of the objectives, or None if there is only one.
         train: names of the models that the only objective trains, or those of each objective. The
             only objective trains all by default, but for those that follow others, and one of
             several the model of its name.
@@ -62,7 +156,7 @@ class Objectives:
         built_for: all variables when the objectives were built.
 
     Raises:
-        InputError: for other things among the models, and names that are none of theirs.
+        InputError: for anything else among the models, and for unknown names.
     """
 
     def __init__(
@@ -75,14 +169,14 @@ class Objectives:
         self.models = dict(models) if isinstance(models, Mapping) else models
         named = self.models if isinstance(models, Mapping) else {"model": models}
         seeded = keras.random.SeedGenerator
-        for name, held in named.items():
-            if not isinstance(held, keras.layers.Layer | seeded):
+        for name, part in named.items():
+            if not isinstance(part, keras.layers.Layer | seeded):
                 raise InputError(
-                    f"the step got {type(held).__name__} as {name!r}; give Keras models, layers "
+                    f"the step got {type(part).__name__} as {name!r}; give Keras models, layers "
                     "and seed generators"
                 )
-        self.seeds = [held for held in named.values() if isinstance(held, seeded)]
-        layers = {k: held for k, held in named.items() if not isinstance(held, seeded)}
+        self.seeds = [part for part in named.values() if isinstance(part, seeded)]
+        layers = {k: part for k, part in named.items() if not isinstance(part, seeded)}
         self.layers = list(layers.values())
         self.built_for: list[Any] = []
         if averages and names is None and train is None:
@@ -109,8 +203,8 @@ class Objectives:
     @property
     def variables(self) -> list[Any]:
         """Everything that the step holds but slots and metrics, each variable once."""
-        held = once(v for layer in self.layers for v in layer.variables)
-        return once([*held, *(seed.state for seed in self.seeds)])
+        weights = once(v for layer in self.layers for v in layer.variables)
+        return once([*weights, *(seed.state for seed in self.seeds)])
 
     @property
     def trained(self) -> list[Any]:
@@ -127,10 +221,10 @@ class Objectives:
 
         Args:
             optimizer: one for the only objective, or one by name.
-            auto_scale_loss: scales losses where a model is under "mixed_float16".
+            auto_scale_loss: scales losses if a model has the policy "mixed_float16".
 
         Raises:
-            InputError: where there are more or fewer than objectives, or one is given twice.
+            InputError: if their number differs from that of objectives, or one is given twice.
         """
         several = isinstance(optimizer, dict)
         if several and sorted(optimizer) != sorted(self.names):
@@ -143,23 +237,25 @@ class Objectives:
                 f"several objectives cannot share an optimizer; give one for each of "
                 f"{', '.join(self.names)}, by name"
             )
-        given: Any = optimizer
-        chosen = [keras.optimizers.get(given[n] if several else given) for n in self.names]
-        if len(set(map(id, chosen))) < len(chosen):
+        configured: Any = optimizer
+        optimizers = [
+            keras.optimizers.get(configured[n] if several else configured) for n in self.names
+        ]
+        if len(set(map(id, optimizers))) < len(optimizers):
             raise InputError("two objectives have the same optimizer; give each one of its own")
-        for objective, found in zip(self, chosen, strict=True):
+        for objective, own in zip(self, optimizers, strict=True):
             half = any(layer.dtype_policy.name == "mixed_float16" for layer in objective.layers)
             scaled = keras.optimizers.LossScaleOptimizer
-            if half and auto_scale_loss and not isinstance(found, scaled):
-                found = scaled(found, name="loss_scale_optimizer")
-            average_by_update(found)
-            objective.optimizer, objective.variables = found, []
+            if half and auto_scale_loss and not isinstance(own, scaled):
+                own = scaled(own, name="loss_scale_optimizer")
+            average_by_update(own)
+            objective.optimizer, objective.variables = own, []
 
     def build(self) -> None:
-        """Decides what each objective moves, and builds the optimizers.
+        """Chooses the variables of each objective, and builds the optimizers.
 
         Raises:
-            InputError: where an objective has nothing to move, or a model has no variables yet.
+            InputError: if an objective has nothing to train, or a model has no variables yet.
         """
         if not self.built:
             raise InputError(
@@ -185,7 +281,7 @@ class Objectives:
         self.averages.move(self.objectives[0].optimizer.iterations)
 
     def check(self) -> None:
-        """Raises `InputError` where the models have other variables than when this was built."""
+        """Raises `InputError` if the models' variables changed since `build`."""
         if list(map(id, self.variables)) != list(map(id, self.built_for)):
             raise InputError(
                 "the models have other variables than the state, as after enable_lora or quantize; "
@@ -193,7 +289,7 @@ class Objectives:
             )
 
     def follow(self) -> None:
-        """Has built objectives move what their models let them move now."""
+        """Makes built objectives train the variables that are trainable now."""
         for objective in self:
             if objective.variables:
                 objective.variables = []
@@ -218,9 +314,11 @@ class Objectives:
     def call(
         self, objective: Objective, function: LossFunction, batch: Tree, training: bool
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns what the user's function gives, checked; see `loss`."""
-        found = function(self.models, batch, training)
-        loss, logs = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+        """Returns the checked loss and logs of the user's function; see `loss`."""
+        returned = function(self.models, batch, training)
+        loss, logs = (
+            returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+        )
         if loss is None or isinstance(loss, dict | list | tuple | str):
             what = "nothing" if loss is None else f"a {type(loss).__name__}"
             raise InputError(f"{objective.who} returned {what}; return a scalar, or (scalar, logs)")
@@ -248,14 +346,14 @@ class Objectives:
 
 
 class WatchedScope(keras.StatelessScope):
-    """A scope that knows what was assigned in it."""
+    """A scope that records the variables assigned in it."""
 
     def __init__(self, held: Sequence[Any], **kwargs: Any):
         super().__init__(held, **kwargs)
         self._changed: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Keras tells it here."""
+        """Records an assignment; Keras calls it."""
         self._changed[id(update[0])] = update[0]
         super().add_update(update)
 
@@ -332,7 +430,7 @@ class Optimizers(keras.optimizers.Optimizer):
         self._build = build
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the slots; each optimizer knows its own variables."""
+        """Makes the slots; each optimizer has its variables already."""
         self._build()
         self.built = True
 
@@ -359,7 +457,7 @@ class Optimizers(keras.optimizers.Optimizer):
         )
 
     def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
-        """Puts moving averages into the models where an optimizer does so at the end of `fit`."""
+        """Writes moving averages into the models if an optimizer does so at the end of `fit`."""
         for optimizer in self.by_player.values():
             optimizer.finalize_variable_values(keras_internals.built_for(optimizer))
 
@@ -369,3 +467,133 @@ class Optimizers(keras.optimizers.Optimizer):
             name: keras.optimizers.serialize(optimizer)
             for name, optimizer in self.by_player.items()
         }
+
+
+Results = dict[str, tuple[Any, dict[str, Any]]]
+
+
+class Running:
+    """The metrics of a step, created at its first batch.
+
+    Args:
+        objectives: their names; with several, it keeps the average of each loss.
+        given: metrics, or metrics by name.
+
+    Attributes:
+        built: True if the averages exist.
+
+    Raises:
+        InputError: for objects that are not metrics.
+    """
+
+    def __init__(self, objectives: Iterable[str], metrics: MetricsLike = None):
+        self.given = _by_name(metrics)
+        self.losses = {name: f"{name}_loss" for name in objectives if name != ONLY}
+        self.means: dict[str, Any] = {}
+        self.built = False
+
+    @property
+    def metrics(self) -> list[Any]:
+        """All of them."""
+        return [*self.means.values(), *self.given.values()]
+
+    def update(self, results: Results, rows: Tensor | int) -> list[Any]:
+        """Updates the metrics by the losses and logs of the objectives.
+
+        Args:
+            results: loss and logs by objective.
+            rows: examples of the batch, which is how much an average counts it.
+
+        Returns:
+            The metrics that were updated.
+
+        Raises:
+            InputError: for a log that does not fit.
+        """
+        fed = [
+            self._average(self.losses[objective], loss, rows)
+            for objective, (loss, _) in results.items()
+            if objective in self.losses
+        ]
+        for objective, (_, logs) in results.items():
+            for name, value in logs.items():
+                metric = self._feed(name, value, rows)
+                if any(metric is other for other in fed):
+                    raise InputError(
+                        f"{objective} logs {name!r} as another objective does; rename one"
+                    )
+                fed.append(metric)
+        return fed
+
+    def check(self, fed: list[Any]) -> None:
+        """Raises `InputError` if a metric given to `compile` was not updated."""
+        for name, metric in self.given.items():
+            if not any(metric is other for other in fed):
+                raise InputError(
+                    f"compile got the metric {name!r}, which no loss function logs; return what "
+                    f'it takes, as in (loss, {{"{name}": (y, logits)}})'
+                )
+
+    def _feed(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
+        if name in self.given:
+            self.given[name].update_state(*(value if isinstance(value, tuple) else (value,)))
+            return self.given[name]
+        if name == "loss" or name in self.losses.values():
+            raise InputError(f"{name!r} is logged already; give that log another name")
+        if isinstance(value, tuple):
+            raise InputError(
+                f"{name!r} is logged as {len(value)} values, and compile got no metric of that "
+                "name; log a scalar, or give the metric to compile"
+            )
+        value = keras.ops.convert_to_tensor(value)
+        if len(value.shape):
+            raise InputError(
+                f"{name!r} is logged with shape {tuple(value.shape)}; log a scalar, such as its "
+                "keras.ops.mean"
+            )
+        return self._average(name, value, rows)
+
+    def _average(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
+        if name not in self.means:
+            if self.built:
+                raise InputError(
+                    f"{name!r} is not among the logs of the first batch in training: "
+                    f"{', '.join(self.means)}; log it there too"
+                )
+            self.means[name] = keras.metrics.Mean(name=name)
+        self.means[name].update_state(value, sample_weight=rows)
+        return self.means[name]
+
+
+def logged(metrics: Iterable[Any]) -> dict[str, Any]:
+    """Returns their results by name; one that has several gives each."""
+    results: dict[str, Any] = {}
+    for metric in metrics:
+        result = metric.result()
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
+
+
+def rows(batch: Tree) -> Any:
+    """Returns how many examples are in a batch: the first size of its first array."""
+    for part in keras.tree.flatten(batch):
+        if part is not None:
+            return keras.ops.shape(part)[0] if len(part.shape) else 1
+    raise InputError("the data gave an empty batch; give at least one array")
+
+
+def _by_name(metrics: MetricsLike) -> dict[str, Any]:
+    if isinstance(metrics, Mapping):
+        named = dict(metrics)
+    else:
+        parts = (
+            [] if metrics is None else metrics if isinstance(metrics, list | tuple) else [metrics]
+        )
+        named = {getattr(part, "name", str(part)): part for part in parts}
+    for name, part in named.items():
+        if not isinstance(part, keras.metrics.Metric):
+            raise InputError(
+                f"compile got {part!r} as the metric {name!r}; give a keras.metrics object, which "
+                "the log of that name is given to"
+            )
+    return named

@@ -1,35 +1,58 @@
 """TrainStep: any loss over any models, trained by `fit` on every backend."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import keras
 
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, Tensor, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.batch import one_piece
 from kmodels.layers import block_compile as compiling
-from kmodels.training.step.averages import WeightAverage
-from kmodels.training.step.metrics import Results, Running
-from kmodels.training.step.objectives import (
+from kmodels.training.objectives import (
     ONLY,
     LossFunction,
     Objectives,
     Optimizers,
+    Results,
+    Running,
     Train,
     WatchedScope,
+    WeightAverage,
 )
 
 
+class State(Protocol):
+    """The state of a step outside of `fit`, from call to call."""
+
+    def write_back(self) -> None:
+        """Writes the values after the last finished step into models and optimizers."""
+        ...
+
+
 class TrainStepBackend(Protocol):
-    """The compiled step of `TrainStep` on one backend."""
+    """The steps of `TrainStep` and of `train_step` on one backend."""
 
     @property
     def Step(self) -> type[keras.Model]:
         """Is the base of `TrainStep`, a `keras.Model` whose steps are those of its objectives."""
+        ...
+
+    @property
+    def State(self) -> type[State]:
+        """Is the base of `TrainState`."""
+        ...
+
+    def compiled(
+        self, losses: Mapping[str, LossFunction], jit_compile: bool | str
+    ) -> Callable[[Any, Any], Results]:
+        """Returns the step: it updates a state by a batch, and returns losses and logs."""
         ...
 
     def outline(
@@ -39,15 +62,19 @@ class TrainStepBackend(Protocol):
         scope: keras.StatelessScope,
         batch: Tree,
     ) -> None:
-        """Runs or traces all objectives once, of which nothing stays but what was made in it."""
+        """Runs or traces all objectives once; only variables that are created in it stay."""
         ...
 
 
-_native = backend_module("kmodels.training.step.train_step", TrainStepBackend)
+_native = backend_module("kmodels.training.train_step", TrainStepBackend)
 if TYPE_CHECKING:
     _Step = keras.Model
+
+    class _State:
+        def write_back(self) -> None: ...
+
 else:
-    _Step = _native.Step
+    _Step, _State = _native.Step, _native.State
 
 
 class TrainStep(_Step):
@@ -72,7 +99,7 @@ class TrainStep(_Step):
     for all models and optimizers. The models are trained in place: save them themselves.
 
     Several losses make several objectives, a GAN's two for instance. They take turns in the order
-    given; each moves only the variables of its own models, and sees what those before it changed.
+    given; each moves only the variables of its own models, after the changes of those before it.
 
     Args:
         models: a Keras model; or models, layers and `keras.random.SeedGenerator`s by name. Loss
@@ -91,7 +118,7 @@ class TrainStep(_Step):
             others.
 
     Raises:
-        InputError: for things that are not models, and for names that fit none.
+        InputError: for objects that are not models, and for unknown names.
     """
 
     builds_first = True
@@ -128,12 +155,12 @@ class TrainStep(_Step):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """Chooses what a loss cannot say.
+        """Sets the optimizer, the metrics and how the step is compiled.
 
         Args:
             optimizer: as in Keras; with several objectives one for each, by name.
-            metrics: `keras.metrics` objects, in a list or by name. Each is given what the loss
-                functions log under its name.
+            metrics: `keras.metrics` objects, in a list or by name. Each is updated by the
+                log of its name.
             run_eagerly: compiles nothing.
             steps_per_execution: batches in one call of the compiled step; 1 on torch.
             jit_compile: on torch whether the blocks of kmodels' models are compiled, see
@@ -142,7 +169,7 @@ class TrainStep(_Step):
 
         Raises:
             InputError: for optimizers that do not fit the objectives; on torch for
-                `jit_compile=True` where there are no blocks.
+                `jit_compile=True` if there are no blocks.
         """
         objectives = self._players
         by_block = compiling.is_possible()
@@ -164,7 +191,7 @@ class TrainStep(_Step):
         )
 
     def call(self, inputs: Tree, training: bool = False) -> Any:
-        """Returns what the only model gives.
+        """Returns the output of the only model.
 
         Raises:
             InputError: with several models.
@@ -174,7 +201,7 @@ class TrainStep(_Step):
         return self._players.models(inputs, training=training)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Keras' step, for what the models let their objectives move now."""
+        """Returns Keras' step for the variables that are trainable now."""
         if self._running.built:
             self._players.follow()
         return super().make_train_function(force)
@@ -203,7 +230,7 @@ class TrainStep(_Step):
 
     @property
     def metrics(self) -> list[Any]:
-        """The average of the loss, and those of what is logged."""
+        """The averages of the loss and of the logs."""
         return [*super().metrics, *self._running.metrics]
 
     def get_config(self) -> dict[str, Any]:
@@ -220,7 +247,7 @@ class TrainStep(_Step):
     # What the steps of the backends use
 
     def _batch(self, data: Tree) -> Any:
-        """Returns the batch as the data yields it, out of what Keras makes of it."""
+        """Returns the batch in the structure in which the data yields it."""
         parts = tuple(data) if isinstance(data, list | tuple) else (data,)
         while len(parts) > 1 and parts[-1] is None:
             parts = parts[:-1]
@@ -261,8 +288,8 @@ class TrainStep(_Step):
         if not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
         # A weight that lies in parts has its value only while its layer runs.
-        held = [(v, v.value) for v in objectives.trained if not hasattr(v, "gathered")]
-        scope = WatchedScope(held, collect_losses=True)
+        values = [(v, v.value) for v in objectives.trained if not hasattr(v, "gathered")]
+        scope = WatchedScope(values, collect_losses=True)
         _native.outline(objectives, measured, scope, batch)
         scope.check([*objectives.variables, *(v for m in running.metrics for v in m.variables)])
         self.built = running.built = True
@@ -271,3 +298,154 @@ class TrainStep(_Step):
     def metrics_built(self) -> bool:
         """True if the averages have their variables."""
         return self._running.built
+
+
+def train_state(
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    train: Train = None,
+    auto_scale_loss: bool = True,
+) -> "TrainState":
+    """Returns the state that a custom loop passes from step to step.
+
+        step = kmodels.train_step(loss_fn)
+        with kmodels.train_state(model, keras.optimizers.Adam(1e-3)) as state:
+            for batch in batches:
+                state, logs = step(state, batch)
+
+    At the end of the block models and optimizers hold the values after the last finished step,
+    also after an error; Ctrl-C waits for the running step. Without a block call `write_back`.
+
+    Args:
+        model: a built model; or models, layers and seed generators by name, as in
+            `kmodels.training.TrainStep`.
+        optimizer: one optimizer; or one for each objective, by name.
+        train: names of the models that are trained, or of those of each objective; see `TrainStep`.
+        auto_scale_loss: under "mixed_float16".
+
+    Raises:
+        InputError: for models without variables, and for unknown names.
+    """
+    objectives = Objectives(model, optimizer if isinstance(optimizer, Mapping) else None, train)
+    objectives.set_optimizers(optimizer, auto_scale_loss)
+    objectives.build()
+    return TrainState(objectives)
+
+
+def train_step(
+    loss: LossFunction | Mapping[str, LossFunction], jit_compile: bool | str = "auto"
+) -> "StepFunction":
+    """Returns a training step for `train_state`: `state, logs = step(state, batch)`.
+
+    Args:
+        loss: loss_fn(models, batch, training), or one per objective by name, as in
+            `kmodels.training.TrainStep`.
+        jit_compile: False runs eagerly; True has XLA compile the step on JAX and TensorFlow; "auto"
+            does so on JAX, and makes a graph on TensorFlow. Nothing is compiled here on torch:
+            compile the model, or its layers.
+    """
+    return StepFunction(loss, jit_compile)
+
+
+class TrainState(_State):
+    """Weights, slots and states of seeds between two steps.
+
+    It is a pytree on JAX, whose arrays the next step takes over: between a step and `write_back`
+    the models themselves have no values. Elsewhere the values stay in the variables.
+
+    Args:
+        objectives: built.
+    """
+
+    def __init__(self, objectives: Objectives):
+        super().__init__()
+        self.objectives = objectives
+        self.watch = traced.Watch(objectives.layers, objectives.check)
+        self._running = self._asked = False
+        self._former: Any = None
+
+    def write_back(self) -> None:
+        """Puts everything into models and optimizers; the next step continues from there."""
+        super().write_back()
+
+    def __enter__(self) -> Self:
+        former = signal.getsignal(signal.SIGINT)
+        if callable(former) and threading.current_thread() is threading.main_thread():
+            self._former = former
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.write_back()
+        finally:
+            if self._former is not None:
+                signal.signal(signal.SIGINT, self._former)
+                self._former = None
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self._running and not self._asked:
+            self._asked = True
+        else:
+            self._former(signum, frame)
+
+    def _whole(self, running: bool) -> None:
+        """A step begins or is over; an interrupt that came within is raised in between."""
+        self._running = running
+        if not running and self._asked:
+            self._asked = False
+            raise KeyboardInterrupt
+
+
+class StepFunction:
+    """See `train_step`.
+
+    Args:
+        loss: one function, or one per objective by name.
+        jit_compile: see `train_step`.
+    """
+
+    def __init__(
+        self,
+        loss: LossFunction | Mapping[str, LossFunction],
+        jit_compile: bool | str = "auto",
+    ):
+        self.losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
+        self._advance = _native.compiled(self.losses, jit_compile)
+
+    def __call__(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, Any]]:
+        """Makes one step.
+
+        Args:
+            state: updated and returned.
+            batch: arrays, in any structure that the loss functions take.
+
+        Returns:
+            The state, and logs on the device: "loss", with several objectives each one's
+            "<objective>_loss", and the logs of the loss functions.
+
+        Raises:
+            InputError: if losses and objectives do not fit, a loss is not a scalar, or the
+                models have other variables than the state.
+        """
+        names = state.objectives.names
+        if sorted(names) != sorted(self.losses):
+            raise InputError(
+                f"the step has a loss for {_listed(self.losses)}, the state optimizers for "
+                f"{_listed(names)}; give both by the same names"
+            )
+        state._whole(True)
+        try:
+            results = self._advance(state, arrays.tensors(batch))
+        finally:
+            state._whole(False)
+        logs = {"loss": sum(loss for loss, _ in results.values())}
+        for name, (loss, more) in results.items():
+            logs |= ({} if name == ONLY else {f"{name}_loss": loss}) | more
+        return state, logs
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name or "the only objective" for name in names)

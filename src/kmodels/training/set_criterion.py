@@ -1,5 +1,6 @@
 """The loss of a set of masks, matched with those of the image (Cheng et al. 2022)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -8,23 +9,275 @@ import keras
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
-from kmodels.training.matching.points import at_own_points, at_shared_points, rows_of
-from kmodels.training.matching.targets import Targets, targets_of
+
+
+def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
+    """Returns the four pixels around each point, and the weight of each.
+
+    Pixels are centered, and pixels outside of the map count as zero: `grid_sample` with
+    `align_corners=False` and its padding of zeros.
+
+    Args:
+        points: (..., 2), (x, y) from 0 to 1.
+        size: (height, width) of the map.
+
+    Returns:
+        Four pairs of int32 numbers of pixels, row by row, and weights, both (...).
+    """
+    ops, (height, width) = keras.ops, size
+    points = ops.convert_to_tensor(points)
+    x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
+    left, top = ops.floor(x), ops.floor(y)
+    pixels = []
+    for down in (0, 1):
+        for along in (0, 1):
+            column, row = left + along, top + down
+            weight = (1 - ops.abs(x - column)) * (1 - ops.abs(y - row))
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            index = ops.clip(row, 0, height - 1) * width + ops.clip(column, 0, width - 1)
+            pixels.append((ops.cast(index, "int32"), ops.where(inside, weight, 0.0)))
+    return pixels
+
+
+def rows_of(x: Tensor, index: Tensor) -> Any:
+    """Returns chosen rows of each example.
+
+    Args:
+        x: (B, N, ...) with a static N.
+        index: int32 (B, K).
+
+    Returns:
+        (B, K, ...).
+    """
+    ops, (length, *rest) = keras.ops, tuple(x.shape)[1:]
+    batch = ops.shape(x)[0]
+    start = ops.expand_dims(ops.arange(batch, dtype="int32") * length, 1)
+    flat = ops.reshape(x, (-1, *rest))
+    rows = ops.take(flat, ops.reshape(ops.cast(index, "int32") + start, (-1,)), axis=0)
+    return ops.reshape(rows, (batch, index.shape[1], *rest))
+
+
+def at_shared_points(maps: Tensor, points: Tensor) -> Any:
+    """Returns the values of all maps of an example at the same points.
+
+    Args:
+        maps: floating (B, N, H, W).
+        points: (B, P, 2).
+
+    Returns:
+        (B, N, P).
+    """
+    ops = keras.ops
+    _, number, height, width = maps.shape
+    pixels = ops.reshape(ops.transpose(maps, (0, 2, 3, 1)), (-1, height * width, number))
+    values = sum(
+        rows_of(pixels, index) * ops.expand_dims(weight, 2)
+        for index, weight in corners(points, (height, width))
+    )
+    return ops.transpose(values, (0, 2, 1))
+
+
+def at_own_points(maps: Tensor, points: Tensor) -> Any:
+    """Returns the values of each map at its own points.
+
+    Args:
+        maps: floating (B, N, H, W).
+        points: (B, N, P, 2).
+
+    Returns:
+        (B, N, P).
+    """
+    ops = keras.ops
+    _, number, height, width = maps.shape
+    pixels = ops.reshape(maps, (-1, number, height * width))
+    return sum(
+        ops.take_along_axis(pixels, index, axis=2) * weight
+        for index, weight in corners(points, (height, width))
+    )
+
+
+# Of segments that are given as masks with classes.
+KEYS = ("mask_labels", "class_labels")
+
+
+class Targets:
+    """Masks of each image, at most T, with their classes.
+
+    Args:
+        classes: int32 (B, T), padded with -1.
+
+    Attributes:
+        valid: bool (B, T), whether there is a mask.
+    """
+
+    def __init__(self, classes: Tensor):
+        self.classes = keras.ops.cast(classes, "int32")
+        self.valid = self.classes >= 0
+
+    def at_shared_points(self, points: Tensor) -> Any:
+        """Returns how far each mask covers points (B, P, 2) of its image: float32 (B, T, P)."""
+        raise NotImplementedError
+
+    def at_own_points(self, points: Tensor) -> Any:
+        """Returns how far each mask covers its own points (B, T, P, 2): float32 (B, T, P)."""
+        raise NotImplementedError
+
+
+class MaskTargets(Targets):
+    """Masks as they are; they may overlap.
+
+    Args:
+        masks: (B, T, H, W), zeros and ones.
+        classes: see `Targets`.
+    """
+
+    def __init__(self, masks: Tensor, classes: Tensor):
+        super().__init__(classes)
+        self.masks = keras.ops.cast(masks, "float32")
+
+    def at_shared_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        return at_shared_points(self.masks, points)
+
+    def at_own_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        return at_own_points(self.masks, points)
+
+
+class LabelTargets(Targets):
+    """The classes that are in a mask of labels, each with all of its pixels.
+
+    The masks are never computed: only the pixels around the points are looked up.
+
+    Args:
+        labels: whole numbers (B, H, W); those that are no class count for nothing.
+        num_classes: number of classes.
+        most: classes of an image that are kept, those with the most pixels.
+    """
+
+    def __init__(self, labels: Tensor, num_classes: int, most: int):
+        ops = keras.ops
+        labels = ops.cast(labels, "int32")
+        self.size = tuple(labels.shape)[1:]
+        self.labels = ops.reshape(labels, (-1, self.size[0] * self.size[1]))
+        counts = _counts(self.labels, num_classes)
+        amounts, order = ops.top_k(counts, min(most, num_classes))
+        super().__init__(ops.where(amounts > 0, ops.cast(order, "int32"), -1))
+
+    def at_shared_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        ops, covered = keras.ops, 0.0
+        own = ops.expand_dims(self.classes, 2)
+        for index, weight in corners(points, self.size):
+            labels = ops.take_along_axis(self.labels, index, axis=1)
+            covered += ops.where(ops.expand_dims(labels, 1) == own, ops.expand_dims(weight, 1), 0.0)
+        return covered
+
+    def at_own_points(self, points: Tensor) -> Any:
+        """See `Targets`."""
+        ops, covered = keras.ops, 0.0
+        own = ops.expand_dims(self.classes, 2)
+        for index, weight in corners(points, self.size):
+            flat = ops.reshape(index, (-1, index.shape[1] * index.shape[2]))
+            labels = ops.take_along_axis(self.labels, flat, axis=1)
+            labels = ops.reshape(labels, (-1, *index.shape[1:]))
+            covered += ops.where(labels == own, weight, 0.0)
+        return covered
+
+
+def _counts(labels: Tensor, num_classes: int) -> Any:
+    """Returns the pixels of each class, int32 (B, num_classes)."""
+    ops = keras.ops
+    batch = ops.shape(labels)[0]
+    there = ops.logical_and(labels >= 0, labels < num_classes)
+    start = ops.expand_dims(ops.arange(batch, dtype="int32") * num_classes, 1)
+    cells = ops.where(there, labels, 0) + start
+    added = ops.zeros((batch * num_classes,), "int32")
+    counts = ops.scatter_update(
+        added,
+        ops.reshape(cells, (-1, 1)),
+        ops.reshape(ops.cast(there, "int32"), (-1,)),
+        reduction="add",
+    )
+    return ops.reshape(counts, (-1, num_classes))
+
+
+def targets_of(y: Tree, num_classes: int, most: int, ignore_class: int | None = None) -> Targets:
+    """Returns the targets in the labels of a step.
+
+    Args:
+        y: masks of labels (B, H, W) or (B, H, W, 1), or a dictionary of "mask_labels"
+            (B, T, H, W) and "class_labels" (B, T).
+        num_classes: number of classes.
+        most: masks of an image that can be predicted.
+        ignore_class: label of pixels that belong to no target, or None.
+
+    Raises:
+        InputError: for labels in another form.
+    """
+    if isinstance(y, Mapping):
+        return MaskTargets(*parts_of(y))
+    labels = labels_of(y)
+    if ignore_class is not None:
+        labels = keras.ops.where(labels == ignore_class, -1, labels)
+    return LabelTargets(labels, num_classes, most)
+
+
+def labels_of(y: Tree, none: int = -1) -> Any:
+    """Returns the label of each pixel; of masks that overlap the first one's.
+
+    Args:
+        y: as of `targets_of`.
+        none: label of pixels that no mask has.
+
+    Returns:
+        int32 (B, H, W).
+
+    Raises:
+        InputError: for labels in another form.
+    """
+    ops = keras.ops
+    if isinstance(y, Mapping):
+        masks, classes = parts_of(y)
+        classes = ops.cast(classes, "int32")
+        there = ops.cast(masks, "bool") & ops.expand_dims(classes >= 0, (2, 3))
+        first = ops.argmax(ops.cast(there, "int32"), axis=1)
+        shape = ops.shape(first)
+        label = ops.take_along_axis(classes, ops.reshape(first, (shape[0], -1)), axis=1)
+        return ops.where(ops.any(there, axis=1), ops.reshape(label, shape), none)
+    labels: Any = y
+    shape = tuple(labels.shape)
+    if len(shape) == 4 and shape[-1] == 1:
+        labels, shape = labels[..., 0], shape[:-1]
+    if len(shape) != 3:
+        raise InputError(
+            f"labels have shape {shape}; give (B, H, W), or mask_labels and class_labels"
+        )
+    return ops.cast(labels, "int32")
+
+
+def parts_of(y: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns masks and classes of labels by name; raises `InputError` for other names."""
+    if set(y) != set(KEYS):
+        raise InputError(
+            f"labels have the keys {', '.join(map(str, y))}; give {' and '.join(KEYS)}"
+        )
+    return y[KEYS[0]], y[KEYS[1]]
 
 
 class AssignmentBackend(Protocol):
     """A backend whose steps run in Python, and can ask SciPy on the host."""
 
     def on_host(self, cost: Any, valid: Any) -> Any:
-        """Returns what `linear_sum_assignment` returns, or None where SciPy is not there."""
+        """Returns the result of `linear_sum_assignment`, or None without SciPy."""
         ...
 
 
-_backend = backend_module("kmodels.training.matching.criterion", AssignmentBackend, optional=True)
+_backend = backend_module("kmodels.training.set_criterion", AssignmentBackend, optional=True)
 
 
 def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
-    """Assigns a column of its own to each valid row of every example, at the least total cost.
+    """Assigns a different column to each valid row of every example, at the least total cost.
 
     A compiled step cannot call SciPy, so this is the method of shortest augmenting paths in
     `keras.ops`: each row in turn finds the cheapest path to a column that is free, all examples of
@@ -46,8 +299,8 @@ def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
     columns = cost.shape[2]
     first = ops.cumsum(ops.cast(valid, "int32"), axis=1) <= columns
     valid = ops.logical_and(valid, first)
-    if _backend is not None and (found := _backend.on_host(cost, valid)) is not None:
-        return found
+    if _backend is not None and (columns_of_rows := _backend.on_host(cost, valid)) is not None:
+        return columns_of_rows
     return by_paths(cost, valid)
 
 
@@ -101,20 +354,20 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
             v = ops.where(seen, v - step, v)
             near = ops.where(seen, near, near - step)
             column = ops.where(todo, nearest, column)
-            held = at(row_of, column)
-            todo = ops.logical_and(todo, held >= 0)
+            owner = at(row_of, column)
+            todo = ops.logical_and(todo, owner >= 0)
             going = ops.expand_dims(todo, 1)
             seen = ops.logical_or(seen, ops.logical_and(one(column, places), going))
-            passed = ops.logical_or(passed, ops.logical_and(one(held, numbers), going))
-            row = ops.where(todo, held, row)
+            passed = ops.logical_or(passed, ops.logical_and(one(owner, numbers), going))
+            row = ops.where(todo, owner, row)
             return todo, row, column, near, before, seen, passed, u, v
 
-        found = ops.while_loop(
+        searched = ops.while_loop(
             lambda todo, *_: ops.any(todo),
             search,
             (todo, start, start * 0 - 1, far, none, never, one(start, numbers), u, v),
         )
-        column, before, u, v = found[2], found[4], found[7], found[8]
+        column, before, u, v = searched[2], searched[4], searched[7], searched[8]
 
         def augment(todo: Tensor, column: Tensor, row_of: Tensor) -> tuple[Any, ...]:
             """Gives a column the row of the one before it on the path."""
@@ -125,10 +378,10 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
             todo = ops.logical_and(todo, source >= 0)
             return todo, ops.where(todo, source, column), row_of
 
-        held = ops.while_loop(
+        augmented = ops.while_loop(
             lambda todo, *_: ops.any(todo), augment, (at(valid, start), column, row_of)
         )
-        return number + 1, held[2], u, v
+        return number + 1, augmented[2], u, v
 
     zeros = ops.zeros((batch, rows), dtype=dtype), ops.zeros((batch, columns), dtype=dtype)
     row_of = ops.while_loop(
@@ -137,8 +390,8 @@ def by_paths(cost: Tensor, valid: Tensor) -> Any:
         (ops.convert_to_tensor(0, dtype="int32"), none, *zeros),
     )[1]
     matched = ops.expand_dims(row_of, 1) == ops.reshape(numbers, (1, rows, 1))  # (B, T, Q)
-    found = ops.cast(ops.argmax(ops.cast(matched, "int32"), axis=2), "int32")
-    return ops.where(ops.any(matched, axis=2), found, -1)
+    column_of = ops.cast(ops.argmax(ops.cast(matched, "int32"), axis=2), "int32")
+    return ops.where(ops.any(matched, axis=2), column_of, -1)
 
 
 # Of what is drawn, as `keras.random` takes it.
@@ -151,22 +404,22 @@ _WORST = 1e6
 class SetCriterion:
     """The loss of predicted masks after the cheapest one-to-one matching with those of an image.
 
-    It adds the cross-entropy of each query's class, which is "no object" where a query has no mask,
-    and of matched masks the binary cross-entropy and the dice loss at points: most of them where
-    the prediction is least certain, the others drawn uniformly.
+    It adds the cross-entropy of each query's class, which is "no object" if a query has no mask,
+    and of matched masks the binary cross-entropy and the dice loss at points: most of them at
+    the least certain predictions, the others drawn uniformly.
 
     Args:
         num_classes: number of classes.
         no_object_weight: weight of "no object" in the cross-entropy of classes.
-        class_weight: of that cross-entropy, in the loss and in the costs of the matching.
-        mask_weight: of the binary cross-entropy of masks, likewise.
-        dice_weight: of the dice loss, likewise.
+        class_weight: of the cross-entropy of classes, in the loss and in the matching costs.
+        mask_weight: of the binary cross-entropy of masks, in both.
+        dice_weight: of the dice loss, in both.
         train_num_points: points of each mask.
         oversample_ratio: so many times as many are drawn, of which the least certain are taken.
         importance_sample_ratio: share of the points that are taken so.
 
     Raises:
-        InputError: for settings that cannot be.
+        InputError: for invalid settings.
 
     Source:
         Cheng et al. 2022, section 3.3 (arXiv:2112.01527); transformers' `Mask2FormerLoss`.
@@ -207,8 +460,7 @@ class SetCriterion:
 
         Args:
             y: masks of labels (B, H, W), of which each class is a target; or a dictionary of
-                "mask_labels" (B, T, H, W) and "class_labels" (B, T), which is -1 where there is
-                none.
+                "mask_labels" (B, T, H, W) and "class_labels" (B, T), -1 for no mask.
             masks: logits of masks (B, Q, h, w), or (B, L, Q, h, w) of L predictions.
             classes: logits of classes (B, Q, num_classes + 1), or (B, L, Q, num_classes + 1), the
                 last for "no object".
@@ -232,12 +484,12 @@ class SetCriterion:
         costs = [self.costs(targets, masks[:, i], classes[:, i], points[i]) for i in range(several)]
         # All predictions are matched at a time: a compiled step then has one loop for them.
         cost = ops.stop_gradient(ops.concatenate(costs, axis=0))
-        found = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
-        found = ops.reshape(found, (several, -1, targets.classes.shape[1]))
+        queries = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
+        queries = ops.reshape(queries, (several, -1, targets.classes.shape[1]))
         loss = 0.0
         for i in range(several):
-            loss += self._matched(targets, masks[:, i], found[i], seed, rows)
-            loss += self.class_weight * self.class_loss(targets, classes[:, i], found[i], rows)
+            loss += self._matched(targets, masks[:, i], queries[i], seed, rows)
+            loss += self.class_weight * self.class_loss(targets, classes[:, i], queries[i], rows)
         return loss
 
     def _drawn(self, rows: Tensor, seed: Seed) -> Any:
@@ -245,26 +497,26 @@ class SetCriterion:
         return keras.random.uniform(shape, dtype="float32", seed=seed)
 
     def _matched(
-        self, targets: Targets, masks: Tensor, found: Tensor, seed: Seed, rows: Tensor
+        self, targets: Targets, masks: Tensor, queries: Tensor, seed: Seed, rows: Tensor
     ) -> Any:
         """Returns the loss of masks (B, Q, h, w) that were matched, found (B, T)."""
         ops = keras.ops
-        counted = ops.cast(found >= 0, "float32") * ops.expand_dims(rows, 1)
-        chosen = rows_of(masks, ops.maximum(found, 0))  # (B, T, h, w)
+        counted = ops.cast(queries >= 0, "float32") * ops.expand_dims(rows, 1)
+        matched = rows_of(masks, ops.maximum(queries, 0))  # (B, T, h, w)
         shape = (ops.shape(masks)[0], targets.classes.shape[1])
-        points = ops.stop_gradient(self._points(chosen, shape, seed))
-        mask, dice = mask_losses(at_own_points(chosen, points), targets.at_own_points(points))
+        points = ops.stop_gradient(self._points(matched, shape, seed))
+        mask, dice = mask_losses(at_own_points(matched, points), targets.at_own_points(points))
         losses = self.mask_weight * mask + self.dice_weight * dice
         return ops.sum(losses * counted) / ops.maximum(ops.sum(counted), 1.0)
 
     def costs(self, targets: Targets, masks: Tensor, classes: Tensor, points: Tensor) -> Any:
-        """Returns what it costs to match each target with each query.
+        """Returns the cost of matching each target with each query.
 
         Args:
             targets: masks of the images.
             masks: logits (B, Q, h, w).
             classes: logits (B, Q, num_classes + 1).
-            points: (B, P, 2) where masks are compared.
+            points: (B, P, 2) at which masks are compared.
 
         Returns:
             float32 (B, T, Q).
@@ -273,21 +525,21 @@ class SetCriterion:
         shares = ops.transpose(ops.softmax(classes, axis=-1), (0, 2, 1))  # (B, classes, Q)
         cost = -self.class_weight * rows_of(shares, ops.maximum(targets.classes, 0))
         said = at_shared_points(masks, points)  # (B, Q, P)
-        held = targets.at_shared_points(points)  # (B, T, P)
+        covered = targets.at_shared_points(points)  # (B, T, P)
         # Cross-entropy is softplus(x) - x * label.
         cross = ops.expand_dims(ops.sum(ops.softplus(said), axis=2), 1)
-        cross = cross - ops.einsum("btp,bqp->btq", held, said)
+        cross = cross - ops.einsum("btp,bqp->btq", covered, said)
         cost += self.mask_weight * cross / number
         share = ops.sigmoid(said)
-        both = ops.einsum("btp,bqp->btq", held, share)
-        sizes = ops.expand_dims(ops.sum(held, axis=2), 2) + ops.expand_dims(
+        both = ops.einsum("btp,bqp->btq", covered, share)
+        sizes = ops.expand_dims(ops.sum(covered, axis=2), 2) + ops.expand_dims(
             ops.sum(share, axis=2), 1
         )
         cost += self.dice_weight * (1 - (2 * both + 1) / (sizes + 1))
         return ops.where(ops.isfinite(cost), ops.clip(cost, -_WORST, _WORST), _WORST)
 
     def _points(self, masks: Tensor, shape: tuple[Any, int], seed: Seed) -> Any:
-        """Returns points (B, T, P, 2), most of them where logits (B, T, h, w) are near 0."""
+        """Returns points (B, T, P, 2), most of them at logits (B, T, h, w) near 0."""
         ops, number = keras.ops, self.train_num_points
         drawn = int(number * self.oversample_ratio)
         uncertain = int(number * self.importance_sample_ratio)

@@ -11,10 +11,10 @@ from kmodels.core.types import Tensor
 
 
 class _Replicated(keras_internals.ReplicatedSteps):
-    """An optimizer of one replica or several, which waits for others only where there are some.
+    """An optimizer that synchronizes replicas only if there are several.
 
     Keras sums the gradients of replicas last: it would clip those of each alone, and its branches
-    for accumulation cannot wait for others. This class sums them first where that matters, and the
+    for accumulation cannot wait for others. This class sums them first if that matters, and the
     branches are those of all replicas together.
     """
 
@@ -41,7 +41,7 @@ class _Replicated(keras_internals.ReplicatedSteps):
 
     @property
     def looks_at_sums(self: Any) -> bool:
-        """True if what the replicas have in common decides a step."""
+        """True if a step depends on the gradients of all replicas."""
         return bool(
             self.clipnorm
             or self.clipvalue
@@ -66,11 +66,11 @@ class _Replicated(keras_internals.ReplicatedSteps):
         if not _together():
             super().add_gradients(grads, sums)
             return
-        for gradient, held in zip(grads, sums, strict=True):
-            held.assign_add(gradient)
+        for gradient, total in zip(grads, sums, strict=True):
+            total.assign_add(gradient)
 
     def sum_replicas(self, pairs: Iterable[tuple[Any, keras.Variable]]) -> Any:
-        """Keras' sums over replicas, where there are several."""
+        """Keras' sums over replicas, if there are several."""
         # The sum of one replica is an IdentityN, behind which updates wait for all gradients.
         if keras_internals.strategy_of(self).num_replicas_in_sync == 1:
             return pairs

@@ -1,1 +1,0 @@
-"""The loss of models that predict a set of masks, each with a class."""

@@ -1,1 +1,0 @@
-"""Optimizers, their groups of parameters, and learning rate schedules."""

@@ -1,1 +1,0 @@
-"""Custom training steps, written once for all backends."""
