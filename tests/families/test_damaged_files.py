@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kmodels.models.gemma import GemmaBackbone
-from kmodels.models.vit import ViTBackbone
+from kmodels.models.vit.model import ViTBackbone
 from refusals import refused
 
 

@@ -1,4 +1,4 @@
-"""The model families: each is one module or one flat folder, loaded when it is asked for."""
+"""The model families: each is one module or one flat folder, loaded when it is used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -11,37 +11,49 @@ if TYPE_CHECKING:  # for editors
         CLIPTextModelWithProjection,
         CLIPTokenizer,
     )
-    from kmodels.models.gemma import (
+    from kmodels.models.gemma.config import (
+        GemmaConfig,
+    )
+    from kmodels.models.gemma.model import (
         Gemma3Backbone,
+        Gemma4Backbone,
+        GemmaBackbone,
+    )
+    from kmodels.models.gemma.tasks import (
         Gemma3CausalLM,
-        Gemma3CausalLMPreprocessor,
         Gemma3TextEmbedder,
         Gemma3TextEmbedderPreprocessor,
-        Gemma3Tokenizer,
-        Gemma4Backbone,
         Gemma4CausalLM,
-        Gemma4CausalLMPreprocessor,
-        Gemma4Tokenizer,
-        GemmaBackbone,
         GemmaCausalLM,
-        GemmaCausalLMPreprocessor,
-        GemmaConfig,
         GemmaTextEmbedder,
         GemmaTextEmbedderPreprocessor,
+    )
+    from kmodels.models.gemma.text import (
+        Gemma3CausalLMPreprocessor,
+        Gemma3Tokenizer,
+        Gemma4CausalLMPreprocessor,
+        Gemma4Tokenizer,
+        GemmaCausalLMPreprocessor,
         GemmaTokenizer,
     )
-    from kmodels.models.gemma_vision import (
+    from kmodels.models.gemma_vision.gemma3 import (
         Gemma3ImageConverter,
         Gemma3ImageTextBackbone,
         Gemma3ImageTextConfig,
         Gemma3ImageTextLM,
         Gemma3ImageTextLMPreprocessor,
+    )
+    from kmodels.models.gemma_vision.gemma3_encoder import (
         Gemma3VisionEncoder,
+    )
+    from kmodels.models.gemma_vision.gemma4 import (
         Gemma4ImageConverter,
         Gemma4ImageTextBackbone,
         Gemma4ImageTextConfig,
         Gemma4ImageTextLM,
         Gemma4ImageTextLMPreprocessor,
+    )
+    from kmodels.models.gemma_vision.gemma4_encoder import (
         Gemma4VisionEmbedder,
         Gemma4VisionEncoder,
     )
@@ -67,63 +79,94 @@ if TYPE_CHECKING:  # for editors
         SigLIPTextEncoder,
         SigLIPTokenizer,
     )
-    from kmodels.models.two_towers import (
+    from kmodels.models.two_towers.model import (
         CLIPBackbone,
-        ImageTextPreprocessor,
-        ImageTextSimilarity,
         SigLIPBackbone,
         TwoTowersConfig,
     )
-    from kmodels.models.vit import (
+    from kmodels.models.two_towers.task import (
+        ImageTextPreprocessor,
+        ImageTextSimilarity,
+    )
+    from kmodels.models.vit.classifier import (
+        ViTImageClassifier,
+    )
+    from kmodels.models.vit.config import (
+        ViTConfig,
+    )
+    from kmodels.models.vit.dino_head import (
+        DINOHead,
+    )
+    from kmodels.models.vit.hub_classes import (
         CLIPImageConverter,
         CLIPVisionEncoder,
         DeiTBackbone,
         DeiTImageClassifier,
         DeiTImageClassifierPreprocessor,
         DeiTImageConverter,
-        DINOHead,
         DINOV2Backbone,
         DINOV2ImageConverter,
         DINOV3Backbone,
         DINOV3ImageConverter,
-        EoMTImageSegmenter,
-        NaFlexViTBackbone,
-        NaFlexViTImageClassifier,
-        NaFlexViTImageClassifierPreprocessor,
         SigLIPImageConverter,
-        SigLIPNaFlexVisionEncoder,
         SigLIPVisionEncoder,
-        ViTBackbone,
-        ViTConfig,
-        ViTImageClassifier,
-        ViTImageClassifierPreprocessor,
-        ViTImageConverter,
-        ViTImageSegmenter,
-        ViTImageSegmenterPreprocessor,
+    )
+    from kmodels.models.vit.mae import (
         ViTMAEForPreTraining,
     )
+    from kmodels.models.vit.model import (
+        ViTBackbone,
+    )
+    from kmodels.models.vit.naflex.classifier import (
+        NaFlexViTImageClassifier,
+    )
+    from kmodels.models.vit.naflex.model import (
+        NaFlexViTBackbone,
+        SigLIPNaFlexVisionEncoder,
+    )
+    from kmodels.models.vit.naflex.preprocessor import (
+        NaFlexViTImageClassifierPreprocessor,
+    )
+    from kmodels.models.vit.preprocessor import (
+        ViTImageClassifierPreprocessor,
+        ViTImageConverter,
+    )
+    from kmodels.models.vit.segmentation.eomt import (
+        EoMTImageSegmenter,
+    )
+    from kmodels.models.vit.segmentation.preprocessor import (
+        ViTImageSegmenterPreprocessor,
+    )
+    from kmodels.models.vit.segmentation.segmenter import (
+        ViTImageSegmenter,
+    )
 
-# The public names of each family.
-FAMILIES = {
+# The public names by their module.
+MODULES = {
     "clip": (
-        *("CLIPPreprocessor", "CLIPTextConfig", "CLIPTextEncoder"),
-        *("CLIPTextModelWithProjection", "CLIPTokenizer"),
+        *("CLIPPreprocessor", "CLIPTextConfig", "CLIPTextEncoder", "CLIPTextModelWithProjection"),
+        "CLIPTokenizer",
     ),
-    "gemma": (
-        *("Gemma3Backbone", "Gemma3CausalLM", "Gemma3CausalLMPreprocessor"),
-        *("Gemma3TextEmbedder", "Gemma3TextEmbedderPreprocessor", "Gemma3Tokenizer"),
-        *("Gemma4Backbone", "Gemma4CausalLM", "Gemma4CausalLMPreprocessor"),
-        *("Gemma4Tokenizer", "GemmaBackbone", "GemmaCausalLM", "GemmaCausalLMPreprocessor"),
-        *("GemmaConfig", "GemmaTextEmbedder", "GemmaTextEmbedderPreprocessor"),
-        "GemmaTokenizer",
+    "gemma.config": ("GemmaConfig",),
+    "gemma.model": ("Gemma3Backbone", "Gemma4Backbone", "GemmaBackbone"),
+    "gemma.tasks": (
+        *("Gemma3CausalLM", "Gemma3TextEmbedder", "Gemma3TextEmbedderPreprocessor"),
+        *("Gemma4CausalLM", "GemmaCausalLM", "GemmaTextEmbedder", "GemmaTextEmbedderPreprocessor"),
     ),
-    "gemma_vision": (
+    "gemma.text": (
+        *("Gemma3CausalLMPreprocessor", "Gemma3Tokenizer", "Gemma4CausalLMPreprocessor"),
+        *("Gemma4Tokenizer", "GemmaCausalLMPreprocessor", "GemmaTokenizer"),
+    ),
+    "gemma_vision.gemma3": (
         *("Gemma3ImageConverter", "Gemma3ImageTextBackbone", "Gemma3ImageTextConfig"),
-        *("Gemma3ImageTextLM", "Gemma3ImageTextLMPreprocessor", "Gemma4ImageConverter"),
-        *("Gemma4ImageTextBackbone", "Gemma4ImageTextConfig", "Gemma4ImageTextLM"),
-        "Gemma4ImageTextLMPreprocessor",
-        *("Gemma3VisionEncoder", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
+        *("Gemma3ImageTextLM", "Gemma3ImageTextLMPreprocessor"),
     ),
+    "gemma_vision.gemma3_encoder": ("Gemma3VisionEncoder",),
+    "gemma_vision.gemma4": (
+        *("Gemma4ImageConverter", "Gemma4ImageTextBackbone", "Gemma4ImageTextConfig"),
+        *("Gemma4ImageTextLM", "Gemma4ImageTextLMPreprocessor"),
+    ),
+    "gemma_vision.gemma4_encoder": ("Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
     "llama3": (
         *("Llama3Backbone", "Llama3CausalLM", "Llama3CausalLMPreprocessor", "Llama3Config"),
         "Llama3Tokenizer",
@@ -135,29 +178,35 @@ FAMILIES = {
     "siglip": (
         *("SigLIPPreprocessor", "SigLIPTextConfig", "SigLIPTextEncoder", "SigLIPTokenizer"),
     ),
-    "two_towers": (
-        *("CLIPBackbone", "ImageTextPreprocessor", "ImageTextSimilarity", "SigLIPBackbone"),
-        "TwoTowersConfig",
+    "two_towers.model": ("CLIPBackbone", "SigLIPBackbone", "TwoTowersConfig"),
+    "two_towers.task": ("ImageTextPreprocessor", "ImageTextSimilarity"),
+    "vit.classifier": ("ViTImageClassifier",),
+    "vit.config": ("ViTConfig",),
+    "vit.dino_head": ("DINOHead",),
+    "vit.hub_classes": (
+        *("CLIPImageConverter", "CLIPVisionEncoder", "DINOV2Backbone", "DINOV2ImageConverter"),
+        *("DINOV3Backbone", "DINOV3ImageConverter", "DeiTBackbone", "DeiTImageClassifier"),
+        *("DeiTImageClassifierPreprocessor", "DeiTImageConverter", "SigLIPImageConverter"),
+        "SigLIPVisionEncoder",
     ),
-    "vit": (
-        *("CLIPImageConverter", "CLIPVisionEncoder", "DeiTBackbone", "DeiTImageClassifier"),
-        *("DeiTImageClassifierPreprocessor", "DeiTImageConverter", "DINOHead"),
-        *("DINOV2Backbone", "DINOV2ImageConverter", "DINOV3Backbone", "DINOV3ImageConverter"),
-        *("EoMTImageSegmenter", "NaFlexViTBackbone", "NaFlexViTImageClassifier"),
-        *("NaFlexViTImageClassifierPreprocessor", "SigLIPImageConverter"),
-        *("SigLIPNaFlexVisionEncoder", "SigLIPVisionEncoder", "ViTBackbone", "ViTConfig"),
-        *("ViTImageClassifier", "ViTImageClassifierPreprocessor", "ViTImageConverter"),
-        *("ViTImageSegmenter", "ViTImageSegmenterPreprocessor", "ViTMAEForPreTraining"),
-    ),
+    "vit.mae": ("ViTMAEForPreTraining",),
+    "vit.model": ("ViTBackbone",),
+    "vit.naflex.classifier": ("NaFlexViTImageClassifier",),
+    "vit.naflex.model": ("NaFlexViTBackbone", "SigLIPNaFlexVisionEncoder"),
+    "vit.naflex.preprocessor": ("NaFlexViTImageClassifierPreprocessor",),
+    "vit.preprocessor": ("ViTImageClassifierPreprocessor", "ViTImageConverter"),
+    "vit.segmentation.eomt": ("EoMTImageSegmenter",),
+    "vit.segmentation.preprocessor": ("ViTImageSegmenterPreprocessor",),
+    "vit.segmentation.segmenter": ("ViTImageSegmenter",),
 }
-_MODULES = {name: family for family, names in FAMILIES.items() for name in names}
+_MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
-__all__ = [*_MODULES]
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"kmodels.models.{_MODULES[name]}"), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"kmodels.models.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'kmodels.models' has no attribute {name!r}")
 
 

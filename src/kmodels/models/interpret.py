@@ -20,11 +20,12 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
-from kmodels.models.gemma_vision import Gemma3VisionEncoder
+from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.two_towers import ImageTextSimilarity, TwoTowersBackbone
-from kmodels.models.vit import ViTBackbone, ViTImageClassifier
+from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import Pooling
+from kmodels.models.vit.model import ViTBackbone
 
 __all__ = [
     "attention_maps",

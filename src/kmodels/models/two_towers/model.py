@@ -21,14 +21,18 @@ from kmodels.models.blocks.sharding import KERNEL, TEXT_ENCODER
 from kmodels.models.blocks.text_encoder_files import EMBEDDINGS, PREFIX, PROJECTION
 from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder
 from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder
-from kmodels.models.vit import (
-    CLIPVisionEncoder,
-    SigLIPNaFlexVisionEncoder,
-    SigLIPVisionEncoder,
-    ViTConfig,
-)
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.hub_classes import CLIPVisionEncoder, SigLIPVisionEncoder
 from kmodels.models.vit.model import LAYOUT as VISION
-from kmodels.models.vit.naflex.model import MASK, NAMES, SHAPES, VALUES, check_free, graph_inputs
+from kmodels.models.vit.naflex.model import (
+    MASK,
+    NAMES,
+    SHAPES,
+    VALUES,
+    SigLIPNaFlexVisionEncoder,
+    check_free,
+    graph_inputs,
+)
 from kmodels.models.vit.weights import clip_siglip
 from kmodels.models.vit.weights.peft import SIGLIP
 from kmodels.ops._wide import wide

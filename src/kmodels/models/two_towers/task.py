@@ -20,7 +20,8 @@ from kmodels.models.blocks.text_preprocessor import TextPreprocessor
 from kmodels.models.clip import CLIPTokenizer
 from kmodels.models.siglip import SigLIPTokenizer
 from kmodels.models.two_towers.model import TwoTowersBackbone
-from kmodels.models.vit import NaFlexViTImageClassifierPreprocessor, ViTImageClassifierPreprocessor
+from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
+from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
 from kmodels.text import Tokenizer
 from kmodels.training.losses import CLIPLoss, SigLIPLoss

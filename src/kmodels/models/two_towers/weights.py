@@ -17,10 +17,10 @@ from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
 from kmodels.models.two_towers.model import TwoTowersBackbone, TwoTowersConfig
 from kmodels.models.two_towers.task import ImageTextSimilarity
-from kmodels.models.vit import ViTBackbone, ViTImageClassifierPreprocessor
 from kmodels.models.vit import family as vit
+from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
-from kmodels.models.vit.preprocessor import OF_PATCHES, fit_crop
+from kmodels.models.vit.preprocessor import OF_PATCHES, ViTImageClassifierPreprocessor, fit_crop
 from kmodels.models.vit.presets import PRESETS as IMAGES
 from kmodels.models.vit.weights import clip_siglip, huggingface_export
 from kmodels.models.vit.weights.huggingface_config import takes_patches
