@@ -470,6 +470,8 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         read = config.get if isinstance(config, Mapping) else partial(getattr, config)
         if (rows := read("vocabulary_size", None)) is None:
             return
+        if ids.min() >= 0 and ids.max() < rows:
+            return
         # Images take the place of this token, which then needs no row.
         ids = ids[ids != read("image_token_id", None)]
         ends = (ids.min(), ids.max()) if ids.size else ()

@@ -202,10 +202,6 @@ def run_request(
         plan.engine.check(model)
         if method is Method.FIT:
             plan.check(model)
-    # Arrays are looked at whole, before the first step.
-    check_batch(model, (request.x, request.y))
-    if isinstance(request.validation_data, tuple):
-        check_batch(model, request.validation_data)
     request = kinds.prepare(request, preprocess, None if plan is None else plan.rule(), split)
     data = request.x
     if plan is not None:

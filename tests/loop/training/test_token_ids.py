@@ -49,6 +49,19 @@ def test_ids_beyond_the_table_are_refused(wrong):
         assert ((found >= 0) & (found < ROWS)).all()
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_arrays_are_checked_before_the_first_step_and_files_by_batch(tmp_path, on_disk):
+    ids = np.concatenate([inputs(0)["token_ids"]] * 6 + [inputs(ROWS)["token_ids"]])
+    np.save(tmp_path / "ids.npy", ids)
+    ids = np.load(tmp_path / "ids.npy", mmap_mode="r" if on_disk else None)
+    done = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: done.append(1))
+    with pool("gemma3_debug", preprocessor=None) as model:
+        settings = {"batch_size": 1, "shuffle": False, "callbacks": [count], "verbose": 0}
+        refused("token_ids has 320", model.fit, ids, np.zeros_like(ids), **settings)
+    assert bool(done) == on_disk
+
+
 def test_texts_of_two_towers():
     model = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
     length = model.backbone.config.text_encoder["max_sequence_length"]

@@ -96,7 +96,7 @@ class IndexedBatches(keras.utils.PyDataset):
 
     Attributes:
         samples: number of samples in an epoch.
-        whole: the arrays that the batches are rows of, or None.
+        whole: the arrays that the batches are rows of; None if they are in a file, or unknown.
     """
 
     whole: tuple | None = None

@@ -157,8 +157,18 @@ def _of_arrays(
         return arrays.as_floatx(batch) if casts else batch
 
     batches = IndexedBatches(take, count, size, **settings)
-    batches.whole = parts if preprocess is None else None
+    # A check of a file would read all of it before the first step.
+    if not _is_on_disk(parts):
+        batches.whole = parts
     return batches
+
+
+def _is_on_disk(part: Any) -> bool:
+    if isinstance(part, dict | tuple):
+        return any(map(_is_on_disk, part.values() if isinstance(part, dict) else part))
+    while part is not None and not isinstance(part, np.memmap):
+        part = getattr(part, "base", None)
+    return part is not None
 
 
 def one_batch(parts: tuple[Any, ...], preprocess: Preprocess | None) -> tuple[Any, ...]:

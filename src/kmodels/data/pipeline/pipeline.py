@@ -57,12 +57,14 @@ class Pipeline(keras_internals.DataAdapter):
         self._started = self._checked = False
 
     def give_to(self, model: keras.Model) -> None:
-        """Notes the model that takes the batches, and checks arrays whole; others by batch."""
+        """Sets the model that takes the batches, and checks arrays before the first step.
+
+        Batches of other data, and those that a preprocessor makes, are checked one by one.
+        """
         self.model, data = model, self.source.data
-        whole = getattr(data, "whole", None)
-        self._checked = whole is not None and data.preprocess is self.preprocess is None
-        if self._checked:
+        if (whole := getattr(data, "whole", None)) is not None:
             check_batch(model, whole)
+            self._checked = data.preprocess is self.preprocess is None
 
     @property
     def num_batches(self) -> int | None:
