@@ -16,7 +16,6 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone, feature_model
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
-from kmodels.models.vit.weights import augreg, timm_export
 from kmodels.models.vit.weights.resizing import resized
 
 POOLINGS = ("token", "gap", "max", "avgmax", "token_gap", "distilled", "map")
@@ -236,6 +235,8 @@ class ViTImageClassifier(ImageClassifier):
         Raises:
             InputError: lists settings that timm's ViT lacks, or files that would be lost.
         """
+        from kmodels.models.vit.weights import timm_export
+
         return timm_export.export_to_timm(self, directory)
 
     def export_to_npz(self, path: str | Path) -> Path:
@@ -246,6 +247,8 @@ class ViTImageClassifier(ImageClassifier):
         Raises:
             InputError: lists settings that such a file cannot express.
         """
+        from kmodels.models.vit.weights import augreg
+
         return augreg.export_to_npz(self, path)
 
 

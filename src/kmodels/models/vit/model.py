@@ -28,7 +28,7 @@ from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Tokens
-from kmodels.models.vit.weights import augreg, peft, timm_export
+from kmodels.models.vit.weights import peft
 from kmodels.models.vit.weights.resizing import resized
 from kmodels.task import Backbone
 
@@ -282,6 +282,8 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: lists settings that timm's ViT lacks, or files that would be lost.
         """
+        from kmodels.models.vit.weights import timm_export
+
         return timm_export.export_to_timm(self, directory)
 
     def export_to_npz(self, path: str | Path) -> Path:
@@ -292,6 +294,8 @@ class ViTBackbone(Backbone):
         Raises:
             InputError: lists settings that such a file cannot express.
         """
+        from kmodels.models.vit.weights import augreg
+
         return augreg.export_to_npz(self, path)
 
     def attention_maps(self, images: Tree) -> list[Any]:
