@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import kmodels
 from kmodels.text import Example, TextLoader, pack, pad
 from refusals import refused
 
@@ -77,6 +78,23 @@ def test_an_epoch_has_each_row_once_in_an_order_of_seed_and_epoch():
     again.load_state_dict(loader.state_dict())  # of an epoch that has ended
     assert (again.epoch, len(again)) == (3, 3)
     assert order(TextLoader(rows, 3, shuffle=True, seed=5)) == first
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_plain_model_gets_a_new_order_in_each_epoch(own):
+    rows = pad(examples(), 8, 0)
+    loader = TextLoader(({"token_ids": rows[0]["token_ids"]}, *rows[1:]), 3, shuffle=True, seed=5)
+    epochs = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: epochs.append(loader.epoch)
+    )
+    tokens = keras.Input((None,), dtype="int32", name="token_ids")
+    model = keras.Model({"token_ids": tokens}, keras.layers.Embedding(50, 50)(tokens))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    fit = kmodels.fit if own else keras.Model.fit
+    fit(model, loader, epochs=3, callbacks=[note], verbose=0)
+    # Keras' own may read a short epoch before training, for its shapes.
+    assert np.diff(epochs).tolist() == [1, 1]
 
 
 @pytest.mark.once

@@ -122,14 +122,6 @@ class ImageLoader(ResumableBatches):
         part.maker, part._pool, part._ahead = replace(self.maker, part=(start, stop)), None, {}
         return part
 
-    def on_epoch_end(self) -> None:
-        """Sets the next epoch if all batches of this one were returned.
-
-        Keras also calls this before training, when it has read one batch at most.
-        """
-        if self.handed_out >= len(self):
-            self.set_epoch(self.epoch + 1)
-
     def __getitem__(self, index: int) -> tuple:
         number = self.number_of(index)
         make = self._from_workers if self.worker_count else self.maker.make

@@ -61,6 +61,14 @@ class ResumableBatches(keras.utils.PyDataset):
             raise InputError(f"skip is {skip}; give 0 to {self.batches - 1} batches")
         self.epoch, self.skip, self.handed_out = epoch, skip, 0
 
+    def on_epoch_end(self) -> None:
+        """Sets the next epoch if all batches of this one were returned.
+
+        Keras also calls this before training, when it has read one batch at most.
+        """
+        if self.handed_out >= len(self):
+            self.set_epoch(self.epoch + 1)
+
     def state_dict(self) -> dict[str, int]:
         """Returns the position: the epoch, and the number of its batches that were returned."""
         return {"epoch": self.epoch, "batch": self.skip + self.handed_out}
