@@ -67,7 +67,7 @@ class DirectCalls(Protocol):
         ...
 
     def is_eager(self) -> bool:
-        """Returns True if the framework neither compiles nor records what is called."""
+        """Returns True if the framework is neither compiling nor recording the call."""
         ...
 
     def changed(self) -> None:

@@ -154,7 +154,7 @@ def mix(
 def _mixed(
     image: np.ndarray, other: np.ndarray, kept: float, blends: bool, down: float, right: float
 ) -> tuple[np.ndarray, float]:
-    """Returns an image mixed with another, and the weight of its own label."""
+    """Returns the mix of two images, and the weight of the first one's label."""
     sizes = np.array([image.shape[:2], other.shape[:2]])
     overlap = sizes.min(axis=0)
     starts = (sizes - overlap) // 2

@@ -80,7 +80,7 @@ class ResumableBatches(keras.utils.PyDataset):
         self.set_epoch(epoch + over, 0 if over else batch)
 
     def number_of(self, index: int) -> int:
-        """Returns the number of a batch in its epoch, for its index in what is left of the epoch.
+        """Returns the number of a batch in its epoch, given its index among the remaining batches.
 
         Raises:
             IndexError: after the last batch.

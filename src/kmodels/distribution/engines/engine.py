@@ -61,7 +61,7 @@ class EngineBackend(Protocol):
 
     @property
     def MORE(self) -> str:
-        """How to get more devices, with "{}" for their number."""
+        """Instruction for getting more devices, with "{}" for their number."""
         ...
 
     @property

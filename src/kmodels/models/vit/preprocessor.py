@@ -183,7 +183,7 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     @property
     def resize_mode(self) -> str:
-        """How the aspect ratio is handled; see the class."""
+        """The `resize_mode` argument of the class."""
         return self.resizing.resize_mode
 
     @property
