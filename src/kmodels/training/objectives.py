@@ -574,14 +574,6 @@ def logged(metrics: Iterable[Any]) -> dict[str, Any]:
     return results
 
 
-def rows(batch: Tree) -> Any:
-    """Returns how many examples are in a batch: the first size of its first array."""
-    for part in keras.tree.flatten(batch):
-        if part is not None:
-            return keras.ops.shape(part)[0] if len(part.shape) else 1
-    raise InputError("the data gave an empty batch; give at least one array")
-
-
 def _by_name(metrics: MetricsLike) -> dict[str, Any]:
     if isinstance(metrics, Mapping):
         named = dict(metrics)

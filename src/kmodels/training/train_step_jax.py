@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from kmodels.core.traced import Watch
 from kmodels.core.types import Tree
+from kmodels.data.pipeline.arrays import rows
 from kmodels.training.loop import Loop
 from kmodels.training.objectives import (
     LossFunction,
@@ -21,7 +22,6 @@ from kmodels.training.objectives import (
     WatchedScope,
     logged,
     once,
-    rows,
     unseeded,
 )
 

@@ -19,7 +19,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.data.pipeline.indexed import Numbered
 from kmodels.data.pipeline.position import Source
 from kmodels.data.pipeline.request import Method

@@ -13,7 +13,7 @@ import numpy as np
 
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
-from kmodels.data.pipeline.batch import as_tuple
+from kmodels.data.pipeline.arrays import as_tuple
 from kmodels.data.pipeline.device_put import device_put
 
 
