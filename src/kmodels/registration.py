@@ -48,8 +48,7 @@ OTHERS = {
         *("CLIPLoss", "ContrastiveLoss", "DINOLoss", "PixelCrossentropy", "SigLIPLoss"),
     ),
     "kmodels.training.metrics": ("MeanIoU", "SparseAccuracy"),
-    "kmodels.training.optimizers": ("AdamW", "SGD"),
-    "kmodels.training.schedules": ("WarmupSchedule",),
+    "kmodels.training.optimizers": ("AdamW", "SGD", "WarmupSchedule"),
 }
 
 
