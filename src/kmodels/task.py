@@ -215,8 +215,8 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         inspector = self._inspector
         if inspector is None:
             inspector = self._inspector = keras.Model(self.input, self._named)
-        found = inspector(inputs, training=False)
-        return {name: found[name] for name in self._named}
+        values = inspector(inputs, training=False)
+        return {name: values[name] for name in self._named}
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config's fields, policy and name, and later changes of the model."""
@@ -344,17 +344,17 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             InputError: on torch, if compiled blocks cannot work; for a loss or a metric that the
                 task cannot have.
         """
-        chosen = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
+        arguments = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
         if self.gives_logits:
-            warn_of_logits(self, chosen.loss)
+            warn_of_logits(self, arguments.loss)
         # The value that Keras makes of "auto" holds for one backend alone, and a file may go to
         # another.
-        given = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
+        options = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
         # Around Keras' __setattr__, which would watch it for layers.
-        object.__setattr__(self, "_as_given", given)
+        object.__setattr__(self, "_as_given", options)
         forget_metrics(self)
         super().compile(
-            **chosen._asdict(),
+            **arguments._asdict(),
             loss_weights=loss_weights,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
@@ -494,13 +494,12 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         """Returns the task of `get_config`."""
         config = dict(config)
         config["backbone"] = keras.saving.deserialize_keras_object(config["backbone"])
-        if isinstance(held := config.get("preprocessor"), dict):
+        if isinstance(settings := config.get("preprocessor"), dict):
             # Files written before preprocessors were layers hold the arguments alone.
-            whole = "class_name" in held
             config["preprocessor"] = (
-                keras.saving.deserialize_keras_object(held)
-                if whole
-                else cls.preprocessor_class(**held)
+                keras.saving.deserialize_keras_object(settings)
+                if "class_name" in settings
+                else cls.preprocessor_class(**settings)
             )
         if isinstance(config.get("head_dtype"), dict):
             config["head_dtype"] = keras.dtype_policies.deserialize(config["head_dtype"])

@@ -157,8 +157,8 @@ class LayerCache:
 
 def caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
     """Returns the cache of each block of a model; some blocks may have the same one."""
-    made = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
-    return [made[number] for number in backbone.cache_numbers]
+    by_number = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
+    return [by_number[number] for number in backbone.cache_numbers]
 
 
 class DraftView:
@@ -187,9 +187,9 @@ class DraftView:
         window = None if window is None or self.slots <= window else window
         if (size, window) not in self._rings:
             last = self.positions[:, -1:]
-            held = last - ops.mod(last - ops.arange(size, dtype="int32"), size)  # (B, size)
-            behind = self.positions[:, :, None] - held[:, None]
-            seen = ops.logical_and(behind >= 0, held[:, None] >= 0)
+            tokens = last - ops.mod(last - ops.arange(size, dtype="int32"), size)  # (B, size)
+            behind = self.positions[:, :, None] - tokens[:, None]
+            seen = ops.logical_and(behind >= 0, tokens[:, None] >= 0)
             if window is not None:
                 seen = ops.logical_and(seen, behind < window)
             # All layers get the same tensors, so that what is made of them serves them all.
@@ -322,5 +322,5 @@ def next_tokens(
         history = ops.where(seen, history[:, None], tokens[:, :, None])
         history = ops.reshape(history, (batch * count, slots))
     logits = backbone.token_embedding.logits(ops.reshape(hidden, (batch * count, -1)))
-    chosen = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
-    return ops.reshape(chosen, (batch, count))
+    following = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
+    return ops.reshape(following, (batch, count))

@@ -176,10 +176,10 @@ class BeamSampler(Sampler):
             likely = np.broadcast_to(likely, (batch * beams, likely.shape[-1]))
             likely = likely.reshape(batch, beams, -1)
             # A token that stays is not a choice: each beam continues with it.
-            stays = rows.kept[:, at].reshape(batch, beams)[:, :1]
-            found = (total[:, :, None] + likely).reshape(batch, -1)
-            best = np.argsort(-found, axis=1, kind="stable")[:, :beams]
-            total = np.where(stays, total, np.take_along_axis(found, best, 1))
+            stays = rows.fixed[:, at].reshape(batch, beams)[:, :1]
+            scores = (total[:, :, None] + likely).reshape(batch, -1)
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :beams]
+            total = np.where(stays, total, np.take_along_axis(scores, best, 1))
             source = np.where(stays, np.arange(beams), best // likely.shape[-1])
             order = (np.arange(batch)[:, None] * beams + source).reshape(-1)
             rows.take(order)
@@ -277,7 +277,7 @@ class ContrastiveSampler(Sampler):
                 break
             likely, tokens = ops.top_k(self.compute_probabilities(logits), k)
             likely = np.asarray(ops.convert_to_numpy(likely))
-            tried = SamplerRows(rows.ids, rows.kept, None)
+            tried = SamplerRows(rows.ids, rows.fixed, None)
             tried.take(np.repeat(np.arange(batch), k))
             tried.write(at, np.asarray(ops.convert_to_numpy(tokens)).reshape(-1))
             after, hidden, beams = next(tried.tensor(), _repeated(cache, k), at + 1)

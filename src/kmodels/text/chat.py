@@ -106,8 +106,8 @@ class ChatTokenizer:
                     "return_assistant_tokens_mask marks tokens of whole chats; leave tokenize=True "
                     "and continue_final_message=False"
                 )
-            found = [self.render_chat(chat, chat_template, **settings) for chat in chats]
-            rows = self.encode_rendered(found)
+            rendered = [self.render_chat(chat, chat_template, **settings) for chat in chats]
+            rows = self.encode_rendered(rendered)
             return _columns([ids for ids, _ in rows], is_batch, [mask for _, mask in rows])
         texts = [
             templates.render(
@@ -194,9 +194,9 @@ class ChatTokenizer:
         transformers.
         """
         self.encode_batch([one.text for one in rendered])  # which names what is no text
-        found = self.core.encode_batch([one.text for one in rendered], add_special_tokens=False)
+        encodings = self.core.encode_batch([one.text for one in rendered], add_special_tokens=False)
         rows = []
-        for one, encoding in zip(rendered, found, strict=True):
+        for one, encoding in zip(rendered, encodings, strict=True):
             starts = [start for start, _ in encoding.offsets]
             ends = [end for _, end in encoding.offsets]
             mask = [False] * len(starts)
@@ -230,7 +230,7 @@ class ChatTokenizer:
 def _columns(
     ids: list[list[int]], is_batch: bool, masks: list[list[bool]] | None = None
 ) -> dict[str, Any]:
-    found = {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+    encoded = {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
     if masks is not None:
-        found["assistant_masks"] = [[int(learn) for learn in mask] for mask in masks]
-    return found if is_batch else {name: rows[0] for name, rows in found.items()}
+        encoded["assistant_masks"] = [[int(learn) for learn in mask] for mask in masks]
+    return encoded if is_batch else {name: rows[0] for name, rows in encoded.items()}

@@ -147,8 +147,8 @@ def _bundle(
     rest, for_validation, for_test = split(len(labels), shares, seed)
     whole = len(rest) == len(labels)
     parts = [
-        ArraySource(*given) if given else ArraySource(images, labels, chosen)
-        for given, chosen in ((validation, for_validation), (test, for_test))
+        ArraySource(*arrays) if arrays else ArraySource(images, labels, numbers)
+        for arrays, numbers in ((validation, for_validation), (test, for_test))
     ]
     return DataBundle(
         train=ArraySource(images, labels, None if whole else rest),
@@ -416,8 +416,8 @@ def read_samples(
     if not len(numbers):
         raise InputError(f"{spec} has no image that can be read; repair it")
     parts: list[Any] = [
-        SampledSource(samples, numbers[chosen], labels[numbers[chosen]])
-        for chosen in split(len(numbers), (validation_split, validation_split), seed)
+        SampledSource(samples, numbers[part], labels[numbers[part]])
+        for part in split(len(numbers), (validation_split, validation_split), seed)
     ]
     train, validation, test = parts
     looked = np.unique(np.linspace(0, len(train) - 1, 16).astype(int))

@@ -101,13 +101,13 @@ class DataBundle:
         count = len(self.train)
         whole = getattr(self.train, "images", None)
         if whole is not None:
-            chosen = np.arange(count)
+            numbers = np.arange(count)
         else:
-            chosen = np.unique(np.linspace(0, count - 1, _STATISTICS_SAMPLES).astype(int))
+            numbers = np.unique(np.linspace(0, count - 1, _STATISTICS_SAMPLES).astype(int))
         channels = self.image_shape[-1]
         total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
-        for at in range(0, len(chosen), 256):
-            for picture in _as_list(self.train.batch(chosen[at : at + 256])[0]):
+        for at in range(0, len(numbers), 256):
+            for picture in _as_list(self.train.batch(numbers[at : at + 256])[0]):
                 flat = picture.reshape(-1, picture.shape[-1]).astype("float64") / 255.0
                 total += flat.sum(0)
                 squares += (flat * flat).sum(0)

@@ -170,18 +170,18 @@ class Pipeline(keras_internals.DataAdapter):
             self.clock.made(perf_counter() - begun, time.thread_time() - cpu)
             yield batch
 
-    def _taken(self, made: Iterator[tuple], placed: bool) -> Iterator[tuple]:
+    def _taken(self, batches: Iterator[tuple], placed: bool) -> Iterator[tuple]:
         count, ahead = batches_ahead() if self._started and placed else 0, None
         place = device_put.placer(self.model, count > 0) if placed else lambda batch: batch
         if count:
             self.close()
-            ahead = self._ahead = Ahead(made, count, place)
+            ahead = self._ahead = Ahead(batches, count, place)
         self.taken = 0
         try:
             while True:
                 busy = device_put.busy(self.clock.last_output())
                 try:
-                    batch, waited = _take(made, busy) if ahead is None else ahead.take(busy)
+                    batch, waited = _take(batches, busy) if ahead is None else ahead.take(busy)
                 except StopIteration:
                     return
                 self.clock.waits(waited)
@@ -206,9 +206,9 @@ class Pipeline(keras_internals.DataAdapter):
     batch_size = has_partial_batch = partial_batch_size = None
 
 
-def _take(made: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, float]:
+def _take(batches: Iterator[Any], busy: Callable[[], bool] | None) -> tuple[Any, float]:
     begun = perf_counter()
-    batch = next(made)
+    batch = next(batches)
     waited = perf_counter() - begun
     # If the device became idle meanwhile, it is not known when, so the whole time counts.
     return batch, 0.0 if busy is not None and busy() else waited
