@@ -78,6 +78,6 @@ def modules() -> dict[str, str]:
 
 
 def register(known: dict[str, Any]) -> None:
-    """Fills Keras' table of registered objects, where kmodels' own are not in it yet."""
+    """Adds kmodels' classes to Keras' table of registered objects, unless it has them."""
     for name, module in modules().items():
         known.setdefault(f"kmodels>{name}", Later(f"kmodels>{name}", module))

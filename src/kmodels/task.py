@@ -196,7 +196,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns whether a preset of the family, with these fields, is of this class."""
+        """Returns True if a preset of the family with these fields is of this class."""
         return True
 
     @classmethod

@@ -146,7 +146,7 @@ def send(stream: BinaryIO, thing: object) -> None:
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Reads what `send` wrote.
+    """Reads an object that `send` wrote.
 
     Raises:
         EOFError: if the stream has ended.

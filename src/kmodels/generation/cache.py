@@ -30,9 +30,9 @@ class Store(Protocol):
 
 
 def ring_size(slots: int, window: int | None, ahead: int = 0) -> int:
-    """Slots of a layer with this window, of texts that take so many.
+    """Returns the number of slots of a layer with this window, for texts of up to `slots` tokens.
 
-    Up to `ahead` drafts may be written and refused, and are to push out nothing that is still seen.
+    Up to `ahead` drafts may be written and refused; they must not replace tokens in the window.
     """
     return slots if window is None else min(slots, window + ahead)
 
@@ -126,7 +126,7 @@ class StepView:
 
 
 class View(Protocol):
-    """The part of the cache that one pass sees, and how."""
+    """The part of the cache that one pass reads, and its masks."""
 
     def extend(
         self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
@@ -136,7 +136,7 @@ class View(Protocol):
 
 
 class LayerCache:
-    """The cache that one block is given, see `kmodels.models.blocks.decoder_block.DecoderBlock`.
+    """The cache of one block, see `kmodels.models.blocks.decoder_block.DecoderBlock`.
 
     Attributes:
         extended: the last result of `extend`, for the blocks that share it.
@@ -165,7 +165,7 @@ class DraftView:
     """Several new tokens per row attend to all earlier tokens, and to each other causally.
 
     A ring of a window has `ahead` slots more than that. So a slot that holds a refused token is
-    taken for a place that is farther behind than any token sees.
+    taken for a place that is farther behind than any token attends to.
 
     Args:
         starts: (B,) int32, position of the first new token.

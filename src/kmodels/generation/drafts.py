@@ -198,7 +198,7 @@ def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> 
 
 
 def same_tokens(tokenizer: Tokenizer, other: Tokenizer) -> bool:
-    """Returns whether two tokenizers have the same tokens at the same ids."""
+    """Returns True if two tokenizers have the same tokens at the same ids."""
     return tokenizer is other or _vocabulary(tokenizer) == _vocabulary(other)
 
 
@@ -298,8 +298,8 @@ def continue_with_drafts(
         stop: ids that end a row; they are part of it.
         on_token: called with (row, token id) as tokens come.
         jit_compile: as of `continue_prompts`.
-        loops: as there.
-        images: as there; the drafter has none.
+        loops: as in `continue_prompts`.
+        images: as in `continue_prompts`; the drafter has none.
 
     Returns:
         The prompts with their continuations, and the counts of passes and drafts.

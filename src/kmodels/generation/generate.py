@@ -285,8 +285,8 @@ def continue_by_beams(
         count: texts of each prompt, best first.
         stop: ids that end a text; they are part of it.
         jit_compile: as of `continue_prompts`.
-        loops: as there.
-        images: as there.
+        loops: as of `continue_prompts`.
+        images: as of `continue_prompts`.
 
     Returns:
         The prompts with their continuations, `count` for each.

@@ -1,4 +1,4 @@
-"""keras-hub's protocol of samplers over a model: a step at a time, with one array as the cache."""
+"""keras-hub's protocol between samplers and models: one step per call, one array as the cache."""
 
 from collections.abc import Collection
 from typing import Any

@@ -261,7 +261,7 @@ class SamplerRows:
         self.ids[:, at] = np.where(self.fixed[:, at], self.ids[:, at], tokens)
 
     def take(self, order: np.ndarray) -> None:
-        """Takes the rows of these numbers in place of those that there are."""
+        """Replaces row i by row `order[i]`."""
         self.ids, self.fixed = self.ids[order], self.fixed[order]
 
     def tensor(self) -> Any:

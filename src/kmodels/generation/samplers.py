@@ -248,15 +248,15 @@ class ContrastiveSampler(Sampler):
         hidden_states: Tensor | None = None,
         model: keras.Model | None = None,
     ) -> Any:
-        """See `Sampler.__call__`.
+        """Same as `Sampler.__call__`, with contrastive search.
 
         Args:
-            next: as there; it is called for the token at `index - 1` first.
-            prompt: as there.
-            cache: as there.
-            index: as there.
-            mask: as there.
-            stop_token_ids: as there.
+            next: as in `Sampler`; it is called for the token at `index - 1` first.
+            prompt: as in `Sampler`.
+            cache: as in `Sampler`.
+            index: as in `Sampler`.
+            mask: as in `Sampler`.
+            stop_token_ids: as in `Sampler`.
             hidden_states: (B, T, D), of the tokens before `index`.
             model: not used.
 

@@ -142,7 +142,7 @@ class ChatTokenizer:
             **values: further variables of the template.
 
         Raises:
-            InputError: as there.
+            InputError: as in `apply_chat_template`.
         """
         template = templates.choose_template(self.settings, chat_template, tools)
         settings = {
@@ -160,9 +160,9 @@ class ChatTokenizer:
             return templates.render(template, messages[:count], names, **opened)
 
         def opening(before: str, place: int, message: Mapping[str, Any]) -> str:
-            """Returns what is written before a reply, where the prompt for one is longer.
+            """Returns the text before a reply; the prompt for a reply is longer.
 
-            Gemma 4's ends with an empty channel where nothing is to be thought.
+            Gemma 4's prompt ends with an empty channel if the model is not to think.
             """
             word = secrets.token_hex(16)
             said = [*messages[:place], {"role": message["role"], "content": word}]
@@ -188,7 +188,7 @@ class ChatTokenizer:
         return Rendered(text, replies)
 
     def encode_rendered(self, rendered: Sequence[Rendered]) -> list[tuple[list[int], list[bool]]]:
-        """Returns token ids of chats, and for each whether it holds some of the model's own words.
+        """Returns (token ids, mask) of each chat; the mask is True for the model's own words.
 
         A token that begins before a reply and reaches into it counts as the model's, as in
         transformers.

@@ -56,14 +56,14 @@ def is_chat(x: object) -> TypeGuard[Sequence[Any]]:
 
 
 def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]:
-    """Returns chats one by one, and whether there was more than one to begin with."""
+    """Returns a list of chats, and True if x is a list of chats, not one chat."""
     return ([x], False) if isinstance(x[0], Mapping) else (list(x), True)
 
 
 def choose_template(
     settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Tool] | None
 ) -> str:
-    """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
+    """Returns the template for a chat: `wanted`, the checkpoint's of that name, or its default.
 
     Raises:
         InputError: if there is no template, or there are several and none is named.

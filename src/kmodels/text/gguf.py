@@ -126,9 +126,9 @@ def build_bytes(
     """Same as `build_pieces`, for a vocabulary of byte-level merges.
 
     Args:
-        texts: as there.
-        value: as there.
-        special: unused; such files say of each token whether it is one.
+        texts: as in `build_pieces`.
+        value: as in `build_pieces`.
+        special: unused; such files list the kind of each token.
     """
     kinds = value("token_type", [pieces.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.

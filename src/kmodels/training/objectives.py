@@ -34,7 +34,7 @@ class WeightAverage:
             raise InputError(f"momentum is {self.momentum}; give 0 to 1, or a function of the step")
 
     def at(self, step: Tensor) -> Any:
-        """Returns the momentum after so many steps, a float32 scalar."""
+        """Returns the momentum after `step` steps, a float32 scalar."""
         momentum = self.momentum(step) if callable(self.momentum) else self.momentum
         return keras.ops.cast(momentum, "float32")
 
@@ -90,11 +90,11 @@ class Averages:
 
     @property
     def moved(self) -> list[Any]:
-        """The weights that follow."""
+        """The weights of the models that follow others."""
         return [weight for _, weight, _ in self.pairs]
 
     def move(self, iterations: Any) -> None:
-        """Moves all of them; `iterations` counts the step that was just made."""
+        """Moves all models that follow others; `iterations` includes the last step."""
         if not self.pairs:
             return
         ops = keras.ops
@@ -566,7 +566,7 @@ class Running:
 
 
 def logged(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Returns their results by name; one that has several gives each."""
+    """Returns the results of metrics by name; a metric may have several."""
     results: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()

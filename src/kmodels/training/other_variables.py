@@ -48,7 +48,7 @@ def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> No
 
 
 def noted_slots(config: dict[str, Any], optimizer: keras.Optimizer) -> dict[str, Any]:
-    """Returns the arguments of `compile`, noting whether the optimizer is built.
+    """Returns the arguments of `compile`, with a note if the optimizer is built.
 
     The note is added to the config of the optimizer, where Keras ignores it: `clone_model`
     gives these arguments to the `compile` of a plain model.

@@ -40,7 +40,7 @@ def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
 
 
 def rows_of(x: Tensor, index: Tensor) -> Any:
-    """Returns chosen rows of each example.
+    """Returns rows of each example, by number.
 
     Args:
         x: (B, N, ...) with a static N.
@@ -499,7 +499,7 @@ class SetCriterion:
     def _matched(
         self, targets: Targets, masks: Tensor, queries: Tensor, seed: Seed, rows: Tensor
     ) -> Any:
-        """Returns the loss of masks (B, Q, h, w) that were matched, found (B, T)."""
+        """Returns the loss of masks (B, Q, h, w) of the queries (B, T) that match targets."""
         ops = keras.ops
         counted = ops.cast(queries >= 0, "float32") * ops.expand_dims(rows, 1)
         matched = rows_of(masks, ops.maximum(queries, 0))  # (B, T, h, w)

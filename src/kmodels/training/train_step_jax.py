@@ -125,7 +125,7 @@ def outline(
 
 
 def _reaches(program: Any, start: list[Any], end: object) -> bool:
-    """Returns whether a gradient can reach; calls of other programs let it through."""
+    """Returns True if a gradient can reach `end`; calls of other programs pass it on."""
     reached = set(start)
     for equation in program.eqns:
         if equation.primitive.name == "stop_gradient":

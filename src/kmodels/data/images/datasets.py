@@ -1,4 +1,4 @@
-"""`open_dataset`: labelled images from one word, as recipes take it, and what reads each kind."""
+"""`open_dataset`: labelled images from a short text such as "digits", and a reader of each kind."""
 
 import gzip
 import math

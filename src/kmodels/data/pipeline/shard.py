@@ -100,7 +100,7 @@ class Shard:
 
     Processes compare the number of their batches and the first one: before training if batches
     have numbers, else as they are read. If each process has its own rows, they compare before each
-    step whether all have another batch.
+    step if all have another batch.
 
     Args:
         source: source of all rows, or of the rows of this process.
