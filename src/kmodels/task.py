@@ -22,7 +22,7 @@ from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
 from kmodels.training.loop import Loop, Predicts, TaskStep, like
 from kmodels.training.losses import warn_of_logits
-from kmodels.training.other_variables import follow_variables, noted_slots
+from kmodels.training.other_variables import follow_variables
 from kmodels.weights import gather
 
 runtime.native.trim_after_compiling()
@@ -392,11 +392,18 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         """Compiles a model that was just made, in families whose tasks have defaults for it."""
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Returns the arguments of `compile`, for a `.keras` file."""
+        """Returns the arguments of `compile` for a `.keras` file, and if the optimizer is built."""
         config = super().get_compile_config()
         if not config:
             return config
-        return noted_slots({**config, **self._as_given}, self.optimizer)
+        config = {**config, **self._as_given}
+        if self.optimizer is None:
+            return config
+        settings = config["optimizer"]
+        if not isinstance(settings, dict):
+            settings = keras.optimizers.serialize(keras.optimizers.get(settings))
+        # Keras ignores "built", also if `clone_model` gives the arguments to a plain model.
+        return {**config, "optimizer": {**settings, "built": self.optimizer.built}}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Calls `compile` with the result of `get_compile_config`, and makes its slots."""

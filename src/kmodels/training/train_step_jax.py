@@ -199,7 +199,9 @@ class State:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        jax.tree_util.register_pytree_node(cls, cls._flatten, cls._unflatten)
+        jax.tree_util.register_pytree_node(
+            cls, lambda state: (state.arrays, state.objectives), cls._unflatten
+        )
 
     @property
     def arrays(self) -> Arrays:
@@ -218,9 +220,6 @@ class State:
         for variables, values in zip(_kinds(self.objectives), arrays or (), strict=False):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
-
-    def _flatten(self) -> tuple[Arrays, Objectives]:
-        return self.arrays, self.objectives
 
     @classmethod
     def _unflatten(cls, objectives: Objectives, arrays: Arrays) -> Self:

@@ -63,12 +63,10 @@ def in_parts(batch: Tree) -> tuple:
 def _is_sample(part: object) -> bool:
     """Returns True for a text or a record, lists of which are batches."""
     if isinstance(part, dict):
-        return is_record(part) and not _is_numbers(part)
+        values = part.values()
+        numbers = all(isinstance(value, int | float) or value is None for value in values)
+        return is_record(part) and not numbers
     return isinstance(part, str | bytes)
-
-
-def _is_numbers(record: dict[str, object]) -> bool:
-    return all(isinstance(value, int | float) or value is None for value in record.values())
 
 
 def is_record(part: object) -> bool:
@@ -198,12 +196,17 @@ def _arrays(part: Any) -> Any:
 def is_arrays(x: Any, preprocess: Preprocess | None) -> bool:
     """Returns True if x is arrays of samples, False if it yields batches."""
     if isinstance(x, dict):
-        return not _is_data(x) and all(is_arrays(part, None) for part in x.values())
+        is_dataset = package(x) == "datasets" or is_tf_data(x)
+        return not is_dataset and all(is_arrays(part, None) for part in x.values())
     if isinstance(x, list | tuple):
         # A list of tuples is batches; a list of arrays is inputs, or images to preprocess.
         return bool(x) and (
             all(_is_leaf(part) for part in x)
-            or (preprocess is None and isinstance(x, tuple) and all(map(_is_nested, x)))
+            or (
+                preprocess is None
+                and isinstance(x, tuple)
+                and all(_is_leaf(part) or is_arrays(part, None) for part in x)
+            )
             or (preprocess is not None and isinstance(x, list) and all(map(is_record, x)))
         )
     return _is_leaf(x) and np.ndim(x) > 0
@@ -241,20 +244,12 @@ def columns(x: Any, preprocess: Preprocess | None) -> Any:
     return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
 
 
-def _is_nested(part: object) -> bool:
-    return _is_leaf(part) or is_arrays(part, None)
-
-
 def _is_leaf(part: object) -> bool:
     return (
         isinstance(part, str | bytes | int | float | Path)
         or (hasattr(part, "__array__") and hasattr(part, "shape"))
         or (hasattr(part, "__array_interface__") and hasattr(part, "size"))
     )
-
-
-def _is_data(x: object) -> bool:
-    return package(x) == "datasets" or is_tf_data(x)
 
 
 def package(x: object) -> str:

@@ -250,7 +250,10 @@ class Numbered:
         """Returns (x,), (x, y) or (x, y, sample_weight), in NumPy or tensors of the backend."""
         if isinstance(self.data, IndexedBatches | Mapped):  # `prepared` has made it
             return batch
-        return tuple(map(_on_host, in_parts(batch)))
+        return keras.tree.map_structure(
+            lambda leaf: leaf if leaf is None or keras.ops.is_tensor(leaf) else to_numpy(leaf),
+            in_parts(batch),
+        )
 
     def start(self) -> None:
         """Does nothing."""
@@ -276,12 +279,6 @@ class Numbered:
         if hasattr(self.data, "handed_out"):
             self.data.handed_out = self.data.num_batches if whole else taken
         self.data.on_epoch_end()
-
-
-def _on_host(part: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: leaf if leaf is None or keras.ops.is_tensor(leaf) else to_numpy(leaf), part
-    )
 
 
 def _of_workers(data: Any, numbers: Iterable[int]) -> Iterator[Any]:
