@@ -306,7 +306,7 @@ def continue_by_beams(
             pictures = None if images is None else repeated(images, beams)
             candidates = loop.start(token_ids, lengths, draws, pictures)
             for step in range(steps):
-                order, tokens = _chosen(searches, candidates, stop)
+                order, tokens = _continued(searches, candidates, stop)
                 if step + 1 == steps or not any(search.open for search in searches):
                     break
                 if (order != np.arange(len(rows))).any():
@@ -317,7 +317,7 @@ def continue_by_beams(
     return [search.prompt + text for search in searches for _, text in search.ended[:count]]
 
 
-def _chosen(
+def _continued(
     searches: list[_Search], candidates: Any, stop: Collection[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lets every search continue; (rows,) int32 that each row continues from, and its token."""

@@ -254,7 +254,7 @@ def _of_pieces(
         if text == model["unk_token"]:
             kinds[i] = pieces.UNKNOWN
     unknown = None if model["unk_token"] is None else core.token_to_id(model["unk_token"])
-    merges = _held(core, pairs, rows) if merged else []
+    merges = _merges_of_file(core, pairs, rows) if merged else []
     pre = None if merged else "default"
     vocabulary = GGUFVocabulary(
         kind, pre, texts, scores, kinds, merges, unknown, "Prepend" in steps
@@ -279,7 +279,7 @@ def _of_bytes(
             f"tokenizer is {described['model']['type']} and cuts it in another way: {instead}"
         )
     texts, kinds = _tokens(core, rows)
-    merges = _held(core, _pairs(described["model"]["merges"]), rows)
+    merges = _merges_of_file(core, _pairs(described["model"]["merges"]), rows)
     vocabulary = GGUFVocabulary(kind, pre, texts, [], kinds, merges, None, None)
     decoder, usual = decoders.ByteLevel(), zip(texts, kinds, strict=True)
     return vocabulary, [decoder.decode([text]) for text, k in usual if k == pieces.NORMAL]
@@ -315,7 +315,7 @@ def _tokens(core: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
     return texts, kinds
 
 
-def _held(core: Tokenizer, pairs: list[list[str]], rows: int) -> list[str]:
+def _merges_of_file(core: Tokenizer, pairs: list[list[str]], rows: int) -> list[str]:
     """Returns the merges of a file, without those of or into tokens that were left out."""
     ids = core.get_vocab(with_added_tokens=True)
     return [" ".join(pair) for pair in pairs if all(ids[x] < rows for x in (*pair, "".join(pair)))]
