@@ -13,9 +13,15 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import PictureError
 from kmodels.data.images.folder import read_folder
-from kmodels.data.images.sources import ArraySource, DataBundle, check_labels, split
+from kmodels.data.images.sources import (
+    ArraySource,
+    DataBundle,
+    check_labels,
+    common_size,
+    readable,
+    split,
+)
 from kmodels.data.images.synthetic import SyntheticSource
 from kmodels.data.records import TarShards, TFRecords
 
@@ -405,14 +411,7 @@ def read_samples(
     labels = np.array([samples.label(number) for number in range(len(samples))])
     numbers, skipped = np.arange(len(samples)), []
     if skip_bad:
-        good = []
-        for number in numbers.tolist():
-            try:
-                samples.picture(number)
-                good.append(number)
-            except PictureError as error:
-                skipped.append((error.name, error.reason))
-        numbers = np.array(good, int)
+        numbers, skipped = readable(samples.picture, len(samples))
     if not len(numbers):
         raise InputError(f"{spec} has no image that can be read; repair it")
     parts: list[Any] = [
@@ -420,16 +419,8 @@ def read_samples(
         for part in split(len(numbers), (validation_split, validation_split), seed)
     ]
     train, validation, test = parts
-    looked = np.unique(np.linspace(0, len(train) - 1, 16).astype(int))
-    shapes = {picture.shape for picture in train.batch(looked)[0]}
-    if image_size is None and len({shape[:2] for shape in shapes}) > 1:
-        sizes = ", ".join(f"{shape[0]}x{shape[1]}" for shape in sorted(shapes)[:3])
-        raise InputError(
-            f"{spec}: images differ in size ({sizes}, ...); give image_size, such as (96, 96)"
-        )
-    height, width, channels = next(iter(shapes))
-    if image_size is not None:
-        height, width = image_size
+    height, width = image_size or common_size(train, spec)
+    channels = train.batch(np.zeros(1, int))[0][0].shape[-1]
     return DataBundle(
         train,
         validation if len(validation) else None,

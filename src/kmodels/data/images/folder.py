@@ -11,7 +11,7 @@ import numpy as np
 from kmodels.core.errors import InputError, shown
 from kmodels.core.files import check_zip
 from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode, suffixes
-from kmodels.data.images.sources import DataBundle, split
+from kmodels.data.images.sources import DataBundle, common_size, readable, split
 
 _SPLITS = {
     "train": "train",
@@ -127,7 +127,7 @@ def read_folder(
             sources[part] = _take(train, numbers)
     if len(rest) < len(train):
         sources["train"] = _take(train, rest)
-    height, width = image_size or _common_size(sources["train"])
+    height, width = image_size or common_size(sources["train"], root)
     return DataBundle(
         sources["train"],
         sources.get("validation"),
@@ -251,29 +251,11 @@ def _source(
     )
     if skipped is None:
         return source
-    good = []
-    for number in range(len(source)):
-        try:
-            source.picture(number)
-            good.append(number)
-        except PictureError as error:
-            skipped.append((error.name, error.reason))
-    return source if len(good) == len(source) else _take(source, np.array(good, int))
+    numbers, unreadable = readable(source.picture, len(source))
+    skipped += unreadable
+    return source if len(numbers) == len(source) else _take(source, numbers)
 
 
 def _take(source: FileSource, numbers: np.ndarray) -> FileSource:
     names = [source.names[int(i)] for i in numbers]
     return FileSource(source.root, names, source.labels[numbers])
-
-
-def _common_size(source: FileSource) -> tuple[int, int]:
-    """Returns the size of 16 of the images; raises `InputError` if they differ."""
-    numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
-    sizes = {source.picture(int(number)).shape[:2] for number in numbers}
-    if len(sizes) > 1:
-        shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
-        raise InputError(
-            f"{source.root}: images differ in size ({shown}, ...); give image_size, such as "
-            "(96, 96)"
-        )
-    return sizes.pop()
