@@ -482,14 +482,18 @@ class Generates:
             strings = check_strings("stop", strings)
         elif auto:
             strings = stop_strings_of(getattr(self, "generation_config", {}))
-        tokenizer = getattr(self.preprocessor, "tokenizer", None)
+        preprocessor = self.preprocessor
+        tokenizer = getattr(preprocessor, "tokenizer", None)
         if isinstance(ids, str):
-            if not auto or self.preprocessor is None:
+            if not auto or preprocessor is None:
                 raise InputError(
                     f"stop_token_ids is {ids!r}; without a preprocessor give ids, or None for no "
                     "end"
                 )
-            ids = self.preprocessor.chat_stop_token_ids if chat else tokenizer.stop_token_ids
+            if chat:
+                ids = preprocessor.chat_stop_token_ids
+            else:
+                ids = preprocessor.tokenizer.stop_token_ids
         if strings and tokenizer is None:
             raise InputError(
                 f"stop is {request.stop!r} and the model has no tokenizer; attach a preprocessor, "

@@ -205,9 +205,9 @@ class Augment:
             for one in (0, 1):
                 result[pair, one][area] = pictures[pair, 1 - one][area]
         targets = labels.copy()
-        pairs = labels[:rows].reshape(-1, 2, labels.shape[-1])
+        both = labels[:rows].reshape(-1, 2, labels.shape[-1])
         weight = weight[:, :, 0, 0]
-        targets[:rows] = (pairs * weight + pairs[:, ::-1] * (1 - weight)).reshape(rows, -1)
+        targets[:rows] = (both * weight + both[:, ::-1] * (1 - weight)).reshape(rows, -1)
         return mixed, targets
 
 

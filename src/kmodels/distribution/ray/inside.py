@@ -208,11 +208,11 @@ class _RayKeeper:
         numbers = {name: value for name, value in logs.items() if value is not None}
         if self._best:  # Ray needs a score for each; by default the newest is best.
             numbers[SCORE] = step if score is None else score
-        written = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
+        reported = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
         # A thread of Ray waits until the checkpoint is written; the training does not.
         train.report(
             {"step": step, "epoch": epoch, **numbers},
-            checkpoint=written if processes.is_rank_zero() else None,
+            checkpoint=reported if processes.is_rank_zero() else None,
             checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC,
             checkpoint_upload_fn=wait,
             # It is in its final place.
