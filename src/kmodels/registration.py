@@ -48,8 +48,7 @@ OTHERS = {
         *("CLIPLoss", "ContrastiveLoss", "DINOLoss", "PixelCrossentropy", "SigLIPLoss"),
     ),
     "kmodels.training.metrics": ("MeanIoU", "SparseAccuracy"),
-    "kmodels.training.optimizers": ("AdamW", "SGD"),
-    "kmodels.training.schedules": ("WarmupSchedule",),
+    "kmodels.training.optimizers": ("AdamW", "SGD", "WarmupSchedule"),
 }
 
 
@@ -79,6 +78,6 @@ def modules() -> dict[str, str]:
 
 
 def register(known: dict[str, Any]) -> None:
-    """Fills Keras' table of registered objects, where kmodels' own are not in it yet."""
+    """Adds kmodels' classes to Keras' table of registered objects, unless it has them."""
     for name, module in modules().items():
         known.setdefault(f"kmodels>{name}", Later(f"kmodels>{name}", module))

@@ -77,9 +77,11 @@ class Family:
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     new_where_absent: frozenset[str] = frozenset()
     defaults: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda config, task: task
-    fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda given, config: given
-    fit: Callable[[Any, Any, Any], Any] = lambda tensors, held, wanted: tensors
-    fit_rules: Callable[[Any, Any, Any], Any] = lambda rules, held, wanted: rules
+    fit_preprocessor: Callable[[dict[str, Any], Any], dict[str, Any]] = lambda arguments, config: (
+        arguments
+    )
+    fit: Callable[[Any, Any, Any], Any] = lambda tensors, config, wanted: tensors
+    fit_rules: Callable[[Any, Any, Any], Any] = lambda rules, config, wanted: rules
 
 
 def family(name: str) -> Family:

@@ -22,7 +22,7 @@ from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
 from kmodels.training.loop import Loop, Predicts, TaskStep, like
 from kmodels.training.losses import warn_of_logits
-from kmodels.training.other_variables import follow_variables, noted_slots
+from kmodels.training.other_variables import follow_variables
 from kmodels.weights import gather
 
 runtime.native.trim_after_compiling()
@@ -196,7 +196,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns whether a preset of the family, with these fields, is of this class."""
+        """Returns True if a preset of the family with these fields is of this class."""
         return True
 
     @classmethod
@@ -215,8 +215,8 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         inspector = self._inspector
         if inspector is None:
             inspector = self._inspector = keras.Model(self.input, self._named)
-        found = inspector(inputs, training=False)
-        return {name: found[name] for name in self._named}
+        values = inspector(inputs, training=False)
+        return {name: values[name] for name in self._named}
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config's fields, policy and name, and later changes of the model."""
@@ -344,17 +344,17 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             InputError: on torch, if compiled blocks cannot work; for a loss or a metric that the
                 task cannot have.
         """
-        chosen = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
+        arguments = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
         if self.gives_logits:
-            warn_of_logits(self, chosen.loss)
+            warn_of_logits(self, arguments.loss)
         # The value that Keras makes of "auto" holds for one backend alone, and a file may go to
         # another.
-        given = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
+        options = {"jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss}
         # Around Keras' __setattr__, which would watch it for layers.
-        object.__setattr__(self, "_as_given", given)
+        object.__setattr__(self, "_as_given", options)
         forget_metrics(self)
         super().compile(
-            **chosen._asdict(),
+            **arguments._asdict(),
             loss_weights=loss_weights,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
@@ -392,11 +392,18 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         """Compiles a model that was just made, in families whose tasks have defaults for it."""
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Returns the arguments of `compile`, for a `.keras` file."""
+        """Returns the arguments of `compile` for a `.keras` file, and if the optimizer is built."""
         config = super().get_compile_config()
         if not config:
             return config
-        return noted_slots({**config, **self._as_given}, self.optimizer)
+        config = {**config, **self._as_given}
+        if self.optimizer is None:
+            return config
+        settings = config["optimizer"]
+        if not isinstance(settings, dict):
+            settings = keras.optimizers.serialize(keras.optimizers.get(settings))
+        # Keras ignores "built", also if `clone_model` gives the arguments to a plain model.
+        return {**config, "optimizer": {**settings, "built": self.optimizer.built}}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Calls `compile` with the result of `get_compile_config`, and makes its slots."""
@@ -494,13 +501,12 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         """Returns the task of `get_config`."""
         config = dict(config)
         config["backbone"] = keras.saving.deserialize_keras_object(config["backbone"])
-        if isinstance(held := config.get("preprocessor"), dict):
+        if isinstance(settings := config.get("preprocessor"), dict):
             # Files written before preprocessors were layers hold the arguments alone.
-            whole = "class_name" in held
             config["preprocessor"] = (
-                keras.saving.deserialize_keras_object(held)
-                if whole
-                else cls.preprocessor_class(**held)
+                keras.saving.deserialize_keras_object(settings)
+                if "class_name" in settings
+                else cls.preprocessor_class(**settings)
             )
         if isinstance(config.get("head_dtype"), dict):
             config["head_dtype"] = keras.dtype_policies.deserialize(config["head_dtype"])

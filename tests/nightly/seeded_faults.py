@@ -27,13 +27,13 @@ NEAREST = {
     # On torch an op is its override, which is compared with the generic body.
     "ops": ("tests/numerics/ops", "tests/numerics/overrides"),
     "overrides": ("tests/numerics/overrides",),
-    "weights/transforms": (*WEIGHTS, *TABLE),
+    "weights/rules": (*WEIGHTS, *TABLE),
     "weights/engine": ("tests/families/weights/test_engine.py", *TABLE),
     "weights/positions": (*WEIGHTS, *TABLE),
-    "weights/manifest": ("tests/families/weights/test_presets.py",),
+    "weights/native": ("tests/families/weights/test_presets.py",),
     "weights": WEIGHTS,
     "models/vit/weights": TABLE,
-    "training/optim": (
+    "training/optimizers": (
         *("tests/numerics/test_optimizer.py", "tests/loop/training"),
         "tests/programs/recipes/test_vit.py",
     ),
@@ -41,6 +41,7 @@ NEAREST = {
     "checkpoint": ("tests/loop/checkpoint",),
     "distribution/engines": ("tests/loop/distribution/test_ranks_torch.py",),
     "data/rows": TEXT,
+    "data/pipeline": ("tests/loop/data",),
     "data": ("tests/unit/data",),
     "text": TEXT,
 }
@@ -48,7 +49,7 @@ NEAREST = {
 FAULTS = {
     "ops and overrides": [
         ("ops/norms.py", "square(y)) + epsilon", "square(y)) - epsilon"),
-        ("ops/rotary_embedding.py", "cosine - second * sine", "cosine + second * sine"),
+        ("ops/rotary_embedding.py", "nate([first * cosine - ", "nate([first * cosine + "),
         ("ops/norms.py", "y = ops.add(y, ops.cast(b", "y = ops.subtract(y, ops.cast(b"),
         ("ops/activations.py", "(gate, approximate=True), up", "(up, approximate=True), gate"),
         ("ops/attention.py", "start + (keys - length)", "start"),
@@ -78,7 +79,7 @@ FAULTS = {
             "np.concatenate(parts, axis=rule.axis)",
             "np.concatenate(parts[::-1], axis=rule.axis)",
         ),
-        ("weights/native.py", "_hash(file) != entry", "False and _hash(file) != entry"),
+        ("weights/native.py", 'elif stamp(file)["sha256"] != entry.get("sha256"):', "elif False:"),
         ("weights/files.py", "if dtype.hasobject:", "if False:"),
         (
             "models/vit/weights/dinov2.py",
@@ -87,11 +88,11 @@ FAULTS = {
         ),
     ],
     "training and checkpoints": [
-        ("training/optim/schedules.py", "self.peak * (step + 1.0)", "self.peak * step"),
-        ("training/optim/schedules.py", "0.5 * (1.0 + ops.cos", "0.5 * (1.0 - ops.cos"),
-        ("training/optim/param_groups.py", "len(v.shape) > 1 and not pattern", "not pattern"),
+        ("training/optimizers.py", "self.peak * (step + 1.0)", "self.peak * step"),
+        ("training/optimizers.py", "0.5 * (1.0 + ops.cos", "0.5 * (1.0 - ops.cos"),
+        ("training/optimizers.py", "len(v.shape) > 1 and not pattern", "not pattern"),
         (
-            "training/optim/param_groups.py",
+            "training/optimizers.py",
             "self.skipped.assign_add(1)",
             "self.skipped.assign_add(2)",
         ),
@@ -118,7 +119,7 @@ FAULTS = {
         ),
         ("data/rng.py", "(0, key, 0, 0)", "(key, 0, 0, 0)"),
         ("data/images/augment.py", "images[:, :, ::-1], images)", "images[:, ::-1], images)"),
-        ("data/images/augment.py", "stays, 1 - box_h * box_w", "stays, box_h * box_w"),
+        ("data/images/augment.py", "stays, 1 - cut)", "stays, cut)"),
         ("data/images/batches.py", "labels[mirrored] = labels[mirrored][:, :, ::-1]", "pass"),
         ("data/images/augment.py", "(drawn[:, 2] < 0.5)", "(drawn[:, 2] > 2)"),
         (
@@ -127,7 +128,7 @@ FAULTS = {
             'Part(prompt, True), Part(record["response"], True)',
         ),
         ("text/loader.py", "* self._scale\n        weights[count:] = 0.0", "* self._scale"),
-        ("text/loader.py", "over = batch >= self._batches", "over = batch > self._batches"),
+        ("data/pipeline/indexed.py", "over = batch >= self.batches", "over = batch > self.batches"),
         (
             "text/templates.py",
             'system + content), False))\n                system = ""',

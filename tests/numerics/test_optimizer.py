@@ -9,7 +9,7 @@ import pytest
 from kmodels.checkpoint.state import slots
 from kmodels.core.errors import InputError
 from kmodels.training import SGD, AdamW, WarmupSchedule
-from kmodels.training.param_groups import depth_multipliers
+from kmodels.training.optimizers import depth_multipliers
 from tolerances import tolerance
 
 PATHS = (

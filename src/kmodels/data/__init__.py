@@ -1,4 +1,4 @@
-"""Data for every model: opening, ordering, augmenting, loading, and what `fit` accepts.
+"""Data for every model: opening, ordering, augmenting, loading, and the data that `fit` accepts.
 
 Keras is imported only with a loader or an adapter: worker processes import this package and must
 stay free of frameworks.

@@ -5,5 +5,5 @@ import torch
 
 
 def from_array(values: np.ndarray) -> torch.Tensor:
-    """Returns a tensor with these values, in memory of its own."""
+    """Returns a tensor with a copy of these values."""
     return torch.from_numpy(np.array(values))

@@ -110,7 +110,8 @@ class SyncStop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Stops, and sets the learning rate, in all processes, after the other callbacks."""
         rate = getattr(self.model.optimizer, "learning_rate", None)
-        own = float(keras.ops.convert_to_numpy(rate)) if _is_set(rate) else None
+        is_set = isinstance(rate, keras.Variable)
+        own = float(keras.ops.convert_to_numpy(rate)) if is_set else None
         states = processes.all_gather_object(
             "the end of an epoch", [bool(self.model.stop_training), own]
         )
@@ -161,7 +162,3 @@ def _check(callback: keras.callbacks.Callback, plan: "ParallelPlan") -> None:
             f"{kind} needs whole weights, and the mesh {plan.mesh} has each process hold a part; "
             "give plan.callbacks(directory, best=...), and plan.export(model, directory) at the end"
         )
-
-
-def _is_set(rate: object) -> bool:
-    return isinstance(rate, keras.Variable)

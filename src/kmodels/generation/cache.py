@@ -30,9 +30,9 @@ class Store(Protocol):
 
 
 def ring_size(slots: int, window: int | None, ahead: int = 0) -> int:
-    """Slots of a layer with this window, of texts that take so many.
+    """Returns the number of slots of a layer with this window, for texts of up to `slots` tokens.
 
-    Up to `ahead` drafts may be written and refused, and are to push out nothing that is still seen.
+    Up to `ahead` drafts may be written and refused; they must not replace tokens in the window.
     """
     return slots if window is None else min(slots, window + ahead)
 
@@ -126,7 +126,7 @@ class StepView:
 
 
 class View(Protocol):
-    """The part of the cache that one pass sees, and how."""
+    """The part of the cache that one pass reads, and its masks."""
 
     def extend(
         self, store: Store, layer: int, key: Tensor, value: Tensor, window: int | None
@@ -136,7 +136,7 @@ class View(Protocol):
 
 
 class LayerCache:
-    """The cache that one block is given, see `kmodels.models.blocks.decoder_block.DecoderBlock`.
+    """The cache of one block, see `kmodels.models.blocks.decoder_block.DecoderBlock`.
 
     Attributes:
         extended: the last result of `extend`, for the blocks that share it.
@@ -157,15 +157,15 @@ class LayerCache:
 
 def caches(backbone: keras.Model, store: Store, view: View) -> list[LayerCache]:
     """Returns the cache of each block of a model; some blocks may have the same one."""
-    made = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
-    return [made[number] for number in backbone.cache_numbers]
+    by_number = [LayerCache(store, number, view) for number in range(len(backbone.cache_shapes))]
+    return [by_number[number] for number in backbone.cache_numbers]
 
 
 class DraftView:
     """Several new tokens per row attend to all earlier tokens, and to each other causally.
 
     A ring of a window has `ahead` slots more than that. So a slot that holds a refused token is
-    taken for a place that is farther behind than any token sees.
+    taken for a place that is farther behind than any token attends to.
 
     Args:
         starts: (B,) int32, position of the first new token.
@@ -187,9 +187,9 @@ class DraftView:
         window = None if window is None or self.slots <= window else window
         if (size, window) not in self._rings:
             last = self.positions[:, -1:]
-            held = last - ops.mod(last - ops.arange(size, dtype="int32"), size)  # (B, size)
-            behind = self.positions[:, :, None] - held[:, None]
-            seen = ops.logical_and(behind >= 0, held[:, None] >= 0)
+            tokens = last - ops.mod(last - ops.arange(size, dtype="int32"), size)  # (B, size)
+            behind = self.positions[:, :, None] - tokens[:, None]
+            seen = ops.logical_and(behind >= 0, tokens[:, None] >= 0)
             if window is not None:
                 seen = ops.logical_and(seen, behind < window)
             # All layers get the same tensors, so that what is made of them serves them all.
@@ -322,5 +322,5 @@ def next_tokens(
         history = ops.where(seen, history[:, None], tokens[:, :, None])
         history = ops.reshape(history, (batch * count, slots))
     logits = backbone.token_embedding.logits(ops.reshape(hidden, (batch * count, -1)))
-    chosen = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
-    return ops.reshape(chosen, (batch, count))
+    following = sampler.choose(logits, history, ops.reshape(draws, (-1,)))
+    return ops.reshape(following, (batch, count))

@@ -90,12 +90,12 @@ class AssistantDrafter:
         starts = np.array([max(len(row) - 2, 0) for row in rows], "int32")
         tokens = np.array([[row[at], row[-1]] for row, at in zip(rows, starts, strict=True)])
         tokens = np.minimum(tokens, self.last).astype("int32")
-        found = [self.loop.extend(tokens, starts, draws[:, [0, 0]])[:, 1:]]
+        parts = [self.loop.extend(tokens, starts, draws[:, [0, 0]])[:, 1:]]
         for number in range(1, self.count):
             starts_at = starts + np.int32(number + 1)
-            found.append(self.loop.extend(found[-1], starts_at, draws[:, number : number + 1]))
+            parts.append(self.loop.extend(parts[-1], starts_at, draws[:, number : number + 1]))
         # A table may have rows beyond the tokens of its tokenizer, and the other one fewer.
-        return ops.minimum(ops.concatenate(found, axis=1), self.vocabulary - 1)
+        return ops.minimum(ops.concatenate(parts, axis=1), self.vocabulary - 1)
 
     def finish(self) -> None:
         """See `Drafter`."""
@@ -121,11 +121,11 @@ class LookupDrafter:
 
     def draft(self, rows: Sequence[list[int]], draws: np.ndarray) -> Any:
         """See `Drafter`."""
-        found = [self._place(number, row) for number, row in enumerate(rows)]
-        if not any(found):
+        places = [self._place(number, row) for number, row in enumerate(rows)]
+        if not any(places):
             return np.zeros((len(rows), 0), "int32")
         drafts = np.zeros((len(rows), self.count), "int32")
-        for draft, row, place in zip(drafts, rows, found, strict=True):
+        for draft, row, place in zip(drafts, rows, places, strict=True):
             if place:
                 text = row[place:]
                 while len(text) < self.count:  # A text that repeats itself goes on doing so.
@@ -190,15 +190,15 @@ def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> 
                 "assistant has a tokenizer with other tokens than the model's; give a model that "
                 "has the same vocabulary"
             )
-    elif (found := assistant.backbone.config.vocabulary_size) != rows:
+    elif (size := assistant.backbone.config.vocabulary_size) != rows:
         raise InputError(
-            f"assistant has a vocabulary of {found} tokens and the model one of {rows}; give a "
+            f"assistant has a vocabulary of {size} tokens and the model one of {rows}; give a "
             "model that has the same vocabulary"
         )
 
 
 def same_tokens(tokenizer: Tokenizer, other: Tokenizer) -> bool:
-    """Returns whether two tokenizers have the same tokens at the same ids."""
+    """Returns True if two tokenizers have the same tokens at the same ids."""
     return tokenizer is other or _vocabulary(tokenizer) == _vocabulary(other)
 
 
@@ -247,11 +247,11 @@ class _Rows:
     def lengths(self) -> np.ndarray:
         return np.array([len(text) for text in self.texts], "int32")
 
-    def add(self, chosen: np.ndarray, drafts: np.ndarray, counts: DraftCounts) -> None:
+    def add(self, choices: np.ndarray, drafts: np.ndarray, counts: DraftCounts) -> None:
         """Appends to each open row the tokens up to the first that was not drafted.
 
         Args:
-            chosen: (B, n + 1) int, the tokens that the model chooses behind each draft before.
+            choices: (B, n + 1) int, the tokens that the model chooses behind each draft before.
             drafts: (B, n) int.
             counts: of tokens and drafts, which grow.
         """
@@ -259,7 +259,7 @@ class _Rows:
         for row in self.open:
             counts.drafted += drafts.shape[1]
             ahead = [*drafts[row].tolist(), None]
-            for token, draft in zip(chosen[row].tolist(), ahead, strict=True):
+            for token, draft in zip(choices[row].tolist(), ahead, strict=True):
                 self.texts[row].append(token)
                 counts.tokens += 1
                 counts.accepted += token == draft
@@ -298,8 +298,8 @@ def continue_with_drafts(
         stop: ids that end a row; they are part of it.
         on_token: called with (row, token id) as tokens come.
         jit_compile: as of `continue_prompts`.
-        loops: as there.
-        images: as there; the drafter has none.
+        loops: as in `continue_prompts`.
+        images: as in `continue_prompts`; the drafter has none.
 
     Returns:
         The prompts with their continuations, and the counts of passes and drafts.
@@ -330,8 +330,8 @@ def continue_with_drafts(
             last = np.array([[text[-1]] for text in rows.texts], "int32")
             tokens = ops.concatenate([last, drafts], axis=1)
             numbers = numbers[:, : tokens.shape[1]]
-            chosen = loop.extend(tokens, rows.lengths() - 1, numbers)
-            rows.add(_numpy(chosen), _numpy(drafts), counts)
+            choices = loop.extend(tokens, rows.lengths() - 1, numbers)
+            rows.add(_numpy(choices), _numpy(drafts), counts)
     finally:
         drafter.finish()
         loop.finish()

@@ -174,8 +174,8 @@ def opened(
     lengths = np.array([len(row) for row in rows], "int32")
     prompt = bucket(int(lengths.max()))
     token_ids = np.zeros((len(rows), prompt), "int32")
-    for held, row in zip(token_ids, rows, strict=True):
-        held[: len(row)] = row
+    for padded, row in zip(token_ids, rows, strict=True):
+        padded[: len(row)] = row
     slots = prompt + bucket(steps + ahead)
     loop = _loop(backbone, (sampler, len(rows), prompt, slots, jit_compile, ahead), loops)
     return loop, token_ids, lengths
@@ -232,18 +232,18 @@ class _Search:
     ) -> tuple[list[int], list[int]]:
         """Takes (beams, K) log probabilities and tokens; returns which beam each continues from."""
         count = tokens.shape[1]
-        found = (self.likely[:, None] + values).reshape(-1)
-        best = np.argsort(-found, kind="stable")
+        scores = (self.likely[:, None] + values).reshape(-1)
+        best = np.argsort(-scores, kind="stable")
         texts, likely, source = [], [], []
         for rank, place in enumerate(best.tolist()):
             beam, token = place // count, int(tokens[place // count, place % count])
             text = [*self.texts[beam], token]
             if ended(stop, text):
                 if rank < self.beams:
-                    self._end(float(found[place]), text)
+                    self._end(float(scores[place]), text)
                 continue
             texts.append(text)
-            likely.append(found[place])
+            likely.append(scores[place])
             source.append(beam)
             if len(texts) == self.beams:
                 break
@@ -285,8 +285,8 @@ def continue_by_beams(
         count: texts of each prompt, best first.
         stop: ids that end a text; they are part of it.
         jit_compile: as of `continue_prompts`.
-        loops: as there.
-        images: as there.
+        loops: as of `continue_prompts`.
+        images: as of `continue_prompts`.
 
     Returns:
         The prompts with their continuations, `count` for each.
@@ -304,25 +304,25 @@ def continue_by_beams(
         draws = np.zeros(len(rows), "float32")
         try:
             pictures = None if images is None else repeated(images, beams)
-            found = loop.start(token_ids, lengths, draws, pictures)
+            candidates = loop.start(token_ids, lengths, draws, pictures)
             for step in range(steps):
-                order, tokens = _chosen(searches, found, stop)
+                order, tokens = _continued(searches, candidates, stop)
                 if step + 1 == steps or not any(search.open for search in searches):
                     break
                 if (order != np.arange(len(rows))).any():
                     loop.reorder(order)
-                found = loop.step(step, keras.ops.convert_to_tensor(tokens), draws)
+                candidates = loop.step(step, keras.ops.convert_to_tensor(tokens), draws)
         finally:
             loop.finish()
     return [search.prompt + text for search in searches for _, text in search.ended[:count]]
 
 
-def _chosen(
-    searches: list[_Search], found: Any, stop: Collection[int]
+def _continued(
+    searches: list[_Search], candidates: Any, stop: Collection[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lets every search continue; (rows,) int32 that each row continues from, and its token."""
     beams = searches[0].beams
-    values, ranked = (np.asarray(keras.ops.convert_to_numpy(x)) for x in found)
+    values, ranked = (np.asarray(keras.ops.convert_to_numpy(x)) for x in candidates)
     order = np.arange(len(searches) * beams, dtype="int32")
     tokens = np.zeros(len(order), "int32")
     for number, search in enumerate(searches):

@@ -82,12 +82,12 @@ def sampler_of(settings: Mapping[str, Any]) -> Sampler:
     if not settings.get("do_sample"):
         return Sampler(temperature=0.0, repetition_penalty=penalty)
     named = {name: settings[name] for name in HONOURED if settings.get(name) is not None}
-    given = {**DEFAULTS, **named}
+    values = {**DEFAULTS, **named}
     return Sampler(
-        temperature=given["temperature"],
-        top_k=given["top_k"] or None,
-        top_p=given["top_p"],
-        min_p=given.get("min_p"),
+        temperature=values["temperature"],
+        top_k=values["top_k"] or None,
+        top_p=values["top_p"],
+        min_p=values.get("min_p"),
         repetition_penalty=penalty,
     )
 

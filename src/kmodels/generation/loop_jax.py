@@ -26,8 +26,8 @@ class Store:
 
     def write(self, ring: int, slot: Any, new: Any) -> Any:
         """See `kmodels.generation.cache.Store`."""
-        held = self.rings[ring]
-        self.rings[ring] = jax.lax.dynamic_update_slice_in_dim(held, new, slot, 1)
+        content = self.rings[ring]
+        self.rings[ring] = jax.lax.dynamic_update_slice_in_dim(content, new, slot, 1)
         return self.rings[ring]
 
     def scatter(self, ring: int, slots: Tensor, new: Any) -> Any:
@@ -140,4 +140,4 @@ class Loop:
 
 @partial(jax.jit, donate_argnums=0)
 def _taken(rings: dict[int, jax.Array], order: jax.Array) -> dict[int, jax.Array]:
-    return {ring: jnp.take(held, order, axis=0) for ring, held in rings.items()}
+    return {ring: jnp.take(content, order, axis=0) for ring, content in rings.items()}

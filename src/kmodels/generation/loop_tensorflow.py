@@ -25,17 +25,17 @@ class Store:
 
     def write(self, ring: int, slot: Any, new: Any) -> Any:
         """See `kmodels.generation.cache.Store`."""
-        held = self.rings[ring]
-        held[:, slot : slot + 1].assign(new)
-        return held.value()
+        variable = self.rings[ring]
+        variable[:, slot : slot + 1].assign(new)
+        return variable.value()
 
     def scatter(self, ring: int, slots: Tensor, new: Any) -> Any:
         """See `kmodels.generation.cache.Store`."""
-        held = self.rings[ring]
+        variable = self.rings[ring]
         rows = tf.broadcast_to(tf.range(slots.shape[0])[:, None], slots.shape)
         # One copy a pass; `scatter_nd_update` would have each later reading copy the variable.
-        whole = tf.tensor_scatter_nd_update(held, tf.stack([rows, slots], axis=-1), new)
-        held.assign(whole)
+        whole = tf.tensor_scatter_nd_update(variable, tf.stack([rows, slots], axis=-1), new)
+        variable.assign(whole)
         return whole
 
 

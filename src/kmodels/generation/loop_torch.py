@@ -146,15 +146,17 @@ class Loop:
     def extend(self, tokens: Tensor, starts: np.ndarray, draws: np.ndarray) -> Any:
         """Takes in some tokens of each row; returns the one behind each."""
         # Compiled code is made for strides, and parts of arrays have others.
-        given = [self._put(array).contiguous() for array in (tokens, starts, draws)]
+        inputs = [self._put(array).contiguous() for array in (tokens, starts, draws)]
         with torch.no_grad():
-            return self.several(self.rings, *given)
+            return self.several(self.rings, *inputs)
 
     def reorder(self, order: np.ndarray) -> None:
         """See `kmodels.generation.generate.Loop`."""
         rows = self._put(order).long()
         with torch.no_grad():
-            self.rings = {ring: held.index_select(0, rows) for ring, held in self.rings.items()}
+            self.rings = {
+                ring: content.index_select(0, rows) for ring, content in self.rings.items()
+            }
 
     def _put(self, array: np.ndarray | Tensor) -> torch.Tensor:
         return numbers_torch.put(array, self.device)

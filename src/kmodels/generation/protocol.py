@@ -1,4 +1,4 @@
-"""keras-hub's protocol of samplers over a model: a step at a time, with one array as the cache."""
+"""keras-hub's protocol between samplers and models: one step per call, one array as the cache."""
 
 from collections.abc import Collection
 from typing import Any
@@ -13,10 +13,10 @@ from kmodels.generation.stop import ended
 
 
 class DenseCache:
-    """The cache that one block is given: its part of an array, and the new tokens' place.
+    """The cache of one block: its part of an array, and the place of the new tokens.
 
     Args:
-        held: (B, 2, S, K, H), keys and values; K and H are at least the block's own.
+        content: (B, 2, S, K, H), keys and values; K and H are at least the block's own.
         index: number of the first new token.
 
     Attributes:
@@ -25,17 +25,17 @@ class DenseCache:
 
     extended: tuple[Any, Any, dict]
 
-    def __init__(self, held: Tensor, index: Tensor | int):
-        self.held = held
+    def __init__(self, content: Tensor, index: Tensor | int):
+        self.content = content
         self.index = index
 
     def extend(self, key: Tensor, value: Tensor, window: int | None) -> tuple[Any, Any, dict]:
-        """Writes the new keys and values; returns all of them, and which each query sees."""
-        start, slots = [0, self.index, 0, 0], self.held.shape[2]
+        """Writes the new keys and values; returns all of them, and the mask of the queries."""
+        start, slots = [0, self.index, 0, 0], self.content.shape[2]
         _, new, heads, width = key.shape
-        key = ops.slice_update(self.held[:, 0], start, ops.cast(key, self.held.dtype))
-        value = ops.slice_update(self.held[:, 1], start, ops.cast(value, self.held.dtype))
-        self.held = ops.stack([key, value], axis=1)
+        key = ops.slice_update(self.content[:, 0], start, ops.cast(key, self.content.dtype))
+        value = ops.slice_update(self.content[:, 1], start, ops.cast(value, self.content.dtype))
+        self.content = ops.stack([key, value], axis=1)
         query = ops.expand_dims(self.index + ops.arange(new, dtype="int32"), 1)
         behind = query - ops.expand_dims(ops.arange(slots, dtype="int32"), 0)
         seen = behind >= 0
@@ -65,12 +65,12 @@ def call_with_cache(
     positions = index + keras.ops.arange(token_ids.shape[1], dtype="int32")
     caches = [DenseCache(cache[:, number], index) for number in range(cache.shape[1])]
     hidden = backbone.extend(token_ids, positions, [caches[n] for n in backbone.cache_numbers])
-    cache = keras.ops.stack([held.held for held in caches], axis=1)
+    cache = keras.ops.stack([one.content for one in caches], axis=1)
     return backbone.token_embedding.logits(hidden), hidden, cache
 
 
 def empty_cache(backbone: keras.Model, batch: int, slots: int) -> Any:
-    """Returns a cache for so many rows of so many tokens, in the compute dtype.
+    """Returns a cache for `batch` rows of up to `slots` tokens, in the compute dtype.
 
     It has the heads and the width of the block with the most, and one entry per block that
     computes keys and values.
@@ -100,9 +100,9 @@ def continue_by_protocol(
         The prompts with their continuations.
     """
     length = max([*limits, *(len(prompt) for prompt in prompts)])
-    ids, kept = np.zeros((len(prompts), length), "int32"), np.zeros((len(prompts), length), bool)
+    ids, mask = np.zeros((len(prompts), length), "int32"), np.zeros((len(prompts), length), bool)
     for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)], kept[row, : len(prompt)] = prompt, True
+        ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, True
     hidden, cache = model._build_cache(keras.ops.convert_to_tensor(ids))
 
     def following(rows: Tensor, cache: Tensor, index: Tensor | int) -> tuple[Any, Any, Any]:
@@ -110,12 +110,12 @@ def continue_by_protocol(
         logits, hidden, cache = model.call_with_cache(new, cache, index - 1)
         return logits[:, 0], hidden[:, 0], cache
 
-    found = sampler(
+    continued = sampler(
         next=following,
         prompt=ids,
         cache=cache,
-        index=int(kept.sum(1).min()),
-        mask=kept,
+        index=int(mask.sum(1).min()),
+        mask=mask,
         stop_token_ids=list(stop) or None,
         hidden_states=keras.ops.cast(hidden, "float32"),
         model=model,
@@ -123,7 +123,7 @@ def continue_by_protocol(
     return [
         _until(row.tolist(), len(prompt), limit, stop)
         for row, prompt, limit in zip(
-            np.asarray(keras.ops.convert_to_numpy(found)), prompts, limits, strict=True
+            np.asarray(keras.ops.convert_to_numpy(continued)), prompts, limits, strict=True
         )
     ]
 

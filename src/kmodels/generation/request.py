@@ -1,7 +1,7 @@
 """Inputs and arguments of `generate`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ PIXELS = ("images", "pixel_values", "pixel_position_ids")
 
 
 def is_data(inputs: Data) -> bool:
-    """Returns whether these are batches that come one after another, and not one batch."""
+    """Returns True for an iterable of batches, False for one batch."""
     if isinstance(inputs, str | bytes | list | tuple | Mapping) or hasattr(inputs, "dtype"):
         return False
     return hasattr(inputs, "__iter__")
@@ -37,7 +37,7 @@ def joined(parts: list[Any]) -> Any:
 
 
 def is_raw(inputs: Data) -> bool:
-    """Returns whether these are token ids, alone or by name."""
+    """Returns True for token ids, alone or by name."""
     if isinstance(inputs, Mapping):
         return "token_ids" in inputs
     return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
@@ -54,13 +54,13 @@ def is_empty(inputs: Data) -> bool:
 
 def images_of(taken: Mapping[str, Any], is_batch: bool) -> dict[str, dict[str, np.ndarray]]:
     """Returns {"images": arrays by name} for prompts with images, else {}."""
-    given = {name: as_numpy(taken[name]) for name in PIXELS if taken.get(name) is not None}
-    images = {name: x if is_batch else x[None] for name, x in given.items()}
+    arrays = {name: as_numpy(taken[name]) for name in PIXELS if taken.get(name) is not None}
+    images = {name: x if is_batch else x[None] for name, x in arrays.items()}
     return {"images": images} if any(x.shape[1] for x in images.values()) else {}
 
 
 def repeated(images: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Returns the images of prompts, each so many times."""
+    """Returns the images of prompts, those of each prompt `count` times in a row."""
     return {name: np.repeat(x, count, axis=0) for name, x in images.items()}
 
 
@@ -69,7 +69,7 @@ def as_numpy(x: object) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(x))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GenerateRequest:
     """Arguments of `generate`, checked.
 
@@ -82,23 +82,55 @@ class GenerateRequest:
         max_length: most tokens of a row, the prompt included.
         max_new_tokens: most tokens behind the prompt, in place of `max_length`.
         num_return_sequences: continuations of each prompt.
-        drafts: `assistant`, `num_assistant_tokens` and `prompt_lookup_num_tokens`, by name.
+        assistant: model that drafts tokens, or None.
+        num_assistant_tokens: number of tokens of each of its drafts.
+        prompt_lookup_num_tokens: number of tokens of drafts from the text itself, or None.
+        temperature: this and the settings that follow change the sampler; None keeps its own.
+        top_k: see `Sampler`.
+        top_p: see `Sampler`.
+        min_p: see `Sampler`.
+        repetition_penalty: see `Sampler`.
+        seed: see `Sampler`.
 
     Raises:
-        InputError: for values out of range, or two lengths.
+        InputError: for values out of range, two lengths, or a sampler without these settings.
     """
 
     sampler: Sampler
-    stop_token_ids: Collection[int] | str | None = "auto"
-    stop: str | Collection[str] | None = None
-    strip_prompt: bool = False
-    stream: Callable[[int, Any], None] | None = None
+    stop_token_ids: Collection[int] | str | None
+    stop: str | Collection[str] | None
+    strip_prompt: bool
+    stream: Callable[[int, Any], None] | None
     max_length: int | None = None
-    max_new_tokens: int | None = None
-    num_return_sequences: int = 1
-    drafts: Mapping[str, Any] = field(default_factory=dict)
+    max_new_tokens: int | None
+    num_return_sequences: int
+    assistant: object
+    num_assistant_tokens: int
+    prompt_lookup_num_tokens: int | None
+    temperature: InitVar[float | None]
+    top_k: InitVar[int | None]
+    top_p: InitVar[float | None]
+    min_p: InitVar[float | None]
+    repetition_penalty: InitVar[float | None]
+    seed: InitVar[int | None]
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        temperature: float | None,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        repetition_penalty: float | None,
+        seed: int | None,
+    ) -> None:
+        self.sampler = self.sampler.changed(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
         for name in ("max_length", "max_new_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
@@ -129,8 +161,8 @@ def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> 
             "token ids"
         )
     chats, is_batch = as_chats(messages)
-    found = preprocessor.prompt_inputs(preprocessor.chat_examples(chats, **options))
-    return found if is_batch else {name: value[0] for name, value in found.items()}
+    inputs = preprocessor.prompt_inputs(preprocessor.chat_examples(chats, **options))
+    return inputs if is_batch else {name: value[0] for name, value in inputs.items()}
 
 
 def pad_rows(rows: list[list[int]], length: int, pad: int) -> dict[str, np.ndarray]:

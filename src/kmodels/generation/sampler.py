@@ -95,35 +95,35 @@ class Sampler:
         sequence = np.random.SeedSequence(seed, spawn_key=(number,))
         return np.random.Generator(np.random.Philox(sequence))
 
-    def changed(self, **given: Any) -> "Sampler":
+    def changed(self, **changes: Any) -> "Sampler":
         """Returns the sampler with other settings for one call of `generate`.
 
         Draws continue from this sampler unless a seed is given. A setting that chooses among tokens
         has a greedy sampler draw.
 
         Args:
-            **given: arguments of `Sampler`; those that are None stay as they are.
+            **changes: arguments of `Sampler`; those that are None stay as they are.
 
         Raises:
             InputError: for values out of range, or a sampler that has its own way to choose.
         """
-        check_names("Sampler", given, [field.name for field in fields(Sampler)])
-        given = {name: value for name, value in given.items() if value is not None}
-        if not given:
+        check_names("Sampler", changes, [field.name for field in fields(Sampler)])
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if not changes:
             return self
         if not self.adjustable:
             raise InputError(
-                f"{type(self).__name__} does not support {', '.join(given)}; leave them out, or "
+                f"{type(self).__name__} does not support {', '.join(changes)}; leave them out, or "
                 "compile a kmodels.generation.Sampler"
             )
         settings = {field.name: getattr(self, field.name) for field in fields(Sampler)}
         if self.greedy:
-            draws = not given.keys().isdisjoint(("top_k", "top_p", "min_p"))
+            draws = not changes.keys().isdisjoint(("top_k", "top_p", "min_p"))
             settings["temperature"] = 1.0 if draws else 0.0
-        made = Sampler(**settings | given)
-        if "seed" not in given and self.seed is not None:
-            made._calls, self._calls = self._calls, self._calls + 1
-        return made
+        sampler = Sampler(**settings | changes)
+        if "seed" not in changes and self.seed is not None:
+            sampler._calls, self._calls = self._calls, self._calls + 1
+        return sampler
 
     @property
     def adjustable(self) -> bool:
@@ -218,8 +218,8 @@ class Sampler:
 
 def _penalise(logits: Tensor, history: Any, penalty: float | None) -> Any:
     batch, length = ops.shape(history)
-    found = ops.take_along_axis(logits, history, axis=1)
-    changed = ops.where(found > 0, found / penalty, found * penalty)
+    seen = ops.take_along_axis(logits, history, axis=1)
+    changed = ops.where(seen > 0, seen / penalty, seen * penalty)
     rows = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], (batch, length))
     at = ops.stack([ops.reshape(rows, (-1,)), ops.reshape(ops.cast(history, "int32"), (-1,))], 1)
     return ops.scatter_update(logits, at, ops.reshape(changed, (-1,)))
@@ -243,26 +243,26 @@ class SamplerRows:
 
     def __init__(self, prompt: Tensor, mask: Tensor | None, stop: Collection[int] | None):
         self.ids = np.array(ops.convert_to_numpy(prompt)).astype("int32")
-        self.kept = np.zeros(self.ids.shape, "bool")
+        self.fixed = np.zeros(self.ids.shape, "bool")
         if mask is not None:
-            self.kept = np.array(ops.convert_to_numpy(mask)).astype("bool")
+            self.fixed = np.array(ops.convert_to_numpy(mask)).astype("bool")
         self.stop = None if stop is None else list(stop)
         self.length = self.ids.shape[1]
 
     def done(self) -> bool:
-        """Returns whether each row has a new token that ends it."""
+        """Returns True if each row has a new token that ends it."""
         if self.stop is None:
             return False
-        return bool((np.isin(self.ids, self.stop) & ~self.kept).any(1).all())
+        return bool((np.isin(self.ids, self.stop) & ~self.fixed).any(1).all())
 
     def write(self, at: int, tokens: Tensor) -> None:
         """Writes (B,) tokens to a column, except in rows that the mask protects."""
         tokens = np.asarray(ops.convert_to_numpy(tokens))
-        self.ids[:, at] = np.where(self.kept[:, at], self.ids[:, at], tokens)
+        self.ids[:, at] = np.where(self.fixed[:, at], self.ids[:, at], tokens)
 
     def take(self, order: np.ndarray) -> None:
-        """Takes the rows of these numbers in place of those that there are."""
-        self.ids, self.kept = self.ids[order], self.kept[order]
+        """Replaces row i by row `order[i]`."""
+        self.ids, self.fixed = self.ids[order], self.fixed[order]
 
     def tensor(self) -> Any:
         """Returns the ids, (B, T) int32."""

@@ -176,10 +176,10 @@ class BeamSampler(Sampler):
             likely = np.broadcast_to(likely, (batch * beams, likely.shape[-1]))
             likely = likely.reshape(batch, beams, -1)
             # A token that stays is not a choice: each beam continues with it.
-            stays = rows.kept[:, at].reshape(batch, beams)[:, :1]
-            found = (total[:, :, None] + likely).reshape(batch, -1)
-            best = np.argsort(-found, axis=1, kind="stable")[:, :beams]
-            total = np.where(stays, total, np.take_along_axis(found, best, 1))
+            stays = rows.fixed[:, at].reshape(batch, beams)[:, :1]
+            scores = (total[:, :, None] + likely).reshape(batch, -1)
+            best = np.argsort(-scores, axis=1, kind="stable")[:, :beams]
+            total = np.where(stays, total, np.take_along_axis(scores, best, 1))
             source = np.where(stays, np.arange(beams), best // likely.shape[-1])
             order = (np.arange(batch)[:, None] * beams + source).reshape(-1)
             rows.take(order)
@@ -248,15 +248,15 @@ class ContrastiveSampler(Sampler):
         hidden_states: Tensor | None = None,
         model: keras.Model | None = None,
     ) -> Any:
-        """See `Sampler.__call__`.
+        """Same as `Sampler.__call__`, with contrastive search.
 
         Args:
-            next: as there; it is called for the token at `index - 1` first.
-            prompt: as there.
-            cache: as there.
-            index: as there.
-            mask: as there.
-            stop_token_ids: as there.
+            next: as in `Sampler`; it is called for the token at `index - 1` first.
+            prompt: as in `Sampler`.
+            cache: as in `Sampler`.
+            index: as in `Sampler`.
+            mask: as in `Sampler`.
+            stop_token_ids: as in `Sampler`.
             hidden_states: (B, T, D), of the tokens before `index`.
             model: not used.
 
@@ -277,7 +277,7 @@ class ContrastiveSampler(Sampler):
                 break
             likely, tokens = ops.top_k(self.compute_probabilities(logits), k)
             likely = np.asarray(ops.convert_to_numpy(likely))
-            tried = SamplerRows(rows.ids, rows.kept, None)
+            tried = SamplerRows(rows.ids, rows.fixed, None)
             tried.take(np.repeat(np.arange(batch), k))
             tried.write(at, np.asarray(ops.convert_to_numpy(tokens)).reshape(-1))
             after, hidden, beams = next(tried.tensor(), _repeated(cache, k), at + 1)

@@ -1,7 +1,6 @@
 """`generate` and `chat`, for tasks whose backbone can be extended token by token."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -154,14 +153,7 @@ class Generates:
                 sharded model.
         """
         request = GenerateRequest(
-            sampler=self.generator.sampler.changed(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
-            ),
+            sampler=self.generator.sampler,
             stop_token_ids=stop_token_ids,
             stop=stop,
             strip_prompt=strip_prompt,
@@ -169,11 +161,15 @@ class Generates:
             max_length=max_length,
             max_new_tokens=max_new_tokens,
             num_return_sequences=num_return_sequences,
-            drafts={
-                "assistant": assistant,
-                "num_assistant_tokens": num_assistant_tokens,
-                "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
-            },
+            assistant=assistant,
+            num_assistant_tokens=num_assistant_tokens,
+            prompt_lookup_num_tokens=prompt_lookup_num_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
         )
         gather.check_callable(self, "generate")
         if is_data(inputs):
@@ -250,39 +246,33 @@ class Generates:
             )
         check_whole("max_new_tokens", max_new_tokens)
         request = GenerateRequest(
-            sampler=self.generator.sampler.changed(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
-            ),
+            sampler=self.generator.sampler,
             stop_token_ids=stop_token_ids,
             stop=stop,
             strip_prompt=True,
             stream=stream,
             max_new_tokens=max_new_tokens,
             num_return_sequences=num_return_sequences,
-            drafts={
-                "assistant": assistant,
-                "num_assistant_tokens": num_assistant_tokens,
-                "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
-            },
+            assistant=assistant,
+            num_assistant_tokens=num_assistant_tokens,
+            prompt_lookup_num_tokens=prompt_lookup_num_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
         )
         gather.check_callable(self, "chat")
         values |= {"tools": tools, "chat_template": chat_template}
         prompts = chat_prompts(self.preprocessor, messages, **values)
-        if isinstance(stop_token_ids, str) and stop_token_ids == "auto":
-            ends = self.preprocessor.chat_stop_token_ids
-            request = replace(request, stop_token_ids=ends, stop=self._stop_strings(request))
-        return self._continue(prompts, request)
+        return self._continue(prompts, request, chat=True)
 
     def _generate(self, inputs: Data, request: GenerateRequest) -> Any:
         """Continues one batch, see `generate`."""
         if is_raw(inputs):
-            given = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
-            return self._continue(given, request, raw=True)
+            by_name = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
+            return self._continue(by_name, request, raw=True)
         if self.preprocessor is None:
             raise InputError(
                 'generate got no token ids and the model has no preprocessor; give {"token_ids", '
@@ -291,17 +281,19 @@ class Generates:
         if is_empty(inputs):
             return []
         chat = is_chat(inputs)
-        if chat and _is_auto(request.stop_token_ids):
-            ends = self.preprocessor.chat_stop_token_ids
-            request = replace(request, stop_token_ids=ends, stop=self._stop_strings(request))
         if chat and request.max_new_tokens is not None:
-            return self._continue(chat_prompts(self.preprocessor, inputs), request)
-        length = request.max_length
-        prompts = self.preprocessor.generate_preprocess(inputs, sequence_length=length)
-        return self._continue(prompts, request)
+            prompts = chat_prompts(self.preprocessor, inputs)
+        else:
+            length = request.max_length
+            prompts = self.preprocessor.generate_preprocess(inputs, sequence_length=length)
+        return self._continue(prompts, request, chat=chat)
 
     def _continue(
-        self, taken: Mapping[str, Any], request: GenerateRequest, raw: bool = False
+        self,
+        taken: Mapping[str, Any],
+        request: GenerateRequest,
+        raw: bool = False,
+        chat: bool = False,
     ) -> Any:
         """Returns the result of `generate` for token ids and their mask."""
         ids = as_numpy(taken["token_ids"])
@@ -316,13 +308,19 @@ class Generates:
         if request.max_new_tokens is not None:
             limits = [len(prompt) + request.max_new_tokens for prompt in prompts]
             length = max(limits, default=length)
-        stop = self._stop(request)
+        stop = self._stop(request, chat)
         on_token = stream = request.stream
         if stream is not None and not raw:
             tokenizer = self.preprocessor.tokenizer
             on_token = Streamer(stream, len(prompts) * count, stop, tokenizer)
         more: dict[str, Any] = images_of(taken, is_batch)
-        if (drafter := drafter_of(self, **request.drafts)) is not None:
+        drafter = drafter_of(
+            self,
+            request.assistant,
+            request.num_assistant_tokens,
+            request.prompt_lookup_num_tokens,
+        )
+        if drafter is not None:
             more["drafter"] = drafter
         if request.sampler is not self.generator.sampler:
             more["sampler"] = request.sampler
@@ -334,13 +332,13 @@ class Generates:
         starts = [len(prompt) for prompt in prompts for _ in range(count)]
         new = [row[start:] for row, start in zip(rows, starts, strict=True)]
         pad = 0 if raw else self.preprocessor.tokenizer.pad_token_id
-        found = pad_rows(new if request.strip_prompt else rows, length, pad)
+        padded = pad_rows(new if request.strip_prompt else rows, length, pad)
         single = not is_batch and count == 1
         if single:
-            found = {name: value[0] for name, value in found.items()}
+            padded = {name: value[0] for name, value in padded.items()}
         if raw:
-            return found
-        texts = self.preprocessor.generate_postprocess(found)
+            return padded
+        texts = self.preprocessor.generate_postprocess(padded)
         if single:
             return stop.without(texts, new[0])
         return [stop.without(text, tokens) for text, tokens in zip(texts, new, strict=True)]
@@ -477,33 +475,31 @@ class Generates:
         _, hidden, cache = self.call_with_cache(token_ids, cache, 0)
         return hidden, cache
 
-    def _stop(self, request: GenerateRequest) -> Stop:
-        ids, strings = request.stop_token_ids, self._stop_strings(request)
-        tokenizer = getattr(self.preprocessor, "tokenizer", None)
+    def _stop(self, request: GenerateRequest, chat: bool) -> Stop:
+        ids, strings = request.stop_token_ids, request.stop
+        auto = isinstance(ids, str) and ids == "auto"
+        if strings is not None:
+            strings = check_strings("stop", strings)
+        elif auto:
+            strings = stop_strings_of(getattr(self, "generation_config", {}))
+        preprocessor = self.preprocessor
+        tokenizer = getattr(preprocessor, "tokenizer", None)
         if isinstance(ids, str):
-            if ids != "auto" or self.preprocessor is None:
+            if not auto or preprocessor is None:
                 raise InputError(
                     f"stop_token_ids is {ids!r}; without a preprocessor give ids, or None for no "
                     "end"
                 )
-            ids = self.preprocessor.tokenizer.stop_token_ids
+            if chat:
+                ids = preprocessor.chat_stop_token_ids
+            else:
+                ids = preprocessor.tokenizer.stop_token_ids
         if strings and tokenizer is None:
             raise InputError(
                 f"stop is {request.stop!r} and the model has no tokenizer; attach a preprocessor, "
                 "or give stop_token_ids"
             )
-        return Stop([int(token) for token in ids or ()], strings, tokenizer)
-
-    def _stop_strings(self, request: GenerateRequest) -> tuple[str, ...]:
-        if request.stop is not None:
-            return check_strings("stop", request.stop)
-        if not _is_auto(request.stop_token_ids):
-            return ()
-        return stop_strings_of(getattr(self, "generation_config", {}))
-
-
-def _is_auto(stop_token_ids: Collection[int] | str | None) -> bool:
-    return isinstance(stop_token_ids, str) and stop_token_ids == "auto"
+        return Stop([int(token) for token in ids or ()], strings or (), tokenizer)
 
 
 class _Generator:

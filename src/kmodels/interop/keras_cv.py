@@ -17,7 +17,7 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import Data
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.data.pipeline.kinds import Mapped
 from kmodels.interop.packages import need
 

@@ -18,7 +18,7 @@ from kmodels import transforms
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data, Tensor, Tree
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.two_towers import ImageTextSimilarity, TwoTowersBackbone

@@ -19,7 +19,7 @@ from kmodels.runs import console, trackers
 from kmodels.runs.console import Progress, Speed
 from kmodels.runs.history import History
 from kmodels.training.loop import run_request
-from kmodels.training.schedules import WarmupSchedule
+from kmodels.training.optimizers import WarmupSchedule
 from kmodels.training.step_loss import KEY, StepCallbacks, track_step_loss
 
 # After this many skipped steps in a row the weights themselves must be NaN or infinite.

@@ -170,13 +170,13 @@ def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     Raises:
         InputError: for a line that is no pair.
     """
-    found = []
+    parts = []
     for line in merges:
         left, blank, right = line.partition(" ")
         if not (left and blank and right):
             raise InputError(f"{line!r} is not a merge; give two tokens with a blank between them")
-        found.append((left, right))
-    return found
+        parts.append((left, right))
+    return parts
 
 
 def _text(path: str | Path) -> str:

@@ -106,8 +106,8 @@ class ChatTokenizer:
                     "return_assistant_tokens_mask marks tokens of whole chats; leave tokenize=True "
                     "and continue_final_message=False"
                 )
-            found = [self.render_chat(chat, chat_template, **settings) for chat in chats]
-            rows = self.encode_rendered(found)
+            rendered = [self.render_chat(chat, chat_template, **settings) for chat in chats]
+            rows = self.encode_rendered(rendered)
             return _columns([ids for ids, _ in rows], is_batch, [mask for _, mask in rows])
         texts = [
             templates.render(
@@ -142,7 +142,7 @@ class ChatTokenizer:
             **values: further variables of the template.
 
         Raises:
-            InputError: as there.
+            InputError: as in `apply_chat_template`.
         """
         template = templates.choose_template(self.settings, chat_template, tools)
         settings = {
@@ -160,9 +160,9 @@ class ChatTokenizer:
             return templates.render(template, messages[:count], names, **opened)
 
         def opening(before: str, place: int, message: Mapping[str, Any]) -> str:
-            """Returns what is written before a reply, where the prompt for one is longer.
+            """Returns the text before a reply; the prompt for a reply is longer.
 
-            Gemma 4's ends with an empty channel where nothing is to be thought.
+            Gemma 4's prompt ends with an empty channel if the model is not to think.
             """
             word = secrets.token_hex(16)
             said = [*messages[:place], {"role": message["role"], "content": word}]
@@ -188,15 +188,15 @@ class ChatTokenizer:
         return Rendered(text, replies)
 
     def encode_rendered(self, rendered: Sequence[Rendered]) -> list[tuple[list[int], list[bool]]]:
-        """Returns token ids of chats, and for each whether it holds some of the model's own words.
+        """Returns (token ids, mask) of each chat; the mask is True for the model's own words.
 
         A token that begins before a reply and reaches into it counts as the model's, as in
         transformers.
         """
         self.encode_batch([one.text for one in rendered])  # which names what is no text
-        found = self.core.encode_batch([one.text for one in rendered], add_special_tokens=False)
+        encodings = self.core.encode_batch([one.text for one in rendered], add_special_tokens=False)
         rows = []
-        for one, encoding in zip(rendered, found, strict=True):
+        for one, encoding in zip(rendered, encodings, strict=True):
             starts = [start for start, _ in encoding.offsets]
             ends = [end for _, end in encoding.offsets]
             mask = [False] * len(starts)
@@ -230,7 +230,7 @@ class ChatTokenizer:
 def _columns(
     ids: list[list[int]], is_batch: bool, masks: list[list[bool]] | None = None
 ) -> dict[str, Any]:
-    found = {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
+    encoded = {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
     if masks is not None:
-        found["assistant_masks"] = [[int(learn) for learn in mask] for mask in masks]
-    return found if is_batch else {name: rows[0] for name, rows in found.items()}
+        encoded["assistant_masks"] = [[int(learn) for learn in mask] for mask in masks]
+    return encoded if is_batch else {name: rows[0] for name, rows in encoded.items()}

@@ -56,32 +56,34 @@ def is_chat(x: object) -> TypeGuard[Sequence[Any]]:
 
 
 def as_chats(x: Sequence[Any]) -> tuple[list[Sequence[Mapping[str, Any]]], bool]:
-    """Returns chats one by one, and whether there was more than one to begin with."""
+    """Returns a list of chats, and True if x is a list of chats, not one chat."""
     return ([x], False) if isinstance(x[0], Mapping) else (list(x), True)
 
 
 def choose_template(
     settings: Mapping[str, Any], wanted: str | None, tools: Sequence[Tool] | None
 ) -> str:
-    """Returns the template for a chat: one that is given, one of a name, or the checkpoint's own.
+    """Returns the template for a chat: `wanted`, the checkpoint's of that name, or its default.
 
     Raises:
         InputError: if there is no template, or there are several and none is named.
     """
-    held = settings.get("chat_template")
-    if not isinstance(held, Mapping):
-        if (found := wanted or held) is None:
+    templates = settings.get("chat_template")
+    if not isinstance(templates, Mapping):
+        if (template := wanted or templates) is None:
             raise InputError(
                 "the tokenizer has no chat template; give one as chat_template=, or write the "
                 "turns with the preprocessor's template='gemma'"
             )
-        return found
+        return template
     if wanted is not None:
-        return held.get(wanted, wanted)
-    name = "tool_use" if tools is not None and "tool_use" in held else DEFAULT
-    if name not in held:
-        raise InputError(f"there are chat templates {', '.join(held)}: choose with chat_template=")
-    return held[name]
+        return templates.get(wanted, wanted)
+    name = "tool_use" if tools is not None and "tool_use" in templates else DEFAULT
+    if name not in templates:
+        raise InputError(
+            f"there are chat templates {', '.join(templates)}: choose with chat_template="
+        )
+    return templates[name]
 
 
 def variables(template: str) -> list[str]:
@@ -166,7 +168,7 @@ def _render(
 ) -> str:
     special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
     special = {key: text for key, text in special.items() if text is not None}
-    given = {**special, **{key: _plain(value, key) for key, value in values.items()}}
+    context = {**special, **{key: _plain(value, key) for key, value in values.items()}}
     chat = [_message(message) for message in messages]
     if not chat:
         raise InputError("the chat is empty; give at least one message")
@@ -174,7 +176,7 @@ def _render(
     if is_open:
         chat[-1] = _with_tag(chat[-1], tag)
     try:
-        text = template_limits.render(_compiled(template), {**given, "messages": chat})
+        text = template_limits.render(_compiled(template), {**context, "messages": chat})
     except Exception as error:  # a template is a program and may fail in any way
         reason = one_line(error)
         raise InputError(f"the chat template cannot write this chat: {reason}") from error
@@ -209,11 +211,11 @@ def _message(message: object) -> dict[str, Any]:
         raise InputError(
             f'a message is a {type(message).__name__}; give {{"role": ..., "content": ...}}'
         )
-    found = {key: _plain(value, key) for key, value in message.items() if value is not None}
-    reasoning = next((found[name] for name in REASONING if name in found), None)
+    fields = {key: _plain(value, key) for key, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in REASONING if name in fields), None)
     if reasoning is not None:
-        found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
-    return found
+        fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+    return fields
 
 
 def _plain(value: Any, name: object) -> Any:

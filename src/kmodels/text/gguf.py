@@ -82,9 +82,9 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
         settings["add_eos_token"] = True
     templates = {name: f"tokenizer.chat_template.{name}" for name in named(TEMPLATES) or ()}
     templates = {DEFAULT: "tokenizer.chat_template", **templates}
-    found = {name: named(key) for name, key in templates.items()}
-    if found := {name: text for name, text in found.items() if text is not None}:
-        settings["chat_template"] = found[DEFAULT] if list(found) == [DEFAULT] else found
+    values = {name: named(key) for name, key in templates.items()}
+    if chats := {name: text for name, text in values.items() if text is not None}:
+        settings["chat_template"] = chats[DEFAULT] if list(chats) == [DEFAULT] else chats
     named.warn_of_others(("tokenizer.",), IDLE, IDLE_AT)
     return core, {"settings": settings, "stop": stop}
 
@@ -101,7 +101,7 @@ def build_pieces(
     """
     scores = value("scores", [0.0] * len(texts))
     kinds = value("token_type", [pieces.NORMAL] * len(texts))
-    held = [pieces.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
+    vocabulary = [pieces.Piece(*entry) for entry in zip(texts, scores, kinds, strict=True)]
     pairs = None
     if value("model") == MERGED:
         pairs = byte_level.pairs(value("merges", []))
@@ -109,7 +109,7 @@ def build_pieces(
         special = (*special, *MARKS)
     prefix = bool(value("add_space_prefix", True))
     return pieces.build(
-        held,
+        vocabulary,
         special=special,
         normalize=pieces.normalizer(
             dummy_prefix=prefix,
@@ -126,9 +126,9 @@ def build_bytes(
     """Same as `build_pieces`, for a vocabulary of byte-level merges.
 
     Args:
-        texts: as there.
-        value: as there.
-        special: unused; such files say of each token whether it is one.
+        texts: as in `build_pieces`.
+        value: as in `build_pieces`.
+        special: unused; such files list the kind of each token.
     """
     kinds = value("token_type", [pieces.NORMAL] * len(texts))
     # Rows without a token are filled up with some that no text gives.
@@ -213,13 +213,13 @@ def describe(
         InputError: for another kind of tokenizer, or one that would give other ids from a file.
     """
     make = _of_bytes if kind == BYTES else _of_pieces
-    found, asked = make(core, rows, kind, file, instead)
-    if not _is_equal(core, found, asked):
+    vocabulary, asked = make(core, rows, kind, file, instead)
+    if not _is_equal(core, vocabulary, asked):
         raise InputError(
             f"this tokenizer cuts text by more than the {'scores' if kind == SCORED else 'merges'} "
             f"of its pieces, which is all that {file} holds: {instead}"
         )
-    return found
+    return vocabulary
 
 
 def _of_pieces(
@@ -254,11 +254,13 @@ def _of_pieces(
         if text == model["unk_token"]:
             kinds[i] = pieces.UNKNOWN
     unknown = None if model["unk_token"] is None else core.token_to_id(model["unk_token"])
-    held = _held(core, pairs, rows) if merged else []
+    merges = _merges_of_file(core, pairs, rows) if merged else []
     pre = None if merged else "default"
-    found = GGUFVocabulary(kind, pre, texts, scores, kinds, held, unknown, "Prepend" in steps)
+    vocabulary = GGUFVocabulary(
+        kind, pre, texts, scores, kinds, merges, unknown, "Prepend" in steps
+    )
     usual = zip(texts, kinds, strict=True)
-    return found, [text.replace(pieces.SPACE, " ") for text, k in usual if k == pieces.NORMAL]
+    return vocabulary, [text.replace(pieces.SPACE, " ") for text, k in usual if k == pieces.NORMAL]
 
 
 def _of_bytes(
@@ -277,10 +279,10 @@ def _of_bytes(
             f"tokenizer is {described['model']['type']} and cuts it in another way: {instead}"
         )
     texts, kinds = _tokens(core, rows)
-    held = _held(core, _pairs(described["model"]["merges"]), rows)
-    found = GGUFVocabulary(kind, pre, texts, [], kinds, held, None, None)
+    merges = _merges_of_file(core, _pairs(described["model"]["merges"]), rows)
+    vocabulary = GGUFVocabulary(kind, pre, texts, [], kinds, merges, None, None)
     decoder, usual = decoders.ByteLevel(), zip(texts, kinds, strict=True)
-    return found, [decoder.decode([text]) for text, k in usual if k == pieces.NORMAL]
+    return vocabulary, [decoder.decode([text]) for text, k in usual if k == pieces.NORMAL]
 
 
 def _way(described: dict[str, Any]) -> tuple[Any, ...]:
@@ -313,7 +315,7 @@ def _tokens(core: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
     return texts, kinds
 
 
-def _held(core: Tokenizer, pairs: list[list[str]], rows: int) -> list[str]:
+def _merges_of_file(core: Tokenizer, pairs: list[list[str]], rows: int) -> list[str]:
     """Returns the merges of a file, without those of or into tokens that were left out."""
     ids = core.get_vocab(with_added_tokens=True)
     return [" ".join(pair) for pair in pairs if all(ids[x] < rows for x in (*pair, "".join(pair)))]
@@ -333,18 +335,18 @@ def _check_merges(pairs: list[list[str]], file: str, instead: str) -> None:
             )
 
 
-def _is_equal(core: Tokenizer, found: GGUFVocabulary, asked: Sequence[str]) -> bool:
+def _is_equal(core: Tokenizer, vocabulary: GGUFVocabulary, asked: Sequence[str]) -> bool:
     """Returns True if a file would cut text alike; pieces in any order make text to ask about."""
     settings: dict[str, Any] = {
-        "model": found.model,
-        "pre": found.pre,
-        "merges": found.merges,
-        "scores": found.scores,
-        "token_type": found.kinds,
-        "add_space_prefix": found.space_prefix,
+        "model": vocabulary.model,
+        "pre": vocabulary.pre,
+        "merges": vocabulary.merges,
+        "scores": vocabulary.scores,
+        "token_type": vocabulary.kinds,
+        "add_space_prefix": vocabulary.space_prefix,
     }
-    make = build_bytes if found.model == BYTES else build_pieces
-    again = make(found.texts, lambda name, default=None: settings.get(name, default))
+    make = build_bytes if vocabulary.model == BYTES else build_pieces
+    again = make(vocabulary.texts, lambda name, default=None: settings.get(name, default))
     mixed = random.Random(0).sample(asked, len(asked))
     for first in range(0, len(mixed), ASKED):
         text = "".join(mixed[first : first + ASKED])

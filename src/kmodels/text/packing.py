@@ -130,12 +130,12 @@ def _fit(
         return ids[:keep] + close, learn[:keep] + [True] * len(close)
     ids, learn = ids + close, learn + [True] * len(close)
     rest = min(len(ids) - prompt, max(room - prompt, room - room // 4))
-    kept = min(prompt, room - rest)
-    cut.prompt_tokens += prompt - kept
+    left = min(prompt, room - rest)
+    cut.prompt_tokens += prompt - left
     cut.response_tokens += len(ids) - prompt - rest
-    head, tail = kept - kept // 2, prompt - kept // 2
-    chosen = [*range(head), *range(tail, prompt + rest)]
-    return [ids[i] for i in chosen], [learn[i] for i in chosen]
+    head, tail = left - left // 2, prompt - left // 2
+    places = [*range(head), *range(tail, prompt + rest)]
+    return [ids[i] for i in places], [learn[i] for i in places]
 
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]

@@ -82,7 +82,7 @@ def check_record(value: object) -> Record:
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
     if "conversations" in value and "messages" not in value:
         value = _of_conversations(value)
-    return {**_texts(value), **{name: value[name] for name in PICTURES if _held(value, name)}}
+    return {**_texts(value), **{name: value[name] for name in PICTURES if _has_images(value, name)}}
 
 
 def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
@@ -115,16 +115,16 @@ def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
 
 def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns messages with the record's images in place of their placeholders."""
-    name = next((name for name in PICTURES if _held(value, name)), None)
+    name = next((name for name in PICTURES if _has_images(value, name)), None)
     if name is None:
         return {"messages": messages}
-    given = value[name] if isinstance(value[name], list) else [value[name]]
+    pictures = value[name] if isinstance(value[name], list) else [value[name]]
     marks = sum(message["content"].count(IMAGE) for message in messages)
     if not marks:
         return {"messages": messages}
-    if marks != len(given):
-        raise InputError(f"there are {len(given)} images and {marks} marks {IMAGE}")
-    images = iter(given)
+    if marks != len(pictures):
+        raise InputError(f"there are {len(pictures)} images and {marks} marks {IMAGE}")
+    images = iter(pictures)
     for message in messages:
         texts = message["content"].split(IMAGE)
         if len(texts) == 1:
@@ -139,10 +139,10 @@ def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, 
     return {"messages": messages, **dict.fromkeys(PICTURES)}
 
 
-def _held(value: dict[str, Any], name: str) -> bool:
+def _has_images(value: dict[str, Any], name: str) -> bool:
     """Returns True if a record has images of this name."""
-    given = value.get(name)
-    return given is not None and not (isinstance(given, list | tuple | str) and not given)
+    images = value.get(name)
+    return images is not None and not (isinstance(images, list | tuple | str) and not images)
 
 
 def holds_pictures(record: object) -> bool:
@@ -150,7 +150,7 @@ def holds_pictures(record: object) -> bool:
     if not isinstance(record, dict):
         return False
     messages = record.get("messages")
-    return any(_held(record, name) for name in PICTURES) or (
+    return any(_has_images(record, name) for name in PICTURES) or (
         isinstance(messages, list | tuple) and any(map(has_picture, messages))
     )
 
@@ -220,8 +220,8 @@ def _messages(messages: object) -> list[dict[str, Any]]:
         role = _text(message, "role", at=at)
         if role not in ROLES:
             raise InputError(f"field '{at}role' is {role!r}; known are {', '.join(ROLES)}")
-        kept = {name: value for name, value in message.items() if value is not None}
-        checked.append({**kept, "role": ROLES[role], **_content(kept, at)})
+        fields = {name: value for name, value in message.items() if value is not None}
+        checked.append({**fields, "role": ROLES[role], **_content(fields, at)})
     if any(m["role"] == "tool" or "tool_calls" in m for m in checked):
         return checked  # their order is the template's matter
     turns = [m["role"] for m in checked if m["role"] != "system"]
@@ -357,11 +357,11 @@ def _named(read: Callable[[], Any]) -> Record:
     value = read()
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {NAMES[0]!r}")
-    given = next((value[name] for name in NAMES if value.get(name)), None)
-    if given is None:
+    images = next((value[name] for name in NAMES if value.get(name)), None)
+    if images is None:
         raise InputError(f"field {NAMES[0]!r} is missing")
     rest = {key: part for key, part in value.items() if key not in (*NAMES, *PICTURES)}
-    return {**rest, "images": given if isinstance(given, list) else [given]}
+    return {**rest, "images": images if isinstance(images, list) else [images]}
 
 
 def _table(file: Path) -> Iterator[Entry]:
@@ -369,8 +369,8 @@ def _table(file: Path) -> Iterator[Entry]:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines)
             for row in reader:
-                found = {key: text for key, text in row.items() if key and text}
-                yield f"{file} line {reader.line_num}", partial(_named, partial(dict, found))
+                fields = {key: text for key, text in row.items() if key and text}
+                yield f"{file} line {reader.line_num}", partial(_named, partial(dict, fields))
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 at byte {error.start + 1}") from error
     except csv.Error as error:
@@ -430,10 +430,10 @@ def with_paths(record: Record, folder: str, decodes: bool) -> Record:
         ]
         return {**one, "content": parts}
 
-    found = {name: located(value) if name in PICTURES else value for name, value in record.items()}
-    if "messages" in found:
-        found["messages"] = [message(one) for one in found["messages"]]
-    return found
+    fields = {name: located(value) if name in PICTURES else value for name, value in record.items()}
+    if "messages" in fields:
+        fields["messages"] = [message(one) for one in fields["messages"]]
+    return fields
 
 
 def read_records(

@@ -167,22 +167,24 @@ def dump(core: Tokenizer, roles: Mapping[str, int | None], marks: Sequence[str] 
     """
     instead = "save it as tokenizer.json, or give preprocessor=False"
     rows, file = core.get_vocab_size(), "a SentencePiece file"
-    found = gguf.describe(core, rows, file=file, instead=instead)
-    ids = {**roles, "unk": found.unknown}
+    vocabulary = gguf.describe(core, rows, file=file, instead=instead)
+    ids = {**roles, "unk": vocabulary.unknown}
     model = model_class()()
-    for text, score, kind in zip(found.texts, found.scores, found.kinds, strict=True):
+    for text, score, kind in zip(
+        vocabulary.texts, vocabulary.scores, vocabulary.kinds, strict=True
+    ):
         piece = model.pieces.add(piece=text.encode(), score=score)
         if (kind := USER_DEFINED if text in marks else kind) != NORMAL:
             piece.type = kind
     trainer = model.trainer_spec
-    trainer.model_type, trainer.vocab_size, trainer.byte_fallback = BPE, len(found.texts), True
+    trainer.model_type, trainer.vocab_size, trainer.byte_fallback = BPE, len(vocabulary.texts), True
     for name in ("unk", "bos", "eos", "pad"):
         number = ids[name]
         setattr(trainer, f"{name}_id", -1 if number is None else number)
         if number is not None:
-            setattr(trainer, f"{name}_piece", found.texts[number].encode())
+            setattr(trainer, f"{name}_piece", vocabulary.texts[number].encode())
     # Blanks at the ends and runs of them stay as they are; a character map there is none.
     rules = model.normalizer_spec
-    rules.name, rules.add_dummy_prefix = b"identity", found.space_prefix
+    rules.name, rules.add_dummy_prefix = b"identity", vocabulary.space_prefix
     rules.remove_extra_whitespaces, rules.escape_whitespaces = False, True
     return model.SerializeToString(deterministic=True)

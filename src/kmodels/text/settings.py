@@ -82,8 +82,9 @@ def read(
         DEFAULT: directory / TEMPLATE,
         **{file.stem: file for file in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))},
     }
-    if found := {name: _text(file) for name, file in files.items() if file.is_file()}:
-        settings["chat_template"] = found[DEFAULT] if list(found) == [DEFAULT] else found
+    if templates := {name: _text(file) for name, file in files.items() if file.is_file()}:
+        alone = list(templates) == [DEFAULT]
+        settings["chat_template"] = templates[DEFAULT] if alone else templates
     elif settings.get("chat_template") is None:
         of_processor = _json(directory / TEMPLATE_OF_PROCESSOR).get("chat_template")
         if of_processor is not None:
@@ -95,13 +96,13 @@ def read(
 
 def read_stops(directory: Path) -> list[int]:
     """Returns the ids that config.json and generation_config.json say end a text, in order."""
-    found: dict[int, None] = {}
+    stops: dict[int, None] = {}
     for name in WITH_STOPS:
         description = _json(directory / name)
         for part in (description, description.get("text_config")):
             ids = (part or {}).get("eos_token_id")
-            found |= {i: None for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
-    return list(found)
+            stops |= {i: None for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
+    return list(stops)
 
 
 def added_tokens(directory: Path) -> dict[int, tokenizers.AddedToken]:
@@ -165,16 +166,16 @@ def names(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def with_names(settings: Mapping[str, Any], roles: Mapping[str, str | None]) -> dict[str, Any]:
     """Returns the settings to write; unchanged tokens keep their attributes."""
-    found = dict(settings)
+    named = dict(settings)
     for role, text in roles.items():
         # A start token that is named and not used (add_bos_token is false) keeps its name.
-        if text is not None and token_text(found.get(key := ROLES[role])) != text:
-            found[key] = text
-    templates = found.get("chat_template")
+        if text is not None and token_text(named.get(key := ROLES[role])) != text:
+            named[key] = text
+    templates = named.get("chat_template")
     if isinstance(templates, Mapping):
         pairs = templates.items()
-        found["chat_template"] = [{"name": name, "template": text} for name, text in pairs]
-    return found
+        named["chat_template"] = [{"name": name, "template": text} for name, text in pairs]
+    return named
 
 
 def token_text(token: object) -> str | None:

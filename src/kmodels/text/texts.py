@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 
 
 def as_text(value: object) -> str:

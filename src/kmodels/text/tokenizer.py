@@ -122,9 +122,9 @@ class Tokenizer(ChatTokenizer):
             return None, None  # nothing of the text is left between them
         return tokens[0] if special[0] else None, tokens[-1] if special[-1] else None
 
-    def _role(self, role: str, given: str | None, added: str | None) -> str | None:
+    def _role(self, role: str, argument: str | None, added: str | None) -> str | None:
         key = described.ROLES[role]
-        if text := given or described.token_text(self.settings.get(key)) or added:
+        if text := argument or described.token_text(self.settings.get(key)) or added:
             return text
         text = None if key in self.settings else self.roles.get(role)
         return text if text is not None and self.core.token_to_id(text) is not None else None
@@ -152,10 +152,10 @@ class Tokenizer(ChatTokenizer):
         """
         path = local_copy(path)
         if path.is_dir():
-            found = next((path / name for name in FILES if (path / name).is_file()), None)
-            if found is None:
+            file = next((path / name for name in FILES if (path / name).is_file()), None)
+            if file is None:
                 raise InputError(f"{path} holds no tokenizer: neither {' nor '.join(FILES[1:])}")
-            path = found
+            path = file
         if not path.is_file():
             raise InputError(f"no tokenizer at {path}: no such file")
         if path.suffix == ".gguf":
@@ -264,24 +264,24 @@ class Tokenizer(ChatTokenizer):
 
     def token_to_id(self, token: str) -> int:
         """Returns the id of a token; InputError if there is none."""
-        found = self.core.token_to_id(token)
-        if found is None:
+        number = self.core.token_to_id(token)
+        if number is None:
             raise InputError(f"the tokenizer has no token {token!r}")
-        return found
+        return number
 
     def get_vocabulary(self) -> list[str]:
         """Returns the text of every token, in the order of ids."""
-        held = self.core.get_vocab(with_added_tokens=True)
-        found = [""] * (1 + max(held.values(), default=-1))
-        for text, i in held.items():
-            found[i] = text
-        return found
+        vocabulary = self.core.get_vocab(with_added_tokens=True)
+        texts = [""] * (1 + max(vocabulary.values(), default=-1))
+        for text, i in vocabulary.items():
+            texts[i] = text
+        return texts
 
     @property
     def special_tokens(self) -> list[str]:
         """The texts of `special_token_ids`."""
-        found = (self.core.id_to_token(i) for i in self.special_token_ids)
-        return [text for text in found if text is not None]
+        texts = (self.core.id_to_token(i) for i in self.special_token_ids)
+        return [text for text in texts if text is not None]
 
     def id_to_token(self, token_id: int) -> str | None:
         """Returns the text of a token, None for an id outside the vocabulary."""
@@ -346,8 +346,8 @@ class Tokenizer(ChatTokenizer):
 
     def decode(self, ids: object, skip_special_tokens: bool = False) -> str:
         """Returns text as transformers' `decode`, with special tokens unless they are skipped."""
-        kept = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
-        return self._cleaned(self.core.decode(kept, skip_special_tokens=skip_special_tokens))
+        numbers = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
+        return self._cleaned(self.core.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text and nothing else.
@@ -380,8 +380,8 @@ class Tokenizer(ChatTokenizer):
 
     def _decode(self, ids: list[int], leave: set[int]) -> str:
         # The tokens that are left out are known; the package would leave out more.
-        kept = [i for i in ids if i not in leave]
-        return self._cleaned(self.core.decode(kept, skip_special_tokens=False))
+        shown = [i for i in ids if i not in leave]
+        return self._cleaned(self.core.decode(shown, skip_special_tokens=False))
 
     def _cleaned(self, text: str) -> str:
         settings, name = self.settings, "clean_up_tokenization_spaces"
@@ -415,13 +415,13 @@ def _add_tokens(
 ) -> None:
     """Adds the tokens that other files append to a vocabulary."""
     for number, token in sorted(tokens.items()):
-        held = core.token_to_id(token.content)
-        if held is None and number == core.get_vocab_size():
+        present = core.token_to_id(token.content)
+        if present is None and number == core.get_vocab_size():
             core.add_tokens([token])
-        elif held != number:
+        elif present != number:
             raise InputError(
                 f"{folder}: the added token {token.content!r} is to have id {number}, which "
-                f"{'it cannot get' if held is None else f'is {held} in the vocabulary'}; "
+                f"{'it cannot get' if present is None else f'is {present} in the vocabulary'}; "
                 "give the tokenizer.json of the model"
             )
         elif token.special:

@@ -38,9 +38,9 @@ def tokenize(tokenizer: "keras.Layer", x: tf.Tensor) -> Any:
         return ids
 
     def rows(texts: np.ndarray) -> list[np.ndarray]:
-        found = tokenizer.tokenize(texts)
-        flat = [token for row in found for token in row]
-        return [np.asarray(flat, kind), np.asarray([len(row) for row in found], "int64")]
+        ids = tokenizer.tokenize(texts)
+        flat = [token for row in ids for token in row]
+        return [np.asarray(flat, kind), np.asarray([len(row) for row in ids], "int64")]
 
     flat, lengths = tf.numpy_function(rows, [x], [tf.as_dtype(dtype), tf.int64])
     flat.set_shape((None,))
@@ -54,16 +54,16 @@ def tokenize(tokenizer: "keras.Layer", x: tf.Tensor) -> Any:
 def detokenize(tokenizer: "keras.Layer", ids: tf.Tensor) -> Any:
     """Returns texts of symbolic ids, which are (T,), (B, T) or ragged (B, None)."""
     if isinstance(ids, tf.RaggedTensor):
-        given = [ids.flat_values, ids.row_lengths()]
+        inputs = [ids.flat_values, ids.row_lengths()]
         shape = ids.shape[:1]
     else:
         ids = tf.convert_to_tensor(ids)
-        given, shape = [ids], ids.shape[:-1]
+        inputs, shape = [ids], ids.shape[:-1]
 
     def texts(flat: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
         rows = flat if lengths is None else np.split(flat, np.cumsum(lengths)[:-1])
         return np.asarray(tokenizer.detokenize([*rows] if lengths is not None else rows), object)
 
-    found = tf.numpy_function(texts, given, tf.string)
-    found.set_shape(shape)
-    return found
+    decoded = tf.numpy_function(texts, inputs, tf.string)
+    decoded.set_shape(shape)
+    return decoded

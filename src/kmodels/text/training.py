@@ -19,7 +19,7 @@ _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 SMALLEST = len(_SPECIAL) + len(_BYTES) + 128
 
 
-# Those of models that see images, which come last.
+# Special tokens of models with images; they come last.
 IMAGES = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
 
@@ -28,7 +28,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains byte-pair merges on texts; the same texts give the same tokenizer.
 
-    It is built as Gemma's: blanks kept, unknown characters as bytes, the same special tokens.
+    It is built like Gemma's: it keeps blanks, and encodes unknown characters as bytes.
 
     Args:
         texts: training texts.

@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "SCHEDULES": "training.schedules",
+    "SCHEDULES": "training.optimizers",
     "SGD": "training.optimizers",
     "AdamW": "training.optimizers",
     "CLIPLoss": "training.losses",
@@ -23,7 +23,7 @@ _EXPORTS = {
     "SigLIPLoss": "training.losses",
     "StepCallbacks": "training.step_loss",
     "TrainStep": "training.train_step",
-    "WarmupSchedule": "training.schedules",
+    "WarmupSchedule": "training.optimizers",
     "WeightAverage": "training.objectives",
     "WholeBatches": "training.loop",
     "load_keras_file": "checkpoint.keras_file",

@@ -17,7 +17,7 @@ from kmodels.core import dispatch, keras_internals, traced
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.batch import Preprocess, as_tuple, class_weights
+from kmodels.data.pipeline.arrays import Preprocess, as_tuple, class_weights
 from kmodels.data.pipeline.device_put import device_put
 from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
 from kmodels.data.pipeline.pipeline import Pipeline, check_batch

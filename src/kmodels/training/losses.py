@@ -28,7 +28,7 @@ class PairLoss(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor | None, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Any:
-        """Returns the loss; Keras' own call would not tell `call` which rows weigh nothing."""
+        """Returns the loss; Keras' own `__call__` does not pass the weights on to `call`."""
         rows = keras.ops.shape(y_pred)[0]
         if sample_weight is not None:
             sample_weight = keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), (rows,))

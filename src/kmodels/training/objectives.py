@@ -34,7 +34,7 @@ class WeightAverage:
             raise InputError(f"momentum is {self.momentum}; give 0 to 1, or a function of the step")
 
     def at(self, step: Tensor) -> Any:
-        """Returns the momentum after so many steps, a float32 scalar."""
+        """Returns the momentum after `step` steps, a float32 scalar."""
         momentum = self.momentum(step) if callable(self.momentum) else self.momentum
         return keras.ops.cast(momentum, "float32")
 
@@ -44,7 +44,7 @@ class Averages:
 
     Args:
         models: the models of the step, by name.
-        given: by name of the model that follows.
+        averages: the rules, by name of the model that follows.
         trained: names of models that an objective trains.
 
     Raises:
@@ -90,11 +90,11 @@ class Averages:
 
     @property
     def moved(self) -> list[Any]:
-        """The weights that follow."""
+        """The weights of the models that follow others."""
         return [weight for _, weight, _ in self.pairs]
 
     def move(self, iterations: Any) -> None:
-        """Moves all of them; `iterations` counts the step that was just made."""
+        """Moves all models that follow others; `iterations` includes the last step."""
         if not self.pairs:
             return
         ops = keras.ops
@@ -348,8 +348,8 @@ class Objectives:
 class WatchedScope(keras.StatelessScope):
     """A scope that records the variables assigned in it."""
 
-    def __init__(self, held: Sequence[Any], **kwargs: Any):
-        super().__init__(held, **kwargs)
+    def __init__(self, state_mapping: Sequence[Any], **kwargs: Any):
+        super().__init__(state_mapping, **kwargs)
         self._changed: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -477,7 +477,7 @@ class Running:
 
     Args:
         objectives: their names; with several, it keeps the average of each loss.
-        given: metrics, or metrics by name.
+        metrics: metrics, or metrics by name.
 
     Attributes:
         built: True if the averages exist.
@@ -487,7 +487,7 @@ class Running:
     """
 
     def __init__(self, objectives: Iterable[str], metrics: MetricsLike = None):
-        self.given = _by_name(metrics)
+        self.by_name = _by_name(metrics)
         self.losses = {name: f"{name}_loss" for name in objectives if name != ONLY}
         self.means: dict[str, Any] = {}
         self.built = False
@@ -495,7 +495,7 @@ class Running:
     @property
     def metrics(self) -> list[Any]:
         """All of them."""
-        return [*self.means.values(), *self.given.values()]
+        return [*self.means.values(), *self.by_name.values()]
 
     def update(self, results: Results, rows: Tensor | int) -> list[Any]:
         """Updates the metrics by the losses and logs of the objectives.
@@ -527,7 +527,7 @@ class Running:
 
     def check(self, fed: list[Any]) -> None:
         """Raises `InputError` if a metric given to `compile` was not updated."""
-        for name, metric in self.given.items():
+        for name, metric in self.by_name.items():
             if not any(metric is other for other in fed):
                 raise InputError(
                     f"compile got the metric {name!r}, which no loss function logs; return what "
@@ -535,9 +535,9 @@ class Running:
                 )
 
     def _feed(self, name: str, value: Tensor, rows: Tensor | int) -> Any:
-        if name in self.given:
-            self.given[name].update_state(*(value if isinstance(value, tuple) else (value,)))
-            return self.given[name]
+        if name in self.by_name:
+            self.by_name[name].update_state(*(value if isinstance(value, tuple) else (value,)))
+            return self.by_name[name]
         if name == "loss" or name in self.losses.values():
             raise InputError(f"{name!r} is logged already; give that log another name")
         if isinstance(value, tuple):
@@ -566,20 +566,12 @@ class Running:
 
 
 def logged(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Returns their results by name; one that has several gives each."""
+    """Returns the results of metrics by name; a metric may have several."""
     results: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()
         results |= result if isinstance(result, dict) else {metric.name: result}
     return results
-
-
-def rows(batch: Tree) -> Any:
-    """Returns how many examples are in a batch: the first size of its first array."""
-    for part in keras.tree.flatten(batch):
-        if part is not None:
-            return keras.ops.shape(part)[0] if len(part.shape) else 1
-    raise InputError("the data gave an empty batch; give at least one array")
 
 
 def _by_name(metrics: MetricsLike) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class _Replicated(keras_internals.ReplicatedSteps):
 
 
 def _together() -> bool:
-    """Returns whether this is the one step of all replicas."""
+    """Returns True in the common step of several replicas."""
     return replicas_tensorflow.count() > 1 and tf.distribute.in_cross_replica_context()
 
 

@@ -119,7 +119,7 @@ def _like(gradient: Any, variable: keras.Variable) -> Any:
 
 
 def _is_part(tensor: object) -> bool:
-    """Returns whether all ranks together hold it once, which those of a `model` axis need not."""
+    """Returns True if each rank has another part; along a `model` axis ranks may have copies."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and "model" not in (mesh.mesh_dim_names or ())
 
@@ -136,7 +136,7 @@ def _norm(parts: list[Any]) -> torch.Tensor:
 
 
 def _fusible(tensors: list[Any]) -> bool:
-    """Returns whether torch's fused kernel takes them; it ignores strides."""
+    """Returns True if torch's fused kernel, which ignores strides, supports these tensors."""
     dtype, device = tensors[0].dtype, tensors[0].device
     # A compiler makes few passes of Keras' own step.
     return (

@@ -45,17 +45,3 @@ def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> No
             "start over; call compile after such a change to choose an optimizer for it",
             stacklevel=2,
         )
-
-
-def noted_slots(config: dict[str, Any], optimizer: keras.Optimizer) -> dict[str, Any]:
-    """Returns the arguments of `compile`, noting whether the optimizer is built.
-
-    The note is added to the config of the optimizer, where Keras ignores it: `clone_model`
-    gives these arguments to the `compile` of a plain model.
-    """
-    if optimizer is None:
-        return config
-    settings = config["optimizer"]
-    if not isinstance(settings, dict):
-        settings = keras.optimizers.serialize(keras.optimizers.get(settings))
-    return {**config, "optimizer": {**settings, "built": optimizer.built}}

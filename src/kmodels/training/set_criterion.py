@@ -40,7 +40,7 @@ def corners(points: Tensor, size: tuple[int, int]) -> list[tuple[Any, Any]]:
 
 
 def rows_of(x: Tensor, index: Tensor) -> Any:
-    """Returns chosen rows of each example.
+    """Returns rows of each example, by number.
 
     Args:
         x: (B, N, ...) with a static N.
@@ -499,7 +499,7 @@ class SetCriterion:
     def _matched(
         self, targets: Targets, masks: Tensor, queries: Tensor, seed: Seed, rows: Tensor
     ) -> Any:
-        """Returns the loss of masks (B, Q, h, w) that were matched, found (B, T)."""
+        """Returns the loss of masks (B, Q, h, w) of the queries (B, T) that match targets."""
         ops = keras.ops
         counted = ops.cast(queries >= 0, "float32") * ops.expand_dims(rows, 1)
         matched = rows_of(masks, ops.maximum(queries, 0))  # (B, T, h, w)
@@ -554,19 +554,19 @@ class SetCriterion:
         return ops.concatenate(parts, axis=2)
 
     def class_loss(
-        self, targets: Targets, classes: Tensor, found: Tensor, rows: Tensor | None = None
+        self, targets: Targets, classes: Tensor, query_of_target: Tensor, rows: Tensor | None = None
     ) -> Any:
         """Returns the weighted mean of the cross-entropy of all queries, a scalar.
 
         Args:
             targets: masks of the images.
             classes: logits (B, Q, num_classes + 1).
-            found: int32 (B, T), the query of each target; -1 for none.
+            query_of_target: int32 (B, T), the query of each target; -1 for none.
             rows: (B,) weights of images, or None.
         """
         ops, last = keras.ops, self.num_classes
         queries = ops.reshape(ops.arange(classes.shape[1], dtype="int32"), (1, 1, -1))
-        of_query = ops.expand_dims(found, 2) == queries  # (B, T, Q)
+        of_query = ops.expand_dims(query_of_target, 2) == queries  # (B, T, Q)
         wanted = ops.sum(ops.where(of_query, ops.expand_dims(targets.classes, 2), 0), axis=1)
         wanted = ops.where(ops.any(of_query, axis=1), wanted, last)  # (B, Q)
         weight = ops.where(wanted == last, self.no_object_weight, 1.0)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from kmodels.core import keras_internals, replicas_tensorflow, runtime
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.training.objectives import rows
+from kmodels.data.pipeline.arrays import rows
 
 _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")

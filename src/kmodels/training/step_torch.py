@@ -10,8 +10,8 @@ import torch
 
 from kmodels.core import keras_internals, numbers_torch
 from kmodels.core.types import Tree
+from kmodels.data.pipeline.arrays import rows
 from kmodels.layers import block_compile
-from kmodels.training.objectives import rows
 
 
 class TaskStep(keras.Model if TYPE_CHECKING else object):

@@ -13,7 +13,7 @@ from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, Tensor, Tree
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.batch import one_piece
+from kmodels.data.pipeline.arrays import one_piece
 from kmodels.layers import block_compile as compiling
 from kmodels.training.objectives import (
     ONLY,

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from kmodels.core.traced import Watch
 from kmodels.core.types import Tree
+from kmodels.data.pipeline.arrays import rows
 from kmodels.training.loop import Loop
 from kmodels.training.objectives import (
     LossFunction,
@@ -21,7 +22,6 @@ from kmodels.training.objectives import (
     WatchedScope,
     logged,
     once,
-    rows,
     unseeded,
 )
 
@@ -125,7 +125,7 @@ def outline(
 
 
 def _reaches(program: Any, start: list[Any], end: object) -> bool:
-    """Returns whether a gradient can reach; calls of other programs let it through."""
+    """Returns True if a gradient can reach `end`; calls of other programs pass it on."""
     reached = set(start)
     for equation in program.eqns:
         if equation.primitive.name == "stop_gradient":
@@ -199,7 +199,9 @@ class State:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        jax.tree_util.register_pytree_node(cls, cls._flatten, cls._unflatten)
+        jax.tree_util.register_pytree_node(
+            cls, lambda state: (state.arrays, state.objectives), cls._unflatten
+        )
 
     @property
     def arrays(self) -> Arrays:
@@ -218,9 +220,6 @@ class State:
         for variables, values in zip(_kinds(self.objectives), arrays or (), strict=False):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
-
-    def _flatten(self) -> tuple[Arrays, Objectives]:
-        return self.arrays, self.objectives
 
     @classmethod
     def _unflatten(cls, objectives: Objectives, arrays: Arrays) -> Self:

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from kmodels.core import replicas_tensorflow
 from kmodels.core.types import Tree
+from kmodels.data.pipeline.arrays import rows
 from kmodels.training.loop import Loop
-from kmodels.training.objectives import LossFunction, Objectives, Results, logged, rows
+from kmodels.training.objectives import LossFunction, Objectives, Results, logged
 from kmodels.training.step_tensorflow import check_replicated
 
 

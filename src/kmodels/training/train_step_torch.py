@@ -8,8 +8,9 @@ import keras
 import torch
 
 from kmodels.core.types import Tree
+from kmodels.data.pipeline.arrays import rows
 from kmodels.training.loop import Loop
-from kmodels.training.objectives import LossFunction, Objective, Objectives, Results, logged, rows
+from kmodels.training.objectives import LossFunction, Objective, Objectives, Results, logged
 from kmodels.training.step_torch import TaskStep
 
 

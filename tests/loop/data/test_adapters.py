@@ -6,7 +6,7 @@ import pytest
 
 from any_data import run
 from kmodels.data import as_dataset, order
-from kmodels.data.pipeline.batch import as_tuple, to_numpy
+from kmodels.data.pipeline.arrays import as_tuple, to_numpy
 from refusals import refused
 
 X = np.arange(22, dtype="float32").reshape(11, 2)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from any_data import run
-from kmodels.data.pipeline import wait
-from kmodels.data.pipeline.pipeline import workers_of
+from kmodels.data.pipeline import pipeline
+from kmodels.data.pipeline.pipeline import DataWaitTimer, workers_of
 
 
 class Time:
     def __init__(self, monkeypatch, cores):
         self.now = self.cpu = 100.0
-        monkeypatch.setattr(wait, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(wait.time, "process_time", lambda: self.cpu)
-        monkeypatch.setattr(wait, "_cores", lambda: cores)
+        monkeypatch.setattr(pipeline, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(pipeline.time, "process_time", lambda: self.cpu)
+        monkeypatch.setattr(pipeline, "_cores", lambda: cores)
 
     def epoch(self, clock, waits, step, making_cpu=0.0):
         """Each wait in front of a step that keeps one core busy."""
@@ -60,14 +60,14 @@ SLOW = [0.1] * 20
     ],
 )  # fmt: skip
 def test_the_line(monkeypatch, settings, cores, waits, making_cpu, said):
-    timer = wait.DataWaitTimer(*settings)
+    timer = DataWaitTimer(*settings)
     line = Time(monkeypatch, cores).epoch(timer, waits, 0.05, making_cpu)
     assert line is None if said is None else said in line
 
 
 @pytest.mark.once
 def test_the_share_of_a_run(monkeypatch):
-    clock, turned = wait.DataWaitTimer(), Time(monkeypatch, 4)
+    clock, turned = DataWaitTimer(), Time(monkeypatch, 4)
     assert clock.share == 0.0
     turned.epoch(clock, [0.1] * 5, 0.1)
     turned.epoch(clock, [0.0] * 5, 0.1)

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels.data.pipeline.arrays import tensors
-from kmodels.data.pipeline.batch import one_piece
+from kmodels.data.pipeline.arrays import one_piece, tensors
 from kmodels.data.pipeline.kinds import prepare
 from kmodels.data.pipeline.request import FitRequest, Method
 

@@ -219,7 +219,7 @@ def test_split_is_a_partition(n, share, seed):
 
 def test_sources_import_no_framework():
     code = (
-        "import sys, kmodels.data.images.datasets, kmodels.data.worker;"
+        "import sys, kmodels.data.images.datasets, kmodels.data.workers;"
         "import kmodels.data.images.batches;"
         "print([m for m in ('keras', 'jax', 'torch', 'tensorflow') if m in sys.modules])"
     )

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from kmodels.core.errors import InputError, is_out_of_memory
-from kmodels.data.worker_pool import WorkerPool
+from kmodels.data.workers import WorkerPool
 
 
 class Maker:

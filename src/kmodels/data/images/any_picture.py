@@ -20,7 +20,7 @@ from kmodels.data.images.decoding import (
     warn_of_unit_range,
     with_channels,
 )
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 
 # pathlib and fsspec accept "http:/host" and upper case too.
 WEB = re.compile(r"\s*(https?|ftps?):/", re.IGNORECASE)

@@ -198,16 +198,16 @@ class Augment:
         mixed = images.copy()
         pictures = images[:rows].reshape(-1, 2, *images.shape[1:])
         result = mixed[:rows].reshape(pictures.shape)
-        kept = stays.astype("float32")[:, None, None, None, None]
-        result[mixes_all] = (pictures * kept + pictures[:, ::-1] * (1 - kept))[mixes_all]
+        weight = stays.astype("float32")[:, None, None, None, None]
+        result[mixes_all] = (pictures * weight + pictures[:, ::-1] * (1 - weight))[mixes_all]
         for pair in np.flatnonzero(~mixes_all):
             area = np.s_[top[pair] : bottom[pair], left[pair] : end[pair]]
             for one in (0, 1):
                 result[pair, one][area] = pictures[pair, 1 - one][area]
         targets = labels.copy()
-        given = labels[:rows].reshape(-1, 2, labels.shape[-1])
-        kept = kept[:, :, 0, 0]
-        targets[:rows] = (given * kept + given[:, ::-1] * (1 - kept)).reshape(rows, -1)
+        both = labels[:rows].reshape(-1, 2, labels.shape[-1])
+        weight = weight[:, :, 0, 0]
+        targets[:rows] = (both * weight + both[:, ::-1] * (1 - weight)).reshape(rows, -1)
         return mixed, targets
 
 

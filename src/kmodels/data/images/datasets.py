@@ -1,4 +1,4 @@
-"""`open_dataset`: labelled images from one word, as recipes take it, and what reads each kind."""
+"""`open_dataset`: labelled images from a short text such as "digits", and a reader of each kind."""
 
 import gzip
 import math
@@ -13,9 +13,15 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import PictureError
 from kmodels.data.images.folder import read_folder
-from kmodels.data.images.sources import ArraySource, DataBundle, check_labels, split
+from kmodels.data.images.sources import (
+    ArraySource,
+    DataBundle,
+    check_labels,
+    common_size,
+    readable,
+    split,
+)
 from kmodels.data.images.synthetic import SyntheticSource
 from kmodels.data.records import TarShards, TFRecords
 
@@ -147,8 +153,8 @@ def _bundle(
     rest, for_validation, for_test = split(len(labels), shares, seed)
     whole = len(rest) == len(labels)
     parts = [
-        ArraySource(*given) if given else ArraySource(images, labels, chosen)
-        for given, chosen in ((validation, for_validation), (test, for_test))
+        ArraySource(*arrays) if arrays else ArraySource(images, labels, numbers)
+        for arrays, numbers in ((validation, for_validation), (test, for_test))
     ]
     return DataBundle(
         train=ArraySource(images, labels, None if whole else rest),
@@ -405,31 +411,16 @@ def read_samples(
     labels = np.array([samples.label(number) for number in range(len(samples))])
     numbers, skipped = np.arange(len(samples)), []
     if skip_bad:
-        good = []
-        for number in numbers.tolist():
-            try:
-                samples.picture(number)
-                good.append(number)
-            except PictureError as error:
-                skipped.append((error.name, error.reason))
-        numbers = np.array(good, int)
+        numbers, skipped = readable(samples.picture, len(samples))
     if not len(numbers):
         raise InputError(f"{spec} has no image that can be read; repair it")
     parts: list[Any] = [
-        SampledSource(samples, numbers[chosen], labels[numbers[chosen]])
-        for chosen in split(len(numbers), (validation_split, validation_split), seed)
+        SampledSource(samples, numbers[part], labels[numbers[part]])
+        for part in split(len(numbers), (validation_split, validation_split), seed)
     ]
     train, validation, test = parts
-    looked = np.unique(np.linspace(0, len(train) - 1, 16).astype(int))
-    shapes = {picture.shape for picture in train.batch(looked)[0]}
-    if image_size is None and len({shape[:2] for shape in shapes}) > 1:
-        sizes = ", ".join(f"{shape[0]}x{shape[1]}" for shape in sorted(shapes)[:3])
-        raise InputError(
-            f"{spec}: images differ in size ({sizes}, ...); give image_size, such as (96, 96)"
-        )
-    height, width, channels = next(iter(shapes))
-    if image_size is not None:
-        height, width = image_size
+    height, width = image_size or common_size(train, spec)
+    channels = train.batch(np.zeros(1, int))[0][0].shape[-1]
     return DataBundle(
         train,
         validation if len(validation) else None,

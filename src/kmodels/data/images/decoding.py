@@ -81,7 +81,10 @@ def decode(content: bytes, name: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise PictureError(name, _bomb(image.width, image.height))
+                size = f"{image.width}x{image.height}"
+                raise PictureError(
+                    name, f"{size} is over {MAX_PIXELS} pixels, refused as a decompression bomb"
+                )
             _tell_of_frames(image, name)
             image.load()
             return upright(image, name)
@@ -139,10 +142,6 @@ def warn_of_unit_range(images: np.ndarray) -> None:
             "almost black; multiply them by 255",
             stacklevel=3,
         )
-
-
-def _bomb(width: int, height: int) -> str:
-    return f"{width}x{height} is over {MAX_PIXELS} pixels, refused as a decompression bomb"
 
 
 def _as_rgb(image: "Image.Image", name: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from kmodels.core.errors import InputError, shown
 from kmodels.core.files import check_zip
 from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode, suffixes
-from kmodels.data.images.sources import DataBundle, split
+from kmodels.data.images.sources import DataBundle, common_size, readable, split
 
 _SPLITS = {
     "train": "train",
@@ -92,13 +92,13 @@ def read_folder(
             validation or test folder only, or an unreadable image unless skip_bad is set.
     """
     listed, unread = _list(root)
-    found = _below_wrapper(listed)
-    if not any(parts[-1] for parts in found):
+    images = _below_wrapper(listed)
+    if not any(parts[-1] for parts in images):
         raise InputError(
             f"{root} holds no images that Pillow reads, such as .jpg; give folder:DIR with a "
             "folder per class"
         )
-    by_split, names = _sort(root, found)
+    by_split, names = _sort(root, images)
     skipped = [(f"{root}/{name}", "not an image that Pillow reads") for name in unread]
     if unread:
         ends = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in unread)
@@ -122,12 +122,12 @@ def read_folder(
         )
     shares = [0.0 if part in sources else validation_split for part in ("validation", "test")]
     rest, *drawn = split(len(train), shares, seed)
-    for part, chosen in zip(("validation", "test"), drawn, strict=True):
-        if len(chosen):
-            sources[part] = _take(train, chosen)
+    for part, numbers in zip(("validation", "test"), drawn, strict=True):
+        if len(numbers):
+            sources[part] = _take(train, numbers)
     if len(rest) < len(train):
         sources["train"] = _take(train, rest)
-    height, width = image_size or _common_size(sources["train"])
+    height, width = image_size or common_size(sources["train"], root)
     return DataBundle(
         sources["train"],
         sources.get("validation"),
@@ -170,30 +170,30 @@ def _list(root: Path) -> tuple[Listing, list[str]]:
     )
 
 
-def _below_wrapper(found: Listing) -> Listing:
+def _below_wrapper(images: Listing) -> Listing:
     """Removes a level of folders if a single folder wraps the data, as in many zip files.
 
     A folder with images right in it is a class, and one named train a split, not a wrapper. The
     wrapper stays in the names, as a part of the first one.
     """
-    top = {parts[0] for parts in found}
-    inner = [parts for parts in found if len(parts) > 2]
+    top = {parts[0] for parts in images}
+    inner = [parts for parts in images if len(parts) > 2]
     wraps = (
         len(top) == 1
         and top.isdisjoint(_SPLITS)
         and bool(inner)
-        and not any(len(parts) == 2 and parts[1] for parts in found)
+        and not any(len(parts) == 2 and parts[1] for parts in images)
     )
     if not wraps:
-        return found
+        return images
     prefix = next(iter(top))
     return [(f"{prefix}/{parts[1]}", *parts[2:]) for parts in inner]
 
 
-def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+def _sort(root: Path, images: Listing) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
     """Returns (path, class) of the images by split, and the class names in alphabetical order."""
-    tops = {parts[0].rsplit("/", 1)[-1].lower() for parts in found if len(parts) > 1}
-    has_splits = _has_splits(found)
+    tops = {parts[0].rsplit("/", 1)[-1].lower() for parts in images if len(parts) > 1}
+    has_splits = _has_splits(images)
     if has_splits and (strange := sorted(tops - set(_SPLITS))):
         raise InputError(
             f"{root} has both a train folder and {', '.join(strange)}; give class folders, or "
@@ -201,7 +201,7 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
         )
     by_split: dict[str, list[tuple[str, str]]] = defaultdict(list)
     classes: dict[str, set[str]] = defaultdict(set)
-    for parts in found:
+    for parts in images:
         top, depth = parts[0].rsplit("/", 1)[-1], 1 if has_splits else 0
         if len(parts) < depth + 2:
             continue  # an image outside of all class folders
@@ -228,11 +228,11 @@ def _sort(root: Path, found: Listing) -> tuple[dict[str, list[tuple[str, str]]],
     return by_split, names
 
 
-def _has_splits(found: Listing) -> bool:
+def _has_splits(images: Listing) -> bool:
     """Returns True if a train folder has class folders; if it has images, it is a class."""
     train = [
         parts
-        for parts in found
+        for parts in images
         if _SPLITS.get(parts[0].rsplit("/", 1)[-1].lower()) == "train" and parts[-1]
     ]
     return bool(train) and all(len(parts) > 2 for parts in train)
@@ -251,29 +251,11 @@ def _source(
     )
     if skipped is None:
         return source
-    good = []
-    for number in range(len(source)):
-        try:
-            source.picture(number)
-            good.append(number)
-        except PictureError as error:
-            skipped.append((error.name, error.reason))
-    return source if len(good) == len(source) else _take(source, np.array(good, int))
+    numbers, unreadable = readable(source.picture, len(source))
+    skipped += unreadable
+    return source if len(numbers) == len(source) else _take(source, numbers)
 
 
-def _take(source: FileSource, chosen: np.ndarray) -> FileSource:
-    names = [source.names[int(i)] for i in chosen]
-    return FileSource(source.root, names, source.labels[chosen])
-
-
-def _common_size(source: FileSource) -> tuple[int, int]:
-    """Returns the size of 16 of the images; raises `InputError` if they differ."""
-    numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
-    sizes = {source.picture(int(number)).shape[:2] for number in numbers}
-    if len(sizes) > 1:
-        shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
-        raise InputError(
-            f"{source.root}: images differ in size ({shown}, ...); give image_size, such as "
-            "(96, 96)"
-        )
-    return sizes.pop()
+def _take(source: FileSource, numbers: np.ndarray) -> FileSource:
+    names = [source.names[int(i)] for i in numbers]
+    return FileSource(source.root, names, source.labels[numbers])

@@ -16,7 +16,7 @@ from kmodels.data.images.naflex import RowMaker
 from kmodels.data.images.resizing import USUAL, Resizing
 from kmodels.data.images.sources import ImageSource
 from kmodels.data.pipeline.indexed import ResumableBatches
-from kmodels.data.worker_pool import WorkerPool
+from kmodels.data.workers import WorkerPool
 
 
 class ImageLoader(ResumableBatches):

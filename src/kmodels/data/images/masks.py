@@ -65,8 +65,8 @@ class MaskFiles:
 
     def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
         """Returns lists of images (H, W, 3) and masks (H, W)."""
-        found = [self._pair(*self.pairs[i]) for i in indices]
-        return [image for image, _ in found], [mask for _, mask in found]
+        pairs = [self._pair(*self.pairs[i]) for i in indices]
+        return [image for image, _ in pairs], [mask for _, mask in pairs]
 
     @staticmethod
     def _pair(image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -137,8 +137,8 @@ def open_masks(
         if rest and (not rest.isdigit() or count < 10):
             raise InputError(f"data is {spec}; give scenes:N with N at least 10")
         images, masks = made_scenes(count, image_size or SCENE_SIZE, seed)
-        chosen = split(count, (validation_split, validation_split), seed)
-        train, validation, test = (MaskArrays(images, masks, part) for part in chosen)
+        parts = split(count, (validation_split, validation_split), seed)
+        train, validation, test = (MaskArrays(images, masks, part) for part in parts)
         shape = (*images.shape[1:3], 3)
         return DataBundle(train, validation, test, [*SCENE_CLASSES], shape)
     if kind == "folder":
@@ -157,12 +157,12 @@ def _folder(
         pairs = {"train": _pairs(root)}
     shares = [0.0 if part in pairs else validation_split for part in PARTS[1:]]
     rest, *drawn = split(len(pairs["train"]), shares, seed)
-    for part, chosen in zip(PARTS[1:], drawn, strict=True):
-        if len(chosen):
-            pairs[part] = [pairs["train"][i] for i in chosen]
+    for part, numbers in zip(PARTS[1:], drawn, strict=True):
+        if len(numbers):
+            pairs[part] = [pairs["train"][i] for i in numbers]
     pairs["train"] = [pairs["train"][i] for i in rest]
-    sources = {part: MaskFiles(found) for part, found in pairs.items()}
-    names = _names(root, [mask for found in pairs.values() for _, mask in found])
+    sources = {part: MaskFiles(paths) for part, paths in pairs.items()}
+    names = _names(root, [mask for paths in pairs.values() for _, mask in paths])
     first = pairs["train"][0][0]
     height, width = image_size or decode(first.read_bytes(), str(first)).shape[:2]
     shape = (height, width, 3)
@@ -175,12 +175,12 @@ def _pairs(folder: Path) -> list[tuple[Path, Path]]:
     images = [
         path for path in sorted((folder / "images").glob("*")) if path.suffix.lower() in suffixes()
     ]
-    found = [(path, folder / "masks" / f"{path.stem}.png") for path in images]
-    if lacking := [path.name for path, mask in found if not mask.is_file()]:
+    pairs = [(path, folder / "masks" / f"{path.stem}.png") for path in images]
+    if lacking := [path.name for path, mask in pairs if not mask.is_file()]:
         raise InputError(f"{folder / 'masks'} has no PNG for {', '.join(lacking[:8])}; add them")
-    if not found:
+    if not pairs:
         raise InputError(f"{folder / 'images'} has no images; give DIR/images and DIR/masks")
-    return found
+    return pairs
 
 
 def _names(root: Path, masks: list[Path]) -> list[str]:
@@ -189,5 +189,5 @@ def _names(root: Path, masks: list[Path]) -> list[str]:
     names = [line.strip() for line in named if line.strip()]
     if names:
         return names
-    held = [numbers[numbers != NO_LABEL] for numbers in map(read_mask, masks)]
-    return [str(i) for i in range(1 + max(int(x.max()) for x in held if x.size))]
+    labels = [numbers[numbers != NO_LABEL] for numbers in map(read_mask, masks)]
+    return [str(i) for i in range(1 + max(int(x.max()) for x in labels if x.size))]

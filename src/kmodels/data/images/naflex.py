@@ -144,32 +144,32 @@ def mix(
         both = augment.mixup > 0 and augment.cutmix > 0
         blends = kind < 0.5 if both else augment.mixup > 0
         alpha = augment.mixup if blends else augment.cutmix
-        kept = float(symmetric_beta(np.array([share]), alpha)[0])
+        weight = float(symmetric_beta(np.array([share]), alpha)[0])
         for here, there in ((one, other), (other, one)):
-            mixed[here], own = _mixed(images[here], images[there], kept, blends, down, right)
+            mixed[here], own = _mixed(images[here], images[there], weight, blends, down, right)
             targets[here] = labels[here] * own + labels[there] * (1 - own)
     return mixed, targets
 
 
 def _mixed(
-    image: np.ndarray, other: np.ndarray, kept: float, blends: bool, down: float, right: float
+    image: np.ndarray, other: np.ndarray, weight: float, blends: bool, down: float, right: float
 ) -> tuple[np.ndarray, float]:
     """Returns the mix of two images, and the weight of the first one's label."""
     sizes = np.array([image.shape[:2], other.shape[:2]])
     overlap = sizes.min(axis=0)
     starts = (sizes - overlap) // 2
-    part = overlap if blends else (overlap * np.sqrt(1 - kept)).astype(int)
+    part = overlap if blends else (overlap * np.sqrt(1 - weight)).astype(int)
     if not blends:
         starts = starts + (np.array([down, right]) * (overlap - part + 1)).astype(int)
     into, origin = (
         np.s_[top : top + part[0], left : left + part[1]] for top, left in starts.tolist()
     )
-    found, share = image.copy(), float(np.prod(part) / np.prod(sizes[0]))
+    result, share = image.copy(), float(np.prod(part) / np.prod(sizes[0]))
     if not blends:
-        found[into] = other[origin]
-        return found, 1 - share
-    found[into] = image[into] * np.float32(kept) + other[origin] * np.float32(1 - kept)
-    return found, 1 - share + kept * share
+        result[into] = other[origin]
+        return result, 1 - share
+    result[into] = image[into] * np.float32(weight) + other[origin] * np.float32(1 - weight)
+    return result, 1 - share + weight * share
 
 
 Grid = tuple[int, int]
@@ -213,11 +213,11 @@ class RowMaker(BatchMaker):
 
     def _rows_needed(self) -> int:
         """Returns a number of rows that is enough for most batches."""
-        chosen = np.unique(np.linspace(0, len(self.source) - 1, LOOKED_AT).astype(int))
-        budgets = self._budgets(0, chosen)
+        samples = np.unique(np.linspace(0, len(self.source) - 1, LOOKED_AT).astype(int))
+        budgets = self._budgets(0, samples)
         counts = []
-        for at in range(0, len(chosen), 32):
-            pictures = self.source.batch(chosen[at : at + 32])[0]
+        for at in range(0, len(samples), 32):
+            pictures = self.source.batch(samples[at : at + 32])[0]
             for picture, budget in zip(pictures, budgets[at : at + 32], strict=True):
                 rows, columns = self._grid(picture.shape[:2], int(budget))
                 counts.append(rows * columns)

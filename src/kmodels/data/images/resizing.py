@@ -229,8 +229,8 @@ def _centered(
             sides[axis] = (before, missing - before)
             bare = image.shape
             image = np.pad(image, sides)
-            kept = np.arange(image.shape[axis]) - before
-            outside = (kept < 0) | (kept >= bare[axis])
+            places = np.arange(image.shape[axis]) - before
+            outside = (places < 0) | (places >= bare[axis])
             image[(slice(None),) * axis + (outside,)] = levels
         elif missing < 0:
             start = round(-missing / 2) if rounds else -missing // 2

@@ -1,6 +1,6 @@
 """Sources of images: their protocol, arrays, and the splits of a data set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.data.images.decoding import PictureError
 from kmodels.data.rng import philox
 
 _STATISTICS_SAMPLES = 2048
@@ -101,13 +102,13 @@ class DataBundle:
         count = len(self.train)
         whole = getattr(self.train, "images", None)
         if whole is not None:
-            chosen = np.arange(count)
+            numbers = np.arange(count)
         else:
-            chosen = np.unique(np.linspace(0, count - 1, _STATISTICS_SAMPLES).astype(int))
+            numbers = np.unique(np.linspace(0, count - 1, _STATISTICS_SAMPLES).astype(int))
         channels = self.image_shape[-1]
         total, squares, pixels = np.zeros(channels), np.zeros(channels), 0
-        for at in range(0, len(chosen), 256):
-            for picture in _as_list(self.train.batch(chosen[at : at + 256])[0]):
+        for at in range(0, len(numbers), 256):
+            for picture in _as_list(self.train.batch(numbers[at : at + 256])[0]):
                 flat = picture.reshape(-1, picture.shape[-1]).astype("float64") / 255.0
                 total += flat.sum(0)
                 squares += (flat * flat).sum(0)
@@ -121,6 +122,36 @@ class DataBundle:
 def _as_list(pictures: Any) -> list[np.ndarray]:
     # One large array is cheaper to sum at once than image by image.
     return pictures if isinstance(pictures, list) else [pictures.reshape(-1, 1, pictures.shape[-1])]
+
+
+def common_size(source: ImageSource, name: object) -> tuple[int, int]:
+    """Returns (height, width) of 16 of the images; raises `InputError` if they differ."""
+    numbers = np.unique(np.linspace(0, len(source) - 1, 16).astype(int))
+    sizes = {picture.shape[:2] for picture in source.batch(numbers)[0]}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
+        raise InputError(
+            f"{name}: images differ in size ({shown}, ...); give image_size, such as (96, 96)"
+        )
+    return sizes.pop()
+
+
+def readable(
+    picture: Callable[[int], np.ndarray], count: int
+) -> tuple[np.ndarray, list[tuple[str, str]]]:
+    """Reads images 0 to count - 1.
+
+    Returns:
+        The numbers of those that can be read, int (n,); (name, reason) of each other one.
+    """
+    numbers, skipped = [], []
+    for number in range(count):
+        try:
+            picture(number)
+            numbers.append(number)
+        except PictureError as error:
+            skipped.append((error.name, error.reason))
+    return np.array(numbers, int), skipped
 
 
 def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray:

@@ -64,5 +64,5 @@ def for_keras(begin: Callable[[bool], Iterator[Any]]) -> Any:
 
 
 def busy(output: object) -> Callable[[], bool] | None:
-    """Returns None: TensorFlow cannot tell without waiting for the step."""
+    """Returns None: TensorFlow has no query that does not wait for the step."""
     return None

@@ -17,7 +17,7 @@ import numpy as np
 
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
-from kmodels.data.pipeline.batch import Preprocess, as_tuple, in_parts, prepared, to_numpy
+from kmodels.data.pipeline.arrays import Preprocess, as_tuple, in_parts, prepared, to_numpy
 from kmodels.data.rng import order, philox
 from kmodels.data.rows import rows_within
 
@@ -90,7 +90,7 @@ class ResumableBatches(keras.utils.PyDataset):
         return index + self.skip
 
 
-class IndexedBatches(keras.utils.PyDataset):
+class IndexedBatches(ResumableBatches):
     """Batches of numbered samples; seed and epoch determine the order on every backend.
 
     Args:
@@ -130,8 +130,6 @@ class IndexedBatches(keras.utils.PyDataset):
         self.preprocess = preprocess
         self._rows: tuple[int, int] | None = None
         self._orders: tuple[int, np.ndarray] | None = None
-        self.handed_out = 0
-        self.epoch = 0
 
     def part(self, start: int, stop: int) -> "IndexedBatches":
         """Returns a dataset of rows start to stop of the same batches, see `rows_within`."""
@@ -140,31 +138,23 @@ class IndexedBatches(keras.utils.PyDataset):
         return part
 
     @property
-    def num_batches(self) -> int:
+    def batches(self) -> int:
         """Number of batches in an epoch."""
         return -(-self.samples // self.batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the next epoch."""
-        self.epoch, self.handed_out = epoch, 0
-
-    def on_epoch_end(self) -> None:
-        """Sets the next epoch if all batches of this one were returned."""
-        if self.handed_out >= self.num_batches:
-            self.set_epoch(self.epoch + 1)
-
     def __getitem__(self, index: int) -> tuple:
-        start = index * self.batch_size
+        number = self.number_of(index)
+        start = number * self.batch_size
         stop = min(start + self.batch_size, self.samples)
         within = rows_within(*(self._rows or (0, self.batch_size)), stop - start)
         self.handed_out = max(self.handed_out, index + 1)
-        return prepared(self.take(self._samples(index, start, stop, within)), self.preprocess)
+        return prepared(self.take(self._samples(number, start, stop, within)), self.preprocess)
 
-    def _samples(self, index: int, start: int, stop: int, within: slice) -> np.ndarray | slice:
+    def _samples(self, number: int, start: int, stop: int, within: slice) -> np.ndarray | slice:
         if not self.shuffle:
             return slice(start + within.start, start + within.stop)
         if self.shuffle == "batch":
-            bits = philox(self.seed, "order", self.epoch, index).random_raw(stop - start)
+            bits = philox(self.seed, "order", self.epoch, number).random_raw(stop - start)
             return start + np.argsort(bits, kind="stable")[within]
         if self._orders is None or self._orders[0] != self.epoch:
             self._orders = self.epoch, order(self.samples, self.seed, self.epoch)
@@ -228,8 +218,10 @@ class Numbered:
         self._seed = None if hasattr(data, "set_epoch") else seed
         self._epoch = 0
         self._by_workers = data.workers > 1 or (data.workers > 0 and data.use_multiprocessing)
-        # Workers request batches long before they are used, so a state would be a later one.
-        self.stateful = None if self._by_workers else data
+        # Workers request batches long before they are used, so a state would be a later one; the
+        # order of arrays follows from seed and epoch, so a checkpoint needs no state of them.
+        no_state = self._by_workers or isinstance(data, IndexedBatches)
+        self.stateful = None if no_state else data
 
     @property
     def num_batches(self) -> int | None:
@@ -258,7 +250,10 @@ class Numbered:
         """Returns (x,), (x, y) or (x, y, sample_weight), in NumPy or tensors of the backend."""
         if isinstance(self.data, IndexedBatches | Mapped):  # `prepared` has made it
             return batch
-        return tuple(map(_on_host, in_parts(batch)))
+        return keras.tree.map_structure(
+            lambda leaf: leaf if leaf is None or keras.ops.is_tensor(leaf) else to_numpy(leaf),
+            in_parts(batch),
+        )
 
     def start(self) -> None:
         """Does nothing."""
@@ -284,12 +279,6 @@ class Numbered:
         if hasattr(self.data, "handed_out"):
             self.data.handed_out = self.data.num_batches if whole else taken
         self.data.on_epoch_end()
-
-
-def _on_host(part: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda leaf: leaf if leaf is None or keras.ops.is_tensor(leaf) else to_numpy(leaf), part
-    )
 
 
 def _of_workers(data: Any, numbers: Iterable[int]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.loader import ImageLoader
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.batch import Preprocess, as_tuple, prepared
+from kmodels.data.pipeline.arrays import Preprocess, as_tuple, prepared
 from kmodels.data.pipeline.indexed import IndexedBatches, Mapped, Numbered
 from kmodels.data.pipeline.pipeline import Pipeline
 from kmodels.data.pipeline.request import FitRequest, Method
@@ -69,6 +69,7 @@ def as_dataset(
     return _dataset(
         (x, y, sample_weight),
         batch_size,
+        keras_internals.random_seed() or 0,
         shuffle=shuffle,
         preprocess=preprocess,
         class_weight=class_weight,
@@ -76,8 +77,9 @@ def as_dataset(
 
 
 def _dataset(
-    given: tuple[Any, Data, Data],
+    data: tuple[Any, Data, Data],
     size: int | None,
+    seed: int,
     shuffle: bool | str = False,
     preprocess: Preprocess | None = None,
     class_weight: dict[int, float] | None = None,
@@ -87,15 +89,16 @@ def _dataset(
     """Returns data as `as_dataset` does.
 
     Args:
-        given: (x, y, sample_weight).
+        data: (x, y, sample_weight).
         size: samples per batch.
+        seed: seed of the order.
         shuffle: see `as_dataset`.
         preprocess: see `as_dataset`.
         class_weight: see `as_dataset`.
         split: makes a tuple of each batch of a loader.
         steps: number of batches that arrays are cut into, if no size is given.
     """
-    x, y, weight = arrays.columns(given[0], preprocess), *given[1:]
+    x, y, weight = arrays.columns(data[0], preprocess), *data[1:]
     if isinstance(x, Pipeline):
         _no_labels(x.source.data, y, weight)
         if x.shard is not None and x.preprocess is None:  # of `plan.shard`, which had no model
@@ -104,7 +107,6 @@ def _dataset(
     if isinstance(x, ImageLoader | IndexedBatches):
         _no_labels(x, y, weight)
         return x
-    seed = keras_internals.random_seed() or 0
     settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "preprocess": preprocess}
     if arrays.is_arrays(x, preprocess):
         return _of_arrays((x, y, weight), size, settings, steps)
@@ -138,10 +140,10 @@ def _dataset(
 
 
 def _of_arrays(
-    given: tuple[Any, Data, Data], size: int | None, settings: dict[str, Any], steps: int | None
+    data: tuple[Any, Data, Data], size: int | None, settings: dict[str, Any], steps: int | None
 ) -> IndexedBatches:
     preprocess = settings["preprocess"]
-    x, y, weight = (arrays.plain(part, preprocess) for part in given)
+    x, y, weight = (arrays.plain(part, preprocess) for part in data)
     if preprocess is None and isinstance(y, dict | tuple) and hasattr(weight, "shape"):
         # As in Keras, one weight for each sample counts for each output.
         weight = keras.tree.map_structure(lambda _: weight, y)
@@ -203,7 +205,8 @@ def prepare(
         InputError: for data that is empty or not supported by `as_dataset`, and for a
             `validation_split` of data other than arrays, or with an empty part.
     """
-    given = request.x, request.y, request.sample_weight
+    seed = keras_internals.random_seed() or 0
+    training = request.x, request.y, request.sample_weight
     if arrays.is_empty(request.x, preprocess):
         raise InputError("the data is empty; give at least one sample")
     held_out = request.validation_data
@@ -212,7 +215,7 @@ def prepare(
         if not pair or not arrays.is_arrays(held_out[0], preprocess):
             held_out = (held_out,)
     elif request.validation_split:
-        given, held_out = _split(given, request.validation_split, preprocess)
+        training, held_out = _split(training, request.validation_split, preprocess)
 
     def pipeline_of(
         parts: tuple,
@@ -223,12 +226,11 @@ def prepare(
         class_weight: dict[int, float] | None = None,
     ) -> Pipeline:
         x, y, weight = (*parts, None, None)[:3]
-        data = _dataset((x, y, weight), size, shuffle, preprocess, split=split, steps=steps)
-        seed = keras_internals.random_seed() or 0
+        data = _dataset((x, y, weight), size, seed, shuffle, preprocess, split=split, steps=steps)
         return pipeline(data, rule, use, steps, class_weight, seed if shuffle else None)
 
     size, use = request.batch_size, request.method
-    x = pipeline_of(given, size, use, request.steps, request.shuffle, request.class_weight)
+    x = pipeline_of(training, size, use, request.steps, request.shuffle, request.class_weight)
     if held_out is not None:
         size = request.validation_batch_size or size
         held_out = pipeline_of(held_out, size, Method.EVALUATE, request.validation_steps)
@@ -264,8 +266,8 @@ def pipeline(
         data = Pipeline(data.source, data.preprocess, class_weight, data.shard)
     if rule is None or data.shard is not None:
         return data
-    given = data.source.data
-    own = arrays.is_tf_data(given) and arrays.package(given) == dispatch.backend()
+    loader = data.source.data
+    own = arrays.is_tf_data(loader) and arrays.package(loader) == dispatch.backend()
     if own and data.preprocess is None:
         return data  # One process has all devices; each gets a part of a short batch too.
     shard = Shard(data.source, rule, use, None if use is Method.FIT else steps)
@@ -285,14 +287,14 @@ def _no_labels(x: Data, y: Data, sample_weight: Data) -> None:
             )
 
 
-def _split(given: tuple, share: float, preprocess: Preprocess | None) -> tuple[Any, tuple]:
-    """Returns (x, y, sample_weight) to train on, and the last share of those that are given."""
-    x = given[0]
+def _split(data: tuple, share: float, preprocess: Preprocess | None) -> tuple[Any, tuple]:
+    """Returns (x, y, sample_weight) to train on, and the last share of the parts that exist."""
+    x = data[0]
     if not arrays.is_arrays(x, preprocess):
         raise InputError(
             f"validation_split needs arrays, not {type(x).__name__}; give validation_data"
         )
-    parts = tuple(arrays.plain(part, preprocess) for part in given)
+    parts = tuple(arrays.plain(part, preprocess) for part in data)
     count = arrays.length(tuple(part for part in parts if part is not None))
     at = int(count * (1 - share))
     if not 0 < at < count:

@@ -29,14 +29,14 @@ class StatefulLoader(Protocol):
         def __iter__(self):
             first, self.first = self.first, 0
             for number in range(first, len(self)):
-                self.given = number + 1
+                self.yielded = number + 1
                 yield self.batch(number)
 
         def state_dict(self):
-            return {"given": self.given}
+            return {"yielded": self.yielded}
 
         def load_state_dict(self, state_dict):
-            self.first = state_dict["given"]
+            self.first = state_dict["yielded"]
     """
 
     def state_dict(self) -> dict[str, Any]:

@@ -63,14 +63,14 @@ class FitRequest:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, method: Method, **given: Any) -> Self:
+    def of(cls, method: Method, **arguments: Any) -> Self:
         """Returns the request of a call.
 
         Args:
             method: the method.
-            **given: its arguments by Keras' names; all others have Keras' defaults.
+            **arguments: its arguments by Keras' names; all others have Keras' defaults.
         """
-        values = {name: default for name, (_, default) in _parameters(method).items()} | given
+        values = {name: default for name, (_, default) in _parameters(method).items()} | arguments
         known = {part: values.pop(name) for name, (part, _) in _parameters(method).items() if part}
         return cls(method, **known, more=values)
 

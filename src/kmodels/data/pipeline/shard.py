@@ -19,7 +19,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.data.pipeline.indexed import Numbered
 from kmodels.data.pipeline.position import Source
 from kmodels.data.pipeline.request import Method
@@ -100,7 +100,7 @@ class Shard:
 
     Processes compare the number of their batches and the first one: before training if batches
     have numbers, else as they are read. If each process has its own rows, they compare before each
-    step whether all have another batch.
+    step if all have another batch.
 
     Args:
         source: source of all rows, or of the rows of this process.

@@ -13,7 +13,7 @@ import numpy as np
 
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
-from kmodels.data.pipeline.batch import as_tuple
+from kmodels.data.pipeline.arrays import as_tuple
 from kmodels.data.pipeline.device_put import device_put
 
 
@@ -79,8 +79,8 @@ def started(batches: Iterable[Any]) -> Iterator[Any]:
     # A WebLoader of the webdataset package contains a DataLoader.
     loaders = [x for x in getattr(batches, "pipeline", [batches]) if getattr(x, "num_workers", 0)]
     loader = next((x for x in loaders if hasattr(x, "multiprocessing_context")), None)
-    chosen = getattr(loader, "multiprocessing_context", None)
-    if loader is None or chosen is not None or device_put.FORKS or not _forks():
+    context = getattr(loader, "multiprocessing_context", None)
+    if loader is None or context is not None or device_put.FORKS or not _forks():
         with environ_with(SAFE_PATH):
             return iter(batches)
     loader.multiprocessing_context = "forkserver"

@@ -52,8 +52,8 @@ class DDPTrainer:
         sums = torch.stack([zero if c else _bits(v.value).sum().cpu() for v, c in both]).tolist()
         trained = {id(variable) for variable in model.trainable_variables}
         return {
-            f"{i} {v.path}": [list(v.shape), v.dtype, id(v) in trained, found]
-            for i, (v, found) in enumerate(zip(variables, sums, strict=True))
+            f"{i} {v.path}": [list(v.shape), v.dtype, id(v) in trained, total]
+            for i, (v, total) in enumerate(zip(variables, sums, strict=True))
         }
 
     def compiled(self, model: keras.Model) -> None:
@@ -80,9 +80,9 @@ class DDPTrainer:
         """Returns the gradients of the mean loss of all processes, None for unused variables."""
         _clear(variables)
         self.joined(loss, variables, optimizer).backward()
-        found = [variable.value.grad for variable in variables]
+        gradients = [variable.value.grad for variable in variables]
         _clear(variables)
-        return found
+        return gradients
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
         """Returns the results of metrics over the rows of all processes, by name.
@@ -97,11 +97,11 @@ class DDPTrainer:
 
 def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
     """Returns the results of metrics by name; a metric may have several."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for metric in metrics:
         result = metric.result()
-        found |= result if isinstance(result, dict) else {metric.name: result}
-    return found
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
 
 
 class DataParallel(DDPTrainer):
@@ -184,16 +184,16 @@ class _Variables(torch.nn.Module):
 
 def _leaves(loss: torch.Tensor) -> set[int]:
     """Returns the ids of the tensors that get gradients in the backward pass."""
-    found, seen, waiting = set(), set(), [loss.grad_fn]
+    leaves, seen, waiting = set(), set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
+            leaves.add(id(leaf))
         waiting += [after for after, _ in node.next_functions]
-    return found
+    return leaves
 
 
 @torch.no_grad()
@@ -209,22 +209,22 @@ def _summed(variables: Sequence[Any]) -> list[tuple[Any, torch.Tensor]]:
         if variable.aggregation in ("sum", "mean"):
             part = value * share if variable.aggregation == "mean" else value
             groups.setdefault(part.dtype, []).append((variable, part))
-    found = []
+    sums = []
     for group in groups.values():
         flat = torch.cat([part.reshape(-1) for _, part in group])
         torch.distributed.all_reduce(flat)
         parts = flat.split([part.numel() for _, part in group])
-        found += [
+        sums += [
             (variable, part.reshape(variable.value.shape))
             for (variable, _), part in zip(group, parts, strict=True)
         ]
-    return found
+    return sums
 
 
 def _losses(model: keras.Model) -> list[Any]:
     """Returns the losses given to `compile`."""
-    given = keras.tree.flatten(getattr(model, "loss", None))
-    return [loss for loss in given if isinstance(loss, keras.losses.Loss)]
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    return [loss for loss in losses if isinstance(loss, keras.losses.Loss)]
 
 
 def _check_same(facts: dict[str, Any]) -> None:

@@ -122,8 +122,8 @@ def _mirrored(names: tuple[str, ...]) -> Any:
 
 
 def _every() -> list[str]:
-    found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    return [device.name for device in found]
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return [device.name for device in devices]
 
 
 def _hosts() -> int:

@@ -55,8 +55,8 @@ class Placed(keras_internals.OwnAssign):
         self.placed.to_local().copy_(value)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        found = to_numpy(self.gathered().cpu())
-        return found if dtype is None else found.astype(dtype)
+        value = to_numpy(self.gathered().cpu())
+        return value if dtype is None else value.astype(dtype)
 
 
 class ShardedVariable(keras_internals.ValueElsewhere, Placed):
@@ -111,17 +111,17 @@ def place_like(slot: keras.Variable, weight: ShardedVariable) -> None:
 
 def region(placed: DTensor) -> tuple[slice, ...]:
     """Returns the slices of the whole tensor that are on this rank."""
-    found = [(0, size) for size in placed.shape]
+    ranges = [(0, size) for size in placed.shape]
     mesh = placed.device_mesh
     for axis, placement in enumerate(placed.placements):
         if placement.is_shard():
             dimension = placement.dim  # type: ignore[attr-defined]
-            start, stop = found[dimension]
+            start, stop = ranges[dimension]
             # Like torch: the last shards are shorter, or empty.
             step = -(-(stop - start) // mesh.size(axis))
             begin = min(start + step * mesh.get_local_rank(axis), stop)
-            found[dimension] = begin, min(begin + step, stop)
-    return tuple(slice(*bounds) for bounds in found)
+            ranges[dimension] = begin, min(begin + step, stop)
+    return tuple(slice(*bounds) for bounds in ranges)
 
 
 class Group(torch.nn.Module):
@@ -138,11 +138,11 @@ class Group(torch.nn.Module):
 
     def forward(self, function: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
         """`function(*args, **kwargs)`."""
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         # Torch warns of views: an operation in place would lose the hook that gathers in backward.
-        if isinstance(found, torch.Tensor) and found.requires_grad:
-            return found.clone() if internals_torch.is_view(found) else found
-        return found
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            return result.clone() if internals_torch.is_view(result) else result
+        return result
 
 
 class Root(torch.nn.Module):
@@ -194,11 +194,11 @@ def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
 
 def _layers(model: keras.Model) -> list[Any]:
     """Returns the layers with weights of a model and of models in it, each once."""
-    found: dict[int, Any] = {}
+    layers: dict[int, Any] = {}
     for layer in model.layers:
         inside = _layers(layer) if isinstance(layer, keras.Model) else [layer]
-        found.update({id(one): one for one in inside if one.weights})
-    return list(found.values())
+        layers.update({id(one): one for one in inside if one.weights})
+    return list(layers.values())
 
 
 def _cut(layer: keras.Layer, mesh: DeviceMesh) -> Group:
@@ -300,13 +300,13 @@ def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Seq
         "cannot cut as the weights are; use AdamW or SGD"
     )
     try:
-        with keras_internals.without_values() as made:
+        with keras_internals.without_values() as created:
             build(variables)
     except InputError:
         raise
     except ValueError as error:
         raise refusal from error  # it assigns values to slots itself
-    new = {id(variable): variable for variable in made}
+    new = {id(variable): variable for variable in created}
     for slot, weight in _pairs(optimizer, variables):
         if new.pop(id(slot), None) is None or not isinstance(weight, ShardedVariable):
             continue
@@ -318,8 +318,8 @@ def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Seq
 
 def _pairs(optimizer: keras.Optimizer, weights: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yields each slot with its weight: optimizers have lists in the order of the weights."""
-    for _, held in keras_internals.slot_lists(optimizer):
-        yield from zip(held, weights, strict=True)
+    for _, slots in keras_internals.slot_lists(optimizer):
+        yield from zip(slots, weights, strict=True)
 
 
 class FSDPEngine(DDPEngine):
@@ -447,8 +447,8 @@ class FSDPTrainer(DDPTrainer):
         self.root(lambda x: x * 1, torch.zeros((), device=device, requires_grad=True)).backward()
         for variable in variables:
             if (gradient := variable.value.grad) is not None:
-                held = keras_internals.accumulated_gradient(optimizer, variable)
-                held.assign(held.value + gradient)
+                accumulated = keras_internals.accumulated_gradient(optimizer, variable)
+                accumulated.assign(accumulated.value + gradient)
 
     def _reduces(self, now: bool) -> None:
         self.root.set_requires_gradient_sync(now)

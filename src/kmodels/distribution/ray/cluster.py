@@ -39,8 +39,8 @@ _PRIVATE = {
 
 def check_installed() -> None:
     """Raises `InputError` if Ray is not installed; call it before Ray is imported."""
-    found = importlib.util.find_spec("ray")
-    if found is None or found.origin is None:  # a folder of this name is not the package
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # a folder of this name is not the package
         raise InputError("a run on Ray needs the package ray: pip install 'kmodels[ray]'")
     # Ray reads these only when it is imported.
     if "ray" not in sys.modules and "RAY_ADDRESS" not in os.environ:
@@ -119,12 +119,12 @@ def _locked(folder: str | Path) -> Iterator[None]:
     Raises:
         OSError: if another process has locked it.
     """
-    held = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _short(ray: ModuleType, needed: Mapping[str, float]) -> str:

@@ -31,12 +31,12 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
         storage: directory of the run.
         failures: the allowed number of failures, as text.
     """
-    found = getattr(error, "controller_failure", None) or error
-    if isinstance(found, InputError):
-        told = InputError(one_line(found))
-        if stack := getattr(found, "stack", ""):
-            told.add_note(stack)
-        return told
+    failure = getattr(error, "controller_failure", None) or error
+    if isinstance(failure, InputError):
+        explained = InputError(one_line(failure))
+        if stack := getattr(failure, "stack", ""):
+            explained.add_note(stack)
+        return explained
     lost = getattr(error, "worker_failures", {})
     if lost:
         # Workers that did not answer come before those that lost contact with them.
@@ -48,4 +48,4 @@ def explain(error: Exception, storage: str, failures: str) -> InputError:
             f"worker {rank} was lost and {failures} had been allowed: {reason}; run it again to "
             f"continue from the newest checkpoint in {storage}"
         )
-    return InputError(f"Ray ended the run in {storage}: {one_line(found)[:300]}")
+    return InputError(f"Ray ended the run in {storage}: {one_line(failure)[:300]}")

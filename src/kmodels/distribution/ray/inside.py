@@ -105,9 +105,9 @@ class Work:
         manager.set_keeper(_RayKeeper(self.storage, self.best, self.mode))
         try:
             with listening(self.key):
-                found = self.function(*self.arguments)
+                result = self.function(*self.arguments)
         except Interrupted as stop:
-            found = Stopped(stop.signum, str(stop))
+            result = Stopped(stop.signum, str(stop))
         except Exception as error:
             if any(backend.is_lost(one) or isinstance(one, TimeoutError) for one in _chain(error)):
                 raise WorkerLost(one_line(error)) from error
@@ -118,7 +118,7 @@ class Work:
         finally:
             manager.set_keeper(None)
         backend.leave()
-        return found
+        return result
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -157,8 +157,8 @@ class _RayKeeper:
         # A killed worker may not have reported all of its checkpoints.
         compared = self._compared(best)
         for path in paths:
-            found = None if compared is None else manager.find_best([path], *compared)
-            score = self._score(compared, None if found is None else found[0])
+            newest_best = None if compared is None else manager.find_best([path], *compared)
+            score = self._score(compared, None if newest_best is None else newest_best[0])
             if path == paths[-1]:
                 self._report(path, run.step, run.epoch, run.logs, score)
             else:
@@ -208,11 +208,11 @@ class _RayKeeper:
         numbers = {name: value for name, value in logs.items() if value is not None}
         if self._best:  # Ray needs a score for each; by default the newest is best.
             numbers[SCORE] = step if score is None else score
-        found = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
+        reported = train.Checkpoint(path=place, filesystem=storage.storage_filesystem)
         # A thread of Ray waits until the checkpoint is written; the training does not.
         train.report(
             {"step": step, "epoch": epoch, **numbers},
-            checkpoint=found if processes.is_rank_zero() else None,
+            checkpoint=reported if processes.is_rank_zero() else None,
             checkpoint_upload_mode=train.CheckpointUploadMode.ASYNC,
             checkpoint_upload_fn=wait,
             # It is in its final place.

@@ -66,14 +66,14 @@ def wait(work: Callable[[], Any], key: str) -> Any:
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    found: list[Any] = []
+    outcomes: list[Any] = []
     over = threading.Event()
 
     def call() -> None:
         try:
-            found.append((work(), None))
+            outcomes.append((work(), None))
         except BaseException as error:
-            found.append((None, error))
+            outcomes.append((None, error))
         finally:
             over.set()
 
@@ -82,7 +82,7 @@ def wait(work: Callable[[], Any], key: str) -> Any:
         # Without a timeout, signals would be handled only at the end.
         while not over.wait(_SECONDS):
             pass
-    result, error = found[0]
+    result, error = outcomes[0]
     if error is not None:
         raise error
     return result
@@ -118,11 +118,11 @@ def _signals(key: str) -> Iterator[None]:
 def _look(key: str, over: threading.Event) -> None:
     while not over.wait(_SECONDS):
         try:
-            found = _store()._internal_kv_get(key, namespace=_NAMESPACE)
+            signum = _store()._internal_kv_get(key, namespace=_NAMESPACE)
         except Exception:  # The cluster ends, and this worker too.
             return
-        if found is not None:
-            preemption.tell(int(found))
+        if signum is not None:
+            preemption.tell(int(signum))
             return
 
 

@@ -12,7 +12,7 @@ from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.decoding import is_picture, warn_of_unit_range, with_channels
 from kmodels.data.images.resizing import Resizing
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.preprocessing import Preprocessor
 
 # keras-hub's names of the kernels.

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.schema import read_json
 from kmodels.core.traced import TracedState
 from kmodels.core.types import Data, DTypeLike
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.layers.layout_family import of_family
 from kmodels.models.blocks.inputs import OptionalInputs
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE

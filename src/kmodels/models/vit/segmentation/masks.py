@@ -8,7 +8,7 @@ import numpy as np
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.decoding import is_picture
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.weights.positions import resize_matrix
 
 # Number of logits that are computed at a time.

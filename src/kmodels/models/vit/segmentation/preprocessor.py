@@ -12,7 +12,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.resizing import resize
-from kmodels.data.pipeline.batch import to_numpy
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.preprocessor import (
     OF_CROPS,

@@ -1,10 +1,10 @@
-"""A pool of processes that make batches, safe with any framework.
+"""Processes that make batches, safe with any framework.
 
 Python's own pools start a process by fork, which can deadlock once JAX or TensorFlow runs threads,
 or by spawn and forkserver, which import the user's script again in each process, with the
 framework it imports, and crash if it has no `if __name__ == "__main__"`. Each worker is
-therefore a fresh `python -m kmodels.data.worker` that is sent a pickled BatchMaker through
-its standard input and answers through its standard output.
+therefore a fresh `python -m kmodels.data.workers`, which gets a pickled BatchMaker through its
+standard input and answers through its standard output. It imports no framework.
 """
 
 import os
@@ -15,11 +15,10 @@ import subprocess
 import sys
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, BinaryIO
 
 from kmodels.core.environment import SAFE_PATH
 from kmodels.core.errors import InputError, is_out_of_memory, one_line
-from kmodels.data.worker import receive, send
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -76,7 +75,7 @@ def _start() -> subprocess.Popen:
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "kmodels.data.worker"],
+        [sys.executable, "-m", "kmodels.data.workers"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -133,3 +132,81 @@ def _stop(processes: list[subprocess.Popen], threads: ThreadPoolExecutor) -> Non
                 pipe.close()  # pyright: ignore[reportOptionalMemberAccess]
             except BrokenPipeError:
                 pass
+
+
+def send(stream: BinaryIO, thing: object) -> None:
+    """Writes an object: a pickle of (sizes of its arrays, its own pickle), then the arrays."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
+    memory = [buffer.raw() for buffer in buffers]
+    pickle.dump(([view.nbytes for view in memory], body), stream)
+    for view in memory:
+        stream.write(view)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> Any:
+    """Reads an object that `send` wrote.
+
+    Raises:
+        EOFError: if the stream has ended.
+    """
+    # The other end of the pipe is a child of this process, or its parent.
+    sizes, body = pickle.load(stream)  # nosec B301
+    memory = [bytearray(size) for size in sizes]
+    for buffer in memory:
+        view = memoryview(buffer)
+        while view:
+            count = stream.readinto(view)  # pyright: ignore[reportAttributeAccessIssue]
+            if not count:
+                raise EOFError("the other side ended")
+            view = view[count:]
+    return pickle.loads(body, buffers=memory)  # nosec B301
+
+
+def main() -> None:
+    """Runs a worker: reads a `BatchMaker`, then answers requests until the input ends."""
+    # Ctrl-C goes to the whole group; the parent decides when workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "wb")
+    # Prints of user functions must not mix with the answers.
+    os.dup2(2, 1)
+    maker, failure = None, None
+    try:
+        maker = receive(sys.stdin.buffer)
+    except EOFError:
+        return
+    except Exception as error:  # of any class in the data
+        failure = InputError(
+            f"a data worker cannot load the data ({one_line(error)}); put what it uses in a "
+            "module, or set workers to 0"
+        )
+    while True:
+        try:
+            request = receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            if failure is not None or maker is None:
+                raise failure or InputError("a data worker got no data")
+            answer = (True, maker.make(*request))
+        except Exception as error:
+            answer = (False, _portable(error))
+        try:
+            send(answers, answer)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            failed = InputError(f"a data worker cannot send its batch ({one_line(error)})")
+            send(answers, (False, failed))
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error if it can be pickled, else a RuntimeError with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # nosec B301
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+if __name__ == "__main__":
+    main()
