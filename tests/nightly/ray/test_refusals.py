@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
         ),
         (
             {"recipe_or_function": "vit", "storage": "s3://bucket/run"},
-            "s3://bucket/run is an address, and a recipe writes its",
+            "--out is the address s3://bucket/run; give a directory",
         ),
     ],
 )
