@@ -79,7 +79,7 @@ FAMILY = Family(
     presets=PRESETS,
     formats=(
         *(one.FORMAT for one in (huggingface, dinov2, dinov3, eomt, clip_siglip)),
-        *(eva, timm_naflex, timm, augreg),
+        *(eva.FORMAT, timm_naflex.FORMAT, timm.FORMAT, augreg),
     ),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
