@@ -21,7 +21,8 @@ from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.batch import to_numpy
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
-from kmodels.models.two_towers import ImageTextSimilarity, TwoTowersBackbone
+from kmodels.models.two_towers.model import TwoTowersBackbone
+from kmodels.models.two_towers.task import ImageTextSimilarity
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import Pooling

@@ -19,10 +19,9 @@ from kmodels.models.blocks.encoder_config import TextEncoderConfig
 from kmodels.models.blocks.inputs import OptionalInputs, as_tensors
 from kmodels.models.blocks.sharding import KERNEL, TEXT_ENCODER
 from kmodels.models.blocks.text_encoder_files import EMBEDDINGS, PREFIX, PROJECTION
-from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder
-from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder
+from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder, CLIPVisionEncoder
+from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder, SigLIPVisionEncoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.hub_classes import CLIPVisionEncoder, SigLIPVisionEncoder
 from kmodels.models.vit.model import LAYOUT as VISION
 from kmodels.models.vit.naflex.model import (
     MASK,

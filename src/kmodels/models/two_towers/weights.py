@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks import huggingface
 from kmodels.models.blocks.directories import EncoderDirectory
 from kmodels.models.blocks.encoder_rules import below, dense
-from kmodels.models.blocks.sizes import Sizes
+from kmodels.models.blocks.sizes import Sizes, encoder
 from kmodels.models.blocks.text_encoder_files import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
@@ -17,7 +17,6 @@ from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
 from kmodels.models.two_towers.model import TwoTowersBackbone, TwoTowersConfig
 from kmodels.models.two_towers.task import ImageTextSimilarity
-from kmodels.models.vit import family as vit
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.preprocessor import OF_PATCHES, ViTImageClassifierPreprocessor, fit_crop
@@ -273,7 +272,7 @@ def _fit_preprocessor(given: dict[str, Any], config: TwoTowersConfig) -> dict[st
 
 def sizes(config: TwoTowersConfig) -> Sizes:
     """Returns the sizes of the vision tower, the larger one in the published models."""
-    return vit.sizes(config.vision)
+    return encoder(config.vision, tokens=config.vision.num_tokens)
 
 
 FAMILY = Family(

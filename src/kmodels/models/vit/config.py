@@ -182,6 +182,11 @@ class ViTConfig(EncoderConfig):
         return self.num_special_tokens + self.num_register_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """The tokens of an image, with those in front of the patches."""
+        return self.grid[0] * self.grid[1] + self.num_prefix_tokens
+
+    @property
     def num_special_positions(self) -> int:
         """Rows of the position embedding that belong to no patch."""
         there = self.use_position_embedding and self.position_over_prefix

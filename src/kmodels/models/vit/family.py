@@ -68,8 +68,7 @@ def _fit(tensors: Mapping[str, LazyArray], held: ViTConfig, wanted: ViTConfig) -
 
 def sizes(config: ViTConfig) -> Sizes:
     """Returns the sizes that decide the memory of a step."""
-    height, width = config.grid
-    return encoder(config, tokens=height * width + config.num_prefix_tokens)
+    return encoder(config, tokens=config.num_tokens)
 
 
 FAMILY = Family(

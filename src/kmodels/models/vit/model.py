@@ -8,6 +8,7 @@ Differences from the plain transformer encoder:
 - queries and keys of the patches may have a rotary position embedding.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,6 @@ from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Tokens
-from kmodels.models.vit.weights import peft
-from kmodels.models.vit.weights.resizing import resized
 from kmodels.task import Backbone
 
 # Meaning of each dimension of a variable, see `kmodels.distribution.layout`.
@@ -93,7 +92,6 @@ class ViTBackbone(Backbone):
     config_class = ViTConfig
     family = "vit"
     layout = LAYOUT
-    peft_names = staticmethod(peft.names)
     named_inputs: ClassVar[bool] = False
     input_name: ClassVar[str] = "images"
     token_embedding = None
@@ -273,6 +271,13 @@ class ViTBackbone(Backbone):
         """
         return feature_model(self, outputs)
 
+    @staticmethod
+    def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
+        """See `Backbone.peft_names`."""
+        from kmodels.models.vit.weights import peft
+
+        return peft.names(model)
+
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
 
@@ -312,6 +317,22 @@ class ViTBackbone(Backbone):
             block.attention.probabilities(block.attention_norm(x), positions=places)
             for block, x in zip(self.blocks, inputs, strict=True)
         ]
+
+
+def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
+    """Returns a copy of a backbone or task for other image and patch sizes.
+
+    It goes through a preset, which knows adapters, quantized kernels and the rules for positions
+    and patches.
+    """
+    height, width = image_size
+    config = getattr(model, "backbone", model).config
+    fields = {"image_shape": (height, width, config.image_shape[2])}
+    fields |= {} if patch_size is None else {"patch_size": patch_size}
+    with tempfile.TemporaryDirectory() as folder:
+        path = model.save_to_preset(Path(folder) / "model")
+        dtype = getattr(model, "backbone", model).dtype_policy
+        return type(model).from_preset(path, dtype=dtype, **fields)
 
 
 def feature_model(

@@ -3,13 +3,9 @@
 Positions are for another size; the kernel is for other channels or other patches, by timm's rules.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import keras
 import numpy as np
 
 from kmodels.models.vit.config import ViTConfig
@@ -46,22 +42,6 @@ def fitting(
         return {**held, name: table.map(table.shape[1:], lambda x: x[0]) if flat else table}
 
     return fit
-
-
-def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
-    """Returns a copy of a backbone or task for other image and patch sizes.
-
-    It goes through a preset, which knows adapters, quantized kernels and the rules for positions
-    and patches.
-    """
-    height, width = image_size
-    config = getattr(model, "backbone", model).config
-    fields = {"image_shape": (height, width, config.image_shape[2])}
-    fields |= {} if patch_size is None else {"patch_size": patch_size}
-    with tempfile.TemporaryDirectory() as folder:
-        path = model.save_to_preset(Path(folder) / "model")
-        dtype = getattr(model, "backbone", model).dtype_policy
-        return type(model).from_preset(path, dtype=dtype, **fields)
 
 
 KERNEL = "patch_embedding/kernel"
