@@ -3,7 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.blocks.module_names import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
-from kmodels.models.blocks.rope import Rope, Yarn
+from kmodels.models.blocks.rope import Llama3Scaling, Rope, Yarn
 from kmodels.models.blocks.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -162,13 +163,12 @@ def rope(
         scaling: settings of the kind.
         given: the base outside these settings, or None.
         default: the base if there is none in either.
-        length: `max_position_embeddings`, for YaRN whose settings do not name the original length;
-            None if they have to.
+        length: `max_position_embeddings`, for YaRN and "llama3" whose settings do not name the
+            original length; None if they have to.
         kinds: supported kinds. Of kinds other than the default ones only the base is read.
 
     Raises:
-        InputError: for another kind, or settings of YaRN that transformers does not know or that
-            are out of range.
+        InputError: for another kind, or settings of it that are missing, unknown or out of range.
     """
     kind = rope_kind(scaling)
     if kind not in kinds:
@@ -179,6 +179,8 @@ def rope(
     base = float(scaling.get("rope_theta", default if given is None else given))
     if kind == "yarn":
         return Rope(base, 1.0, _yarn(path, scaling, length))
+    if kind == "llama3":
+        return Rope(base, 1.0, None, _llama3(path, scaling, length))
     return Rope(base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0, None)
 
 
@@ -233,6 +235,18 @@ def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return given
+
+
+def _llama3(path: Path, scaling: Mapping[str, Any], length: float | None) -> Llama3Scaling:
+    names = [field.name for field in fields_of(Llama3Scaling)]
+    settings = {"original_max_position_embeddings": length, **scaling}
+    unknown = sorted(set(scaling) - {*names, "rope_type", "type", "rope_theta"})
+    problems = {
+        f"{', '.join(unknown)} in rope_scaling": unknown,
+        "rope_scaling without its factors": not settings.keys() >= set(names),
+    }
+    refuse(path, problems)
+    return Llama3Scaling(**{name: settings[name] for name in names})
 
 
 def heads_by_kind(
@@ -482,17 +496,23 @@ def token_ids(model: keras.Model) -> dict[str, int | None]:
     return {"bos_token_id": tokenizer.start_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
-def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the settings of config.json for a rotary position embedding, see `rope`."""
+def rope_form(
+    base: float,
+    scaling: float,
+    yarn: Mapping[str, Any] | None,
+    llama3: Llama3Scaling | None = None,
+) -> dict[str, Any]:
+    """Returns the settings of config.json for the parts of a `Rope`."""
+    form: dict[str, Any] = {"rope_theta": base}
     if yarn is not None:
+        form["rope_scaling"] = {"rope_type": "yarn", **yarn}
         length = yarn["original_max_position_embeddings"]
-        return {
-            "rope_theta": base,
-            "rope_scaling": {"rope_type": "yarn", **yarn},
-            "max_position_embeddings": int(length * yarn["factor"]),
-        }
-    linear = {"rope_scaling": {"rope_type": "linear", "factor": scaling}}
-    return {"rope_theta": base, **(linear if scaling != 1.0 else {})}
+        form["max_position_embeddings"] = int(length * yarn["factor"])
+    elif llama3 is not None:
+        form["rope_scaling"] = {"rope_type": "llama3", **asdict(llama3)}
+    elif scaling != 1.0:
+        form["rope_scaling"] = {"rope_type": "linear", "factor": scaling}
+    return form
 
 
 def layer_types(config: DecoderConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """Tokenizers as Keras layers, with the methods of keras-hub's tokenizers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -164,11 +164,14 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
 
 class BytePairTokenizer(LayerTokenizer):
-    """A `LayerTokenizer` of byte-level merges, with the first arguments of keras-hub's class.
+    """A `LayerTokenizer` of byte-level merges, with keras-hub's first arguments.
 
     Args:
         vocabulary: token to id, the path of a vocab.json, or a `tokenizers.Tokenizer`.
         merges: pairs of tokens with a blank between them, or the path of a merges.txt.
+        bos_token: text of the start token; by default the one that the files name.
+        eos_token: text of the end token; by default the one that the files name.
+        misc_special_tokens: further control tokens.
         **kwargs: of `LayerTokenizer`.
 
     Attributes:
@@ -186,11 +189,16 @@ class BytePairTokenizer(LayerTokenizer):
         self,
         vocabulary: tokenizers.Tokenizer | Mapping[str, int] | str | Path,
         merges: Sequence[str] | str | Path | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        misc_special_tokens: Iterable[str] = (),
         **kwargs: Any,
     ):
         if not isinstance(vocabulary, tokenizers.Tokenizer):
-            vocabulary = byte_level.read(vocabulary, merges, self.control_tokens, self.build_core)
-        super().__init__(vocabulary, **kwargs)
+            named = [*filter(None, (bos_token, eos_token)), *sorted(misc_special_tokens)]
+            special = tuple(dict.fromkeys([*self.control_tokens, *named]))
+            vocabulary = byte_level.read(vocabulary, merges, special, self.build_core)
+        super().__init__(vocabulary, **{"start": bos_token, "end": eos_token, **kwargs})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:

@@ -275,7 +275,7 @@ def _gemma_4_fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
 def rope_fields(where: str, rope: Rope) -> dict[str, Any]:
     """Returns the rotary fields of the "local" or the "global" layers."""
     names = ("wavelength", "scaling_factor", "yarn")
-    return {f"{where}_rope_{name}": value for name, value in zip(names, rope, strict=True)}
+    return {f"{where}_rope_{name}": value for name, value in zip(names, rope[:3], strict=True)}
 
 
 def rope_of_kind(

@@ -30,7 +30,7 @@ from kmodels.models.gemma.model import ORDER_3, Gemma3Backbone
 from kmodels.models.gemma.presets import PRESETS as TEXT
 from kmodels.models.gemma.tasks import Gemma3CausalLM
 from kmodels.models.gemma.text import CHATS, Gemma3CausalLMPreprocessor, Gemma3Tokenizer
-from kmodels.models.gemma_vision import gemma3_huggingface, gemma3_keras_hub, gemma3_mmproj
+from kmodels.models.gemma_vision import gemma3_files
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder, VisionEncoderFields
 from kmodels.models.gemma_vision.model import (
     PLACES,
@@ -477,7 +477,7 @@ def rules(
 ) -> list[Rule]:
     """Returns the rules of a config with the prefixes of a file."""
     encoder = config.encoder(name="vision_encoder")
-    vision = gemma3_huggingface.rules(encoder.vit_config, tower, projector)
+    vision = gemma3_files.rules(encoder.vit_config, tower, projector)
     return [*text.rules(config, language), *below("vision_encoder", vision)]
 
 
@@ -488,7 +488,7 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         InputError: lists the settings that are not supported.
     """
     given = {**DEFAULTS, **description}
-    held, wrong = gemma3_huggingface.settings(description["vision_config"] or {})
+    held, wrong = gemma3_files.settings(description["vision_config"] or {})
     side, tokens = held["image_size"] // held["patch_size"], math.isqrt(given[TOKENS])
     wrong[f"{TOKENS}={given[TOKENS]}"] = tokens**2 != given[TOKENS] or side % tokens != 0
     decoder.refuse(path, wrong)
@@ -515,7 +515,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
         "text_config": written,
-        "vision_config": gemma3_huggingface.form(encoder),
+        "vision_config": gemma3_files.form(encoder),
         TOKENS: encoder.num_vision_tokens_per_image,
         IMAGE_TOKEN: config.image_token_id,
         **MARKS,
@@ -708,7 +708,7 @@ class Gemma3ImageTextLM(Gemma3CausalLM):
     preprocessor_class = Gemma3ImageTextLMPreprocessor
     takes = Gemma3ImageTextBackbone.takes
     absent = Gemma3ImageTextBackbone.absent
-    projector = gemma3_mmproj.EXPORT
+    projector = gemma3_files.PROJECTOR
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns the processor's files for an export to transformers, and no rules."""
@@ -748,7 +748,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # === Family ===
 
 
-GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
+GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_files.PROJECTOR, Gemma3ImageTextConfig)
 FAMILY = Family(
     name="gemma_vision",
     backbone=Gemma3ImageTextBackbone,
@@ -758,6 +758,6 @@ FAMILY = Family(
     sizes=without_images,
     transformers_form=transformers_form,
     keras_hub=(
-        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_keras_hub.ENCODER),
+        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_files.KERAS_HUB),
     ),
 )

@@ -177,7 +177,7 @@ def settings(
     blocks = [config.block(i) for i in range(config.num_layers)]
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling)}
     return {
-        "context_length": config.max_sequence_length or config.published_length,
+        "context_length": config.context_length,
         "embedding_length": config.hidden_dim,
         "block_count": config.num_layers,
         FEED_FORWARD: _one_or_all([block.mlp_dim for block in blocks]),
