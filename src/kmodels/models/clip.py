@@ -140,7 +140,7 @@ class CLIPVisionEncoder(ViTBackbone):
                 f"intermediate_output_index is {intermediate_output_index}; leave it out, and take "
                 "the output of a block from intermediates(images)"
             )
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "hidden_dim": hidden_dim,
             "num_layers": num_layers,
@@ -152,7 +152,7 @@ class CLIPVisionEncoder(ViTBackbone):
             "pre_norm": True,
             "position_interpolation": "bicubic",
         }
-        super().__init__(image_shape, **{**given, **fields})
+        super().__init__(image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

@@ -201,7 +201,7 @@ class SigLIPVisionEncoder(ViTBackbone):
         **fields: Any,
     ):
         check_gelu(intermediate_activation)
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "hidden_dim": hidden_dim,
             "num_layers": num_layers,
@@ -212,7 +212,7 @@ class SigLIPVisionEncoder(ViTBackbone):
             "use_class_token": False,
             "position_interpolation": "bicubic",
         }
-        super().__init__(image_shape, **{**given, **fields})
+        super().__init__(image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

@@ -127,7 +127,7 @@ class BlockConfig:
         return ("query", "key") if self.key_is_value else ("query", "key", "value")
 
     def has_bias(self, layer: str) -> bool:
-        """Returns whether a linear layer has a bias, by its path in the block."""
+        """Returns True if a linear layer has a bias, by its path in the block."""
         part, name = layer.split("/")
         if part != "attention":
             return False
@@ -250,7 +250,7 @@ class DecoderConfig(FrozenConfig):
         return None
 
     def looks_ahead(self, layer: int) -> bool:
-        """Returns whether the tokens of an image see each other in a layer, those ahead too."""
+        """Returns True if the tokens of an image attend to later ones of it in this layer too."""
         return True
 
     def block(self, index: int) -> BlockConfig:

@@ -308,8 +308,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns hidden states (B, T, D), as the graph, and with positions and segments too."""
-        given = self.seen(as_tensors(self, inputs), training)
-        out, back = self._steps.run(**given, training=training)
+        seen = self.seen(as_tensors(self, inputs), training)
+        out, back = self._steps.run(**seen, training=training)
         return self._steps.move(out["final_norm"], back)
 
     def intercepted(self, inputs: Tree, intercept: Callable[[Any, int], Any]) -> Any:

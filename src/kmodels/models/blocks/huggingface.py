@@ -32,7 +32,7 @@ HEAD = "lm_head.weight"
 OUTPUTS = (HEAD, f"language_model.{HEAD}")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model")
-# Fields of every `DecoderConfig`, and what a config.json calls them.
+# Fields of every `DecoderConfig`, and their names in config.json.
 FIELDS = {
     "vocabulary_size": "vocab_size",
     "hidden_dim": "hidden_size",
@@ -78,7 +78,7 @@ IDLE = IDLE_IN_CONFIGS | {
     *("eoa_token_index", "initializer_range", "pretraining_tp", "unsloth_fixed", "unsloth_version"),
     *("use_cache", "video_token_id"),
 }
-# What `per_layer_config` may say of a layer, and the width where nothing says it.
+# Settings that `per_layer_config` may hold, and the default width of global layers.
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL_HEAD_DIM = 512
 # config.json, preprocessor_config.json, the table, and tensors of zeros that the format asks for.
@@ -137,21 +137,21 @@ def fields(text: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: text[theirs] for ours, theirs in FIELDS.items()}
 
 
-def refuse(path: Path, found: Mapping[str, object]) -> None:
+def refuse(path: Path, settings: Mapping[str, object]) -> None:
     """Raises `InputError` for a directory with something that the model has no counterpart for.
 
     Args:
         path: path of the directory.
-        found: names of such settings to whether the directory has them.
+        settings: names of such settings to whether the directory has them.
     """
-    if problems := [name for name, there in found.items() if there]:
+    if problems := [name for name, there in settings.items() if there]:
         raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
 
 
 def rope(
     path: Path,
     scaling: Mapping[str, Any],
-    given: float | None,
+    theta: float | None,
     default: float,
     length: float | None = None,
     kinds: Sequence[str] = ("default", "linear", "yarn"),
@@ -161,7 +161,7 @@ def rope(
     Args:
         path: path of the directory, for errors.
         scaling: settings of the kind.
-        given: the base outside these settings, or None.
+        theta: the base outside these settings, or None.
         default: the base if there is none in either.
         length: `max_position_embeddings`, for YaRN and "llama3" whose settings do not name the
             original length; None if they have to.
@@ -176,7 +176,7 @@ def rope(
             f"{path}: rope_type is {kind!r}; the model supports {', '.join(kinds[:-1])} and "
             f"{kinds[-1]}"
         )
-    base = float(scaling.get("rope_theta", default if given is None else given))
+    base = float(scaling.get("rope_theta", default if theta is None else theta))
     if kind == "yarn":
         return Rope(base, 1.0, _yarn(path, scaling, length))
     if kind == "llama3":
@@ -220,21 +220,21 @@ def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[
     Raises:
         InputError: for settings that transformers does not know or that are out of range.
     """
-    given = {key: value for key, value in scaling.items() if value is not None}
+    arguments = {key: value for key, value in scaling.items() if value is not None}
     for name in ("rope_type", "type", "rope_theta"):
-        given.pop(name, None)
-    given.setdefault("original_max_position_embeddings", length)
-    whole, part = given.pop("mscale", None), given.pop("mscale_all_dim", None)
-    if "factor" not in given and length is not None:
-        given["factor"] = length / given["original_max_position_embeddings"]
+        arguments.pop(name, None)
+    arguments.setdefault("original_max_position_embeddings", length)
+    whole, part = arguments.pop("mscale", None), arguments.pop("mscale_all_dim", None)
+    if "factor" not in arguments and length is not None:
+        arguments["factor"] = length / arguments["original_max_position_embeddings"]
     try:
-        settings = Yarn.of(given)
+        settings = Yarn.of(arguments)
         if whole and part and settings.attention_factor is None and settings.factor > 1:
             grown = 0.1 * math.log(settings.factor)
-            given["attention_factor"] = (whole * grown + 1) / (part * grown + 1)
+            arguments["attention_factor"] = (whole * grown + 1) / (part * grown + 1)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return given
+    return arguments
 
 
 def _llama3(path: Path, scaling: Mapping[str, Any], length: float | None) -> Llama3Scaling:
@@ -273,14 +273,14 @@ def heads_by_kind(
         by_layer = {i: own for i, kind in enumerate(kinds) if kind == GLOBAL}
     by_layer = {int(i): own for i, own in by_layer.items()}
     names = {name for own in by_layer.values() for name in own}
-    found: dict[str, set[tuple[int, int]]] = {}
+    heads: dict[str, set[tuple[int, int]]] = {}
     for i, kind in enumerate(kinds):
         layer = {**text, **by_layer.get(i, {})}
-        found.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
+        heads.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
     wrong = {f"{name} in per_layer_config": True for name in sorted(names - set(HEADS))}
-    wrong |= {f"different heads in {kind}": len(seen) > 1 for kind, seen in found.items()}
+    wrong |= {f"different heads in {kind}": len(seen) > 1 for kind, seen in heads.items()}
     refuse(path, wrong)
-    return {kind: next(iter(seen)) for kind, seen in found.items()}
+    return {kind: next(iter(seen)) for kind, seen in heads.items()}
 
 
 def unused(config: DecoderConfig) -> list[str]:

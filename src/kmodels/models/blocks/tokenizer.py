@@ -105,10 +105,10 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
     def token_to_id(self, token: str | bytes) -> int:
         """Returns the id of a token, or of the unknown token, as keras-hub does."""
-        found = self.core.token_to_id(as_text(token))
-        if found is None and self.unknown_token is not None:
-            found = self.core.token_to_id(self.unknown_token)
-        return super().token_to_id(as_text(token)) if found is None else found
+        token_id = self.core.token_to_id(as_text(token))
+        if token_id is None and self.unknown_token is not None:
+            token_id = self.core.token_to_id(self.unknown_token)
+        return super().token_to_id(as_text(token)) if token_id is None else token_id
 
     def id_to_token(self, token_id: int) -> str:
         """Returns the text of a token.
@@ -116,12 +116,12 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         Raises:
             InputError: for an id outside the vocabulary, as in keras-hub.
         """
-        found = self.core.id_to_token(int(token_id)) if token_id >= 0 else None
-        if found is None:
+        text = self.core.id_to_token(int(token_id)) if token_id >= 0 else None
+        if text is None:
             raise InputError(
                 f"there is no token {token_id}; ids go from 0 to {self.vocabulary_size() - 1}"
             )
-        return found
+        return text
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, the vocabulary in place of the files."""
@@ -155,8 +155,8 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         Raises:
             InputError: if there is no tokenizer.
         """
-        found = cls.from_file(presets.locate(preset))
-        return cls.from_config({**found.get_config(), **settings}) if settings else found
+        tokenizer = cls.from_file(presets.locate(preset))
+        return cls.from_config({**tokenizer.get_config(), **settings}) if settings else tokenizer
 
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, for `from_preset` and transformers."""

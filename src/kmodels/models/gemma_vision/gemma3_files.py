@@ -14,7 +14,7 @@ from kmodels.weights import LazyArray, Rule, leading_axes
 
 # === Hugging Face: SigLIP's tower and a projector ===
 
-# Names of the tower's settings: here, in config.json, and what transformers takes without them.
+# Names of the tower's settings: here, in config.json, and transformers' default.
 CONFIG = {
     "image_size": ("image_size", 224),
     "patch_size": ("patch_size", 16),
@@ -25,7 +25,7 @@ CONFIG = {
     "layer_norm_epsilon": ("layer_norm_eps", 1e-6),
     "attention_dropout": ("attention_dropout", 0.0),
 }
-# What is alike in all of them; a head of the tower is not asked for.
+# Settings that all towers have; the head of a tower is ignored.
 FIXED = {
     "model_type": "siglip_vision_model",
     "hidden_act": "gelu_pytorch_tanh",
@@ -39,17 +39,17 @@ def settings(vision: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bool]
     Args:
         vision: `vision_config` of a config.json.
     """
-    found = {ours: vision.get(name, usual) for ours, (name, usual) in CONFIG.items()}
+    arguments = {ours: vision.get(name, usual) for ours, (name, usual) in CONFIG.items()}
     said = {name: vision.get(name, usual) for name, usual in FIXED.items()}
-    return found, {
+    return arguments, {
         f"{name}={x!r} of the vision tower": x != FIXED[name] for name, x in said.items()
     }
 
 
 def form(encoder: Gemma3VisionEncoder) -> dict[str, Any]:
     """Returns the `vision_config` of an encoder."""
-    found = {theirs: getattr(encoder, ours) for ours, (theirs, _) in CONFIG.items()}
-    return {**found, **FIXED, "vision_use_head": False}
+    sizes = {theirs: getattr(encoder, ours) for ours, (theirs, _) in CONFIG.items()}
+    return {**sizes, **FIXED, "vision_use_head": False}
 
 
 def rules(config: ViTConfig, tower: str, projector: str) -> list[Rule]:
@@ -100,9 +100,9 @@ def _hub_rules(config: ViTConfig) -> list[Rule]:
     return table
 
 
-def _from_hub(given: Mapping[str, Any]) -> dict[str, Any]:
+def _from_hub(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments here of an encoder of keras-hub with this config."""
-    return {name: given[name] for name in NAMES}
+    return {name: config[name] for name in NAMES}
 
 
 def _to_hub(encoder: Gemma3VisionEncoder) -> tuple[str, dict[str, Any]]:
@@ -149,7 +149,7 @@ MMPROJ = {
     "num_heads": "vision.attention.head_count",
 }
 EPSILON, POOL = "vision.attention.layer_norm_epsilon", "vision.projector.scale_factor"
-# What llama.cpp pools by where a file is silent.
+# llama.cpp's default of the pooling.
 USUAL_POOL = 4
 # It transposes the matrix of the projector as it runs, and adds positions to patches, in these.
 TYPES = {"mm.input_projection": "F16", "v.patch_embd": "F32", "v.position_embd": "F32"}

@@ -432,9 +432,9 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         self.takes = ("token_ids", "padding_mask", *images)
         self.absent = ("padding_mask", *((MASK,) if config.naflex else ()))
         self.dtype_policy = policy
-        for tower, given in ((vision.tower, vision_encoder), (text.tower, text_encoder)):
-            if isinstance(given, Backbone):
-                tower.set_weights(given.get_weights())
+        for tower, encoder in ((vision.tower, vision_encoder), (text.tower, text_encoder)):
+            if isinstance(encoder, Backbone):
+                tower.set_weights(encoder.get_weights())
 
     @classmethod
     def class_of(cls, config: TwoTowersConfig) -> type[Self]:
@@ -506,8 +506,8 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
         With `naflex` the argument is the dictionary that the model takes.
         """
-        given = [images.get(x) for x in NAMES] if isinstance(images, Mapping) else [images]
-        x = self.get_layer("vision_encoder")(*given)
+        values = [images.get(x) for x in NAMES] if isinstance(images, Mapping) else [images]
+        x = self.get_layer("vision_encoder")(*values)
         return self.get_layer("vision_projection")(x) if self.config.projects else x
 
     def get_text_embeddings(self, token_ids: Tensor, padding_mask: Tensor | None = None) -> Any:

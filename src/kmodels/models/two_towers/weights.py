@@ -185,14 +185,14 @@ def _clip(vision: str, text: str, width: int) -> dict[str, Any]:
 
 def _siglip() -> dict[str, dict[str, Any]]:
     """Returns the presets of SigLIP, named after their vision tower as in keras-hub."""
-    found = {}
+    presets = {}
     for name, vision in IMAGES.items():
         kind, _, size = name.partition("_")
         if kind in ("siglip", "siglip2"):
             size = size.partition("_")[0].replace("giantopt", "giant")
             text = _backbone_fields(SIGLIP_TEXTS[f"{kind}_text_{size}"])
-            found[name] = {"vision_encoder": _backbone_fields(vision), "text_encoder": text}
-    return found
+            presets[name] = {"vision_encoder": _backbone_fields(vision), "text_encoder": text}
+    return presets
 
 
 def _naflex(size: str) -> dict[str, Any]:
@@ -263,11 +263,11 @@ def _fit_preprocessor(given: dict[str, Any], config: TwoTowersConfig) -> dict[st
     """Returns `given`, by default with the sequence length and image size of the towers."""
     kind = "clip" if config.projects else "siglip"
     length = {"kind": kind, "sequence_length": config.text.max_sequence_length}
-    found = fit_crop({**length, **given}, config.vision.image_shape[:2])
+    arguments = fit_crop({**length, **given}, config.vision.image_shape[:2])
     if config.naflex:
         most = {"max_num_patches": config.vision.num_positions}
-        return {**most, **found, "patch_size": config.vision.patch_size}
-    return {name: value for name, value in found.items() if name not in OF_PATCHES}
+        return {**most, **arguments, "patch_size": config.vision.patch_size}
+    return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
 
 
 def sizes(config: TwoTowersConfig) -> Sizes:

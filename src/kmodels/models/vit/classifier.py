@@ -174,8 +174,8 @@ class ViTImageClassifier(ImageClassifier):
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
 
-        It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
-        there by timm's rule, whatever their origin.
+        It is for `timm.create_model("local-dir:<directory>")`; timm resizes position
+        embeddings by its own rule, also those of other packages.
 
         Raises:
             InputError: lists settings that timm's ViT lacks, or files that would be lost.

@@ -55,10 +55,10 @@ class DeiTBackbone(ViTBackbone):
         intermediate_dim: int = 3072,
         **fields: Any,
     ):
-        given = {"mlp_dim": intermediate_dim, "use_distillation_token": True}
-        given["position_interpolation"] = "bicubic"
-        given |= {"patch_size": patch_size, "num_layers": num_layers, "num_heads": num_heads}
-        super().__init__(image_shape, **{**given, "hidden_dim": hidden_dim, **fields})
+        defaults = {"mlp_dim": intermediate_dim, "use_distillation_token": True}
+        defaults["position_interpolation"] = "bicubic"
+        defaults |= {"patch_size": patch_size, "num_layers": num_layers, "num_heads": num_heads}
+        super().__init__(image_shape, **{**defaults, "hidden_dim": hidden_dim, **fields})
         if not self.config.use_distillation_token:
             raise InputError("DeiTBackbone has a distillation token; without it take ViTBackbone")
 
@@ -89,10 +89,10 @@ class PyramidBackbone(ViTBackbone):
         names = {"tokens": "stem"} | {
             f"block_{i}": f"stage{i + 1}" for i in range(self.config.num_layers)
         }
-        found = {name: self.stages[stage] for stage, name in names.items()}
+        outputs = {name: self.stages[stage] for stage, name in names.items()}
         if self.apply_layernorm:
-            found = {name: self.get_layer("final_norm")(x) for name, x in found.items()}
-        return found
+            outputs = {name: self.get_layer("final_norm")(x) for name, x in outputs.items()}
+        return outputs
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config's fields, the policy, the name and `apply_layernorm`."""
@@ -157,7 +157,7 @@ class DINOV2Backbone(PyramidBackbone):
                 f"size of the images, {tuple(image_shape)}: leave it out, files are resized when "
                 "they are read"
             )
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "num_layers": num_layers,
             "hidden_dim": hidden_dim,
@@ -174,7 +174,7 @@ class DINOV2Backbone(PyramidBackbone):
                 "bicubic_antialias" if antialias_in_interpolation else "bicubic"
             ),
         }
-        super().__init__(apply_layernorm, image_shape, **{**given, **fields})
+        super().__init__(apply_layernorm, image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
@@ -258,7 +258,7 @@ class DINOV3Backbone(PyramidBackbone):
                 f"hidden_activation is {hidden_activation!r} with use_gated_mlp={use_gated_mlp}; "
                 f"choose one of {', '.join(known)}"
             )
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "num_layers": num_layers,
             "hidden_dim": hidden_dim,
@@ -280,7 +280,7 @@ class DINOV3Backbone(PyramidBackbone):
             "rope_theta": rope_theta,
             "use_position_embedding": False,
         }
-        super().__init__(apply_layernorm, image_shape, **{**given, **fields})
+        super().__init__(apply_layernorm, image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:

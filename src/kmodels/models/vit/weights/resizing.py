@@ -76,9 +76,9 @@ def _adapted(
 
     def forward(x: np.ndarray) -> np.ndarray:
         kernel = transform.forward(x)
-        found = kernel.reshape(side, side, channels, -1).astype("float32")
-        found = adapt(resample(found, new_side, method), new_channels)
-        return found.reshape(new_side * new_side * new_channels, -1).astype(kernel.dtype)
+        fitted = kernel.reshape(side, side, channels, -1).astype("float32")
+        fitted = adapt(resample(fitted, new_side, method), new_channels)
+        return fitted.reshape(new_side * new_side * new_channels, -1).astype(kernel.dtype)
 
     def inverse(x: np.ndarray) -> np.ndarray:
         # Used for the shape of the file's tensor only: the sum cannot be inverted.
@@ -123,8 +123,8 @@ def resample(kernel: np.ndarray, side: int, method: Method = "bicubic_antialias"
         return kernel
     # Resizing is separable, and so is the pseudoinverse of its matrix.
     back = np.linalg.pinv(resize_matrix(kernel.shape[0], side, method))  # (p, side)
-    found = np.einsum("ai,bj,abcd->ijcd", back, back, kernel.astype("float64"), optimize=True)
-    return found.astype(kernel.dtype)
+    resampled = np.einsum("ai,bj,abcd->ijcd", back, back, kernel.astype("float64"), optimize=True)
+    return resampled.astype(kernel.dtype)
 
 
 def adapt_statistics(values: Sequence[float], channels: int) -> tuple[float, ...]:
