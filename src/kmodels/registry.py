@@ -26,7 +26,7 @@ FAMILIES = {
     "clip": "clip",
     "siglip": "siglip",
     # Last: only its own classes read a directory as both towers.
-    "two_towers": "two_towers",
+    "two_towers": "two_towers.weights",
 }
 
 

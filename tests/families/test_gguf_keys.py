@@ -10,9 +10,9 @@ from kmodels.core.errors import InputError
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.models.blocks.gguf import reading
 from kmodels.models.gemma import gguf as gemma
-from kmodels.models.gemma_vision import gemma3_mmproj
-from kmodels.models.llama3 import GGUF as LLAMA
-from kmodels.models.qwen3 import GGUF as QWEN3
+from kmodels.models.gemma_vision import gemma3_files
+from kmodels.models.llama3 import FILES as LLAMA
+from kmodels.models.qwen3 import FILES as QWEN3
 from kmodels.text import Tokenizer
 from kmodels.text.gguf import IDLE
 from refusals import refused
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs("gguf")
 
 ARCHITECTURES = ("gemma", "gemma2", "gemma3", "gemma4", "llama", "qwen3")
 TASKS = {"llama": Llama3CausalLM, "qwen3": Qwen3CausalLM}
-FORMATS = {"llama": LLAMA, "qwen3": QWEN3}
+FORMATS = {"llama": LLAMA.gguf, "qwen3": QWEN3.gguf}
 TEXTS = ("rope.scaling.type", "general.type", "projector_type", "chat_template")
 NAMED = {"{id}": "0", "{name}": "tools", "{dense}": "dense"}
 # Texts and kinds of the tokens of a small vocabulary.
@@ -232,11 +232,11 @@ def test_no_setting_of_a_projector_is_ignored_in_silence(tmp_path, caplog):
 
     model = Gemma3ImageTextLM.from_preset("gemma3_vision_debug", preprocessor=None)
     path = tmp_path / "mmproj.gguf"
-    gemma3_mmproj.EXPORT.write(model, path, "float32")
+    gemma3_files.PROJECTOR.write(model, path, "float32")
     base, width = content(path), model.backbone.config.decoder.hidden_dim
 
     def open_it(path):
-        found = gemma3_mmproj.EXPORT.open(path, width, True)
+        found = gemma3_files.PROJECTOR.open(path, width, True)
         return found.fields, list(found.mean), list(found.std)
 
     usual = outcome(lambda: open_it(path), caplog)

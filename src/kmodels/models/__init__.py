@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # for editors
         CLIPTextEncoder,
         CLIPTextModelWithProjection,
         CLIPTokenizer,
+        CLIPVisionEncoder,
     )
     from kmodels.models.gemma.config import (
         GemmaConfig,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:  # for editors
         SigLIPTextConfig,
         SigLIPTextEncoder,
         SigLIPTokenizer,
+        SigLIPVisionEncoder,
     )
     from kmodels.models.two_towers.model import (
         CLIPBackbone,
@@ -99,7 +101,6 @@ if TYPE_CHECKING:  # for editors
     )
     from kmodels.models.vit.hub_classes import (
         CLIPImageConverter,
-        CLIPVisionEncoder,
         DeiTBackbone,
         DeiTImageClassifier,
         DeiTImageClassifierPreprocessor,
@@ -109,7 +110,6 @@ if TYPE_CHECKING:  # for editors
         DINOV3Backbone,
         DINOV3ImageConverter,
         SigLIPImageConverter,
-        SigLIPVisionEncoder,
     )
     from kmodels.models.vit.mae import (
         ViTMAEForPreTraining,
@@ -145,7 +145,7 @@ if TYPE_CHECKING:  # for editors
 MODULES = {
     "clip": (
         *("CLIPPreprocessor", "CLIPTextConfig", "CLIPTextEncoder", "CLIPTextModelWithProjection"),
-        "CLIPTokenizer",
+        *("CLIPTokenizer", "CLIPVisionEncoder"),
     ),
     "gemma.config": ("GemmaConfig",),
     "gemma.model": ("Gemma3Backbone", "Gemma4Backbone", "GemmaBackbone"),
@@ -177,6 +177,7 @@ MODULES = {
     ),
     "siglip": (
         *("SigLIPPreprocessor", "SigLIPTextConfig", "SigLIPTextEncoder", "SigLIPTokenizer"),
+        "SigLIPVisionEncoder",
     ),
     "two_towers.model": ("CLIPBackbone", "SigLIPBackbone", "TwoTowersConfig"),
     "two_towers.task": ("ImageTextPreprocessor", "ImageTextSimilarity"),
@@ -184,10 +185,9 @@ MODULES = {
     "vit.config": ("ViTConfig",),
     "vit.dino_head": ("DINOHead",),
     "vit.hub_classes": (
-        *("CLIPImageConverter", "CLIPVisionEncoder", "DINOV2Backbone", "DINOV2ImageConverter"),
-        *("DINOV3Backbone", "DINOV3ImageConverter", "DeiTBackbone", "DeiTImageClassifier"),
+        *("CLIPImageConverter", "DINOV2Backbone", "DINOV2ImageConverter", "DINOV3Backbone"),
+        *("DINOV3ImageConverter", "DeiTBackbone", "DeiTImageClassifier"),
         *("DeiTImageClassifierPreprocessor", "DeiTImageConverter", "SigLIPImageConverter"),
-        "SigLIPVisionEncoder",
     ),
     "vit.mae": ("ViTMAEForPreTraining",),
     "vit.model": ("ViTBackbone",),

@@ -1,4 +1,4 @@
-"""The text tower of CLIP (Radford et al. 2021)."""
+"""The towers of CLIP (Radford et al. 2021): the text tower, and the ViT by keras-hub's name."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,13 @@ from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense
 from kmodels.layers.layout_family import of_family
 from kmodels.models.blocks.encoder_block import EncoderBlock
-from kmodels.models.blocks.encoder_config import TextEncoderConfig
+from kmodels.models.blocks.encoder_config import (
+    GELUS,
+    TextEncoderConfig,
+    check_gelu,
+    config_field,
+)
+from kmodels.models.blocks.hub_order import in_own_order
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.image_prompts import PromptsAndImages
 from kmodels.models.blocks.inputs import OptionalInputs, Reordered
@@ -22,6 +28,7 @@ from kmodels.models.blocks.sizes import encoder
 from kmodels.models.blocks.text_encoder import TextEncoderBackbone
 from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
+from kmodels.models.vit.model import ViTBackbone
 from kmodels.ops._wide import wide
 from kmodels.registry import Family
 from kmodels.task import Task
@@ -90,6 +97,67 @@ class CLIPTextEncoder(TextEncoderBackbone):
         # argmax returns the first of equal numbers: padding may be the end token too.
         place = keras.ops.argmax(token_ids, axis=1)
         return Reordered()(hidden, keras.ops.expand_dims(place, 1))[:, 0]
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class CLIPVisionEncoder(ViTBackbone):
+    """CLIP's vision tower without its projection (Radford et al. 2021).
+
+    Args:
+        patch_size: side of the square patches, in pixels.
+        hidden_dim: width of the tokens.
+        num_layers: blocks.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
+        intermediate_activation: "quick_gelu", "gelu" or "gelu_approximate".
+        intermediate_output_index: None; `intermediates` returns the output of each block.
+        image_shape: (height, width, channels) in pixels.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+
+    Raises:
+        InputError: for another activation, or an `intermediate_output_index`.
+    """
+
+    named_inputs = True
+    intermediate_dim = config_field("mlp_dim")
+
+    @in_own_order("data_format", "dtype", "name")
+    def __init__(
+        self,
+        patch_size: int | Sequence[int] = 32,
+        hidden_dim: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        intermediate_dim: int = 3072,
+        intermediate_activation: str = "quick_gelu",
+        intermediate_output_index: None = None,
+        image_shape: tuple[int, int, int] = (224, 224, 3),
+        **fields: Any,
+    ):
+        check_gelu(intermediate_activation)
+        if intermediate_output_index is not None:
+            raise InputError(
+                f"intermediate_output_index is {intermediate_output_index}; leave it out, and take "
+                "the output of a block from intermediates(images)"
+            )
+        defaults: dict[str, Any] = {
+            "patch_size": patch_size,
+            "hidden_dim": hidden_dim,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "mlp_dim": intermediate_dim,
+            "approximate_gelu": GELUS[intermediate_activation],
+            "layer_norm_epsilon": 1e-5,
+            "use_patch_bias": False,
+            "pre_norm": True,
+            "position_interpolation": "bicubic",
+        }
+        super().__init__(image_shape, **{**defaults, **fields})
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Returns True for presets of CLIP."""
+        return name.startswith("clip_")
 
 
 # === Text ===

@@ -21,7 +21,8 @@ from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
-from kmodels.models.two_towers import ImageTextSimilarity, TwoTowersBackbone
+from kmodels.models.two_towers.model import TwoTowersBackbone
+from kmodels.models.two_towers.task import ImageTextSimilarity
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import Pooling
@@ -64,18 +65,18 @@ class View:
         Raises:
             InputError: for one image alone, or images of another size than the model's.
         """
-        held = getattr(self.model, "preprocessor", None)
-        held = getattr(held, "image_preprocessor", held)
-        if held is not None:
-            images = held(images)
-        found: Any = np.asarray(images) if isinstance(images, list | tuple) else images
+        preprocessor = getattr(self.model, "preprocessor", None)
+        preprocessor = getattr(preprocessor, "image_preprocessor", preprocessor)
+        if preprocessor is not None:
+            images = preprocessor(images)
+        pixels: Any = np.asarray(images) if isinstance(images, list | tuple) else images
         wanted = self.tower.config.image_shape
-        if tuple(found.shape[1:]) != wanted:
+        if tuple(pixels.shape[1:]) != wanted:
             raise InputError(
-                f"images have the shape {tuple(found.shape)}; give (batch, "
+                f"images have the shape {tuple(pixels.shape)}; give (batch, "
                 f"{', '.join(map(str, wanted))}), or raw images to a model with a preprocessor"
             )
-        (tensor,) = keras_internals.standardized(self.tower, self.given(found))
+        (tensor,) = keras_internals.standardized(self.tower, self.given(pixels))
         return tensor
 
     def given(self, images: Tree) -> Tree:
@@ -159,8 +160,8 @@ def attention_maps(model: keras.Layer, images: Data) -> list[np.ndarray]:
 
 
 def _maps(view: View, pixels: Tensor) -> list[np.ndarray]:
-    found = view.tower.attention_maps(view.given(pixels))
-    return [np.asarray(to_numpy(weights), "float32") for weights in found]
+    maps = view.tower.attention_maps(view.given(pixels))
+    return [np.asarray(to_numpy(weights), "float32") for weights in maps]
 
 
 def rollout(
@@ -234,15 +235,15 @@ def attention_rollout(
     """
     view = view_of(model)
     pixels = view.pixels(images)
-    found = rollout(_maps(view, pixels), head_fusion, discard_ratio).astype("float64")
+    shares = rollout(_maps(view, pixels), head_fusion, discard_ratio).astype("float64")
     if query is not None:
-        rows = found[:, view.prefix + place_of(view, query)]
+        rows = shares[:, view.prefix + place_of(view, query)]
     elif view.pool is not None:
-        rows = np.einsum("bs,bst->bt", _read_by_head(view, pixels), found[:, _seen(view) :])
+        rows = np.einsum("bs,bst->bt", _read_by_head(view, pixels), shares[:, _seen(view) :])
     elif view.pooling in ("token", "token_gap", "distilled"):
-        rows = found[:, 0]
+        rows = shares[:, 0]
     else:
-        rows = found[:, view.prefix :].mean(1)
+        rows = shares[:, view.prefix :].mean(1)
     return view.maps(rows[:, view.prefix :])
 
 
@@ -315,8 +316,8 @@ def grad_cam(
 
     slopes = array(transforms.grad(total)(tokens))[:, view.prefix :]
     weights = slopes.mean(1, keepdims=True)
-    found = (weights * array(tokens)[:, view.prefix :]).sum(-1)
-    return view.maps(np.maximum(found, 0.0))
+    heat = (weights * array(tokens)[:, view.prefix :]).sum(-1)
+    return view.maps(np.maximum(heat, 0.0))
 
 
 def _cut(view: View, pixels: Tensor, info: EncoderInfo, layer: int | str) -> tuple[Any, Any, Any]:
@@ -356,8 +357,8 @@ def _score(view: View, target: Target, batch: int) -> Callable[[Any], Any]:
         return lambda tokens: target(head(tokens))
     if not is_texts and not (isinstance(model, ViTImageClassifier) and model.num_classes):
         raise InputError(
-            f"{type(model).__name__} gives no classes; give a target that is a function of what it "
-            "gives, one score for each image"
+            f"{type(model).__name__} has no logits of classes; give a target that is a function "
+            "from the output of the model to one score for each image"
         )
     return head if is_texts else lambda tokens: _of_class(head(tokens), target)
 
@@ -365,17 +366,17 @@ def _score(view: View, target: Target, batch: int) -> Callable[[Any], Any]:
 def _of_class(outputs: Tensor, target: Target) -> Any:
     batch, classes = outputs.shape
     if target is None:
-        chosen = keras.ops.argmax(outputs, axis=-1)
+        numbers = keras.ops.argmax(outputs, axis=-1)
     else:
-        given = np.asarray(target)
-        fits = given.dtype.kind in "iu" and given.shape in ((), (batch,))
-        if not fits or given.min(initial=0) < 0 or given.max(initial=0) >= classes:
+        asked = np.asarray(target)
+        fits = asked.dtype.kind in "iu" and asked.shape in ((), (batch,))
+        if not fits or asked.min(initial=0) < 0 or asked.max(initial=0) >= classes:
             raise InputError(
                 f"target is {target!r}; give a class from 0 to {classes - 1}, or one for each of "
                 f"the {batch} images"
             )
-        chosen = keras.ops.convert_to_tensor(np.broadcast_to(given, (batch,)).astype("int32"))
-    return keras.ops.sum(outputs * keras.ops.one_hot(chosen, classes, dtype=outputs.dtype), -1)
+        numbers = keras.ops.convert_to_tensor(np.broadcast_to(asked, (batch,)).astype("int32"))
+    return keras.ops.sum(outputs * keras.ops.one_hot(numbers, classes, dtype=outputs.dtype), -1)
 
 
 def _pooled(view: View) -> Callable[[Any], Any]:
@@ -390,24 +391,25 @@ def _texts(model: ImageTextSimilarity | TwoTowersBackbone, target: object, batch
     """Returns the vectors (1 or B, P) of the texts of a target."""
     if target is None:
         raise InputError("grad_cam of two towers needs a target: a text, or one for each image")
-    given = np.asarray(target)
-    is_ids = given.dtype.kind in "iu"
+    texts = np.asarray(target)
+    is_ids = texts.dtype.kind in "iu"
     if is_ids:
-        given = np.atleast_2d(given)
+        texts = np.atleast_2d(texts)
     if isinstance(model, ImageTextSimilarity):
-        found = model.encode_text(given if is_ids else list(np.atleast_1d(given)), normalize=False)
+        strings = texts if is_ids else list(np.atleast_1d(texts))
+        vectors = model.encode_text(strings, normalize=False)
     elif is_ids:
-        found = model.get_text_embeddings(keras.ops.convert_to_tensor(given))
+        vectors = model.get_text_embeddings(keras.ops.convert_to_tensor(texts))
     else:
         raise InputError(
             f"{type(model).__name__} has no tokenizer; give token ids (1 or B, T) as target, or an "
             "ImageTextSimilarity with a preprocessor"
         )
-    if len(found) not in (1, batch):
+    if len(vectors) not in (1, batch):
         raise InputError(
-            f"target holds {len(found)} texts for {batch} images; give one, or one for each image"
+            f"target holds {len(vectors)} texts for {batch} images; give one, or one for each image"
         )
-    return keras.ops.convert_to_tensor(found)
+    return keras.ops.convert_to_tensor(vectors)
 
 
 def _of_texts(view: View, backbone: TwoTowersBackbone, texts: Tensor) -> Callable[[Any], Any]:
@@ -452,13 +454,13 @@ def patch_similarity(
     """
     view = view_of(model)
     place = place_of(view, query)
-    found = _patches(view, images, layer)
-    seen = found if others is None else _patches(view, others, layer)
-    if len(seen) not in (1, len(found)):
+    patches = _patches(view, images, layer)
+    seen = patches if others is None else _patches(view, others, layer)
+    if len(seen) not in (1, len(patches)):
         raise InputError(
-            f"there are {len(found)} images and {len(seen)} others; give as many, or one"
+            f"there are {len(patches)} images and {len(seen)} others; give as many, or one"
         )
-    return view.maps(np.clip((seen * found[:, place, None]).sum(-1), -1.0, 1.0))
+    return view.maps(np.clip((seen * patches[:, place, None]).sum(-1), -1.0, 1.0))
 
 
 def _patches(view: View, images: Data, layer: str | None) -> np.ndarray:

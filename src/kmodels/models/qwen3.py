@@ -6,43 +6,34 @@ output layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from kmodels.core.errors import check_whole
-from kmodels.models.blocks import huggingface as decoder
+from kmodels.models.blocks import huggingface
 from kmodels.models.blocks.causal_lm import CausalLM
-from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
+from kmodels.models.blocks.config import BlockConfig, check_positive, presets
 from kmodels.models.blocks.decoder import DecoderBackbone
 from kmodels.models.blocks.decoder_block import DecoderBlock
 from kmodels.models.blocks.embedder.preprocessor import HubEmbedderPreprocessor
 from kmodels.models.blocks.embedder.task import PARTS, HubEmbedder
-from kmodels.models.blocks.gguf import reading, tensors
-from kmodels.models.blocks.gguf.writing import (
-    GGUFExport,
-    GGUFForm,
-    settings,
-    without_place_in_yarn,
-    yarn_settings,
-)
 from kmodels.models.blocks.hub_order import in_order
+from kmodels.models.blocks.plain_decoder import PlainConfig, PlainFiles
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
-from kmodels.models.blocks.rope import Yarn, check_alone
+from kmodels.models.blocks.rope import Rope, Yarn, check_alone
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.blocks.tokenizer import BytePairTokenizer
 from kmodels.registry import Family
 from kmodels.text import Turns
-from kmodels.text.gguf import BYTES
-from kmodels.weights import Rule
 
 # === Config ===
 
 
 @dataclass(frozen=True)
-class Qwen3Config(DecoderConfig):
+class Qwen3Config(PlainConfig):
     """Sizes of a dense Qwen 3 backbone; names as in keras-hub.
 
     Args:
@@ -71,33 +62,30 @@ class Qwen3Config(DecoderConfig):
         if self.sliding_window_size is not None:
             check_whole("sliding_window_size", self.sliding_window_size)
         check_positive(self, "rope_max_wavelength", "rope_scaling_factor")
-        if self.yarn is not None:
-            check_alone("rope_yarn", {"rope_scaling_factor": self.rope_scaling_factor})
-
-    @property
-    def yarn(self) -> Yarn | None:
-        """The settings of YaRN, or None."""
-        return None if self.rope_yarn is None else Yarn.of(self.rope_yarn)
+        if self.rope_yarn is not None:
+            Yarn.of(self.rope_yarn)
+            check_alone(self, "rope_yarn", "rope_scaling_factor")
 
     @property
     def published_length(self) -> int:
         """`max_sequence_length` of the published models."""
         return 40_960
 
+    @property
+    def rope(self) -> Rope:
+        """The rotary position embedding."""
+        return Rope(self.rope_max_wavelength, self.rope_scaling_factor, self.rope_yarn)
+
+    @staticmethod
+    def rope_fields(rope: Rope) -> dict[str, Any]:
+        """Returns the fields for a rotary position embedding."""
+        names = ("rope_max_wavelength", "rope_scaling_factor", "rope_yarn")
+        return dict(zip(names, rope[:3], strict=True))
+
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of a block; all blocks are the same."""
-        yarn, scaling = self.yarn, self.rope_scaling_factor
-        return self.plain_block(
-            query_scale=self.head_dim**-0.5 * (yarn.query_scale if yarn else 1.0),
-            rope_wavelength=self.rope_max_wavelength,
-            rope_scaling=(
-                yarn.divisors(self.head_dim, self.rope_max_wavelength) if yarn else scaling
-            ),
-            window=self.sliding_window_size,
-            use_query_key_norm=True,
-            use_bias=self.attention_bias,
-            use_output_bias=self.attention_bias,
-        )
+        block = super().block(index)
+        return replace(block, window=self.sliding_window_size, use_query_key_norm=True)
 
 
 # === Model ===
@@ -171,134 +159,55 @@ class Qwen3CausalLMPreprocessor(CausalLMPreprocessor):
     reader = "Qwen 3"
 
 
-# === Hugging Face ===
-
-# transformers' configs omit settings that equal these defaults.
-DEFAULTS: dict[str, Any] = {
-    **{"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "head_dim": 128},
-    **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32},
-    **{"hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 32_768},
-    **{"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
-}
+# === Files ===
 
 
-def rules(config: Qwen3Config, prefix: str = "model.") -> list[Rule]:
-    """Returns the rules of a config; `prefix` is empty for a model without its output layer."""
-    return decoder.rules(config, decoder.NORMS | decoder.HEAD_NORMS, prefix)
-
-
-def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `Qwen3Config` for a config.json.
-
-    Raises:
-        InputError: lists the settings that are not supported.
-    """
-    text = {**DEFAULTS, **description}
-    window, local = _window(text)
-    wrong = {
-        f"an activation {text['hidden_act']!r}": text["hidden_act"] != "silu",
+def _fields(path: Path, text: dict[str, Any]) -> dict[str, Any]:
+    window = text["sliding_window"] if text["use_sliding_window"] else None
+    if (types := text.get("layer_types")) is not None:
+        local = {kind == "sliding_attention" for kind in types}
+    else:
+        layers = range(text["num_hidden_layers"])
+        local = {window is not None and i >= text["max_window_layers"] for i in layers}
+    problems = {
         "windows in some layers alone": len(local) == 2,
         f"layers with a window and sliding_window={text['sliding_window']!r}, "
         f"use_sliding_window={text['use_sliding_window']!r}": True in local and not window,
     }
-    decoder.refuse(path, wrong)
-    # As in transformers, the older name takes precedence.
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    length = text["max_position_embeddings"]
-    rope = decoder.rope(path, scaling, text.get("rope_theta"), 10_000.0, length)
-    return decoder.fields(text) | {
-        "rope_max_wavelength": rope.base,
-        "rope_scaling_factor": rope.scaling,
-        "tie_word_embeddings": bool(text["tie_word_embeddings"]),
-        "rope_yarn": rope.yarn,
-        "sliding_window_size": window if True in local else None,
-        "attention_bias": bool(text.get("attention_bias")),
-    }
+    huggingface.refuse(path, problems)
+    return {"sliding_window_size": window if True in local else None}
 
 
-def _window(text: dict[str, Any]) -> tuple[int | None, set[bool]]:
-    """Returns the window or None, and which of True and False tell if a layer uses it."""
-    window = text["sliding_window"] if text["use_sliding_window"] else None
-    if (types := text.get("layer_types")) is not None:
-        return window, {kind == "sliding_attention" for kind in types}
-    first = text["max_window_layers"]
-    layers = range(text["num_hidden_layers"])
-    return window, {window is not None and i >= first for i in layers}
-
-
-def transformers_form(model: keras.Model) -> decoder.TransformersForm:
-    """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor.
-
-    Args:
-        model: a backbone or causal model. A backbone with an untied output layer is written as a
-            causal model.
-    """
-    config = getattr(model, "backbone", model).config
-    window = config.sliding_window_size
-    form = {
-        "hidden_act": "silu",
-        **decoder.rope_form(
-            config.rope_max_wavelength, config.rope_scaling_factor, config.rope_yarn
-        ),
-        "use_sliding_window": window is not None,
-        "sliding_window": window,
-        "layer_types": decoder.layer_types(config),
-    }
-    names = ("qwen3", "Qwen3ForCausalLM", "Qwen3Model")
-    return decoder.transformers_form(model, names, form, rules)
-
-
-HUGGING_FACE = decoder.HuggingFaceFormat(("qwen3",), Qwen3Config, fields, rules)
-
-
-# === GGUF ===
-
-ARCHITECTURE = "qwen3"
-
-
-def gguf_rules(config: Qwen3Config) -> list[Rule]:
-    """Returns the rules of the GGUF file of a config."""
-    return tensors.rules(config, tensors.NORMS | tensors.HEAD_NORMS)
-
-
-def _gguf_fields(file: reading.File) -> dict[str, Any]:
-    base, scaling, yarn = file.rope(1_000_000.0)
-    return file.fields(head_dim=128) | {
-        "rope_max_wavelength": base,
-        "rope_scaling_factor": scaling,
-        "rope_yarn": yarn,
+def _form(config: Qwen3Config, rope: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **rope,
+        "use_sliding_window": config.sliding_window_size is not None,
+        "sliding_window": config.sliding_window_size,
+        "layer_types": huggingface.layer_types(config),
     }
 
 
 # llama.cpp's pooling by the last token of a text, for embedders.
 LAST_TOKEN = 3
-GGUF = reading.GGUFFormat(
-    "Qwen 3",
-    (ARCHITECTURE,),
-    Qwen3Config,
-    _gguf_fields,
-    gguf_rules,
+FILES = PlainFiles(
+    name="Qwen 3",
+    config_class=Qwen3Config,
+    names=("qwen3", "Qwen3ForCausalLM", "Qwen3Model"),
+    defaults={
+        **{"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016},
+        **{"head_dim": 128, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"num_key_value_heads": 32, "hidden_act": "silu", "tie_word_embeddings": False},
+        **{"max_position_embeddings": 32_768, "use_sliding_window": False},
+        **{"sliding_window": 4096, "max_window_layers": 28},
+    },
+    fields=_fields,
+    form=_form,
+    architecture="qwen3",
+    usual_base=1_000_000.0,
+    usual_head_dim=128,
+    without_place=("sliding_window_size",),
     idle_at={"pooling_type": (0, LAST_TOKEN)},
 )
-
-
-def gguf_form(config: Qwen3Config) -> GGUFForm:
-    """Returns the settings of the GGUF file of a config, and those that it cannot hold."""
-    absent = {
-        **without_place_in_yarn(config.rope_yarn),
-        "attention_bias": config.attention_bias,
-        "sliding_window_size": config.sliding_window_size,
-    }
-    rope = (config.rope_max_wavelength, config.rope_scaling_factor)
-    return GGUFForm(
-        architecture=ARCHITECTURE,
-        settings={**settings(config, config.head_dim, *rope), **yarn_settings(config.yarn)},
-        vocabulary=BYTES,
-        absent=[name for name, there in absent.items() if there],
-    )
-
-
-GGUF_EXPORT = GGUFExport(GGUF, gguf_form)
 
 
 # === Tasks ===
@@ -310,7 +219,7 @@ class Qwen3CausalLM(CausalLM):
 
     backbone_class = Qwen3Backbone
     preprocessor_class = Qwen3CausalLMPreprocessor
-    gguf_export = GGUF_EXPORT
+    gguf_export = FILES.gguf_export
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -333,35 +242,24 @@ class Qwen3TextEmbedder(HubEmbedder):
 
 # === Presets ===
 
-
-def _size(
-    layers: int, heads: int, width: int, intermediate: int, tied: bool = False
-) -> dict[str, Any]:
-    return {
-        "vocabulary_size": 151_936,
-        "num_layers": layers,
-        "num_query_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "hidden_dim": width,
-        "intermediate_dim": intermediate,
-        "rope_max_wavelength": 1_000_000.0,
-        "tie_word_embeddings": tied,
-    }
-
-
 # Qwen Team 2025 (arXiv:2505.09388 table 1), and the config.json of Qwen/Qwen3-0.6B and so on.
-PRESETS: dict[str, dict[str, Any]] = {
-    "qwen3_0.6b": _size(28, 16, 1024, 3072, tied=True),
-    "qwen3_1.7b": _size(28, 16, 2048, 6144, tied=True),
-    "qwen3_4b": _size(36, 32, 2560, 9728, tied=True),
-    "qwen3_8b": _size(36, 32, 4096, 12_288),
-    "qwen3_14b": _size(40, 40, 5120, 17_408),
-    "qwen3_32b": _size(64, 64, 5120, 25_600),
-    # Below 100,000 parameters, with grouped-query attention and an untied output layer.
-    "qwen3_debug": _size(2, 4, 32, 64)
-    | {"vocabulary_size": 320, "num_key_value_heads": 2, "head_dim": 8},
-}
+PRESETS = presets(
+    (
+        *("num_layers", "num_query_heads", "num_key_value_heads", "head_dim", "hidden_dim"),
+        *("intermediate_dim", "vocabulary_size", "tie_word_embeddings"),
+    ),
+    {
+        "qwen3_0.6b": (28, 16, 8, 128, 1024, 3072, 151_936, True),
+        "qwen3_1.7b": (28, 16, 8, 128, 2048, 6144, 151_936, True),
+        "qwen3_4b": (36, 32, 8, 128, 2560, 9728, 151_936, True),
+        "qwen3_8b": (36, 32, 8, 128, 4096, 12_288, 151_936, False),
+        "qwen3_14b": (40, 40, 8, 128, 5120, 17_408, 151_936, False),
+        "qwen3_32b": (64, 64, 8, 128, 5120, 25_600, 151_936, False),
+        # Below 100,000 parameters, with grouped-query attention and an untied output layer.
+        "qwen3_debug": (2, 4, 2, 8, 32, 64, 320, False),
+    },
+    rope_max_wavelength=1_000_000.0,
+)
 
 
 # === Family ===
@@ -371,8 +269,8 @@ FAMILY = Family(
     backbone=Qwen3Backbone,
     tasks=(Qwen3CausalLM, Qwen3TextEmbedder),
     presets=PRESETS,
-    formats=(HUGGING_FACE, GGUF),
+    formats=(FILES.hugging_face, FILES.gguf),
     sizes=sizes,
-    transformers_form=transformers_form,
+    transformers_form=FILES.transformers_form,
     parts=PARTS,
 )

@@ -1,4 +1,4 @@
-"""The text tower of SigLIP (Zhai et al. 2023) and SigLIP 2."""
+"""The towers of SigLIP (Zhai et al. 2023) and SigLIP 2: the text tower, and keras-hub's ViT."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,22 @@ from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense
 from kmodels.models.blocks.encoder_block import EncoderBlock
-from kmodels.models.blocks.encoder_config import TextEncoderConfig
+from kmodels.models.blocks.encoder_config import (
+    GELUS,
+    TextEncoderConfig,
+    check_gelu,
+    config_field,
+)
+from kmodels.models.blocks.hub_order import in_own_order
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.image_prompts import PromptsAndImages
 from kmodels.models.blocks.sizes import encoder
 from kmodels.models.blocks.text_encoder import TextEncoderBackbone
 from kmodels.models.blocks.text_encoder_files import Setting, TextTowerFormat, peft_names
 from kmodels.models.blocks.tokenizer import LayerTokenizer
+from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.layers import Pooling
+from kmodels.models.vit.model import ViTBackbone
 from kmodels.registry import Family
 from kmodels.text import Tokenizer, sentencepiece
 from kmodels.text import settings as described
@@ -150,6 +159,70 @@ class SigLIPTextEncoder(TextEncoderBackbone):
     def pool(self, hidden: Tensor, token_ids: Tensor) -> Any:
         """Returns `hidden`, which the model has pooled already: (B, P) -> (B, P)."""
         return hidden
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class SigLIPVisionEncoder(ViTBackbone):
+    """SigLIP's vision tower with its attention pooling (Zhai et al. 2023).
+
+    Args:
+        patch_size: side of the square patches, in pixels.
+        hidden_dim: width of the tokens.
+        num_layers: blocks.
+        num_heads: attention heads.
+        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
+        intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
+        layer_norm_epsilon: epsilon of the norms.
+        image_shape: (height, width, channels) in pixels.
+        **fields: of `ViTBackbone` and `ViTConfig`.
+
+    Call:
+        images (B, height, width, C), or {"images": ...} -> (B, hidden_dim).
+
+    Raises:
+        InputError: for another activation.
+    """
+
+    named_inputs = True
+    intermediate_dim = config_field("mlp_dim")
+    own_parts = ("pooling/",)
+
+    @in_own_order("data_format", "dtype", "name")
+    def __init__(
+        self,
+        patch_size: int | Sequence[int] = 16,
+        hidden_dim: int = 768,
+        num_layers: int = 12,
+        num_heads: int = 12,
+        intermediate_dim: int = 3072,
+        intermediate_activation: str = "gelu_approximate",
+        layer_norm_epsilon: float = 1e-6,
+        image_shape: tuple[int, int, int] = (224, 224, 3),
+        **fields: Any,
+    ):
+        check_gelu(intermediate_activation)
+        defaults: dict[str, Any] = {
+            "patch_size": patch_size,
+            "hidden_dim": hidden_dim,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "mlp_dim": intermediate_dim,
+            "approximate_gelu": GELUS[intermediate_activation],
+            "layer_norm_epsilon": layer_norm_epsilon,
+            "use_class_token": False,
+            "position_interpolation": "bicubic",
+        }
+        super().__init__(image_shape, **{**defaults, **fields})
+
+    @classmethod
+    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
+        """Returns True for presets of SigLIP and SigLIP 2."""
+        return name.startswith("siglip")
+
+    @staticmethod
+    def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
+        """Returns the attention pooling."""
+        return [Pooling("map", config, name="pooling", dtype=policy)]
 
 
 # === Text ===

@@ -14,7 +14,7 @@ from kmodels.models import (
     Gemma4ImageTextLM,
     Gemma4VisionEncoder,
 )
-from kmodels.models.blocks import image_tokens
+from kmodels.models.blocks import decoder
 from kmodels.models.gemma_vision.gemma4_encoder import ClippedDense
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
@@ -65,8 +65,8 @@ def test_each_rule_counts(row, name, monkeypatch):
         assert far()
     steps.looks[:] = looks
     with monkeypatch.context() as patched:  # both images are one block
-        block_ids = image_tokens.block_ids
-        patched.setattr(image_tokens, "block_ids", lambda mask: block_ids(mask) * 0 + mask - 1)
+        block_ids = decoder.block_ids
+        patched.setattr(decoder, "block_ids", lambda mask: block_ids(mask) * 0 + mask - 1)
         assert far()
     assert not far()
 

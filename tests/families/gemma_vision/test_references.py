@@ -5,7 +5,7 @@ import numpy as np
 
 from arrays import to_numpy
 from family_table import row_of, run
-from kmodels.models.blocks import image_tokens
+from kmodels.models.blocks import decoder
 from kmodels.weights import read_safetensors
 from tolerances import tolerance
 
@@ -22,10 +22,10 @@ def test_each_rule_of_who_sees_whom_counts(references, monkeypatch):
     assert far(run(row.model, {**inputs, "images": inputs["images"][:, ::-1].copy()}))
     assert far(run(row.model, {**inputs, "images": 0 * inputs["images"]}))
     with monkeypatch.context() as patched:  # both images are one block
-        patched.setattr(image_tokens, "block_ids", lambda mask: keras.ops.cast(mask, "int32") - 1)
+        patched.setattr(decoder, "block_ids", lambda mask: keras.ops.cast(mask, "int32") - 1)
         assert far(row.model(inputs))
     with monkeypatch.context() as patched:  # no image sees ahead
-        patched.setattr(image_tokens, "block_ids", lambda mask: 0 * mask - 1)
+        patched.setattr(decoder, "block_ids", lambda mask: 0 * mask - 1)
         assert far(row.model(inputs))
 
 

@@ -211,7 +211,7 @@ def test_what_is_refused():
         ),
     ):
         refused(message, interpret.grad_cam, model, images, **settings)
-    message = "ViTBackbone gives no classes; give a target that is a function"
+    message = "ViTBackbone has no logits of classes; give a target that is a function"
     refused(message, interpret.grad_cam, model.backbone, images, 1)
     refused(r"the image has the shape \(16, 24, 3\)", interpret.overlay, images[0], images)
     refused(r"alpha is 2; give a share", interpret.overlay, images, images[..., 0], 2)

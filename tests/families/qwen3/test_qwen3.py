@@ -17,7 +17,7 @@ from kmodels.models import (
     Qwen3Config,
     Qwen3Tokenizer,
 )
-from kmodels.models.qwen3 import gguf_rules
+from kmodels.models.qwen3 import FILES
 from kmodels.text import byte_level, gguf
 from kmodels.text.gguf import BYTES
 from kmodels.text.training import train_tokenizer
@@ -141,7 +141,7 @@ def test_biases_have_no_place_in_a_table_of_names():
     config = Qwen3Config(8, 2, 2, 1, 4, 8, 8, attention_bias=True)
     message = "no place for 8 variables: block_0/attention/query/bias"
     backbone = Qwen3Backbone.from_config(config.to_dict())
-    refused(message, engine.export, backbone, gguf_rules(config))
+    refused(message, engine.export, backbone, FILES.gguf_rules(config))
 
 
 @pytest.mark.needs("gguf")

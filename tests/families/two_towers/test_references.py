@@ -19,7 +19,7 @@ from kmodels.models import (
     ViTBackbone,
     ViTImageClassifier,
 )
-from kmodels.models.two_towers import TwoTowersBackbone
+from kmodels.models.two_towers.model import TwoTowersBackbone
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from refusals import refused
 from tolerances import tolerance

@@ -14,7 +14,7 @@ from kmodels.models import (
     ImageTextSimilarity,
     SigLIPBackbone,
 )
-from kmodels.models.two_towers import TwoTowersConfig
+from kmodels.models.two_towers.model import TwoTowersConfig
 from kmodels.text.training import train_tokenizer
 from refusals import refused
 from tolerances import tolerance

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,8 +109,8 @@ def test_pixels_are_those_of_timm(share, mode, size):
     config, given = ViTConfig(image_shape=(24, 24, 3), patch_size=8), {"image_shape": (*size, 3)}
     told["mean"] = [0.2, 0.4, 0.75]
     described = {"pretrained_cfg": told}
-    arguments = weights_timm.pictures_of("x", "vit_tiny_patch16_224", described, given, config)
-    ours = ViTImageClassifierPreprocessor(**arguments)
+    file = weights_timm.TimmFile(Path("x"), described, given, "vit_tiny_patch16_224", None, {})
+    ours = ViTImageClassifierPreprocessor(**file.preprocessor(config))
     resolved = data.resolve_data_config({"input_size": (3, *size)}, pretrained_cfg=told)
     theirs = data.create_transform(**resolved, is_training=False)
     for image in pictures():

@@ -300,8 +300,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             block, "sequential_blocks": the blocks}; None for other modes, and for a model whose
             blocks take more than hidden states.
         """
-        made = [block.block for block in self.backbone.blocks]
-        more = any(block.per_layer_dim or block.shares_key_value for block in made)
+        blocks = [block.block for block in self.backbone.blocks]
+        more = any(block.per_layer_dim or block.shares_key_value for block in blocks)
         if mode not in ("gptq", "awq") or more:
             return None
         token_ids = keras.Input((None,), dtype="int32")
@@ -463,15 +463,15 @@ def _cross_entropy(
 
 def by_token(weights: Any, labels: Tensor) -> Any:
     """Returns weights (B, T) from weights (B, T) or (B, 1), and None for None."""
-    given, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
-    if len(wanted) != 2 or not given:
+    shape, wanted = (tuple(getattr(each, "shape", ())) for each in (weights, labels))
+    if len(wanted) != 2 or not shape:
         return weights
-    if len(given) == 1:
+    if len(shape) == 1:
         raise InputError(
-            f"sample_weight has the shape {given} beside targets of {wanted}; give one for each "
+            f"sample_weight has the shape {shape} beside targets of {wanted}; give one for each "
             "token, or for each row as (rows, 1), and no class_weight"
         )
-    return weights * keras.ops.ones_like(labels, dtype=weights.dtype) if given[1] == 1 else weights
+    return weights * keras.ops.ones_like(labels, dtype=weights.dtype) if shape[1] == 1 else weights
 
 
 def accuracy(metric: object) -> Any:

@@ -46,8 +46,8 @@ class ChatPrompts:
     @property
     def chat_stop_token_ids(self) -> list[int]:
         """Ids that end a reply: those that end any text, and the end of a turn."""
-        found = (self.tokenizer.core.token_to_id(turns.model) for turns in self.chats.values())
-        ends = [i for i in found if i is not None]
+        token_ids = (self.tokenizer.core.token_to_id(turns.model) for turns in self.chats.values())
+        ends = [i for i in token_ids if i is not None]
         return list(dict.fromkeys([*self.tokenizer.stop_token_ids, *ends]))
 
     def chat_token_ids(
@@ -59,9 +59,8 @@ class ChatPrompts:
     ) -> list[list[int]]:
         """Returns token ids of chats whose next message is the model's, not padded.
 
-        The tokenizer's own chat template writes them, with the ids that transformers has for it; a
-        format of the family does where `chat_format` says so. A last message that is the model's
-        is continued.
+        The tokenizer's own chat template writes them, with the ids of transformers; if
+        `chat_format` is set, a format of the family does. A last message of the model is continued.
 
         Args:
             chats: each a list of messages with "role" and "content".
@@ -93,10 +92,10 @@ class ChatPrompts:
         """Returns chats as texts, each with the model's turn opened or continued."""
         form = self.chat_format if chat_template is None else None
         if form is not None:
-            given = [*(["tools"] if tools is not None else []), *values]
-            if given:
+            arguments = [*(["tools"] if tools is not None else []), *values]
+            if arguments:
                 raise InputError(
-                    f"the chat format {form!r} does not support {', '.join(given)}; give "
+                    f"the chat format {form!r} does not support {', '.join(arguments)}; give "
                     "the template of the checkpoint as chat_template="
                 )
             return [self._by_format(form, chat) for chat in chats]
@@ -119,11 +118,11 @@ class ChatPrompts:
         values: Mapping[str, Any],
     ) -> Rendered:
         template = choose_template(self.tokenizer.settings, chat_template, tools)
-        given = [*values, *(["tools"] if tools else [])]
+        names = [*values, *(["tools"] if tools else [])]
         arguments = [
             name for name in inspect.signature(Generates.chat).parameters if name != "self"
         ]
-        check_names("the chat template", given, variables(template), arguments)
+        check_names("the chat template", names, variables(template), arguments)
         text = self.tokenizer.apply_chat_template(
             chat,
             tokenize=False,

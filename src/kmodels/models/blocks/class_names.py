@@ -65,6 +65,6 @@ def best(scores: np.ndarray, names: list[str], top: int) -> list[list[tuple[str,
     """
     order = np.argsort(-scores, axis=-1, kind="stable")[:, :top]
     return [
-        [(names[i], float(row[i])) for i in chosen]
-        for row, chosen in zip(scores, order, strict=True)
+        [(names[i], float(row[i])) for i in numbers]
+        for row, numbers in zip(scores, order, strict=True)
     ]

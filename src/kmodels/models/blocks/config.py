@@ -1,6 +1,7 @@
 """Configs: the base of all families, and those of decoders and their blocks."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -126,7 +127,7 @@ class BlockConfig:
         return ("query", "key") if self.key_is_value else ("query", "key", "value")
 
     def has_bias(self, layer: str) -> bool:
-        """Returns whether a linear layer has a bias, by its path in the block."""
+        """Returns True if a linear layer has a bias, by its path in the block."""
         part, name = layer.split("/")
         if part != "attention":
             return False
@@ -205,6 +206,11 @@ class DecoderConfig(FrozenConfig):
         raise NotImplementedError
 
     @property
+    def context_length(self) -> int:
+        """Longest text, in tokens, that the model was made for."""
+        return self.max_sequence_length or self.published_length
+
+    @property
     def mlp_dim(self) -> int:
         """Width of the gate, and of the layer that it multiplies."""
         return self.intermediate_dim
@@ -244,28 +250,22 @@ class DecoderConfig(FrozenConfig):
         return None
 
     def looks_ahead(self, layer: int) -> bool:
-        """Returns whether the tokens of an image see each other in a layer, those ahead too."""
+        """Returns True if the tokens of an image attend to later ones of it in this layer too."""
         return True
 
     def block(self, index: int) -> BlockConfig:
         """Returns the settings of the block with this number, from 0."""
         raise NotImplementedError
 
-    def plain_block(self, **settings: Any) -> BlockConfig:
-        """Returns the settings of a block of Llama's kind.
 
-        Args:
-            **settings: the other fields of `BlockConfig`.
-        """
-        return BlockConfig(
-            **{
-                "num_query_heads": self.num_query_heads,
-                "num_key_value_heads": self.num_key_value_heads,
-                "head_dim": self.head_dim,
-                "mlp_dim": self.mlp_dim,
-                "epsilon": self.layer_norm_epsilon,
-                "query_scale": self.head_dim**-0.5,
-                "dropout": self.dropout,
-                **settings,
-            }
-        )
+def presets(
+    names: Sequence[str], sizes: Mapping[str, Sequence[Any]], **shared: Any
+) -> dict[str, dict[str, Any]]:
+    """Returns the named sizes of a family.
+
+    Args:
+        names: fields of the config.
+        sizes: name of a preset to the values of these fields.
+        **shared: fields that all presets have.
+    """
+    return {name: shared | dict(zip(names, row, strict=True)) for name, row in sizes.items()}

@@ -1,4 +1,4 @@
-"""A decoder, readable from token ids to hidden states."""
+"""A decoder, readable from token ids to hidden states, with images among the tokens."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +12,7 @@ from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, RMSNorm
 from kmodels.layers.direct_calls import direct_calls
 from kmodels.layers.layout_family import of_family
-from kmodels.models.blocks import image_tokens, module_names, sharding
+from kmodels.models.blocks import module_names, sharding
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.decoder_block import DecoderBlock, DecoderInfo, PerLayerEmbedding
 from kmodels.models.blocks.encoder_config import config_field
@@ -26,6 +26,61 @@ from kmodels.models.blocks.inputs import (
 )
 from kmodels.task import Backbone
 from kmodels.weights import gather
+
+# === Images among the tokens ===
+
+
+def without_images(token_ids: Tensor, vision_mask: Tensor) -> Any:
+    """Returns token ids (B, T) with 0 at image positions, given by the mask (B, T)."""
+    return keras.ops.where(
+        keras.ops.cast(vision_mask, "bool"), keras.ops.zeros_like(token_ids), token_ids
+    )
+
+
+def insert_images(
+    x: Tensor, features: Tensor, vision_mask: Tensor, move: Callable[[Any, Any], Any]
+) -> Any:
+    """Returns embeddings with the features of images at the positions of the mask.
+
+    The n-th such place of a row gets the n-th feature of the row, whichever image it is of, as
+    transformers' `masked_scatter` has it. Features beyond the last place are left out.
+
+    Args:
+        x: (B, T, D), embeddings.
+        features: (B, M, D), of all images of a row, one behind the other.
+        vision_mask: (B, T) int.
+        move: (features, order (B, T)) to those features (B, T, D), see `Reordered`.
+
+    Returns:
+        (B, T, D).
+    """
+    number = keras.ops.cumsum(keras.ops.cast(vision_mask, "int32"), axis=1) - 1
+    order = keras.ops.cast(keras.ops.maximum(number, 0), "int32")
+    if (count := features.shape[1]) is not None:  # it is not known in a graph
+        order = keras.ops.minimum(order, count - 1)
+    there = keras.ops.expand_dims(keras.ops.cast(vision_mask, "bool"), -1)
+    return keras.ops.where(there, keras.ops.cast(move(features, order), x.dtype), x)
+
+
+def block_ids(vision_mask: Tensor) -> Any:
+    """Returns the number of the image that each token belongs to, and -1 for text.
+
+    Tokens that follow one another are of one image: between two of them a text has the end of the
+    first and the start of the second.
+
+    Args:
+        vision_mask: (B, T) int.
+
+    Returns:
+        (B, T) int32.
+    """
+    mask = keras.ops.cast(keras.ops.cast(vision_mask, "bool"), "int32")
+    before = keras.ops.pad(mask[:, :-1], ((0, 0), (1, 0)))
+    number = keras.ops.cumsum(mask * (1 - before), axis=1)
+    return keras.ops.cast(mask * number - 1, "int32")
+
+
+# === Backbone ===
 
 
 class _Steps(NamedTuple):
@@ -50,9 +105,9 @@ class _Steps(NamedTuple):
         if features is None or vision_mask is None:
             return self.embedding(token_ids), None
         # The token that stands for a piece of an image may lie outside the table.
-        x = self.embedding(image_tokens.without_images(token_ids, vision_mask))
-        x = image_tokens.insert(x, features, vision_mask, self.move)
-        return x, image_tokens.block_ids(vision_mask)
+        x = self.embedding(without_images(token_ids, vision_mask))
+        x = insert_images(x, features, vision_mask, self.move)
+        return x, block_ids(vision_mask)
 
     def run(
         self,
@@ -104,7 +159,7 @@ class _Steps(NamedTuple):
         if self.per_layer is None:
             return None
         if vision_mask is not None:
-            token_ids = image_tokens.without_images(token_ids, vision_mask)
+            token_ids = without_images(token_ids, vision_mask)
         return self.per_layer(token_ids, x)
 
     def all(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -253,8 +308,8 @@ class DecoderBackbone(OptionalInputs, Backbone):
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns hidden states (B, T, D), as the graph, and with positions and segments too."""
-        given = self.seen(as_tensors(self, inputs), training)
-        out, back = self._steps.run(**given, training=training)
+        seen = self.seen(as_tensors(self, inputs), training)
+        out, back = self._steps.run(**seen, training=training)
         return self._steps.move(out["final_norm"], back)
 
     def intercepted(self, inputs: Tree, intercept: Callable[[Any, int], Any]) -> Any:

@@ -200,7 +200,7 @@ class _PerLayerInput(Layer):
     """The end of a block, which adds its part of the per-layer embeddings.
 
     Args:
-        block: what the config says of the block.
+        block: settings of the block.
         **kwargs: of `keras.layers.Layer`.
 
     Call:

@@ -8,8 +8,8 @@ from typing import Any
 from kmodels.core.schema import CONFIG, warn_of_unknown
 from kmodels.weights import LazyArray, read_safetensors
 
-# What each config.json of transformers may hold and no model computes with: of Python, of training,
-# of labels, of what is returned.
+# Settings of transformers' config.json that no model computes with: of Python, of training, of
+# labels, of the outputs.
 IDLE_IN_CONFIGS = {
     *("_attn_implementation", "_name_or_path", "architectures", "attn_implementation", "auto_map"),
     *("chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id"),

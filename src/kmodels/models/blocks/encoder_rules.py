@@ -70,12 +70,12 @@ def prefixed(prefix: str, table: Iterable[Rule]) -> list[Rule]:
 
 def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
     """Returns the rules with a layer's name in front of their variables."""
-    found = []
+    table = []
     for rule in rules:
         targets = [f"{name}/{target}" for target in rule.targets]
         target = targets[0] if isinstance(rule.target, str) else targets
-        found.append(Rule(rule.source, target, rule.transform, rule.axis))
-    return found
+        table.append(Rule(rule.source, target, rule.transform, rule.axis))
+    return table
 
 
 def approximate_gelu(path: Path, activation: str) -> bool | str:

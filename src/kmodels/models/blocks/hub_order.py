@@ -23,7 +23,7 @@ def in_order(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
         def named(self: Any, /, *args: Any, **kwargs: Any) -> None:
             init(self, **by_name(type(self).__name__, names, args, kwargs))
 
-        # Keras looks at the arguments of `__init__` without a look at what it wraps.
+        # Keras reads the signature of `__init__` without unwrapping it.
         named.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
         return named
 
@@ -82,8 +82,8 @@ class TextOrImages:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Returns an object of the class, or of its subclass that takes images."""
-        given = by_name(cls.__name__, cls.names_of(args), args, kwargs)
-        if not cls.takes_images and cls.asks(given):
+        arguments = by_name(cls.__name__, cls.names_of(args), args, kwargs)
+        if not cls.takes_images and cls.asks(arguments):
             cls = next(one for one in cls.__subclasses__() if one.takes_images)  # type: ignore[assignment]
         return super().__new__(cls, *args, **kwargs)
 

@@ -3,7 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
 from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.blocks.module_names import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
-from kmodels.models.blocks.rope import Rope, Yarn
+from kmodels.models.blocks.rope import Llama3Scaling, Rope, Yarn
 from kmodels.models.blocks.tokenizer import VOCABULARY
 from kmodels.text import Tokenizer
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -31,7 +32,7 @@ HEAD = "lm_head.weight"
 OUTPUTS = (HEAD, f"language_model.{HEAD}")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model")
-# Fields of every `DecoderConfig`, and what a config.json calls them.
+# Fields of every `DecoderConfig`, and their names in config.json.
 FIELDS = {
     "vocabulary_size": "vocab_size",
     "hidden_dim": "hidden_size",
@@ -77,7 +78,7 @@ IDLE = IDLE_IN_CONFIGS | {
     *("eoa_token_index", "initializer_range", "pretraining_tp", "unsloth_fixed", "unsloth_version"),
     *("use_cache", "video_token_id"),
 }
-# What `per_layer_config` may say of a layer, and the width where nothing says it.
+# Settings that `per_layer_config` may hold, and the default width of global layers.
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL_HEAD_DIM = 512
 # config.json, preprocessor_config.json, the table, and tensors of zeros that the format asks for.
@@ -136,21 +137,21 @@ def fields(text: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: text[theirs] for ours, theirs in FIELDS.items()}
 
 
-def refuse(path: Path, found: Mapping[str, object]) -> None:
+def refuse(path: Path, settings: Mapping[str, object]) -> None:
     """Raises `InputError` for a directory with something that the model has no counterpart for.
 
     Args:
         path: path of the directory.
-        found: names of such settings to whether the directory has them.
+        settings: names of such settings to whether the directory has them.
     """
-    if problems := [name for name, there in found.items() if there]:
+    if problems := [name for name, there in settings.items() if there]:
         raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
 
 
 def rope(
     path: Path,
     scaling: Mapping[str, Any],
-    given: float | None,
+    theta: float | None,
     default: float,
     length: float | None = None,
     kinds: Sequence[str] = ("default", "linear", "yarn"),
@@ -160,15 +161,14 @@ def rope(
     Args:
         path: path of the directory, for errors.
         scaling: settings of the kind.
-        given: the base outside these settings, or None.
+        theta: the base outside these settings, or None.
         default: the base if there is none in either.
-        length: `max_position_embeddings`, for YaRN whose settings do not name the original length;
-            None if they have to.
+        length: `max_position_embeddings`, for YaRN and "llama3" whose settings do not name the
+            original length; None if they have to.
         kinds: supported kinds. Of kinds other than the default ones only the base is read.
 
     Raises:
-        InputError: for another kind, or settings of YaRN that transformers does not know or that
-            are out of range.
+        InputError: for another kind, or settings of it that are missing, unknown or out of range.
     """
     kind = rope_kind(scaling)
     if kind not in kinds:
@@ -176,9 +176,11 @@ def rope(
             f"{path}: rope_type is {kind!r}; the model supports {', '.join(kinds[:-1])} and "
             f"{kinds[-1]}"
         )
-    base = float(scaling.get("rope_theta", default if given is None else given))
+    base = float(scaling.get("rope_theta", default if theta is None else theta))
     if kind == "yarn":
         return Rope(base, 1.0, _yarn(path, scaling, length))
+    if kind == "llama3":
+        return Rope(base, 1.0, None, _llama3(path, scaling, length))
     return Rope(base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0, None)
 
 
@@ -218,21 +220,33 @@ def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[
     Raises:
         InputError: for settings that transformers does not know or that are out of range.
     """
-    given = {key: value for key, value in scaling.items() if value is not None}
+    arguments = {key: value for key, value in scaling.items() if value is not None}
     for name in ("rope_type", "type", "rope_theta"):
-        given.pop(name, None)
-    given.setdefault("original_max_position_embeddings", length)
-    whole, part = given.pop("mscale", None), given.pop("mscale_all_dim", None)
-    if "factor" not in given and length is not None:
-        given["factor"] = length / given["original_max_position_embeddings"]
+        arguments.pop(name, None)
+    arguments.setdefault("original_max_position_embeddings", length)
+    whole, part = arguments.pop("mscale", None), arguments.pop("mscale_all_dim", None)
+    if "factor" not in arguments and length is not None:
+        arguments["factor"] = length / arguments["original_max_position_embeddings"]
     try:
-        settings = Yarn.of(given)
+        settings = Yarn.of(arguments)
         if whole and part and settings.attention_factor is None and settings.factor > 1:
             grown = 0.1 * math.log(settings.factor)
-            given["attention_factor"] = (whole * grown + 1) / (part * grown + 1)
+            arguments["attention_factor"] = (whole * grown + 1) / (part * grown + 1)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    return given
+    return arguments
+
+
+def _llama3(path: Path, scaling: Mapping[str, Any], length: float | None) -> Llama3Scaling:
+    names = [field.name for field in fields_of(Llama3Scaling)]
+    settings = {"original_max_position_embeddings": length, **scaling}
+    unknown = sorted(set(scaling) - {*names, "rope_type", "type", "rope_theta"})
+    problems = {
+        f"{', '.join(unknown)} in rope_scaling": unknown,
+        "rope_scaling without its factors": not settings.keys() >= set(names),
+    }
+    refuse(path, problems)
+    return Llama3Scaling(**{name: settings[name] for name in names})
 
 
 def heads_by_kind(
@@ -259,14 +273,14 @@ def heads_by_kind(
         by_layer = {i: own for i, kind in enumerate(kinds) if kind == GLOBAL}
     by_layer = {int(i): own for i, own in by_layer.items()}
     names = {name for own in by_layer.values() for name in own}
-    found: dict[str, set[tuple[int, int]]] = {}
+    heads: dict[str, set[tuple[int, int]]] = {}
     for i, kind in enumerate(kinds):
         layer = {**text, **by_layer.get(i, {})}
-        found.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
+        heads.setdefault(kind, set()).add((layer["head_dim"], layer["num_key_value_heads"]))
     wrong = {f"{name} in per_layer_config": True for name in sorted(names - set(HEADS))}
-    wrong |= {f"different heads in {kind}": len(seen) > 1 for kind, seen in found.items()}
+    wrong |= {f"different heads in {kind}": len(seen) > 1 for kind, seen in heads.items()}
     refuse(path, wrong)
-    return {kind: next(iter(seen)) for kind, seen in found.items()}
+    return {kind: next(iter(seen)) for kind, seen in heads.items()}
 
 
 def unused(config: DecoderConfig) -> list[str]:
@@ -482,17 +496,23 @@ def token_ids(model: keras.Model) -> dict[str, int | None]:
     return {"bos_token_id": tokenizer.start_token_id, "pad_token_id": tokenizer.pad_token_id}
 
 
-def rope_form(base: float, scaling: float, yarn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the settings of config.json for a rotary position embedding, see `rope`."""
+def rope_form(
+    base: float,
+    scaling: float,
+    yarn: Mapping[str, Any] | None,
+    llama3: Llama3Scaling | None = None,
+) -> dict[str, Any]:
+    """Returns the settings of config.json for the parts of a `Rope`."""
+    form: dict[str, Any] = {"rope_theta": base}
     if yarn is not None:
+        form["rope_scaling"] = {"rope_type": "yarn", **yarn}
         length = yarn["original_max_position_embeddings"]
-        return {
-            "rope_theta": base,
-            "rope_scaling": {"rope_type": "yarn", **yarn},
-            "max_position_embeddings": int(length * yarn["factor"]),
-        }
-    linear = {"rope_scaling": {"rope_type": "linear", "factor": scaling}}
-    return {"rope_theta": base, **(linear if scaling != 1.0 else {})}
+        form["max_position_embeddings"] = int(length * yarn["factor"])
+    elif llama3 is not None:
+        form["rope_scaling"] = {"rope_type": "llama3", **asdict(llama3)}
+    elif scaling != 1.0:
+        form["rope_scaling"] = {"rope_type": "linear", "factor": scaling}
+    return form
 
 
 def layer_types(config: DecoderConfig) -> list[str]:

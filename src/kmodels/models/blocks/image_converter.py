@@ -91,16 +91,16 @@ class ImageConverter(Preprocessor):
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns converted images; with labels or weights a tuple."""
-        found = self.scaled(pictures(x, self.image_size, self.resizing))
-        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+        images = self.scaled(pictures(x, self.image_size, self.resizing))
+        return keras.utils.pack_x_y_sample_weight(images, y, sample_weight)
 
-    def scaled(self, found: np.ndarray) -> np.ndarray:
+    def scaled(self, images: np.ndarray) -> np.ndarray:
         """Returns images (..., C) in [0, 255] times `scale` plus `offset`."""
         if self.scale is not None:
-            found = found * self._by_channel("scale", found.shape[-1])
+            images = images * self._by_channel("scale", images.shape[-1])
         if self.offset is not None:
-            found = found + self._by_channel("offset", found.shape[-1])
-        return found
+            images = images + self._by_channel("offset", images.shape[-1])
+        return images
 
     def compute_output_spec(
         self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None
@@ -146,8 +146,8 @@ def pictures(
         (B, height, width, C), or (height, width, C) of one image.
 
     Raises:
-        InputError: for what is no image, or has another number of channels; or where Keras'
-            `image_data_format` is "channels_first".
+        InputError: for other values, another number of channels, or if Keras' `image_data_format`
+            is "channels_first".
     """
     check_channels_last()
     if is_picture(x):
@@ -202,7 +202,7 @@ def picture(given: object, channels: int | None) -> np.ndarray:
             any number.
 
     Raises:
-        InputError: for what is no image, or has another number of channels.
+        InputError: for another value, or another number of channels.
     """
     if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "OU":
         given = given.item()

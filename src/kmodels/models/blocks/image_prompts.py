@@ -18,7 +18,7 @@ class PromptsAndImages(TextPreprocessor):
 
     Args:
         tokenizer: as of `TextPreprocessor`.
-        image_converter: what images go through, or what Keras serializes of it; None for texts
+        image_converter: preprocesses images, or its form as serialized by Keras; None for texts
             alone.
         sequence_length: as in `TextPreprocessor`.
         add_start_token: as in `TextPreprocessor`.
@@ -26,8 +26,8 @@ class PromptsAndImages(TextPreprocessor):
         **kwargs: as in `TextPreprocessor`.
 
     Call:
-        x: as of `TextPreprocessor`, or {"prompts": texts, "images": images} with what the converter
-            takes, or None.
+        x: as of `TextPreprocessor`, or {"prompts": texts, "images": images} with images as the
+            converter takes them, or None.
         y, sample_weight: handed through.
 
         The outputs are those of `TextPreprocessor`, with "images" if any were given.
@@ -71,10 +71,10 @@ class PromptsAndImages(TextPreprocessor):
     ) -> Any:
         """Returns token ids, mask and pixels, see the class."""
         texts, images = self._apart(x)
-        found = super().call(texts, sequence_length=sequence_length)
-        for name, given in images.items():
-            found[name] = None if given is None else self.image_converter(given)
-        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+        inputs = super().call(texts, sequence_length=sequence_length)
+        for name, values in images.items():
+            inputs[name] = None if values is None else self.image_converter(values)
+        return keras.utils.pack_x_y_sample_weight(inputs, y, sample_weight)
 
     def compute_output_spec(
         self,
@@ -85,13 +85,13 @@ class PromptsAndImages(TextPreprocessor):
     ) -> Any:
         """Returns the shapes and dtypes of the outputs for symbolic texts and images."""
         texts, images = self._apart(x)
-        found = super().compute_output_spec(texts, sequence_length=sequence_length)
-        for name, given in images.items():
-            found[name] = self.image_converter.compute_output_spec(given)
-        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+        inputs = super().compute_output_spec(texts, sequence_length=sequence_length)
+        for name, values in images.items():
+            inputs[name] = self.image_converter.compute_output_spec(values)
+        return keras.utils.pack_x_y_sample_weight(inputs, y, sample_weight)
 
     def _settings(self) -> dict[str, Any]:
         if self.image_converter is None:
             return super()._settings()
-        held = keras.saving.serialize_keras_object(self.image_converter)
-        return {**super()._settings(), "image_converter": held}
+        converter = keras.saving.serialize_keras_object(self.image_converter)
+        return {**super()._settings(), "image_converter": converter}

@@ -87,9 +87,9 @@ def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
         )
     if set(inputs) - set(names):
         keras_internals.warn_of_inputs(model, inputs)
-    given = {name: inputs[name] for name in names if inputs.get(name) is not None}
-    getattr(model, "backbone", model).check_inputs(given)
-    return {**dict.fromkeys(model.absent), **given}
+    present = {name: inputs[name] for name in names if inputs.get(name) is not None}
+    getattr(model, "backbone", model).check_inputs(present)
+    return {**dict.fromkeys(model.absent), **present}
 
 
 def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -91,17 +91,17 @@ class EncoderMapping:
 
 def numbered(table: Sequence[Rule], layers: int, first: int) -> list[Rule]:
     """Rules whose blocks another package counts from `first`, one for each block."""
-    found = []
+    by_block = []
     for rule in table:
         if "{i}" not in rule.source:
-            found.append(rule)
+            by_block.append(rule)
             continue
         for i in range(layers):
             targets = [target.replace("{i}", str(i)) for target in rule.targets]
             source = rule.source.replace("{i}", str(i + first))
             only = targets[0] if len(targets) == 1 else targets
-            found.append(Rule(source, only, rule.transform, rule.axis))
-    return found
+            by_block.append(Rule(source, only, rule.transform, rule.axis))
+    return by_block
 
 
 def decoder_attention(config: DecoderConfig, block: str, output: str) -> list[Rule]:
@@ -114,12 +114,13 @@ def decoder_attention(config: DecoderConfig, block: str, output: str) -> list[Ru
     """
     table = []
     for i in range(config.num_layers):
-        held, theirs, ours = config.block(i), block.replace("{i}", str(i)), f"block_{i}/attention"
-        for name, heads in _projections(held).items():
-            heads_first = _heads_first(heads, config.hidden_dim, held.head_dim)
+        settings, theirs = config.block(i), block.replace("{i}", str(i))
+        ours = f"block_{i}/attention"
+        for name, heads in _projections(settings).items():
+            heads_first = _heads_first(heads, config.hidden_dim, settings.head_dim)
             theirs_here = f"{theirs}/attention/{name}/kernel"
             table.append(Rule(theirs_here, f"{ours}/{name}/kernel", heads_first))
-        inner = (held.num_query_heads, held.head_dim)
+        inner = (settings.num_query_heads, settings.head_dim)
         joined = reshape((*inner, config.hidden_dim), (inner[0] * inner[1], config.hidden_dim))
         theirs_here = f"{theirs}/attention/{output}/kernel"
         table.append(Rule(theirs_here, f"{ours}/output/kernel", joined))
@@ -133,9 +134,9 @@ def decoder_per_layer(config: DecoderConfig, block: str) -> list[Rule]:
         config: config of the backbone.
         block: keras-hub's name of a block, with {i}.
     """
-    held, within, ours = config.block(0), "per_layer_embedding", "block_{i}/per_layer"
+    settings, within, ours = config.block(0), "per_layer_embedding", "block_{i}/per_layer"
     table = []
-    if held.per_layer_dim:
+    if settings.per_layer_dim:
         table = [
             Rule("per_layer_token_embedding/embeddings", f"{within}/table/embeddings"),
             Rule("per_layer_model_projection/kernel", f"{within}/model_projection/kernel"),
@@ -144,7 +145,7 @@ def decoder_per_layer(config: DecoderConfig, block: str) -> list[Rule]:
             Rule(f"{block}/per_layer_up_proj/kernel", f"{ours}/projection/kernel"),
             Rule(f"{block}/post_per_layer_input_norm/scale", f"{ours}/norm/scale"),
         ]
-    if held.use_layer_scalar:
+    if settings.use_layer_scalar:
         one = reshape((), (1,))
         table.append(Rule(f"{block}/layer_scalar", "block_{i}/layer_scalar", one))
     return table

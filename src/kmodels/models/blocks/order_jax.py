@@ -47,12 +47,12 @@ def _round(
         def turn(
             carried: tuple[jax.Array, jax.Array], number: jax.Array
         ) -> tuple[tuple[jax.Array, jax.Array], None]:
-            found, held = carried
+            moved, part = carried
             place = order - (index - number) % parts * length
             here = (place >= 0) & (place < length)
-            taken = jnp.take_along_axis(held, jnp.clip(place, 0, length - 1)[..., None], axis=1)
-            found = jnp.where(here[..., None], taken, found)
-            return (found, lax.ppermute(held, axis, pairs)), None
+            taken = jnp.take_along_axis(part, jnp.clip(place, 0, length - 1)[..., None], axis=1)
+            moved = jnp.where(here[..., None], taken, moved)
+            return (moved, lax.ppermute(part, axis, pairs)), None
 
         def go_round(x: jax.Array) -> jax.Array:
             return lax.scan(turn, (jnp.zeros_like(x), x), jnp.arange(parts))[0][0]

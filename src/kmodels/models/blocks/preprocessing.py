@@ -23,8 +23,8 @@ _LAYER = ("activity_regularizer", "autocast", "trainable")
 class Preprocessor(keras.layers.Layer):
     """The base of every preprocessor and converter.
 
-    A subclass computes in `call`, with NumPy; says in `compute_output_spec` what comes out, which
-    tf.data asks for; and gives its arguments as plain values in `to_dict`. It has no weights.
+    A subclass computes in `call`, with NumPy; returns shapes and dtypes in `compute_output_spec`,
+    for tf.data; and returns its arguments as plain values in `to_dict`. It has no weights.
 
     Args:
         name: name of the layer.
@@ -99,7 +99,7 @@ class Preprocessor(keras.layers.Layer):
         """Makes the preprocessor that belongs to a checkpoint.
 
         Args:
-            preset: what the model's `from_preset` takes, or a directory that `save_to_preset` of a
+            preset: as in `from_preset` of the model, or a directory that `save_to_preset` of a
                 preprocessor wrote.
             **settings: arguments to change.
 
@@ -111,10 +111,10 @@ class Preprocessor(keras.layers.Layer):
             from kmodels import presets
 
             return cls(**{**presets.preprocessor_settings(cls, preset), **settings})
-        held = read_json(file, {"class_name": Needed(str), "config": Needed({})})
-        if held.get("class_name") != cls.__name__:
-            raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
-        return cls.from_config({**held["config"], **settings})
+        saved = read_json(file, {"class_name": Needed(str), "config": Needed({})})
+        if saved.get("class_name") != cls.__name__:
+            raise InputError(f"{file} holds a {saved.get('class_name')}, not a {cls.__name__}")
+        return cls.from_config({**saved["config"], **settings})
 
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes the settings to a directory that `from_preset` reads.
@@ -125,8 +125,8 @@ class Preprocessor(keras.layers.Layer):
         folder = local_path(directory)
         self._check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        held = {"class_name": type(self).__name__, "config": self.get_config()}
-        text = json.dumps(held, indent=2) + "\n"
+        saved = {"class_name": type(self).__name__, "config": self.get_config()}
+        text = json.dumps(saved, indent=2) + "\n"
         atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
 
     def _check_folder(self, folder: Path) -> None:
@@ -148,8 +148,8 @@ def on_host(x: Data) -> Any:
         return x
     from kmodels.models.blocks import preprocessing_tensorflow
 
-    found = {name: preprocessing_tensorflow.on_host(column) for name, column in columns.items()}
-    return found if isinstance(x, dict) else found[""]
+    results = {name: preprocessing_tensorflow.on_host(column) for name, column in columns.items()}
+    return results if isinstance(x, dict) else results[""]
 
 
 def _first(x: Data) -> Any:

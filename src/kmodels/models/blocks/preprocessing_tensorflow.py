@@ -1,4 +1,4 @@
-"""Preprocessors inside tf.data, whatever backend Keras computes with."""
+"""Preprocessors inside tf.data, with any backend of Keras."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,8 +35,8 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
         values = iter(arrays)
         filled = [None if x is None else _joined(x, values) for x in leaves]
         parts = keras.tree.pack_sequence_as(tensors, filled)
-        found = keras.tree.flatten(layer.call(*parts, **kwargs))
-        return [_array(x, spec.dtype) for x, spec in zip(found, wanted, strict=True)]
+        results = keras.tree.flatten(layer.call(*parts, **kwargs))
+        return [_array(x, spec.dtype) for x, spec in zip(results, wanted, strict=True)]
 
     inputs = [part for x in leaves if x is not None for part in _parts(x)]
     outputs = tf.numpy_function(run, inputs, [tf.as_dtype(spec.dtype) for spec in wanted])

@@ -226,8 +226,8 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
         else:
             records, is_batch = self._records(x)
             prompts = self._prompts(records)
-        found = self.prompt_inputs(prompts, length)
-        return found if is_batch else {name: value[0] for name, value in found.items()}
+        inputs = self.prompt_inputs(prompts, length)
+        return inputs if is_batch else {name: value[0] for name, value in inputs.items()}
 
     def _prompts(self, records: list[Any]) -> list[Example]:
         written = [self._written(record, reply=False) for record in records]
@@ -246,8 +246,8 @@ class CausalLMPreprocessor(ChatPrompts, TextPreprocessor):
             {"token_ids", "padding_mask"}, each (B, length) int32.
         """
         rows = [prompt.ids for prompt in prompts]
-        found = self._padded(rows, length or max(map(len, rows)))
-        return self._completed(found, [[prompt] for prompt in prompts])
+        inputs = self._padded(rows, length or max(map(len, rows)))
+        return self._completed(inputs, [[prompt] for prompt in prompts])
 
     def generate_postprocess(self, x: Mapping[str, Any]) -> Any:
         """Returns text of token ids, without special tokens and padding.
@@ -284,7 +284,7 @@ class _Prompts:
 
 def _per_row(sample_weight: Data, rows: int) -> np.ndarray:
     """Returns weights of texts, to multiply those of their tokens with."""
-    found = np.asarray(sample_weight, "float32").reshape(-1, 1)
-    if len(found) != rows:
-        raise InputError(f"there are {len(found)} sample weights for {rows} texts; give one each")
-    return found
+    weights = np.asarray(sample_weight, "float32").reshape(-1, 1)
+    if len(weights) != rows:
+        raise InputError(f"there are {len(weights)} sample weights for {rows} texts; give one each")
+    return weights

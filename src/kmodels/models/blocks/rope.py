@@ -10,16 +10,17 @@ import numpy as np
 from kmodels.core.errors import InputError
 
 
-def check_alone(yarn: str, factors: Mapping[str, float]) -> None:
-    """Raises `InputError` for a factor other than 1 together with YaRN.
+def check_alone(config: Any, scaling: str, *factors: str) -> None:
+    """Raises `InputError` for a factor other than 1 together with another scaling.
 
     Args:
-        yarn: name of the setting with YaRN's arguments.
-        factors: settings that exclude it, by name.
+        config: has the fields.
+        scaling: name of the field of the other scaling, which is in use.
+        factors: names of the fields that exclude it.
     """
-    for name, factor in factors.items():
-        if factor != 1.0:
-            raise InputError(f"{yarn} and {name}={factor} exclude each other; leave one out")
+    for name in factors:
+        if (factor := getattr(config, name)) != 1.0:
+            raise InputError(f"{scaling} and {name}={factor} exclude each other; leave one out")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class Yarn:
 class Llama3Scaling:
     """Rotary scaling of Llama 3.1, with transformers' names.
 
+    The defaults are those of llama.cpp's converter, and of the published models.
+
     Args:
         factor: divides the positions of slow channels.
         low_freq_factor: channels that turn less often than this within the original context are
@@ -115,9 +118,9 @@ class Llama3Scaling:
     """
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
 
     def divisors(self, head_dim: int, wavelength: float) -> tuple[float, ...]:
         """Returns a divisor of the positions for each of the H / 2 pairs of channels."""
@@ -128,18 +131,21 @@ class Llama3Scaling:
 
     @classmethod
     def of_divisors(
-        cls, divisors: np.ndarray, wavelength: float, length: int, usual: tuple[float, float]
+        cls, divisors: np.ndarray, wavelength: float, length: int | None
     ) -> Self | None:
         """Returns the scaling with these divisors, or None if there is none.
+
+        If the default factors fit, they take precedence.
 
         Args:
             divisors: (H / 2,).
             wavelength: base of the rotary embedding.
-            length: original_max_position_embeddings.
-            usual: low_freq_factor and high_freq_factor to prefer if they fit.
+            length: original_max_position_embeddings; None for the default.
         """
         head_dim, factor = 2 * len(divisors), round(float(divisors.max()), 6)
-        turns, ends = cls._turns(head_dim, wavelength, length), [usual]
+        length = cls.original_max_position_embeddings if length is None else int(length)
+        turns = cls._turns(head_dim, wavelength, length)
+        ends = [(cls.low_freq_factor, cls.high_freq_factor)]
         fast = (1 / divisors - 1 / factor) / max(1 - 1 / factor, 1e-6)
         between = (fast > 1e-5) & (fast < 1 - 1e-5)
         if between.sum() > 1:
@@ -166,8 +172,20 @@ class Rope(NamedTuple):
         base: base of the geometric series of wavelengths.
         scaling: divides the positions.
         yarn: arguments of `Yarn`, or None.
+        llama3: the scaling of Llama 3.1, or None.
     """
 
     base: float
     scaling: float
-    yarn: dict[str, Any] | None
+    yarn: Mapping[str, Any] | None
+    llama3: Llama3Scaling | None = None
+
+    def divisors(self, head_dim: int) -> float | tuple[float, ...]:
+        """Returns the divisor of the positions, or one for each of the H / 2 pairs of channels."""
+        stretched = self.llama3 if self.yarn is None else Yarn.of(self.yarn)
+        return self.scaling if stretched is None else stretched.divisors(head_dim, self.base)
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of the attention scores."""
+        return 1.0 if self.yarn is None else Yarn.of(self.yarn).query_scale

@@ -115,21 +115,21 @@ def encoder(config: EncoderConfig, **more: Any) -> Sizes:
         config: config of the family.
         **more: `tokens` of an image, and `vocabulary` if logits over it are computed.
     """
-    held = config.encoder_block
+    settings = config.encoder_block
     block = BlockSizes(
-        heads=held.num_heads,
-        groups=held.num_heads,
-        head_dim=config.hidden_dim // held.num_heads,
-        mlp_dim=held.mlp_dim,
-        head_norms=held.use_query_key_norm,
-        dropout=held.dropout,
-        attention_dropout=held.attention_dropout,
+        heads=settings.num_heads,
+        groups=settings.num_heads,
+        head_dim=config.hidden_dim // settings.num_heads,
+        mlp_dim=settings.mlp_dim,
+        head_norms=settings.use_query_key_norm,
+        dropout=settings.dropout,
+        attention_dropout=settings.attention_dropout,
     )
     return Sizes(
         blocks=(block,) * config.num_layers,
         width=config.hidden_dim,
-        gated=held.gated,
-        causal=held.causal,
+        gated=settings.gated,
+        causal=settings.causal,
         **more,
     )
 

@@ -73,7 +73,7 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
         name: str | None = None,
         **variants: Any,
     ):
-        chosen = {
+        settings = {
             "intermediate_activation": intermediate_activation,
             "intermediate_output_index": intermediate_output_index,
             "max_sequence_length": max_sequence_length,
@@ -85,7 +85,7 @@ class TextEncoderBackbone(OptionalInputs, Backbone):
             num_layers=num_layers,
             num_heads=num_heads,
             intermediate_dim=intermediate_dim,
-            **{name: value for name, value in chosen.items() if value is not None},
+            **{name: value for name, value in settings.items() if value is not None},
             **variants,
         )
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())

@@ -17,14 +17,14 @@ from kmodels.models.blocks.huggingface import TransformersForm
 from kmodels.weights import Rule, SourceCheckpoint
 
 PREFIX, PROJECTION = "text_model.", "text_projection"
-# Places that older files keep beside what stands there.
+# The numbers of the positions, a constant in older files.
 OLD = "embeddings.position_ids"
 EMBEDDINGS = {
     "token_embedding": "embeddings.token_embedding",
     "position_embedding": "embeddings.position_embedding",
 }
 FINAL_NORM = {"final_layer_norm": "final_norm"}
-# Fields of every `TextEncoderConfig`, and what a config.json calls them.
+# Fields of every `TextEncoderConfig`, and their names in config.json.
 FIELDS = {
     "vocabulary_size": "vocab_size",
     "embedding_dim": "hidden_size",
@@ -105,8 +105,8 @@ class TextTowerFormat(EncoderDirectory):
             InputError: for settings that the model has no counterpart for.
         """
         text, _ = self._text(description)
-        found = {ours: text[theirs] for ours, theirs in FIELDS.items()}
-        return found | {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
+        fields = {ours: text[theirs] for ours, theirs in FIELDS.items()}
+        return fields | {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
 
     def open_checkpoint(
         self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
@@ -126,8 +126,8 @@ class TextTowerFormat(EncoderDirectory):
         tensors = self.tensors(path, description, weights)
         prefix = encoder_rules.prefix_of(tensors, PREFIX)
         if weights:
-            held = tensors.get(f"{PROJECTION}.weight")
-            projection = None if held is None else held.shape[0]
+            matrix = tensors.get(f"{PROJECTION}.weight")
+            projection = None if matrix is None else matrix.shape[0]
         scale = description.get("logit_scale_init_value")
         if self.projects and "logit_scale" in tensors:
             scale = float(tensors["logit_scale"].read())
@@ -153,9 +153,9 @@ class TextTowerFormat(EncoderDirectory):
             text = defaults | _given(description)
             projects = set(self.architectures[1:]) & set(description.get("architectures") or ())
             return text, text["projection_dim"] if projects else None
-        held = description.get("text_config_dict") or description.get("text_config") or {}
+        settings = description.get("text_config_dict") or description.get("text_config") or {}
         width = description.get("projection_dim", defaults.get("projection_dim"))
-        return defaults | _given(held), width
+        return defaults | _given(settings), width
 
     def transformers_form(self, model: keras.Model) -> TransformersForm:
         """Returns config.json, nothing for images, the table, and no tensors of zeros.

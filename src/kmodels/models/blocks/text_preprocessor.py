@@ -138,8 +138,8 @@ class TextPreprocessor(Preprocessor):
         start = [self.tokenizer.start_token_id] if begins else []
         end = [self.tokenizer.end_token_id] if self.add_end_token else []
         room = length - len(start) - len(end)
-        found = self.tokenizer.encode_batch(texts)
-        return [[*start, *tokens[:room], *end] for tokens in found]
+        rows = self.tokenizer.encode_batch(texts)
+        return [[*start, *tokens[:room], *end] for tokens in rows]
 
     def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
         """Returns token ids, cut or padded behind to one length, and their mask."""
@@ -183,8 +183,10 @@ class TextPreprocessor(Preprocessor):
         """Returns arguments that make an equal one, as plain values; the tokenizer is in it."""
         tokenizer = self.tokenizer
         is_layer = isinstance(tokenizer, keras.layers.Layer)
-        held = keras.saving.serialize_keras_object(tokenizer) if is_layer else tokenizer.to_dict()
-        return {"tokenizer": held, **self._settings()}
+        settings = (
+            keras.saving.serialize_keras_object(tokenizer) if is_layer else tokenizer.to_dict()
+        )
+        return {"tokenizer": settings, **self._settings()}
 
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes the tokenizer's files and the settings, for `from_preset`.
@@ -198,8 +200,8 @@ class TextPreprocessor(Preprocessor):
         folder = local_path(directory)
         self._check_folder(folder)
         self.tokenizer.save(folder)
-        held = {"class_name": type(self).__name__, "config": self._settings()}
-        text = json.dumps(held, indent=2) + "\n"
+        saved = {"class_name": type(self).__name__, "config": self._settings()}
+        text = json.dumps(saved, indent=2) + "\n"
         atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
 
     def save(self, directory: str | Path) -> None:
@@ -223,11 +225,11 @@ class TextPreprocessor(Preprocessor):
         if isinstance(own, dict) and "tokenizer" in own:
             native.verify_tokenizer(path, own)
             return cls(**{**own, "tokenizer": path / own["tokenizer"], **settings})
-        held = _json(path / SETTINGS_FILE)
-        if (kind := held.get("class_name", cls.__name__)) not in (cls.__name__, *cls.siblings):
+        saved = _json(path / SETTINGS_FILE)
+        if (kind := saved.get("class_name", cls.__name__)) not in (cls.__name__, *cls.siblings):
             raise InputError(f"{path / SETTINGS_FILE} holds a {kind}, not a {cls.__name__}")
         # Files written before preprocessors were layers hold the settings alone.
-        settings = {**held.get("config", held), **settings}
+        settings = {**saved.get("config", saved), **settings}
         return cls(cls.tokenizer_class.from_file(path), **settings)
 
 

@@ -1,6 +1,6 @@
 """Tokenizers as Keras layers, with the methods of keras-hub's tokenizers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -105,10 +105,10 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
     def token_to_id(self, token: str | bytes) -> int:
         """Returns the id of a token, or of the unknown token, as keras-hub does."""
-        found = self.core.token_to_id(as_text(token))
-        if found is None and self.unknown_token is not None:
-            found = self.core.token_to_id(self.unknown_token)
-        return super().token_to_id(as_text(token)) if found is None else found
+        token_id = self.core.token_to_id(as_text(token))
+        if token_id is None and self.unknown_token is not None:
+            token_id = self.core.token_to_id(self.unknown_token)
+        return super().token_to_id(as_text(token)) if token_id is None else token_id
 
     def id_to_token(self, token_id: int) -> str:
         """Returns the text of a token.
@@ -116,12 +116,12 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         Raises:
             InputError: for an id outside the vocabulary, as in keras-hub.
         """
-        found = self.core.id_to_token(int(token_id)) if token_id >= 0 else None
-        if found is None:
+        text = self.core.id_to_token(int(token_id)) if token_id >= 0 else None
+        if text is None:
             raise InputError(
                 f"there is no token {token_id}; ids go from 0 to {self.vocabulary_size() - 1}"
             )
-        return found
+        return text
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, the vocabulary in place of the files."""
@@ -155,8 +155,8 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         Raises:
             InputError: if there is no tokenizer.
         """
-        found = cls.from_file(presets.locate(preset))
-        return cls.from_config({**found.get_config(), **settings}) if settings else found
+        tokenizer = cls.from_file(presets.locate(preset))
+        return cls.from_config({**tokenizer.get_config(), **settings}) if settings else tokenizer
 
     def save_to_preset(self, directory: str | Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, for `from_preset` and transformers."""
@@ -164,11 +164,14 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
 
 
 class BytePairTokenizer(LayerTokenizer):
-    """A `LayerTokenizer` of byte-level merges, with the first arguments of keras-hub's class.
+    """A `LayerTokenizer` of byte-level merges, with keras-hub's first arguments.
 
     Args:
         vocabulary: token to id, the path of a vocab.json, or a `tokenizers.Tokenizer`.
         merges: pairs of tokens with a blank between them, or the path of a merges.txt.
+        bos_token: text of the start token; by default the one that the files name.
+        eos_token: text of the end token; by default the one that the files name.
+        misc_special_tokens: further control tokens.
         **kwargs: of `LayerTokenizer`.
 
     Attributes:
@@ -186,11 +189,16 @@ class BytePairTokenizer(LayerTokenizer):
         self,
         vocabulary: tokenizers.Tokenizer | Mapping[str, int] | str | Path,
         merges: Sequence[str] | str | Path | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        misc_special_tokens: Iterable[str] = (),
         **kwargs: Any,
     ):
         if not isinstance(vocabulary, tokenizers.Tokenizer):
-            vocabulary = byte_level.read(vocabulary, merges, self.control_tokens, self.build_core)
-        super().__init__(vocabulary, **kwargs)
+            named = [*filter(None, (bos_token, eos_token)), *sorted(misc_special_tokens)]
+            special = tuple(dict.fromkeys([*self.control_tokens, *named]))
+            vocabulary = byte_level.read(vocabulary, merges, special, self.build_core)
+        super().__init__(vocabulary, **{"start": bos_token, "end": eos_token, **kwargs})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:

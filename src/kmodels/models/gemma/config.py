@@ -179,7 +179,7 @@ class GemmaConfig(DecoderConfig):
         }
         for where, names in factors.items():
             if self.yarn(where) is not None:
-                check_alone(f"{where}_rope_yarn", {name: getattr(self, name) for name in names})
+                check_alone(self, f"{where}_rope_yarn", *names)
 
     def yarn(self, where: str) -> Yarn | None:
         """Returns the YaRN settings of the "local" or the "global" layers, or None."""

@@ -55,8 +55,8 @@ def unused(config: GemmaConfig) -> list[str]:
 def shares_otherwise(config: GemmaConfig) -> bool:
     """Returns True if llama.cpp would share the keys and values of other layers than the model.
 
-    llama.cpp shares those of the second to last layer that has its own with local layers, and those
-    of the last with global layers, whatever the kinds of these two layers are.
+    Among the layers with their own keys and values, llama.cpp shares those of the second to last
+    with local layers and those of the last with global layers, without a look at their kinds.
     """
     own = config.num_layers - config.num_kv_shared_layers
     taken = {LOCAL: own - 2, GLOBAL: own - 1}
@@ -229,23 +229,23 @@ def _without_place(config: GemmaConfig) -> list[str]:
 def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:
     generation = config.generation
     scaling = config.global_rope_scaling_factor if generation < 4 else 1.0
-    found: dict[str, Setting] = {
+    keys: dict[str, Setting] = {
         **settings(config, head_dim, config.global_rope_wavelength, scaling),
         **(yarn_settings(config.yarn("global")) if generation < 4 else {}),
     }
     if generation in (2, 4) or config.use_sliding_window_attention:
-        found["attention.sliding_window"] = config.sliding_window_size
+        keys["attention.sliding_window"] = config.sliding_window_size
     caps = {
         "attn_logit_softcapping": config.attention_logit_soft_cap if generation == 2 else None,
         "final_logit_softcapping": config.final_logit_soft_cap if generation in (2, 3) else None,
     }
-    found |= {name: float(cap) for name, cap in caps.items() if cap is not None}
+    keys |= {name: float(cap) for name, cap in caps.items() if cap is not None}
     if generation == 3:
-        found["rope.freq_base_swa"] = float(config.local_rope_wavelength)
-        found["attention.sliding_window_pattern"] = config.sliding_window_pattern
+        keys["rope.freq_base_swa"] = float(config.local_rope_wavelength)
+        keys["attention.sliding_window_pattern"] = config.sliding_window_pattern
     if generation == 4:
-        found |= _of_4(config)
-    return found
+        keys |= _of_4(config)
+    return keys
 
 
 def _of_4(config: GemmaConfig) -> dict[str, Setting]:

@@ -92,14 +92,14 @@ UNIFIED = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 
 def norms(config: GemmaConfig) -> dict[str, str]:
     """Returns the path of each norm in a block, by its name in transformers."""
-    found = dict(decoder.NORMS)
+    names = dict(decoder.NORMS)
     if config.generation > 1:
-        found["post_attention_layernorm"] = "post_attention_norm"
-        found["pre_feedforward_layernorm"] = "mlp_norm"
-        found["post_feedforward_layernorm"] = "post_mlp_norm"
+        names["post_attention_layernorm"] = "post_attention_norm"
+        names["pre_feedforward_layernorm"] = "mlp_norm"
+        names["post_feedforward_layernorm"] = "post_mlp_norm"
     if config.generation > 2:
-        found |= decoder.HEAD_NORMS
-    return found
+        names |= decoder.HEAD_NORMS
+    return names
 
 
 def rules(config: GemmaConfig, prefix: str = "model.") -> list[Rule]:
@@ -114,9 +114,9 @@ def backbone_fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         InputError: lists the settings that are not supported.
     """
     generation = GENERATIONS[description["model_type"]]
-    given = {**description, **(description.get("text_config") or {})}
+    described = {**description, **(description.get("text_config") or {})}
     unified = UNIFIED if "unified" in description["model_type"] else {}
-    text = {**DEFAULTS[generation], **unified, **given}
+    text = {**DEFAULTS[generation], **unified, **described}
     activation = text.get("hidden_activation") or text.get("hidden_act") or "gelu_pytorch_tanh"
     known = ("gelu", "gelu_pytorch_tanh") if generation == 1 else ("gelu_pytorch_tanh",)
     wrong = {
@@ -238,9 +238,9 @@ def _gemma_4_fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     heads = decoder.heads_by_kind(path, text, kinds)
     everywhere = heads[GLOBAL]
     head_dim, groups = heads.get(LOCAL, everywhere)
-    given = text.get("rope_parameters") or {}
+    ropes = text.get("rope_parameters") or {}
     local, full = (
-        _rope_of_4(path, kind, given.get(kind) or ROPES_OF_4[kind]) for kind in ROPES_OF_4
+        _rope_of_4(path, kind, ropes.get(kind) or ROPES_OF_4[kind]) for kind in ROPES_OF_4
     )
     wrong = {
         "use_bidirectional_attention='all'": text.get("use_bidirectional_attention") == "all",
@@ -251,8 +251,8 @@ def _gemma_4_fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
     per_layer = text["vocab_size_per_layer_input"] if text["hidden_size_per_layer_input"] else None
     experts = {}
     if text.get("enable_moe_block"):
-        found = {ours: text.get(theirs) for ours, theirs in EXPERTS.items()}
-        experts = {"enable_moe_block": True, **found}
+        sizes = {ours: text.get(theirs) for ours, theirs in EXPERTS.items()}
+        experts = {"enable_moe_block": True, **sizes}
     return {
         **decoder.fields({**text, "head_dim": head_dim, "num_key_value_heads": groups}),
         **GEMMA_4,
@@ -275,11 +275,11 @@ def _gemma_4_fields(path: Path, text: Mapping[str, Any]) -> dict[str, Any]:
 def rope_fields(where: str, rope: Rope) -> dict[str, Any]:
     """Returns the rotary fields of the "local" or the "global" layers."""
     names = ("wavelength", "scaling_factor", "yarn")
-    return {f"{where}_rope_{name}": value for name, value in zip(names, rope, strict=True)}
+    return {f"{where}_rope_{name}": value for name, value in zip(names, rope[:3], strict=True)}
 
 
 def rope_of_kind(
-    path: Path, kind: str, scaling: Mapping[str, Any], given: float | None, default: float
+    path: Path, kind: str, scaling: Mapping[str, Any], theta: float | None, default: float
 ) -> Rope:
     """Same as `decoder.rope`, for the layers of one kind.
 
@@ -291,28 +291,28 @@ def rope_of_kind(
             f"{path}: rope_parameters of {kind} has truncate=false, which transformers does not "
             "follow by kinds of layers; leave it out"
         )
-    return decoder.rope(path, scaling, given, default)
+    return decoder.rope(path, scaling, theta, default)
 
 
-def _rope_of_4(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Rope, float]:
+def _rope_of_4(path: Path, kind: str, settings: Mapping[str, Any]) -> tuple[Rope, float]:
     """Returns the rotary embedding of a kind of layers, and the share of channels that it uses."""
-    if given.get("rope_type") != "proportional":
-        return rope_of_kind(path, kind, given, None, 10_000.0), 1.0
+    if settings.get("rope_type") != "proportional":
+        return rope_of_kind(path, kind, settings, None, 10_000.0), 1.0
     usual = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
-    base, scaling, turned = (float(given.get(name, value)) for name, value in usual.items())
+    base, scaling, turned = (float(settings.get(name, value)) for name, value in usual.items())
     return Rope(base, scaling, None), turned
 
 
 def rope_parameters(config: GemmaConfig) -> dict[str, Any]:
     """Returns the rotary embeddings by kind of layer, in the form of transformers 5."""
-    found = {}
+    parameters = {}
     for kind, where in ((LOCAL, "local"), (GLOBAL, "global")):
         names = ("wavelength", "scaling_factor", "yarn")
         base, factor, yarn = (getattr(config, f"{where}_rope_{name}") for name in names)
         form = decoder.rope_form(base, factor, yarn)
         scaling = form.get("rope_scaling") or {"rope_type": "default"}
-        found[kind] = {**scaling, "rope_theta": form["rope_theta"]}
-    return found
+        parameters[kind] = {**scaling, "rope_theta": form["rope_theta"]}
+    return parameters
 
 
 def _gemma_4_form(config: GemmaConfig) -> dict[str, Any]:
@@ -347,8 +347,8 @@ def _gemma_4_form(config: GemmaConfig) -> dict[str, Any]:
 def otherwise_than_4(config: GemmaConfig) -> dict[str, object]:
     """Returns the properties that every Gemma 4 has, with True if this config lacks them."""
     always = [name for name in GEMMA_4 if name.startswith("use_") and "window" not in name]
-    found = {f"{name}=False": not getattr(config, name) for name in always}
-    return {**found, "this query scale": config.query_scale != 1.0}
+    problems = {f"{name}=False": not getattr(config, name) for name in always}
+    return {**problems, "this query scale": config.query_scale != 1.0}
 
 
 def lacks_of_yarn(config: GemmaConfig) -> dict[str, object]:

@@ -67,30 +67,30 @@ SHARED_4 = (
 )
 
 
-def _strange(given: Settings, task: Settings) -> list[str]:
+def _strange(config: Settings, task: Settings) -> list[str]:
     """Returns unsupported settings, and those that keras-hub's blocks ignore."""
-    epsilon = given["layer_norm_epsilon"]
-    size, width = given["head_dim"], given["hidden_dim"] // given["num_query_heads"]
-    found = {
+    epsilon = config["layer_norm_epsilon"]
+    size, width = config["head_dim"], config["hidden_dim"] // config["num_query_heads"]
+    problems = {
         f"layer_norm_epsilon={epsilon}": epsilon != EPSILON,
         "query_head_dim_normalize=False, which keras-hub ignores": (
-            not given["query_head_dim_normalize"] and width != size
+            not config["query_head_dim_normalize"] and width != size
         ),
-        "use_bidirectional_attention": bool(given.get("use_bidirectional_attention")),
-        "is_embedding_model": bool(given.get("is_embedding_model")),
+        "use_bidirectional_attention": bool(config.get("use_bidirectional_attention")),
+        "is_embedding_model": bool(config.get("is_embedding_model")),
     }
-    return [name for name, there in found.items() if there]
+    return [name for name, there in problems.items() if there]
 
 
-def _fields(given: Settings) -> dict[str, Any]:
-    return {**{name: given[name] for name in SHARED}, "intermediate_dim": given["intermediate_dim"]}
+def _fields(config: Settings) -> dict[str, Any]:
+    return {name: config[name] for name in (*SHARED, "intermediate_dim")}
 
 
-def _gemma_3_fields(given: Settings) -> dict[str, Any]:
+def _gemma_3_fields(config: Settings) -> dict[str, Any]:
     return {
-        **_fields(given),
-        **{name: given[name] for name in ROPE_SCALING},
-        "use_query_key_norm": given["use_query_key_norm"],
+        **_fields(config),
+        **{name: config[name] for name in ROPE_SCALING},
+        "use_query_key_norm": config["use_query_key_norm"],
         "gate_dim_reduction": 1,
         "sliding_window_pattern": PATTERNS["gemma3"],
         **ROPES,
@@ -131,28 +131,28 @@ def _lacks(config: GemmaConfig, pattern: int, ropes: dict[str, float]) -> dict[s
 
 def _absent(config: GemmaConfig) -> dict[str, bool]:
     yarn = ("local_rope_yarn", "global_rope_yarn")
-    found = {name: getattr(config, name) is not None for name in yarn}
-    return {"tie_word_embeddings=False": not config.tie_word_embeddings, **found}
+    problems = {name: getattr(config, name) is not None for name in yarn}
+    return {"tie_word_embeddings=False": not config.tie_word_embeddings, **problems}
 
 
 def _gemma_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     local = [config.is_local(i) for i in range(config.num_layers)]
-    found = _lacks(config, PATTERNS["gemma"], ONE_ROPE) | {
+    problems = _lacks(config, PATTERNS["gemma"], ONE_ROPE) | {
         f"{name}={getattr(config, name)}": there and getattr(config, name) != 1.0
         for name, there in zip(ROPE_SCALING, (any(local), not all(local)), strict=True)
     }
-    return [name for name, there in found.items() if there]
+    return [name for name, there in problems.items() if there]
 
 
-def _gemma_4_fields(given: Settings) -> dict[str, Any]:
-    return hub_fields_4({name: given[name] for name in (*SHARED_4, *ROPES, GROUPS)})
+def _gemma_4_fields(config: Settings) -> dict[str, Any]:
+    return hub_fields_4({name: config[name] for name in (*SHARED_4, *ROPES, GROUPS)})
 
 
 def _gemma_4_lacks(config: GemmaConfig, settings: Settings) -> list[str]:
     own = config.num_global_key_value_heads and not config.attention_k_eq_v
-    found = {**otherwise_than_4(config), f"{GROUPS} without attention_k_eq_v": own}
-    found |= {name: getattr(config, name, False) for name in STRANGE_4} | _absent(config)
-    return [name for name, there in found.items() if there]
+    problems = {**otherwise_than_4(config), f"{GROUPS} without attention_k_eq_v": own}
+    problems |= {name: getattr(config, name, False) for name in STRANGE_4} | _absent(config)
+    return [name for name, there in problems.items() if there]
 
 
 GEMMA = KerasHubMapping(

@@ -109,12 +109,12 @@ def hub_fields_4(fields: Mapping[str, Any]) -> dict[str, Any]:
     A number of key/value heads for global layers makes their keys the values too, unless
     `attention_k_eq_v` is among the arguments.
     """
-    found = {**HUB_DEFAULTS_4, **fields}
-    found |= {name: usual for name, usual in ROPES.items() if found.get(name) is None}
-    if "attention_k_eq_v" not in fields and (groups := found.get(GROUPS)) is not None:
-        found["attention_k_eq_v"] = True
-        found[GROUPS] = None if groups == found.get("num_key_value_heads") else groups
-    return found
+    arguments = {**HUB_DEFAULTS_4, **fields}
+    arguments |= {name: usual for name, usual in ROPES.items() if arguments.get(name) is None}
+    if "attention_k_eq_v" not in fields and (groups := arguments.get(GROUPS)) is not None:
+        arguments["attention_k_eq_v"] = True
+        arguments[GROUPS] = None if groups == arguments.get("num_key_value_heads") else groups
+    return arguments
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -197,8 +197,8 @@ class HubBackbone(TextOrImages, GemmaBackbone):
         left |= {name for name in ABSENT if fields.get(name) is None}
         if vision_encoder is None:  # there are no tokens of images
             left.add("use_vision_bidirectional_attention")
-        found = {name: x for name, x in fields.items() if name not in left}
-        return found if vision_encoder is None else {**found, "vision_encoder": vision_encoder}
+        known = {name: x for name, x in fields.items() if name not in left}
+        return known if vision_encoder is None else {**known, "vision_encoder": vision_encoder}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

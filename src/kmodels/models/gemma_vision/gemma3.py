@@ -30,7 +30,7 @@ from kmodels.models.gemma.model import ORDER_3, Gemma3Backbone
 from kmodels.models.gemma.presets import PRESETS as TEXT
 from kmodels.models.gemma.tasks import Gemma3CausalLM
 from kmodels.models.gemma.text import CHATS, Gemma3CausalLMPreprocessor, Gemma3Tokenizer
-from kmodels.models.gemma_vision import gemma3_huggingface, gemma3_keras_hub, gemma3_mmproj
+from kmodels.models.gemma_vision import gemma3_files
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder, VisionEncoderFields
 from kmodels.models.gemma_vision.model import (
     PLACES,
@@ -251,9 +251,9 @@ class Gemma3ImageConverter(ImageTextConverter):
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns converted images without crops; with labels or weights a tuple."""
         several = isinstance(x, list | tuple) or len(getattr(x, "shape", ())) == 4
-        given: Any = x if several else [x]
-        found = [self._resized(open_picture(one)) for one in given]
-        done = self.scaled(np.stack(found) if several else found[0])
+        images: Any = x if several else [x]
+        pixels = [self._resized(open_picture(one)) for one in images]
+        done = self.scaled(np.stack(pixels) if several else pixels[0])
         return keras.utils.pack_x_y_sample_weight(done, y, sample_weight)
 
     def pixels(self, image: np.ndarray) -> np.ndarray:
@@ -285,24 +285,24 @@ class Gemma3ImageConverter(ImageTextConverter):
         starts = [start for start in range(0, side * count, side) if start < longer]
         return [image.take(range(s, min(s + side, longer)), axis) for s in starts]
 
-    def scaled(self, found: np.ndarray) -> np.ndarray:
+    def scaled(self, images: np.ndarray) -> np.ndarray:
         """Returns images (..., 3) in [0, 255] times `scale` plus `offset`."""
-        if found.dtype != np.uint8:
-            return self._normalized(found)
+        if images.dtype != np.uint8:
+            return self._normalized(images)
         # There are 256 results, which are faster looked up than computed for each pixel.
         table = self._normalized(np.repeat(np.arange(256, dtype="uint8")[:, None], 3, 1))
         if (table == table[:, :1]).all():
-            return table[:, 0][found]
-        return np.stack([column[found[..., i]] for i, column in enumerate(table.T)], -1)
+            return table[:, 0][images]
+        return np.stack([column[images[..., i]] for i, column in enumerate(table.T)], -1)
 
-    def _normalized(self, found: np.ndarray) -> np.ndarray:
-        share = (found.astype("float64") * (1 / 255)).astype("float32")
+    def _normalized(self, images: np.ndarray) -> np.ndarray:
+        share = (images.astype("float64") * (1 / 255)).astype("float32")
         return (share - np.asarray(self.mean, "float32")) / np.asarray(self.std, "float32")
 
     def _resized(self, image: np.ndarray) -> np.ndarray:
-        found = self.resizing(image, self.size)
+        pixels = self.resizing(image, self.size)
         # The kernels with negative parts leave the range of pixels.
-        return found if found.dtype == np.uint8 else np.clip(found, 0.0, 255.0)
+        return pixels if pixels.dtype == np.uint8 else np.clip(pixels, 0.0, 255.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
@@ -317,21 +317,21 @@ class Gemma3ImageConverter(ImageTextConverter):
     @classmethod
     def of_hub(cls, converter: keras.layers.Layer) -> Self:
         """Returns the converter with the settings of one of keras-hub."""
-        held = converter.get_config()
-        given = {n: held[n] for n in HUB if n != "image_size" or held[n] is not None}
-        return cls(**given)
+        config = converter.get_config()
+        arguments = {n: config[n] for n in HUB if n != "image_size" or config[n] is not None}
+        return cls(**arguments)
 
     @classmethod
     def read_files(cls, path: Path) -> dict[str, Any]:
         """See `ImageTextConverter.read_files`."""
         whole, images = processor_files(path)
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if images:
-            found["image_converter"] = cls._settings_of(images)
+            settings["image_converter"] = cls._settings_of(images)
         count = whole.get("image_seq_length", images.get("image_seq_length"))
         if count is not None:
-            found["num_vision_tokens_per_image"] = count
-        return found
+            settings["num_vision_tokens_per_image"] = count
+        return settings
 
     @classmethod
     def _settings_of(cls, images: Mapping[str, Any]) -> dict[str, Any]:
@@ -397,16 +397,16 @@ class Gemma3ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma3CausalLMPrepr
         images = np.zeros((len(rows), most, *self.image_converter.size, 3), "float32")
         indices = np.zeros((len(rows), most * each), "int32")
         mask = token_ids == self.image_token_id
-        for row, found in enumerate(pictures):
+        for row, row_images in enumerate(pictures):
             (places,) = np.nonzero(mask[row])
-            if len(places) != len(found) * each:
+            if len(places) != len(row_images) * each:
                 raise InputError(
-                    f"row {row} has {len(found)} images or crops of {each} tokens each, which do "
-                    f"not fit in {token_ids.shape[1]} tokens; give a larger sequence_length"
+                    f"row {row} has {len(row_images)} images or crops of {each} tokens each, which "
+                    f"do not fit in {token_ids.shape[1]} tokens; give a larger sequence_length"
                 )
             indices[row, : len(places)] = places
-            if found:
-                images[row, : len(found)] = found
+            if row_images:
+                images[row, : len(row_images)] = row_images
         return {"images": images, "vision_indices": indices, "vision_mask": mask.astype("int32")}
 
     def pictures_spec(self, shape: Sequence[int | None]) -> dict[str, keras.KerasTensor]:
@@ -477,7 +477,7 @@ def rules(
 ) -> list[Rule]:
     """Returns the rules of a config with the prefixes of a file."""
     encoder = config.encoder(name="vision_encoder")
-    vision = gemma3_huggingface.rules(encoder.vit_config, tower, projector)
+    vision = gemma3_files.rules(encoder.vit_config, tower, projector)
     return [*text.rules(config, language), *below("vision_encoder", vision)]
 
 
@@ -487,15 +487,15 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: lists the settings that are not supported.
     """
-    given = {**DEFAULTS, **description}
-    held, wrong = gemma3_huggingface.settings(description["vision_config"] or {})
-    side, tokens = held["image_size"] // held["patch_size"], math.isqrt(given[TOKENS])
-    wrong[f"{TOKENS}={given[TOKENS]}"] = tokens**2 != given[TOKENS] or side % tokens != 0
+    settings = {**DEFAULTS, **description}
+    encoder, wrong = gemma3_files.settings(description["vision_config"] or {})
+    side, tokens = encoder["image_size"] // encoder["patch_size"], math.isqrt(settings[TOKENS])
+    wrong[f"{TOKENS}={settings[TOKENS]}"] = tokens**2 != settings[TOKENS] or side % tokens != 0
     decoder.refuse(path, wrong)
     return {
         **text.backbone_fields(path, description),
-        "vision_encoder": {**held, "pool_size": side // tokens},
-        "image_token_id": given[IMAGE_TOKEN],
+        "vision_encoder": {**encoder, "pool_size": side // tokens},
+        "image_token_id": settings[IMAGE_TOKEN],
     }
 
 
@@ -515,7 +515,7 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
         "text_config": written,
-        "vision_config": gemma3_huggingface.form(encoder),
+        "vision_config": gemma3_files.form(encoder),
         TOKENS: encoder.num_vision_tokens_per_image,
         IMAGE_TOKEN: config.image_token_id,
         **MARKS,
@@ -531,8 +531,8 @@ def parts(tensors: Mapping[str, LazyArray], config: Gemma3ImageTextConfig) -> Pa
     tower = _prefix(tensors, TOWERS, "embeddings.")
     projector = _prefix(tensors, PROJECTORS, "")
     unused = tuple(tower + name for name in UNUSED)
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(unused)}
-    return kept, rules(config, language, tower, projector), []
+    used = {name: tensor for name, tensor in tensors.items() if not name.startswith(unused)}
+    return used, rules(config, language, tower, projector), []
 
 
 def _prefix(tensors: Iterable[str], prefixes: Sequence[str], start: str) -> str:
@@ -560,11 +560,11 @@ def with_images(
     """
 
     def fields(given: Settings) -> dict[str, Any]:
-        held = given[ENCODER]["config"]
-        found = encoder.fields(held)
-        if (dtype := _policy(held)) != _policy(given):
-            found["dtype"] = dtype
-        return {**text.fields(given), ENCODER: found}
+        encoder_config = given[ENCODER]["config"]
+        arguments = encoder.fields(encoder_config)
+        if (dtype := _policy(encoder_config)) != _policy(given):
+            arguments["dtype"] = dtype
+        return {**text.fields(given), ENCODER: arguments}
 
     def unsupported_in(given: Settings, task: Settings) -> list[str]:
         window = given["sliding_window_size"] if given["use_sliding_window_attention"] else None
@@ -601,15 +601,15 @@ def with_images(
     )
 
 
-def _policy(given: Settings) -> str:
+def _policy(config: Settings) -> str:
     """Returns the name of the policy in a config of keras-hub."""
-    held = given["dtype"]
-    return held["config"]["name"] if isinstance(held, Mapping) else str(held)
+    policy = config["dtype"]
+    return policy["config"]["name"] if isinstance(policy, Mapping) else str(policy)
 
 
-def _with_dtype(config: Any, made: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Returns `made` with the encoder's dtype, if it has its own."""
-    name, arguments = made
+def _with_dtype(config: Any, encoder: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Returns the class and the arguments of an encoder with its dtype, if it has its own."""
+    name, arguments = encoder
     own = {"dtype": config.vision_encoder["dtype"]} if "dtype" in config.vision_encoder else {}
     return name, {**arguments, **own}
 
@@ -660,14 +660,14 @@ class GGUFImageTextFormat:
             InputError: as the format of the text, or unless there is one projector next to it.
         """
         text = self.text.open_checkpoint(path, description, given, weights)
-        found = sorted(path.parent.glob(BESIDE))
-        if len(found) != 1:
-            names = ", ".join(file.name for file in found) or "nothing"
+        projectors = sorted(path.parent.glob(BESIDE))
+        if len(projectors) != 1:
+            names = ", ".join(file.name for file in projectors) or "nothing"
             raise InputError(
                 f"{path} holds the text alone, and {names} called {BESIDE} lies beside it; put the "
                 "one projector of its checkpoint there"
             )
-        opened = self.projector.open(found[0], text.backbone["hidden_dim"], weights)
+        opened = self.projector.open(projectors[0], text.backbone["hidden_dim"], weights)
         backbone = {**text.backbone, ENCODER: opened.fields}
         tokens = setting(open_gguf(path), "tokenizer.ggml.tokens", [])
         if self.image_token in tokens:
@@ -708,7 +708,7 @@ class Gemma3ImageTextLM(Gemma3CausalLM):
     preprocessor_class = Gemma3ImageTextLMPreprocessor
     takes = Gemma3ImageTextBackbone.takes
     absent = Gemma3ImageTextBackbone.absent
-    projector = gemma3_mmproj.EXPORT
+    projector = gemma3_files.PROJECTOR
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns the processor's files for an export to transformers, and no rules."""
@@ -748,7 +748,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # === Family ===
 
 
-GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_mmproj.EXPORT, Gemma3ImageTextConfig)
+GGUF = GGUFImageTextFormat(gguf.FORMAT_3, gemma3_files.PROJECTOR, Gemma3ImageTextConfig)
 FAMILY = Family(
     name="gemma_vision",
     backbone=Gemma3ImageTextBackbone,
@@ -758,6 +758,6 @@ FAMILY = Family(
     sizes=without_images,
     transformers_form=transformers_form,
     keras_hub=(
-        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_keras_hub.ENCODER),
+        with_images(GEMMA3, Gemma3ImageTextBackbone, Gemma3ImageTextLM, gemma3_files.KERAS_HUB),
     ),
 )

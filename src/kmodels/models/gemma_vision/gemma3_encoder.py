@@ -172,14 +172,14 @@ class VisionEncoderFields:
                 "vision_encoder is missing; give the arguments of Gemma3VisionEncoder, or take "
                 "Gemma3Backbone for text alone"
             )
-        held = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
-        object.__setattr__(self, "vision_encoder", held)
-        tokens_per_image(**held)
+        fields = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
+        object.__setattr__(self, "vision_encoder", fields)
+        tokens_per_image(**fields)
 
     def encoder(self, **settings: Any) -> Gemma3VisionEncoder:
         """Returns the vision encoder that this config describes."""
-        held = {**settings, **(self.vision_encoder or {})}
-        return Gemma3VisionEncoder(**held, output_dim=self.hidden_dim)
+        arguments = {**settings, **(self.vision_encoder or {})}
+        return Gemma3VisionEncoder(**arguments, output_dim=self.hidden_dim)
 
     @property
     def num_vision_tokens_per_image(self) -> int:

@@ -141,11 +141,11 @@ class Gemma4ImageTextBackbone(ImageTextBackbone, Gemma4Backbone):
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for pixels without positions, or more tokens than images fill."""
-        given = [name for name in PIXELS if inputs.get(name) is not None]
-        if len(given) == 1:
-            raise InputError(f"the model got {given[0]} alone; give {' and '.join(PIXELS)}")
+        names = [name for name in PIXELS if inputs.get(name) is not None]
+        if len(names) == 1:
+            raise InputError(f"the model got {names[0]} alone; give {' and '.join(PIXELS)}")
         wanted = self.config.patch_width
-        if given and (width := inputs["pixel_values"].shape[-1]) != wanted:
+        if names and (width := inputs["pixel_values"].shape[-1]) != wanted:
             raise InputError(
                 f"pixel_values have patches of {width} numbers, and the model takes {wanted}; give "
                 "the image converter its patch_size, pooling_kernel_size and merge_patches"
@@ -255,10 +255,10 @@ class Gemma4ImageConverter(ImageTextConverter):
         Returns:
             float32 (1, height, width, 3), from 0 to 1.
         """
-        found = self.resizing(image, self.size_of(*image.shape[:2]))
+        pixels = self.resizing(image, self.size_of(*image.shape[:2]))
         # Kernels with negative lobes leave the range of pixels.
-        found = found if found.dtype == np.uint8 else np.clip(found, 0.0, 255.0)
-        return (found.astype("float64") * (1 / 255)).astype("float32")[None]
+        pixels = pixels if pixels.dtype == np.uint8 else np.clip(pixels, 0.0, 255.0)
+        return (pixels.astype("float64") * (1 / 255)).astype("float32")[None]
 
     def pieces(self, pixels: np.ndarray) -> int:
         """Returns the number of tokens of a result of `pixels`."""
@@ -288,26 +288,26 @@ class Gemma4ImageConverter(ImageTextConverter):
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns patches and positions of images; with labels or weights a tuple."""
         several = isinstance(x, list | tuple) or len(getattr(x, "shape", ())) == 4
-        given: Any = x if several else [x]
-        pixels, places = self.empty(len(given))
-        for number, one in enumerate(given):
+        images: Any = x if several else [x]
+        pixels, places = self.empty(len(images))
+        for number, one in enumerate(images):
             self.cut(self.pixels(open_picture(one))[0], pixels[number], places[number])
-        found = {"pixel_values": pixels, "pixel_position_ids": places}
+        inputs = {"pixel_values": pixels, "pixel_position_ids": places}
         if not several:
-            found = {name: array[0] for name, array in found.items()}
-        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+            inputs = {name: array[0] for name, array in inputs.items()}
+        return keras.utils.pack_x_y_sample_weight(inputs, y, sample_weight)
 
     def compute_output_spec(
         self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None
     ) -> Any:
         """Returns shapes and dtypes that `call` gives."""
-        found = {
+        specs = {
             name: keras.KerasTensor((*x.shape[:-3], *array.shape), array.dtype.name)
             for name, array in zip(
                 ("pixel_values", "pixel_position_ids"), self.empty(), strict=True
             )
         }
-        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+        return keras.utils.pack_x_y_sample_weight(specs, y, sample_weight)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
@@ -322,8 +322,8 @@ class Gemma4ImageConverter(ImageTextConverter):
     @classmethod
     def of_hub(cls, converter: keras.layers.Layer) -> Self:
         """Returns the converter with the settings of one of keras-hub."""
-        given = {name: getattr(converter, name) for name in SIZES}
-        return cls(**given)
+        arguments = {name: getattr(converter, name) for name in SIZES}
+        return cls(**arguments)
 
     @classmethod
     def read_files(cls, path: Path) -> dict[str, Any]:
@@ -339,10 +339,10 @@ class Gemma4ImageConverter(ImageTextConverter):
         if absent:
             raise InputError(f"{cls.__name__} does not support {', '.join(absent)} of {IMAGES}")
         kind = str(images.get("image_processor_type", ""))
-        held = {name: images[name] for name in SIZES if images.get(name) is not None}
+        sizes = {name: images[name] for name in SIZES if images.get(name) is not None}
         return {
             "image_converter": {
-                **held,
+                **sizes,
                 "interpolation": kernel,
                 "merge_patches": "Unified" in kind,
             },
@@ -415,15 +415,15 @@ class Gemma4ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma4CausalLMPrepr
         pixels, places = self.image_converter.empty(len(rows), most)
         indices = np.zeros((len(rows), most * self.image_converter.max_soft_tokens), "int32")
         mask = token_ids == self.image_token_id
-        for row, found in enumerate(pictures):
+        for row, images in enumerate(pictures):
             (there,) = np.nonzero(mask[row])
-            if len(there) != (wanted := sum(map(self.image_converter.pieces, found))):
+            if len(there) != (wanted := sum(map(self.image_converter.pieces, images))):
                 raise InputError(
-                    f"row {row} has {len(found)} images of {wanted} tokens together, which do not "
+                    f"row {row} has {len(images)} images of {wanted} tokens together, which do not "
                     f"fit in {token_ids.shape[1]} tokens; give a larger sequence_length"
                 )
             indices[row, : len(there)] = there
-            for number, picture in enumerate(found):
+            for number, picture in enumerate(images):
                 self.image_converter.cut(picture, pixels[row, number], places[row, number])
         named = {"pixel_values": pixels, "pixel_position_ids": places}
         return {**named, "vision_indices": indices, "vision_mask": mask.astype("int32")}
@@ -434,9 +434,9 @@ class Gemma4ImageTextLMPreprocessor(ImageTextLMPreprocessor, Gemma4CausalLMPrepr
         return spec(keras.KerasTensor((*shape, None, None, 3)))
 
     def _settings(self) -> dict[str, Any]:
-        held = super()._settings()
-        held.pop("num_vision_tokens_per_image")
-        return held
+        settings = super()._settings()
+        settings.pop("num_vision_tokens_per_image")
+        return settings
 
     def transformers_files(self) -> dict[str, Mapping[str, Any]]:
         """Returns preprocessor_config.json and processor_config.json for transformers.
@@ -506,12 +506,12 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
         InputError: lists the settings that are not supported.
     """
     vision, _, usual = KINDS[description["model_type"]]
-    held, wrong = vision.settings(description["vision_config"])
+    encoder, wrong = vision.settings(description["vision_config"])
     decoder.refuse(path, wrong)
     sees = (description.get("text_config") or {}).get(SEES, usual)
     return {
         **text.backbone_fields(path, description),
-        "vision_encoder": held,
+        "vision_encoder": encoder,
         "image_token_id": description.get(IMAGE_TOKEN, Gemma4ImageTextConfig.image_token_id),
         "use_vision_bidirectional_attention": sees == "vision",
     }
@@ -548,12 +548,12 @@ def parts(tensors: Mapping[str, LazyArray], config: Gemma4ImageTextConfig) -> Pa
     audio = {name: part for name in tensors for part in AUDIO if f"{part}." in name}
     # Only of the text: a tower has layers with such names too.
     unused = tuple(decoder.unused(config))
-    kept = {
+    used = {
         name: tensor
         for name, tensor in tensors.items()
         if name not in audio and not ("language_model." in name and name.endswith(unused))
     }
-    return kept, rules(config), [part for part in AUDIO if part in audio.values()]
+    return used, rules(config), [part for part in AUDIO if part in audio.values()]
 
 
 FORMATS = tuple(

@@ -93,9 +93,9 @@ class PatchFeatures(Layer):
         step, firsts = (2, [0, 1]) if is_by_place else (1, [0, size])
         ids = keras.ops.maximum(places, 0) * step
         ids += keras.ops.convert_to_tensor(firsts, dtype=places.dtype)
-        found = keras.ops.take(keras.ops.reshape(table, (-1, table.shape[-1])), ids, axis=0)
-        there = keras.ops.expand_dims(keras.ops.cast(places >= 0, found.dtype), -1)
-        return keras.ops.sum(found * there, axis=-2)
+        rows = keras.ops.take(keras.ops.reshape(table, (-1, table.shape[-1])), ids, axis=0)
+        there = keras.ops.expand_dims(keras.ops.cast(places >= 0, rows.dtype), -1)
+        return keras.ops.sum(rows * there, axis=-2)
 
     def compute_output_shape(
         self, pixel_values_shape: Shape, pixel_position_ids_shape: Shape
@@ -175,11 +175,11 @@ class ClippedDense(Dense):
         Raises:
             InputError: as `Dense`.
         """
-        held = {name: store[name] for name in store.keys()}  # noqa: SIM118 - Keras' is no mapping
-        super().load_own_variables({n: x for n, x in held.items() if n not in BOUNDS})
+        values = {name: store[name] for name in store.keys()}  # noqa: SIM118 - Keras' is no mapping
+        super().load_own_variables({n: x for n, x in values.items() if n not in BOUNDS})
         for name in BOUNDS:
-            if name in held:
-                getattr(self, name).assign(held[name])
+            if name in values:
+                getattr(self, name).assign(values[name])
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -497,10 +497,10 @@ def pooled(x: Tensor, places: Tensor, size: int) -> tuple[Any, Any]:
     """
     dtype = "float64" if keras.backend.standardize_dtype(x.dtype) == "float64" else "float32"
     there = keras.ops.all(places >= 0, axis=-1)
-    held = keras.ops.maximum(places, 0)
-    last = keras.ops.max(held[..., 0], axis=-1, keepdims=True, initial=0)
+    inside = keras.ops.maximum(places, 0)
+    last = keras.ops.max(inside[..., 0], axis=-1, keepdims=True, initial=0)
     columns = (last + 1) // size
-    number = held[..., 0] // size + columns * (held[..., 1] // size)
+    number = inside[..., 0] // size + columns * (inside[..., 1] // size)
     count = shape_of(x)[1] // size**2
     squares = keras.ops.arange(count, dtype="int32")
     share = keras.ops.logical_and(
@@ -622,15 +622,15 @@ class PatchFields:
                 "vision_encoder is missing; give the arguments of Gemma4VisionEncoder or of "
                 "Gemma4VisionEmbedder, or take GemmaBackbone for text alone"
             )
-        held = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
-        object.__setattr__(self, "vision_encoder", held)
+        fields = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
+        object.__setattr__(self, "vision_encoder", fields)
         self.encoder()
 
     def encoder(self, name: str | None = None, dtype: DTypeLike = None) -> PatchFeatures:
         """Returns the layer that this config describes; its own dtype takes precedence."""
-        held = {"name": name, "dtype": dtype, **(self.vision_encoder or {})}
-        made = Gemma4VisionEncoder if "num_layers" in held else Gemma4VisionEmbedder
-        return made(**held, output_dim=self.hidden_dim)
+        arguments = {"name": name, "dtype": dtype, **(self.vision_encoder or {})}
+        kind = Gemma4VisionEncoder if "num_layers" in arguments else Gemma4VisionEmbedder
+        return kind(**arguments, output_dim=self.hidden_dim)
 
     @property
     def patch_width(self) -> int:
@@ -641,9 +641,9 @@ class PatchFields:
 def fit_preprocessor(given: dict[str, Any], config: PatchFields) -> dict[str, Any]:
     """Returns arguments whose image converter cuts patches of the size that the model takes."""
     encoder = config.encoder()
-    held = {
+    sizes = {
         "patch_size": encoder.patch_size,
         "pooling_kernel_size": encoder.pool_size,
         "merge_patches": encoder.side != encoder.patch_size,
     }
-    return {**given, "image_converter": {**(given.get("image_converter") or {}), **held}}
+    return {**given, "image_converter": {**(given.get("image_converter") or {}), **sizes}}

@@ -184,5 +184,5 @@ def peft_names(model: "keras.Model") -> Sequence[Mapping[str, str]]:
     encoder = getattr(model, "backbone", model).vision_encoder
     texts = module_names.names(model, (TEXT,), heads=("lm_head",))
     vision = PEFT_TOWER if isinstance(encoder, Gemma4VisionEncoder) else PEFT_EMBEDDER
-    found = {f"vision_encoder/{ours}": theirs for ours, theirs in vision.items()}
-    return [{**texts[0], **found}, *texts[1:]]
+    names = {f"vision_encoder/{ours}": theirs for ours, theirs in vision.items()}
+    return [{**texts[0], **names}, *texts[1:]]

@@ -105,14 +105,14 @@ class ImageTextBackbone(DecoderBackbone):
         """See `DecoderBackbone.seen`: computes features of images and the mask of their tokens."""
         images = [inputs.get(name) for name in self.image_inputs]
         indices, mask = (inputs.get(name) for name in PLACES)
-        given = {name: x for name, x in inputs.items() if name not in (*self.image_inputs, *PLACES)}
+        text = {name: x for name, x in inputs.items() if name not in (*self.image_inputs, *PLACES)}
         if any(x is None or x.shape[1] == 0 for x in images):
-            return given
+            return text
         token_ids = inputs["token_ids"]
         if mask is None:
             mask = self._mask(token_ids, indices)
         features = self.vision_encoder(*images, training=training)
-        return {**given, "features": features, "vision_mask": mask}
+        return {**text, "features": features, "vision_mask": mask}
 
     def _mask(self, token_ids: Tensor, indices: Tensor | None) -> Any:
         if indices is None:
@@ -120,8 +120,8 @@ class ImageTextBackbone(DecoderBackbone):
             return keras.ops.cast(is_image, "int32")
         # The first token of a row never belongs to an image, so 0 is padding.
         places = keras.ops.arange(token_ids.shape[1], dtype="int32")
-        found = keras.ops.equal(keras.ops.expand_dims(indices, -1), places)
-        return keras.ops.cast(keras.ops.logical_and(keras.ops.any(found, 1), places > 0), "int32")
+        matches = keras.ops.equal(keras.ops.expand_dims(indices, -1), places)
+        return keras.ops.cast(keras.ops.logical_and(keras.ops.any(matches, 1), places > 0), "int32")
 
     @classmethod
     def vision_settings(cls, encoder: object, image_size: object = None) -> dict[str, Any]:
@@ -136,20 +136,20 @@ class ImageTextBackbone(DecoderBackbone):
             InputError: if the side differs from the encoder's, or `encoder` is not an encoder.
         """
         if isinstance(encoder, Mapping):
-            held = dict(encoder.get("config", encoder))
+            settings = dict(encoder.get("config", encoder))
         elif hasattr(encoder, "get_config"):
-            held = encoder.get_config()  # type: ignore[attr-defined]
+            settings = encoder.get_config()  # type: ignore[attr-defined]
         else:
             raise InputError(
                 f"vision_encoder is {encoder!r}; give a vision encoder, or its arguments"
             )
         if not isinstance(encoder, Mapping) or "config" in encoder:
-            held.pop("dtype", None)  # every layer has one, set or not
-        if image_size not in (None, (side := held.get("image_size"))):
+            settings.pop("dtype", None)  # every layer has one, set or not
+        if image_size not in (None, (side := settings.get("image_size"))):
             raise InputError(
                 f"image_size is {image_size} and that of the vision encoder {side}; leave it out"
             )
-        return held
+        return settings
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class ImageTextFormat:
         backbone, tensors = decoder.with_output_layer(
             path, self.fields(path, description), read_safetensors(path) if weights else {}
         )
-        kept, rules, left_out = self.parts(tensors, self.config_class(**backbone))
+        used, rules, left_out = self.parts(tensors, self.config_class(**backbone))
         tokenizer = decoder.tokenizer_of(path)
         return SourceCheckpoint(
             path=path,
@@ -205,7 +205,7 @@ class ImageTextFormat:
             backbone=backbone,
             task={"generation_config": decoder.generation_config(path, warns=bool(tensors))},
             preprocessor=None if tokenizer is None else tokenizer | self.converter.read_files(path),
-            tensors=kept,
+            tensors=used,
             rules=rules,
             left_out=left_out,
             takes=self.takes,

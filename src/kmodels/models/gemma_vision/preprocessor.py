@@ -82,14 +82,14 @@ def image_tokens(tokenizer: Tokenizer, usual: Mapping[str, Sequence[str]]) -> di
     Raises:
         InputError: for a token that is not in the vocabulary.
     """
-    held = tokenizer.settings
-    named = [held, *(held[key] for key in NESTED if isinstance(held.get(key), Mapping))]
-    found = {}
+    own = tokenizer.settings
+    named = [own, *(own[key] for key in NESTED if isinstance(own.get(key), Mapping))]
+    tokens = {}
     for name, texts in usual.items():
-        given = [token_text(settings.get(name)) for settings in named]
+        values = [token_text(settings.get(name)) for settings in named]
         there = (
             text
-            for text in (*given, *texts)
+            for text in (*values, *texts)
             if text is not None and tokenizer.core.token_to_id(text) is not None
         )
         text = next(there, None)
@@ -98,8 +98,8 @@ def image_tokens(tokenizer: Tokenizer, usual: Mapping[str, Sequence[str]]) -> di
                 f"the vocabulary has no {' or '.join(texts)}, which images need; use the tokenizer "
                 "of a checkpoint with images"
             )
-        found[name] = text
-    return found
+        tokens[name] = text
+    return tokens
 
 
 # === Image converters ===
@@ -154,9 +154,9 @@ class ImageTextConverter(ImageConverter):
             read_json(path / name) if (path / name).is_file() else {}
             for name in (CONFIG, SETTINGS_FILE)
         )
-        for held in (model.get("preprocessor"), own.get("config")):
-            if isinstance(held, Mapping) and "image_converter" in held:
-                return cls(**{**held["image_converter"], **settings})
+        for saved in (model.get("preprocessor"), own.get("config")):
+            if isinstance(saved, Mapping) and "image_converter" in saved:
+                return cls(**{**saved["image_converter"], **settings})
         if (images := cls.read_files(path).get("image_converter")) is None:
             return super().from_preset(path, **settings)
         return cls(**{**images, **settings})
@@ -321,19 +321,21 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
             chats: see `chat_token_ids`; the parts of a content may be images.
             **options: arguments of `chat_token_ids`.
         """
-        found = [Sample(*parts_of(chat, [], self.marker)) for chat in chats]
-        written = self._chats_written([one.record for one in found], **options)
-        return self._prompt_examples(written, [self._pixels(one, i) for i, one in enumerate(found)])
+        samples = [Sample(*parts_of(chat, [], self.marker)) for chat in chats]
+        written = self._chats_written([one.record for one in samples], **options)
+        return self._prompt_examples(
+            written, [self._pixels(one, i) for i, one in enumerate(samples)]
+        )
 
     def _records(self, x: Data) -> tuple[list[Any], bool]:
-        found, is_batch = samples(x, self.reader, self.marker)
-        for place, one in enumerate(found):
+        records, is_batch = samples(x, self.reader, self.marker)
+        for place, one in enumerate(records):
             if len(one.images) > self.max_images_per_prompt:
                 raise InputError(
                     f"example {place} has {len(one.images)} images; max_images_per_prompt is "
                     f"{self.max_images_per_prompt}: set it higher, or give fewer images"
                 )
-        return found, is_batch
+        return records, is_batch
 
     def _pixels(self, sample: Sample, place: int) -> list[np.ndarray]:
         """Returns the converter's `pixels` of each image."""
@@ -344,14 +346,14 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
     def _expanded(self, written: Sequence[Any], pixels: Sequence[list[np.ndarray]]) -> list[Any]:
         soft = self.image_tokens["image_token"]
         return [
-            expand(one, self.marker, soft, [self.text_of_image(x) for x in found], place)
-            for place, (one, found) in enumerate(zip(written, pixels, strict=True))
+            expand(one, self.marker, soft, [self.text_of_image(x) for x in images], place)
+            for place, (one, images) in enumerate(zip(written, pixels, strict=True))
         ]
 
     def _examples(self, records: list[Sample], length: int) -> list[Example]:
         pixels = [self._pixels(one, place) for place, one in enumerate(records)]
         written = [self._written(one.record) for one in records]
-        found = self._encoded(self._expanded(written, pixels), length)
+        examples = self._encoded(self._expanded(written, pixels), length)
         soft = self.image_token_id
         return [
             Example(
@@ -359,7 +361,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
                 [learn and i != soft for i, learn in zip(one.ids, one.learn, strict=True)],
                 _flat(pictures),
             )
-            for one, pictures in zip(found, pixels, strict=True)
+            for one, pictures in zip(examples, pixels, strict=True)
         ]
 
     def _prompts(self, records: list[Sample]) -> list[Example]:
@@ -371,7 +373,7 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         self, written: Sequence[Any], pixels: Sequence[list[np.ndarray]]
     ) -> list[Example]:
         ids = self._prompt_ids(self._expanded(written, pixels))
-        return [Example(row, [], _flat(found)) for row, found in zip(ids, pixels, strict=True)]
+        return [Example(row, [], _flat(images)) for row, images in zip(ids, pixels, strict=True)]
 
     def _completed(
         self, x: dict[str, np.ndarray], rows: Sequence[Sequence[Example]]
@@ -394,12 +396,12 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
         texts, count = without_images(x)
-        found = super()._inputs_spec(texts, sequence_length)
-        rows = found["token_ids"].shape[:-1]
+        specs = super()._inputs_spec(texts, sequence_length)
+        rows = specs["token_ids"].shape[:-1]
         size = None if count is None else count * self.num_vision_tokens_per_image
         indices = keras.KerasTensor((*rows, size), "int32")
-        more = {"vision_indices": indices, "vision_mask": found["token_ids"]}
-        return {**found, **self.pictures_spec((*rows, count)), **more}
+        more = {"vision_indices": indices, "vision_mask": specs["token_ids"]}
+        return {**specs, **self.pictures_spec((*rows, count)), **more}
 
     def pictures_spec(self, shape: Sequence[int | None]) -> dict[str, keras.KerasTensor]:
         """Returns shapes and dtypes of the inputs for images of shape (..., M)."""

@@ -103,10 +103,10 @@ def _sample(one: object, reader: str, marker: str) -> Sample:
         if name not in PICTURES and value is not None
     }
     if "messages" in rest:
-        messages, found = parts_of(rest["messages"], pictures, marker)
-        return Sample({**rest, "messages": messages}, found)
+        messages, images = parts_of(rest["messages"], pictures, marker)
+        return Sample({**rest, "messages": messages}, images)
     if pictures and not rest.keys() & {"prompts", "prompt", "instruction", "text"}:
-        # As transformers' processor fills in where there is no text.
+        # transformers' processor fills in the same if there is no text.
         rest = {"prompts": " ".join([marker] * len(pictures)), **rest}
     record = one_by_one([rest], reader)[0][0]
     if pictures and isinstance(record.get("text"), str) and marker not in record["text"]:
@@ -147,17 +147,17 @@ def parts_of(
     if not _has_place(messages, marker):
         messages = _with_places(messages, len(images))
     left = list(images)
-    found: list[Any] = []
+    all_images: list[Any] = []
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str):
             for _ in range(min(content.count(marker), len(left))):
-                found.append(left.pop(0))
+                all_images.append(left.pop(0))
         elif isinstance(content, list | tuple):
-            parts = [_part(part, place, left, found) for part in content]
+            parts = [_part(part, place, left, all_images) for part in content]
             messages[place] = {**message, "content": parts}
     # What is left has no place, and is counted beside the markers of the text.
-    return messages, found + left
+    return messages, all_images + left
 
 
 def _has_place(messages: Sequence[Any], marker: str) -> bool:
@@ -183,8 +183,8 @@ def _with_places(messages: list[Any], count: int) -> list[Any]:
     return [*messages[:first], opened, *messages[first + 1 :]]
 
 
-def _part(part: object, place: int, left: list[Any], found: list[Any]) -> dict[str, Any]:
-    """Returns a part of a message without its image, which moves to `found`."""
+def _part(part: object, place: int, left: list[Any], images: list[Any]) -> dict[str, Any]:
+    """Returns a part of a message without its image, which moves to `images`."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
@@ -201,14 +201,14 @@ def _part(part: object, place: int, left: list[Any], found: list[Any]) -> dict[s
                 f'messages[{place}] has an image without its file; give it as "image" in the '
                 'part, or in the list "images" beside the messages'
             )
-        found.append(left.pop(0))
+        images.append(left.pop(0))
         return {"type": "image"}
     picture = part[source]
     if source == "url" and isinstance(picture, str):
         check_local(picture)
     if source == "base64" and isinstance(picture, str) and not picture.startswith("data:"):
         picture = f"data:image/any;base64,{picture}"
-    found.append(picture)
+    images.append(picture)
     return {"type": "image"}
 
 
@@ -334,5 +334,5 @@ def without_images(x: Data) -> tuple[Any, int | None]:
 
 def _images(x: Data) -> dict[str, Any]:
     """Returns the columns of images in the input of a preprocessor."""
-    held = x if isinstance(x, Mapping) else {}
-    return {name: held[name] for name in PICTURES if held.get(name) is not None}
+    columns = x if isinstance(x, Mapping) else {}
+    return {name: columns[name] for name in PICTURES if columns.get(name) is not None}

@@ -19,10 +19,9 @@ from kmodels.models.blocks.encoder_config import TextEncoderConfig
 from kmodels.models.blocks.inputs import OptionalInputs, as_tensors
 from kmodels.models.blocks.sharding import KERNEL, TEXT_ENCODER
 from kmodels.models.blocks.text_encoder_files import EMBEDDINGS, PREFIX, PROJECTION
-from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder
-from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder
+from kmodels.models.clip import CLIPTextConfig, CLIPTextEncoder, CLIPVisionEncoder
+from kmodels.models.siglip import SigLIPTextConfig, SigLIPTextEncoder, SigLIPVisionEncoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.hub_classes import CLIPVisionEncoder, SigLIPVisionEncoder
 from kmodels.models.vit.model import LAYOUT as VISION
 from kmodels.models.vit.naflex.model import (
     MASK,
@@ -433,9 +432,9 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
         self.takes = ("token_ids", "padding_mask", *images)
         self.absent = ("padding_mask", *((MASK,) if config.naflex else ()))
         self.dtype_policy = policy
-        for tower, given in ((vision.tower, vision_encoder), (text.tower, text_encoder)):
-            if isinstance(given, Backbone):
-                tower.set_weights(given.get_weights())
+        for tower, encoder in ((vision.tower, vision_encoder), (text.tower, text_encoder)):
+            if isinstance(encoder, Backbone):
+                tower.set_weights(encoder.get_weights())
 
     @classmethod
     def class_of(cls, config: TwoTowersConfig) -> type[Self]:
@@ -507,8 +506,8 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
         With `naflex` the argument is the dictionary that the model takes.
         """
-        given = [images.get(x) for x in NAMES] if isinstance(images, Mapping) else [images]
-        x = self.get_layer("vision_encoder")(*given)
+        values = [images.get(x) for x in NAMES] if isinstance(images, Mapping) else [images]
+        x = self.get_layer("vision_encoder")(*values)
         return self.get_layer("vision_projection")(x) if self.config.projects else x
 
     def get_text_embeddings(self, token_ids: Tensor, padding_mask: Tensor | None = None) -> Any:

@@ -151,15 +151,15 @@ class ImageTextPreprocessor(TextPreprocessor):
                 "leave y out"
             )
         pixels = self._named(self.image_preprocessor(images))
-        found = {**pixels, **super().call(texts, sequence_length=sequence_length)}
+        inputs = {**pixels, **super().call(texts, sequence_length=sequence_length)}
         name, (first, axes) = next(iter(pixels)), self._first(pixels)
-        if len(found["token_ids"]) != len(found[name]) and found["token_ids"].ndim == 2:
+        if len(inputs["token_ids"]) != len(inputs[name]) and inputs["token_ids"].ndim == 2:
             raise InputError(
-                f"there are {len(found[name])} images and {len(found['token_ids'])} texts; give "
+                f"there are {len(inputs[name])} images and {len(inputs['token_ids'])} texts; give "
                 "one text for each image"
             )
         labels = np.zeros(first[: len(first) - axes], "int32")
-        return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+        return keras.utils.pack_x_y_sample_weight(inputs, labels, sample_weight)
 
     @staticmethod
     def _named(pixels: Any) -> dict[str, Any]:
@@ -172,10 +172,10 @@ class ImageTextPreprocessor(TextPreprocessor):
         return tuple(pixels[name].shape), 3 if name == "images" else 2
 
     def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
-        found = super()._padded(rows, length)
+        inputs = super()._padded(rows, length)
         if self.kind == "siglip":
-            found.pop("padding_mask")
-        return found
+            inputs.pop("padding_mask")
+        return inputs
 
     def compute_output_spec(
         self,
@@ -189,16 +189,16 @@ class ImageTextPreprocessor(TextPreprocessor):
             return super().compute_output_spec(x, y, sample_weight, sequence_length)
         images, texts = _columns(x)
         pixels = self._named(self.image_preprocessor.compute_output_spec(images))
-        found = {**pixels, **self._inputs_spec(texts, sequence_length)}
+        specs = {**pixels, **self._inputs_spec(texts, sequence_length)}
         first, axes = self._first(pixels)
         labels = keras.KerasTensor(first[: len(first) - axes], "int32")
-        return keras.utils.pack_x_y_sample_weight(found, labels, sample_weight)
+        return keras.utils.pack_x_y_sample_weight(specs, labels, sample_weight)
 
     def _inputs_spec(self, x: Data, sequence_length: int | None) -> dict[str, Any]:
-        found = super()._inputs_spec(x, sequence_length)
+        specs = super()._inputs_spec(x, sequence_length)
         if self.kind == "siglip":
-            found.pop("padding_mask")
-        return found
+            specs.pop("padding_mask")
+        return specs
 
     def _settings(self) -> dict[str, Any]:
         return {"kind": self.kind, **self.image_preprocessor.to_dict(), **super()._settings()}
@@ -216,14 +216,14 @@ class ImageTextPreprocessor(TextPreprocessor):
         """
         path = presets.locate(preset)
         if (file := path / SETTINGS_FILE).is_file():
-            held = read_json(file)
-            if held.get("class_name") != cls.__name__:
-                raise InputError(f"{file} holds a {held.get('class_name')}, not a {cls.__name__}")
-            return cls(**{"tokenizer": path, **held["config"], **settings})
-        found = presets.preprocessor_settings(cls, preset)
-        if "tokenizer" not in {**found, **settings}:
+            saved = read_json(file)
+            if saved.get("class_name") != cls.__name__:
+                raise InputError(f"{file} holds a {saved.get('class_name')}, not a {cls.__name__}")
+            return cls(**{"tokenizer": path, **saved["config"], **settings})
+        arguments = presets.preprocessor_settings(cls, preset)
+        if "tokenizer" not in {**arguments, **settings}:
             raise InputError(f"{preset} has no tokenizer; give one as tokenizer=")
-        return cls(**{**found, **settings})
+        return cls(**{**arguments, **settings})
 
 
 def _columns(x: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -507,35 +507,35 @@ class ImageTextSimilarity(OptionalInputs, Task):
     def _encoded(self, what: str, x: Data, batch_size: int, normalize: bool) -> np.ndarray:
         check_whole("batch_size", batch_size)
         gather.check_callable(self, f"encode_{what}")
-        found = np.zeros((0, self.backbone.config.width), "float32")
+        vectors = np.zeros((0, self.backbone.config.width), "float32")
         rows: Any = next(iter(x.values())) if isinstance(x, dict) else x
         if len(rows):
-            found = self._encoder(what).predict(x, batch_size=batch_size, verbose=0)
-        found = np.asarray(found, "float32")
-        return _unit(found) if normalize else found
+            vectors = self._encoder(what).predict(x, batch_size=batch_size, verbose=0)
+        vectors = np.asarray(vectors, "float32")
+        return _unit(vectors) if normalize else vectors
 
     def _encoder(self, what: str) -> keras.Model:
         """Returns a model of one tower, rebuilt if the backbone has changed."""
         backbone = self.backbone
         state = TracedState(backbone)
-        held = vars(self).get("_encoders", (None, {}))
-        if held[0] != state:
-            held = (state, {})
+        cached = vars(self).get("_encoders", (None, {}))
+        if cached[0] != state:
+            cached = (state, {})
             # Bypasses Keras' __setattr__, which would track the models as parts of this one.
-            object.__setattr__(self, "_encoders", held)
-        if what not in held[1]:
+            object.__setattr__(self, "_encoders", cached)
+        if what not in cached[1]:
             names = backbone.image_inputs if what == "image" else ("token_ids",)
-            given = {name: backbone.input[name] for name in names}
+            symbols = {name: backbone.input[name] for name in names}
             inputs: Any = {
                 name: keras.Input(x.shape[1:], name=name, dtype=x.dtype)
-                for name, x in given.items()
+                for name, x in symbols.items()
             }
             inputs = inputs if len(names) > 1 else inputs[names[0]]
-            made = (
+            encoder = (
                 backbone.get_vision_embeddings if what == "image" else backbone.get_text_embeddings
             )
-            held[1][what] = keras.Model(inputs, made(inputs))
-        return held[1][what]
+            cached[1][what] = keras.Model(inputs, encoder(inputs))
+        return cached[1][what]
 
     @property
     def gives_logits(self) -> bool:

@@ -9,7 +9,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks import huggingface
 from kmodels.models.blocks.directories import EncoderDirectory
 from kmodels.models.blocks.encoder_rules import below, dense
-from kmodels.models.blocks.sizes import Sizes
+from kmodels.models.blocks.sizes import Sizes, encoder
 from kmodels.models.blocks.text_encoder_files import OLD, PREFIX, PROJECTION, TextTowerFormat
 from kmodels.models.clip import FORMAT as CLIP
 from kmodels.models.clip import PRESETS as CLIP_TEXTS
@@ -17,7 +17,6 @@ from kmodels.models.siglip import FORMAT as SIGLIP
 from kmodels.models.siglip import PRESETS as SIGLIP_TEXTS
 from kmodels.models.two_towers.model import TwoTowersBackbone, TwoTowersConfig
 from kmodels.models.two_towers.task import ImageTextSimilarity
-from kmodels.models.vit import family as vit
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.preprocessor import OF_PATCHES, ViTImageClassifierPreprocessor, fit_crop
@@ -186,14 +185,14 @@ def _clip(vision: str, text: str, width: int) -> dict[str, Any]:
 
 def _siglip() -> dict[str, dict[str, Any]]:
     """Returns the presets of SigLIP, named after their vision tower as in keras-hub."""
-    found = {}
+    presets = {}
     for name, vision in IMAGES.items():
         kind, _, size = name.partition("_")
         if kind in ("siglip", "siglip2"):
             size = size.partition("_")[0].replace("giantopt", "giant")
             text = _backbone_fields(SIGLIP_TEXTS[f"{kind}_text_{size}"])
-            found[name] = {"vision_encoder": _backbone_fields(vision), "text_encoder": text}
-    return found
+            presets[name] = {"vision_encoder": _backbone_fields(vision), "text_encoder": text}
+    return presets
 
 
 def _naflex(size: str) -> dict[str, Any]:
@@ -264,16 +263,16 @@ def _fit_preprocessor(given: dict[str, Any], config: TwoTowersConfig) -> dict[st
     """Returns `given`, by default with the sequence length and image size of the towers."""
     kind = "clip" if config.projects else "siglip"
     length = {"kind": kind, "sequence_length": config.text.max_sequence_length}
-    found = fit_crop({**length, **given}, config.vision.image_shape[:2])
+    arguments = fit_crop({**length, **given}, config.vision.image_shape[:2])
     if config.naflex:
         most = {"max_num_patches": config.vision.num_positions}
-        return {**most, **found, "patch_size": config.vision.patch_size}
-    return {name: value for name, value in found.items() if name not in OF_PATCHES}
+        return {**most, **arguments, "patch_size": config.vision.patch_size}
+    return {name: value for name, value in arguments.items() if name not in OF_PATCHES}
 
 
 def sizes(config: TwoTowersConfig) -> Sizes:
     """Returns the sizes of the vision tower, the larger one in the published models."""
-    return vit.sizes(config.vision)
+    return encoder(config.vision, tokens=config.vision.num_tokens)
 
 
 FAMILY = Family(

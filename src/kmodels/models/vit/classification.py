@@ -1,18 +1,20 @@
-"""Base of image classifiers: defaults of `compile`, class names, a new head."""
+"""Base of image classifiers: the head, defaults of `compile`, class names, a new head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
-from kmodels.core.types import Data, Tree
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import ActivationLike, Data, DTypeLike, Tensor, Tree
 from kmodels.data.images.decoding import is_picture
+from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers import block_compile as compiling
 from kmodels.models.blocks.class_names import NamedClasses, best, check_class_names
-from kmodels.task import Compiled, Task, is_auto
+from kmodels.models.vit.layers import Pooling
+from kmodels.task import Backbone, Compiled, Task, is_auto
 from kmodels.training.loop import like
 from kmodels.training.metrics import SparseAccuracy
 from kmodels.training.sparse_labels import SparseLabels
@@ -21,8 +23,116 @@ from kmodels.weights.rules import PROBLEM_TYPES
 REGRESSION, SINGLE_LABEL, MULTI_LABEL = PROBLEM_TYPES
 
 
+class Head:
+    """The layers from tokens to logits, and the settings that describe them.
+
+    Args:
+        backbone: gives the tokens.
+        pool: class of the layer that pools them.
+        head_dtype: as in `ViTImageClassifier`, like the settings.
+        num_classes: number of logits.
+        pooling: kind of pooling.
+        intermediate_dim: width of the pre-logits, or None.
+        activation: on the logits.
+        dropout: rate in front of the logits.
+        pooled_norm: True for a norm after pooling.
+        head_bias: True for a bias of the logits.
+        class_names: names of the classes, or None.
+        problem_type: kind of problem, or None.
+
+    Raises:
+        InputError: for another number of names than of classes, or an unknown problem_type.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        pool: type[Pooling],
+        head_dtype: DTypeLike,
+        *,
+        num_classes: int,
+        pooling: str,
+        intermediate_dim: int | None,
+        activation: ActivationLike,
+        dropout: float,
+        pooled_norm: bool,
+        head_bias: bool,
+        class_names: Sequence[str] | None,
+        problem_type: str | None,
+    ):
+        check_whole("num_classes", num_classes, 0)
+        if problem_type is not None and problem_type not in PROBLEM_TYPES:
+            raise InputError(
+                f"problem_type is {problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}"
+            )
+        config = backbone.config
+        self.policy = policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
+        # Attention over all tokens is the one pooling whose cost is that of a block.
+        pool_policy = backbone.dtype_policy if pooling == "map" else policy
+        self.pool = pool(pooling, config, name="pooling", dtype=pool_policy)
+        self.norm = self.pre_logits = None
+        if pooled_norm:
+            self.norm = LayerNorm(config.layer_norm_epsilon, name="pooled_norm", dtype=policy)
+        if intermediate_dim is not None:
+            self.pre_logits = Dense(intermediate_dim, name="pre_logits", dtype=policy)
+        self.drop = Dropout(dropout, name="head_dropout", dtype=policy)
+        names = ["logits", "distillation_logits"] if pooling == "distilled" else ["logits"]
+        self.logits = [
+            Dense(
+                num_classes,
+                use_bias=head_bias,
+                kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+                name=name,
+                dtype=policy,
+            )
+            for name in (names if num_classes else ())
+        ]
+        # The loss needs float32 at least, whatever the head's own policy.
+        last = policy if num_classes or self.norm or self.pre_logits else pool_policy
+        self.dtype = "float64" if last.compute_dtype == "float64" else "float32"
+        self.activation = keras.activations.get(activation)
+        self.settings = {
+            "num_classes": num_classes,
+            "pooling": pooling,
+            "intermediate_dim": intermediate_dim,
+            "activation": keras.activations.serialize(self.activation),
+            "dropout": dropout,
+            "pooled_norm": pooled_norm,
+            "head_bias": head_bias,
+            "class_names": check_class_names(class_names, num_classes),
+            "problem_type": problem_type,
+        }
+
+    def pooled(self, *inputs: Tensor) -> Any:
+        """Returns the input of the logits for the inputs of the pooling layer."""
+        x = self.pool(*inputs)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.pre_logits is None else keras.ops.tanh(self.pre_logits(x))
+
+    def __call__(self, *inputs: Tensor, drop: Callable[[Tensor], Any] | None = None) -> Any:
+        """Returns the outputs of the model.
+
+        Args:
+            *inputs: those of the pooling layer, the tokens first.
+            drop: the dropout; None for the head's own.
+        """
+        drop = drop or self.drop
+        if len(self.logits) == 2:
+            x = self.logits[0](drop(inputs[0][:, 0]))
+            x = (x + self.logits[1](drop(inputs[0][:, 1]))) / 2
+        else:
+            x = drop(self.pooled(*inputs))
+            x = self.logits[0](x) if self.logits else x
+        return self.activation(keras.ops.cast(x, self.dtype))
+
+
 class ImageClassifier(SparseLabels, NamedClasses, Task):
-    """Base of image classifiers; `__init__` of a subclass sets the attributes.
+    """Base of image classifiers.
+
+    Args:
+        head: the head of the model.
+        compile: compiles with the defaults of `compile` if they fit the head.
+        **kwargs: of `Task` and `keras.Model`.
 
     Attributes:
         num_classes: number of logits; 0 for no head.
@@ -30,9 +140,15 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
         head_dtype: policy of the head.
     """
 
-    num_classes: int
-    pooling: str
-    head_dtype: Any
+    def __init__(self, *, head: Head, compile: bool, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.classify = head
+        self.settings = head.settings
+        self.num_classes: int = head.settings["num_classes"]
+        self.pooling: str = head.settings["pooling"]
+        self.head_dtype = head.policy
+        if compile:
+            self.compile_by_default()
 
     def compile_by_default(self) -> None:
         """Compiles with the defaults of `compile` if they fit the head of the model."""
@@ -215,22 +331,6 @@ _ONE_CLASS = (
     f"give problem_type={REGRESSION!r} for numbers or {MULTI_LABEL!r} for yes and no, or at least "
     "2 classes"
 )
-
-
-def labels_settings(
-    num_classes: int, class_names: Sequence[str] | None, problem_type: str | None
-) -> dict[str, Any]:
-    """Returns the settings that describe the outputs of a classifier.
-
-    Raises:
-        InputError: for another number of names than of classes, or an unknown problem_type.
-    """
-    if problem_type is not None and problem_type not in PROBLEM_TYPES:
-        raise InputError(
-            f"problem_type is {problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}"
-        )
-    names = check_class_names(class_names, num_classes)
-    return {"class_names": names, "problem_type": problem_type}
 
 
 def _compares_classes(loss: Any) -> bool:

@@ -6,17 +6,15 @@ from typing import Any, Self
 
 import keras
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError
 from kmodels.core.types import ActivationLike, DTypeLike, Tensor, Tree
-from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.direct_calls import calls
 from kmodels.layers.layout_family import of_family
-from kmodels.models.vit.classification import ImageClassifier, labels_settings
+from kmodels.models.vit.classification import Head, ImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling
-from kmodels.models.vit.model import ViTBackbone, feature_model
+from kmodels.models.vit.model import ViTBackbone, feature_model, resized
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
-from kmodels.models.vit.weights.resizing import resized
 
 POOLINGS = ("token", "gap", "max", "avgmax", "token_gap", "distilled", "map")
 # timm's name for the mean over the patches.
@@ -97,84 +95,32 @@ class ViTImageClassifier(ImageClassifier):
                 'pooling is "distilled", whose heads are on the tokens themselves; leave out '
                 "intermediate_dim and pooled_norm"
             )
-        check_whole("num_classes", num_classes, 0)
-        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
-        # Attention over all tokens is the one pooling whose cost is that of a block.
-        pool_policy = backbone.dtype_policy if pooling == "map" else policy
-
-        # === Layers ===
-        pool = Pooling(pooling, backbone.config, name="pooling", dtype=pool_policy)
-        epsilon = backbone.config.layer_norm_epsilon
-        norm = LayerNorm(epsilon, name="pooled_norm", dtype=policy) if pooled_norm else None
-        pre_logits = None
-        if intermediate_dim is not None:
-            pre_logits = Dense(intermediate_dim, name="pre_logits", dtype=policy)
-        drop = Dropout(dropout, name="head_dropout", dtype=policy)
-
-        def head(name: str) -> Dense:
-            return Dense(
-                num_classes,
-                use_bias=head_bias,
-                kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-                name=name,
-                dtype=policy,
-            )
-
-        # === Graph ===
+        head = Head(
+            backbone,
+            Pooling,
+            head_dtype,
+            num_classes=num_classes,
+            pooling=pooling,
+            intermediate_dim=intermediate_dim,
+            activation=activation,
+            dropout=dropout,
+            pooled_norm=pooled_norm,
+            head_bias=head_bias,
+            class_names=class_names,
+            problem_type=problem_type,
+        )
         inputs = backbone.inputs[0]
         # The last block need not make the other tokens for a model that reads only the first ones.
-        tokens = backbone(inputs, **_kept(pooling))
-
-        def pooled(tokens: Tensor) -> Any:
-            x = pool(tokens)
-            x = x if norm is None else norm(x)
-            return x if pre_logits is None else keras.ops.tanh(pre_logits(x))
-
-        # The loss needs float32 at least, whatever the head's own policy.
-        last = policy if num_classes or norm or pre_logits else pool_policy
-        dtype = "float64" if last.compute_dtype == "float64" else "float32"
-        heads = ["logits"] if num_classes else []
-        if num_classes and pooling == "distilled":
-            heads += ["distillation_logits"]
-        heads = [head(name) for name in heads]
-
-        def classify(tokens: Tensor, drop: Callable[[Tensor], Any] = drop) -> Any:
-            if len(heads) == 2:
-                x = heads[0](drop(tokens[:, 0]))
-                x = (x + heads[1](drop(tokens[:, 1]))) / 2
-            else:
-                x = drop(pooled(tokens))
-                x = heads[0](x) if heads else x
-            return keras.activations.get(activation)(keras.ops.cast(x, dtype))
-
-        outputs = classify(tokens)
         super().__init__(
+            head=head,
+            compile=compile,
             backbone=backbone,
             preprocessor=preprocessor,
             inputs=inputs,
-            outputs=outputs,
+            outputs=head(backbone(inputs, **_kept(pooling))),
             name=name,
             **kwargs,
         )
-
-        # === Config ===
-        self.num_classes = num_classes
-        self.pooling = pooling
-        self.pooled = pooled
-        self.classify = classify
-        self.settings = {
-            "num_classes": num_classes,
-            "pooling": pooling,
-            "intermediate_dim": intermediate_dim,
-            "activation": keras.activations.serialize(keras.activations.get(activation)),
-            "dropout": dropout,
-            "pooled_norm": pooled_norm,
-            "head_bias": head_bias,
-            **labels_settings(num_classes, class_names, problem_type),
-        }
-        self.head_dtype = policy
-        if compile:
-            self.compile_by_default()
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Images to logits; calls the layers directly if no part needs Keras' graph."""
@@ -207,7 +153,7 @@ class ViTImageClassifier(ImageClassifier):
             logits (B, num_classes), float32, or the pooled features.
         """
         if pre_logits or not self.num_classes:
-            return self.pooled(tokens)
+            return self.classify.pooled(tokens)
         return self.classify(tokens, drop=lambda x: x)
 
     def feature_model(self, outputs: str | Sequence[str] = "pooled_output") -> keras.Model:
@@ -223,14 +169,13 @@ class ViTImageClassifier(ImageClassifier):
         Raises:
             InputError: for a name that is not there.
         """
-        more = {"pooled_output": self.pooled}
-        return feature_model(self.backbone, outputs, more)
+        return feature_model(self.backbone, outputs, {"pooled_output": self.classify.pooled})
 
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
 
-        It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
-        there by timm's rule, whatever their origin.
+        It is for `timm.create_model("local-dir:<directory>")`; timm resizes position
+        embeddings by its own rule, also those of other packages.
 
         Raises:
             InputError: lists settings that timm's ViT lacks, or files that would be lost.

@@ -182,6 +182,11 @@ class ViTConfig(EncoderConfig):
         return self.num_special_tokens + self.num_register_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """The tokens of an image, with those in front of the patches."""
+        return self.grid[0] * self.grid[1] + self.num_prefix_tokens
+
+    @property
     def num_special_positions(self) -> int:
         """Rows of the position embedding that belong to no patch."""
         there = self.use_position_embedding and self.position_over_prefix
@@ -190,13 +195,13 @@ class ViTConfig(EncoderConfig):
     @property
     def unbiased(self) -> tuple[str, ...]:
         """The projections of the attention that have no bias."""
-        told = {
+        biases = {
             "query": self.use_query_bias,
             "key": self.use_key_bias,
             "value": self.use_value_bias,
             "output": self.use_proj_bias,
         }
-        return tuple(name for name, there in told.items() if not there)
+        return tuple(name for name, there in biases.items() if not there)
 
     @property
     def num_positions(self) -> int:
@@ -238,14 +243,14 @@ def check_rotary(config: ViTConfig) -> None:
         raise InputError(
             f"rope_type is {config.rope_type!r}; choose one of {', '.join(ROPE_PAIRS)}"
         )
-    found = {"shift": config.pos_embed_shift}
-    found |= {"jitter": config.pos_embed_jitter, "rescale": config.pos_embed_rescale}
-    for name, value in found.items():
+    moves = {"shift": config.pos_embed_shift}
+    moves |= {"jitter": config.pos_embed_jitter, "rescale": config.pos_embed_rescale}
+    for name, value in moves.items():
         least = 0 if name == "shift" else 1
         if value is not None and not least <= value < float("inf"):
             raise InputError(f"pos_embed_{name} is {value}; give {least} or more, or None")
     if config.rope_theta is None:
-        if named := [f"pos_embed_{name}" for name, value in found.items() if value is not None]:
+        if named := [f"pos_embed_{name}" for name, value in moves.items() if value is not None]:
             raise InputError(f"{', '.join(named)} without a rotary embedding; give rope_theta")
         return
     if not config.rope_theta > 0:

@@ -68,8 +68,7 @@ def _fit(tensors: Mapping[str, LazyArray], held: ViTConfig, wanted: ViTConfig) -
 
 def sizes(config: ViTConfig) -> Sizes:
     """Returns the sizes that decide the memory of a step."""
-    height, width = config.grid
-    return encoder(config, tokens=height * width + config.num_prefix_tokens)
+    return encoder(config, tokens=config.num_tokens)
 
 
 FAMILY = Family(
@@ -79,7 +78,7 @@ FAMILY = Family(
     presets=PRESETS,
     formats=(
         *(one.FORMAT for one in (huggingface, dinov2, dinov3, eomt, clip_siglip)),
-        *(eva, timm_naflex, timm, augreg),
+        *(eva.FORMAT, timm_naflex.FORMAT, timm.FORMAT, augreg),
     ),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={

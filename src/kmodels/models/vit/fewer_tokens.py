@@ -60,11 +60,11 @@ class PatchDropout(Layer):
         """Makes the random stream."""
         self.seed_generator = self.add_seed(self.config.patch_drop_rate)
 
-    def thin(self, tokens: Tensor, info: EncoderInfo, **told: bool) -> tuple[Any, EncoderInfo]:
+    def thin(self, tokens: Tensor, info: EncoderInfo, **mode: bool) -> tuple[Any, EncoderInfo]:
         """Calls the layer; returns the tokens that stay and their info."""
         if info.coordinates is None:
-            return self(tokens, **told), info
-        tokens, coordinates = self(tokens, coordinates=info.coordinates, **told)
+            return self(tokens, **mode), info
+        tokens, coordinates = self(tokens, coordinates=info.coordinates, **mode)
         return tokens, info._replace(coordinates=coordinates)
 
     def call(
@@ -75,13 +75,13 @@ class PatchDropout(Layer):
             return tokens if coordinates is None else (tokens, coordinates)
         ops, prefix = keras.ops, self.config.num_prefix_tokens
         batch, patches = ops.shape(tokens)[0], tokens.shape[1] - prefix
-        kept = max(1, int(patches * (1.0 - self.config.patch_drop_rate)))
+        number = max(1, int(patches * (1.0 - self.config.patch_drop_rate)))
         drawn = keras.random.uniform((batch, patches), dtype="float32", seed=self.seed_generator)
-        index = ops.sort(ops.argsort(drawn, axis=-1)[:, :kept], axis=-1) + prefix
+        index = ops.sort(ops.argsort(drawn, axis=-1)[:, :number], axis=-1) + prefix
         stays = ops.broadcast_to(ops.arange(prefix, dtype=index.dtype), (batch, prefix))
         index = ops.concatenate([stays, index], axis=1)
-        found = rows(tokens, index)
-        return found if coordinates is None else (found, ops.take(coordinates, index, axis=0))
+        seen = rows(tokens, index)
+        return seen if coordinates is None else (seen, ops.take(coordinates, index, axis=0))
 
     def compute_output_spec(
         self,
@@ -90,10 +90,10 @@ class PatchDropout(Layer):
         coordinates: keras.KerasTensor | None = None,
     ) -> Any:
         """Returns shapes and dtypes outside of training."""
-        found = keras.KerasTensor(tokens.shape, self.compute_dtype)
+        spec = keras.KerasTensor(tokens.shape, self.compute_dtype)
         if coordinates is None:
-            return found
-        return found, keras.KerasTensor(coordinates.shape, coordinates.dtype)
+            return spec
+        return spec, keras.KerasTensor(coordinates.shape, coordinates.dtype)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Returns the input's shape, which is that outside of training."""
@@ -120,7 +120,7 @@ class Merging(NamedTuple):
 
 
 def merge_through(
-    blocks: Sequence[Layer], x: Tensor, info: EncoderInfo, keep: int | None, **told: bool
+    blocks: Sequence[Layer], x: Tensor, info: EncoderInfo, keep: int | None, **mode: bool
 ) -> Any:
     """Returns the output of ViT blocks that merge tokens, with a token for each patch.
 
@@ -129,15 +129,15 @@ def merge_through(
         x: tokens (B, prefix + P, D).
         info: of the tokens.
         keep: number of the first tokens that are returned; None for all.
-        **told: `training`, or nothing.
+        **mode: `training`, or nothing.
     """
     prefix = blocks[0].config.num_prefix_tokens
     alone = keep is not None and keep <= prefix
     merging = Merging(None, None if alone else origins(x, prefix), info.coordinates)
     for block in blocks:
         if alone and block is blocks[-1]:
-            return block(x, info=merging, keep=keep, **told)[0]
-        x, *properties = block(x, info=merging, **told)
+            return block(x, info=merging, keep=keep, **mode)[0]
+        x, *properties = block(x, info=merging, **mode)
         merging = Merging(*properties)
     assert merging.origin is not None
     x = spread(x, merging.origin, prefix)
@@ -204,8 +204,8 @@ def attend(
     if active:
         drop = {"dropout": attention.dropout, "seed": attention.seed_generator}
     if info.size is None:
-        found = ops.attention(q, k, v, **drop)
-        return attention.output_dense(reshape(found, shape_of(queries))), k
+        heads = ops.attention(q, k, v, **drop)
+        return attention.output_dense(reshape(heads, shape_of(queries))), k
     width = q.shape[-1]
     # The logarithm of the size is added to the scores by one more channel of queries and keys:
     # a bias would have to be made for all pairs, and no fast kernel of `ops.attention` takes one.
@@ -219,8 +219,8 @@ def attend(
             (v, v[..., :0]),
         )
     )
-    found = ops.attention(*grown, scale=width**-0.5, **drop)
-    return attention.output_dense(reshape(found[..., :width], shape_of(queries))), k
+    heads = ops.attention(*grown, scale=width**-0.5, **drop)
+    return attention.output_dense(reshape(heads[..., :width], shape_of(queries))), k
 
 
 def _zeros(x: Tensor, channels: int) -> Any:
@@ -260,17 +260,17 @@ def merge(x: Tensor, info: Merging, keys: Tensor, number: int, prefix: int) -> t
     one, other = dealt(o.concatenate([values[:, prefix:] * weights, weights], axis=-1))
     arrives = o.one_hot(pairs.target, other.shape[1], dtype=wide)
     other = other + o.einsum("brj,brd->bjd", arrives, rows(one, pairs.leaving))
-    found = o.concatenate([rows(one, pairs.staying), other], axis=1)
-    counted = o.cast(o.round(found[..., -1]), "int32")
-    found = o.concatenate([values[:, :prefix], found[..., :-1] / found[..., -1:]], axis=1)
+    merged = o.concatenate([rows(one, pairs.staying), other], axis=1)
+    counted = o.cast(o.round(merged[..., -1]), "int32")
+    merged = o.concatenate([values[:, :prefix], merged[..., :-1] / merged[..., -1:]], axis=1)
 
     origin = info.origin
     if origin is not None:
         origin = o.take_along_axis(moved(pairs), origin, axis=1)
-    return o.cast(found[..., :width], x.dtype), info._replace(
+    return o.cast(merged[..., :width], x.dtype), info._replace(
         size=o.concatenate([size[:, :prefix], counted], axis=1),
         origin=origin,
-        coordinates=(None if info.coordinates is None else o.stop_gradient(found[..., width:])),
+        coordinates=(None if info.coordinates is None else o.stop_gradient(merged[..., width:])),
     )
 
 

@@ -10,11 +10,9 @@ from typing import Any
 import keras
 
 from kmodels.core.errors import InputError
-from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
+from kmodels.models.blocks.encoder_config import GELUS, config_field
 from kmodels.models.blocks.hub_order import in_order, in_own_order
 from kmodels.models.vit.classifier import ViTImageClassifier
-from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.layers import Pooling
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor, ViTImageConverter
 from kmodels.models.vit.weights.dinov2 import gated_dim
@@ -57,10 +55,10 @@ class DeiTBackbone(ViTBackbone):
         intermediate_dim: int = 3072,
         **fields: Any,
     ):
-        given = {"mlp_dim": intermediate_dim, "use_distillation_token": True}
-        given["position_interpolation"] = "bicubic"
-        given |= {"patch_size": patch_size, "num_layers": num_layers, "num_heads": num_heads}
-        super().__init__(image_shape, **{**given, "hidden_dim": hidden_dim, **fields})
+        defaults = {"mlp_dim": intermediate_dim, "use_distillation_token": True}
+        defaults["position_interpolation"] = "bicubic"
+        defaults |= {"patch_size": patch_size, "num_layers": num_layers, "num_heads": num_heads}
+        super().__init__(image_shape, **{**defaults, "hidden_dim": hidden_dim, **fields})
         if not self.config.use_distillation_token:
             raise InputError("DeiTBackbone has a distillation token; without it take ViTBackbone")
 
@@ -91,10 +89,10 @@ class PyramidBackbone(ViTBackbone):
         names = {"tokens": "stem"} | {
             f"block_{i}": f"stage{i + 1}" for i in range(self.config.num_layers)
         }
-        found = {name: self.stages[stage] for stage, name in names.items()}
+        outputs = {name: self.stages[stage] for stage, name in names.items()}
         if self.apply_layernorm:
-            found = {name: self.get_layer("final_norm")(x) for name, x in found.items()}
-        return found
+            outputs = {name: self.get_layer("final_norm")(x) for name, x in outputs.items()}
+        return outputs
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config's fields, the policy, the name and `apply_layernorm`."""
@@ -159,7 +157,7 @@ class DINOV2Backbone(PyramidBackbone):
                 f"size of the images, {tuple(image_shape)}: leave it out, files are resized when "
                 "they are read"
             )
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "num_layers": num_layers,
             "hidden_dim": hidden_dim,
@@ -176,7 +174,7 @@ class DINOV2Backbone(PyramidBackbone):
                 "bicubic_antialias" if antialias_in_interpolation else "bicubic"
             ),
         }
-        super().__init__(apply_layernorm, image_shape, **{**given, **fields})
+        super().__init__(apply_layernorm, image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
@@ -260,7 +258,7 @@ class DINOV3Backbone(PyramidBackbone):
                 f"hidden_activation is {hidden_activation!r} with use_gated_mlp={use_gated_mlp}; "
                 f"choose one of {', '.join(known)}"
             )
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "num_layers": num_layers,
             "hidden_dim": hidden_dim,
@@ -282,7 +280,7 @@ class DINOV3Backbone(PyramidBackbone):
             "rope_theta": rope_theta,
             "use_position_embedding": False,
         }
-        super().__init__(apply_layernorm, image_shape, **{**given, **fields})
+        super().__init__(apply_layernorm, image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
@@ -330,128 +328,3 @@ class DeiTImageClassifier(ViTImageClassifier):
         *("backbone", "num_classes", "preprocessor", "pooling", "activation", "dropout"),
         *("head_dtype",),
     )(ViTImageClassifier.__init__)
-
-
-@keras.saving.register_keras_serializable(package="kmodels")
-class CLIPVisionEncoder(ViTBackbone):
-    """CLIP's vision tower without its projection (Radford et al. 2021).
-
-    Args:
-        patch_size: side of the square patches, in pixels.
-        hidden_dim: width of the tokens.
-        num_layers: blocks.
-        num_heads: attention heads.
-        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
-        intermediate_activation: "quick_gelu", "gelu" or "gelu_approximate".
-        intermediate_output_index: None; `intermediates` returns the output of each block.
-        image_shape: (height, width, channels) in pixels.
-        **fields: of `ViTBackbone` and `ViTConfig`.
-
-    Raises:
-        InputError: for another activation, or an `intermediate_output_index`.
-    """
-
-    named_inputs = True
-    intermediate_dim = config_field("mlp_dim")
-
-    @in_own_order("data_format", "dtype", "name")
-    def __init__(
-        self,
-        patch_size: int | Sequence[int] = 32,
-        hidden_dim: int = 768,
-        num_layers: int = 12,
-        num_heads: int = 12,
-        intermediate_dim: int = 3072,
-        intermediate_activation: str = "quick_gelu",
-        intermediate_output_index: None = None,
-        image_shape: tuple[int, int, int] = (224, 224, 3),
-        **fields: Any,
-    ):
-        check_gelu(intermediate_activation)
-        if intermediate_output_index is not None:
-            raise InputError(
-                f"intermediate_output_index is {intermediate_output_index}; leave it out, and take "
-                "the output of a block from intermediates(images)"
-            )
-        given: dict[str, Any] = {
-            "patch_size": patch_size,
-            "hidden_dim": hidden_dim,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "mlp_dim": intermediate_dim,
-            "approximate_gelu": GELUS[intermediate_activation],
-            "layer_norm_epsilon": 1e-5,
-            "use_patch_bias": False,
-            "pre_norm": True,
-            "position_interpolation": "bicubic",
-        }
-        super().__init__(image_shape, **{**given, **fields})
-
-    @classmethod
-    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns True for presets of CLIP."""
-        return name.startswith("clip_")
-
-
-@keras.saving.register_keras_serializable(package="kmodels")
-class SigLIPVisionEncoder(ViTBackbone):
-    """SigLIP's vision tower with its attention pooling (Zhai et al. 2023).
-
-    Args:
-        patch_size: side of the square patches, in pixels.
-        hidden_dim: width of the tokens.
-        num_layers: blocks.
-        num_heads: attention heads.
-        intermediate_dim: width of the MLP, the `mlp_dim` of `ViTConfig`.
-        intermediate_activation: "gelu_approximate", "gelu" or "quick_gelu".
-        layer_norm_epsilon: epsilon of the norms.
-        image_shape: (height, width, channels) in pixels.
-        **fields: of `ViTBackbone` and `ViTConfig`.
-
-    Call:
-        images (B, height, width, C), or {"images": ...} -> (B, hidden_dim).
-
-    Raises:
-        InputError: for another activation.
-    """
-
-    named_inputs = True
-    intermediate_dim = config_field("mlp_dim")
-    own_parts = ("pooling/",)
-
-    @in_own_order("data_format", "dtype", "name")
-    def __init__(
-        self,
-        patch_size: int | Sequence[int] = 16,
-        hidden_dim: int = 768,
-        num_layers: int = 12,
-        num_heads: int = 12,
-        intermediate_dim: int = 3072,
-        intermediate_activation: str = "gelu_approximate",
-        layer_norm_epsilon: float = 1e-6,
-        image_shape: tuple[int, int, int] = (224, 224, 3),
-        **fields: Any,
-    ):
-        check_gelu(intermediate_activation)
-        given: dict[str, Any] = {
-            "patch_size": patch_size,
-            "hidden_dim": hidden_dim,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "mlp_dim": intermediate_dim,
-            "approximate_gelu": GELUS[intermediate_activation],
-            "layer_norm_epsilon": layer_norm_epsilon,
-            "use_class_token": False,
-            "position_interpolation": "bicubic",
-        }
-        super().__init__(image_shape, **{**given, **fields})
-
-    @classmethod
-    def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
-        """Returns True for presets of SigLIP and SigLIP 2."""
-        return name.startswith("siglip")
-
-    @staticmethod
-    def last_steps(config: ViTConfig, policy: keras.DTypePolicy) -> list[Any]:
-        """Returns the attention pooling."""
-        return [Pooling("map", config, name="pooling", dtype=policy)]

@@ -256,8 +256,8 @@ class PatchCoordinates(Layer):
     def __init__(self, config: ViTConfig | Mapping[str, Any], **kwargs: Any):
         super().__init__(**kwargs)
         self.config = ViTConfig.of(config)
-        held = self.config
-        self.ranges = (held.pos_embed_shift, held.pos_embed_jitter, held.pos_embed_rescale)
+        names = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
+        self.ranges = tuple(getattr(self.config, name) for name in names)
         self.seed_generator = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -272,15 +272,16 @@ class PatchCoordinates(Layer):
         down, along = self._line(0), self._line(1)
         down = ops.reshape(ops.repeat(ops.expand_dims(down, 1), columns, axis=1), (-1,))
         along = ops.reshape(ops.repeat(ops.expand_dims(along, 0), rows, axis=0), (-1,))
-        found = ops.stack([along, down] if config.rope_type == "cat" else [down, along], axis=-1)
+        order = [along, down] if config.rope_type == "cat" else [down, along]
+        coordinates = ops.stack(order, axis=-1)
         if training and self.seed_generator is not None:
-            found = self._moved(found)
+            coordinates = self._moved(coordinates)
         if config.rope_type == "dinov3":
-            found = found * (2 * math.pi)
+            coordinates = coordinates * (2 * math.pi)
         if not config.num_prefix_tokens:
-            return found
+            return coordinates
         still = ops.zeros((config.num_prefix_tokens, 2), dtype)
-        return ops.concatenate([still, found], axis=0)
+        return ops.concatenate([still, coordinates], axis=0)
 
     @property
     def _dtype(self) -> str:

@@ -99,8 +99,8 @@ class PatchMasking(Layer):
         order = self.order(noise)
         if noise is None:
             order = ops.tile(order, (ops.shape(tokens)[0], 1))
-        chosen = ops.argsort(order, axis=1)[:, : self.num_seen]
-        seen = rows_of(tokens[:, prefix:], chosen)
+        visible = ops.argsort(order, axis=1)[:, : self.num_seen]
+        seen = rows_of(tokens[:, prefix:], visible)
         if prefix:
             seen = ops.concatenate([tokens[:, :prefix], seen], axis=1)
         return seen, order
@@ -109,8 +109,8 @@ class PatchMasking(Layer):
         """Returns for each patch its place by noise, int32 (B, P), or without noise (1, P)."""
         if noise is None:
             return keras.ops.convert_to_tensor(self.usual_order)
-        found = keras.ops.argsort(keras.ops.argsort(noise, axis=1), axis=1)
-        return keras.ops.cast(found, "int32")
+        ranks = keras.ops.argsort(keras.ops.argsort(noise, axis=1), axis=1)
+        return keras.ops.cast(ranks, "int32")
 
     def hidden(self, noise: Tensor | None = None) -> Any:
         """Returns 1 for each masked patch and 0 for visible ones, float32; shape as `order`."""
@@ -141,9 +141,9 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
     """
     ops, (length, width) = keras.ops, x.shape[1:]
     start = ops.expand_dims(ops.arange(ops.shape(x)[0], dtype="int32") * length, 1)
-    found = ops.take(ops.reshape(x, (-1, width)), ops.cast(index, "int32") + start, axis=0)
+    rows = ops.take(ops.reshape(x, (-1, width)), ops.cast(index, "int32") + start, axis=0)
     # Of no rows Keras makes an array of two dimensions on JAX.
-    return ops.reshape(found, (ops.shape(x)[0], index.shape[1], width))
+    return ops.reshape(rows, (ops.shape(x)[0], index.shape[1], width))
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -311,13 +311,13 @@ class PatchPixels(keras.Model if TYPE_CHECKING else object):
         ops = keras.ops
         images = ops.cast(images, "float32")
         pixels = self.patchify(images)
-        found = self(images, noise=noise, training=False)
+        outputs = self(images, noise=noise, training=False)
         if self.norm_pix_loss:
             mean, deviation = _statistics(pixels)
-            found = found * deviation + mean
+            outputs = outputs * deviation + mean
         hidden = ops.expand_dims(self.hidden(noise), -1)
         seen = pixels * (1 - hidden)
-        return self.unpatchify(seen), self.unpatchify(seen + found * hidden)
+        return self.unpatchify(seen), self.unpatchify(seen + outputs * hidden)
 
 
 def _statistics(pixels: Tensor) -> tuple[Any, Any]:
@@ -430,15 +430,15 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         )
         masking.keep_keywords()  # noise that was rounded would have ties
 
-        def reconstruct(images: Tensor, noise: Tensor | None = None, **told: Any) -> Any:
+        def reconstruct(images: Tensor, noise: Tensor | None = None, **mode: Any) -> Any:
             x, order = images, None
             for step in backbone.steps:
                 if step is backbone.blocks[0]:
                     # Positions are added; from here on the encoder computes visible patches only.
                     x, order = masking(x) if noise is None else masking(x, noise=noise)
-                x = step(x, **told)
+                x = step(x, **mode)
             # The loss needs float32 at least.
-            return keras.ops.cast(decoder(x, order=order, **told), dtype)
+            return keras.ops.cast(decoder(x, order=order, **mode), dtype)
 
         # === Graph ===
         dtype = "float64" if policy.compute_dtype == "float64" else "float32"
@@ -518,12 +518,12 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         if keras_internals.has_mask(mask):
             return super().call(inputs, training=training, mask=mask)
         (images,) = keras_internals.standardized(self, inputs)
-        told = {} if training is None else {"training": training}
+        mode = {} if training is None else {"training": training}
         if not self._step.active:
-            return self.reconstruct(images, noise, **told)
-        # The loss of a step has to know what was hidden in it.
+            return self.reconstruct(images, noise, **mode)
+        # The loss of a step needs the noise that hid its patches.
         noise = self.draw_noise(keras.ops.shape(images)[0]) if training else None
-        pixels = self.reconstruct(images, noise, **told)
+        pixels = self.reconstruct(images, noise, **mode)
         return {"pixels": pixels, "hidden": self.hidden(noise)}
 
     def train_step(self, *args: object) -> Any:
@@ -603,12 +603,14 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         self._check_hidden()
         if noise is None and training:
             noise = self.draw_noise(keras.ops.shape(images)[0])
-        found = self(images, noise=noise, training=training)
-        return self._error(found, self.hidden(noise), images, sample_weight)
+        outputs = self(images, noise=noise, training=training)
+        return self._error(outputs, self.hidden(noise), images, sample_weight)
 
-    def _error(self, found: Tensor, hidden: Tensor, images: Tensor, weights: Tensor | None) -> Any:
+    def _error(
+        self, outputs: Tensor, hidden: Tensor, images: Tensor, weights: Tensor | None
+    ) -> Any:
         ops = keras.ops
-        errors = ops.mean(ops.square(found - self.targets(images)), axis=-1)
+        errors = ops.mean(ops.square(outputs - self.targets(images)), axis=-1)
         # Each image has as many hidden patches.
         rows = ops.sum(errors * hidden, axis=-1) / (self.num_patches - self.num_seen)
         if weights is not None:
@@ -628,8 +630,8 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         self._check_hidden()
         (images,) = keras_internals.standardized(self, x)
-        found: Any = y_pred
-        loss = self._error(found["pixels"], found["hidden"], images, sample_weight)
+        outputs: Any = y_pred
+        loss = self._error(outputs["pixels"], outputs["hidden"], images, sample_weight)
         for extra in keras_internals.additional_losses(self):
             loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss

@@ -8,6 +8,7 @@ Differences from the plain transformer encoder:
 - queries and keys of the patches may have a rotary position embedding.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,6 @@ from kmodels.models.vit import fewer_tokens
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchCoordinates, PatchEmbedding, Tokens
-from kmodels.models.vit.weights import peft
-from kmodels.models.vit.weights.resizing import resized
 from kmodels.task import Backbone
 
 # Meaning of each dimension of a variable, see `kmodels.distribution.layout`.
@@ -93,7 +92,6 @@ class ViTBackbone(Backbone):
     config_class = ViTConfig
     family = "vit"
     layout = LAYOUT
-    peft_names = staticmethod(peft.names)
     named_inputs: ClassVar[bool] = False
     input_name: ClassVar[str] = "images"
     token_embedding = None
@@ -191,38 +189,38 @@ class ViTBackbone(Backbone):
             return super().call(self._given(inputs), training=training, mask=mask)
         traced.note()
         (x,) = keras_internals.standardized(self, self._given(inputs))
-        told = {} if training is None else {"training": training}
-        info = self.info(x, **told)
+        mode = {} if training is None else {"training": training}
+        info = self.info(x, **mode)
         first, last = self.steps.index(self.blocks[0]), self.steps.index(self.blocks[-1])
         for step in self.steps[:first]:
             if isinstance(step, PatchDropout):
-                x, info = step.thin(x, info, **told)
+                x, info = step.thin(x, info, **mode)
             else:
-                x = step(x, **told)
+                x = step(x, **mode)
         if self.config.token_merging:
-            x = fewer_tokens.merge_through(self.blocks, x, info, keep, **told)
+            x = fewer_tokens.merge_through(self.blocks, x, info, keep, **mode)
         else:
             for block in self.blocks[:-1]:
-                x = block(x, info=info, **told)
-            x = self.blocks[-1](x, info=info, keep=keep, **told)
+                x = block(x, info=info, **mode)
+            x = self.blocks[-1](x, info=info, keep=keep, **mode)
         for step in self.steps[last + 1 :]:
-            x = step(x, **told)
+            x = step(x, **mode)
         return x
 
-    def info(self, images: Tensor, **told: bool) -> EncoderInfo:
+    def info(self, images: Tensor, **mode: bool) -> EncoderInfo:
         """Returns the `EncoderInfo` of the tokens of images (B, height, width, C)."""
         if self.coordinates is None:
             return NO_INFO
-        return EncoderInfo(coordinates=self.coordinates(images, **told))
+        return EncoderInfo(coordinates=self.coordinates(images, **mode))
 
     def compute_output_spec(
         self, inputs: Tree, training: bool | None = None, mask: Tree = None, keep: int | None = None
     ) -> Any:
         """Returns the symbolic output of `call`."""
-        found = super().compute_output_spec(self._given(inputs), training=training, mask=mask)
+        spec = super().compute_output_spec(self._given(inputs), training=training, mask=mask)
         if keep is None:
-            return found
-        return keras.KerasTensor((found.shape[0], keep, found.shape[2]), found.dtype)
+            return spec
+        return keras.KerasTensor((spec.shape[0], keep, spec.shape[2]), spec.dtype)
 
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Returns every named intermediate of one forward pass, in the order of computation."""
@@ -273,11 +271,18 @@ class ViTBackbone(Backbone):
         """
         return feature_model(self, outputs)
 
+    @staticmethod
+    def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
+        """See `Backbone.peft_names`."""
+        from kmodels.models.vit.weights import peft
+
+        return peft.names(model)
+
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
 
-        It is for `timm.create_model("local-dir:<directory>")`; position embeddings are resized
-        there by timm's rule, whatever their origin.
+        It is for `timm.create_model("local-dir:<directory>")`; timm resizes position
+        embeddings by its own rule, also those of other packages.
 
         Raises:
             InputError: lists settings that timm's ViT lacks, or files that would be lost.
@@ -304,14 +309,30 @@ class ViTBackbone(Backbone):
         Returns:
             One float32 array (B, N, T, T) per block: from the query (third axis) to the key.
         """
-        found = self.intermediates(images)
-        inputs = [found.get("pre_norm", found["tokens"])]
-        inputs += [found[block.name] for block in self.blocks[:-1]]
+        stages = self.intermediates(images)
+        inputs = [stages.get("pre_norm", stages["tokens"])]
+        inputs += [stages[block.name] for block in self.blocks[:-1]]
         places = None if self.coordinates is None else self.coordinates(inputs[0])
         return [
             block.attention.probabilities(block.attention_norm(x), positions=places)
             for block, x in zip(self.blocks, inputs, strict=True)
         ]
+
+
+def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
+    """Returns a copy of a backbone or task for other image and patch sizes.
+
+    It goes through a preset, which knows adapters, quantized kernels and the rules for positions
+    and patches.
+    """
+    height, width = image_size
+    config = getattr(model, "backbone", model).config
+    fields = {"image_shape": (height, width, config.image_shape[2])}
+    fields |= {} if patch_size is None else {"patch_size": patch_size}
+    with tempfile.TemporaryDirectory() as folder:
+        path = model.save_to_preset(Path(folder) / "model")
+        dtype = getattr(model, "backbone", model).dtype_policy
+        return type(model).from_preset(path, dtype=dtype, **fields)
 
 
 def feature_model(
@@ -342,8 +363,8 @@ def feature_model(
             return further[name](sequence)
         return sequence if name == "sequence_output" else backbone.stages[name]
 
-    found = {name: output(name) for name in names}
-    only = found[outputs] if isinstance(outputs, str) else found
+    results = {name: output(name) for name in names}
+    only = results[outputs] if isinstance(outputs, str) else results
     return keras.Model(backbone.input, only, name="features")
 
 

@@ -40,19 +40,19 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
     Raises:
         InputError: for padding, or an interpolation that is not here.
     """
-    given: Mapping[str, Any] = converter.get_config()
-    name = given["interpolation"]
-    check_supported(given["pad_to_aspect_ratio"], name)
-    scale = each_channel(1.0 if given["scale"] is None else given["scale"], channels)
-    offset = each_channel(0.0 if given["offset"] is None else given["offset"], channels)
+    settings: Mapping[str, Any] = converter.get_config()
+    name = settings["interpolation"]
+    check_supported(settings["pad_to_aspect_ratio"], name)
+    scale = each_channel(1.0 if settings["scale"] is None else settings["scale"], channels)
+    offset = each_channel(0.0 if settings["offset"] is None else settings["offset"], channels)
     std = [round(1 / (255 * x), DIGITS) for x in scale]
     return {
-        "image_size": tuple(given["image_size"] or image_size),
+        "image_size": tuple(settings["image_size"] or image_size),
         "mean": tuple(round(-x * s, DIGITS) for x, s in zip(offset, std, strict=True)),
         "std": tuple(std),
         "interpolation": INTERPOLATION[name],
-        "antialias": given["antialias"],
-        "crop_to_aspect_ratio": given["crop_to_aspect_ratio"],
+        "antialias": settings["antialias"],
+        "crop_to_aspect_ratio": settings["crop_to_aspect_ratio"],
     }
 
 
@@ -132,10 +132,10 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         if isinstance(image_size, keras.layers.Layer):  # by position, as in keras-hub
             image_converter, image_size = image_size, (224, 224)
         if image_converter is not None:
-            found = settings_of(image_converter, image_size, len(mean))
-            image_size, mean, std = found["image_size"], found["mean"], found["std"]
-            interpolation, antialias = found["interpolation"], found["antialias"]
-            crop_to_aspect_ratio = found["crop_to_aspect_ratio"]
+            settings = settings_of(image_converter, image_size, len(mean))
+            image_size, mean, std = settings["image_size"], settings["mean"], settings["std"]
+            interpolation, antialias = settings["interpolation"], settings["antialias"]
+            crop_to_aspect_ratio = settings["crop_to_aspect_ratio"]
         self.image_size = tuple(image_size)
         self.mean, self.std = tuple(mean), tuple(std)
         if len(self.image_size) != 2 or min(self.image_size) < 1:
@@ -202,10 +202,10 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns images to normalised floats."""
-        found = pictures(x, self.image_size, self.resizing, channels=len(self.mean))
+        images = pictures(x, self.image_size, self.resizing, channels=len(self.mean))
         mean, std = np.asarray(self.mean, "float32"), np.asarray(self.std, "float32")
-        found = (found / np.float32(255.0) - mean) / std
-        return keras.utils.pack_x_y_sample_weight(found, y, sample_weight)
+        images = (images / np.float32(255.0) - mean) / std
+        return keras.utils.pack_x_y_sample_weight(images, y, sample_weight)
 
     def compute_output_spec(
         self, x: keras.KerasTensor, y: Data = None, sample_weight: Data = None

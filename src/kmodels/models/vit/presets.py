@@ -52,7 +52,7 @@ PERCEPTION: dict[str, tuple[int, int]] = {
 }
 DEIT3 = {"small": 16, "medium": 16, "base": 16, "large": 16, "huge": 14}
 # Sides of the images by size and patch, of the first SigLIP and of the second. A patch of 14 does
-# not divide 384: what is left of the image is not seen there, and 378 pixels are enough.
+# not divide 384: the model ignores the pixels beyond 378.
 SIGLIP: dict[tuple[str, int], tuple[tuple[int, ...], tuple[int, ...]]] = {
     ("base", 16): ((224, 256, 384, 512), (224, 256, 384, 512)),
     ("base", 32): ((), (256,)),
@@ -84,17 +84,17 @@ def _size(size: str, patch: int, side: int = 224) -> dict[str, Any]:
 
 def _self_supervised() -> dict[str, dict[str, Any]]:
     """Returns MAE's encoders and I-JEPA."""
-    found: dict[str, dict[str, Any]] = {}
+    presets: dict[str, dict[str, Any]] = {}
     hugging = {"position_interpolation": "bicubic"}
     for size, patch in MAE.items():
-        found[f"vit_mae_{size}_patch{patch}_224"] = (
+        presets[f"vit_mae_{size}_patch{patch}_224"] = (
             _size(size, patch) | hugging | {"layer_norm_epsilon": 1e-12}
         )
     for name, (size, patch, side) in IJEPA.items():
-        found[f"ijepa_{name}"] = (
+        presets[f"ijepa_{name}"] = (
             _size(size, patch, side) | hugging | {"use_class_token": False, "task_pooling": "gap"}
         )
-    return found
+    return presets
 
 
 def _perception(size: str) -> dict[str, Any]:
@@ -143,37 +143,37 @@ def _dinov3(name: str) -> dict[str, Any]:
 
 def _towers() -> dict[str, dict[str, Any]]:
     """Returns vision towers and other variants, under the names of their checkpoints."""
-    found: dict[str, dict[str, Any]] = {}
+    presets: dict[str, dict[str, Any]] = {}
     distilled = {"use_distillation_token": True, "task_pooling": "distilled"}
     hugging = {"position_interpolation": "bicubic"}
     for size in ("tiny", "small", "base"):
-        found[f"deit_{size}_patch16_224"] = _size(size, 16)
-        found[f"deit_{size}_distilled_patch16_224"] = _size(size, 16) | distilled
+        presets[f"deit_{size}_patch16_224"] = _size(size, 16)
+        presets[f"deit_{size}_distilled_patch16_224"] = _size(size, 16) | distilled
     for size, patch in DEIT3.items():
         scaled = {"layer_scale": 1e-6, "position_over_prefix": False}
-        found[f"deit3_{size}_patch{patch}_224"] = _size(size, patch) | scaled
-    found["deit_base_patch16_384"] = _size("base", 16, 384)
-    found["deit_base_distilled_patch16_384"] = _size("base", 16, 384) | distilled
+        presets[f"deit3_{size}_patch{patch}_224"] = _size(size, patch) | scaled
+    presets["deit_base_patch16_384"] = _size("base", 16, 384)
+    presets["deit_base_distilled_patch16_384"] = _size("base", 16, 384) | distilled
     for size in ("small", "base", "large", "giant"):
         gated = {"use_swiglu_ffn": True} if size == "giant" else {}
         plain = _size(DINOV2_GIANT if size == "giant" else size, 14, 518) | gated
         plain |= {"layer_scale": 1e-5}
-        found[f"dinov2_{size}_patch14_518"] = plain | hugging
+        presets[f"dinov2_{size}_patch14_518"] = plain | hugging
         registers = {"num_register_tokens": 4, "position_interpolation": "bicubic_antialias"}
-        found[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
-    found |= {f"dinov3_{name}": _dinov3(name) for name in DINOV3}
-    found["eomt_large_patch16_640"] = _size("large", 16, 640) | {
+        presets[f"dinov2_{size}_reg4_patch14_518"] = plain | registers
+    presets |= {f"dinov3_{name}": _dinov3(name) for name in DINOV3}
+    presets["eomt_large_patch16_640"] = _size("large", 16, 640) | {
         **{"layer_scale": 1e-5, "num_register_tokens": 4, "position_over_prefix": False},
         **{**hugging, **_queries(4)},
     }
     for name, blocks in (("vits16", 3), ("vitb16", 3), ("vitl16", 4)):
         turning = _dinov3(name) | {"image_shape": (640, 640, 3)}
-        found[f"eomt_dinov3_{name}_640"] = turning | _queries(blocks)
+        presets[f"eomt_dinov3_{name}_640"] = turning | _queries(blocks)
     for size, (patch, side) in PERCEPTION.items():
         name = size.removeprefix("pe_")
-        found[f"pe_core_{name}_patch{patch}_{side}"] = _perception(size)
+        presets[f"pe_core_{name}_patch{patch}_{side}"] = _perception(size)
     # timm's own, whose queries and keys turn by the numbers of row and column.
-    found["vit_base_patch16_rope_reg1_gap_256"] = _size("base", 16, 256) | {
+    presets["vit_base_patch16_rope_reg1_gap_256"] = _size("base", 16, 256) | {
         **{"layer_scale": 1e-5, "use_key_bias": False, "use_position_embedding": False},
         **{"use_class_token": False, "num_register_tokens": 1, "final_norm": False},
         **{"rope_theta": 10_000.0, "rope_type": "cat_ij", "ref_feat_shape": (16, 16)},
@@ -184,9 +184,9 @@ def _towers() -> dict[str, dict[str, Any]]:
         for name, sides in (("siglip", first), ("siglip2", second)):
             for side in sides:
                 fields = _size(size, patch, side // patch * patch) | mapped | hugging
-                found[f"{name}_{size}_patch{patch}_{side}"] = fields
+                presets[f"{name}_{size}_patch{patch}_{side}"] = fields
     native = _size("base", 16, 256) | mapped | {"position_interpolation": "bilinear_antialias"}
-    found["siglip2_base_patch16_naflex"] = native
+    presets["siglip2_base_patch16_naflex"] = native
     for (size, patch), sides in CLIP.items():
         exact = size in ("huge", "gigantic")
         fields = {
@@ -197,8 +197,9 @@ def _towers() -> dict[str, dict[str, Any]]:
             "approximate_gelu": False if exact else "sigmoid",
         }
         for side in sides:
-            found[f"clip_{size}_patch{patch}_{side}"] = _size(size, patch, side) | fields | hugging
-    return found
+            name = f"clip_{size}_patch{patch}_{side}"
+            presets[name] = _size(size, patch, side) | fields | hugging
+    return presets
 
 
 def _queries(blocks: int) -> dict[str, Any]:

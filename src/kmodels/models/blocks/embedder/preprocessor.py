@@ -31,9 +31,9 @@ def columns_of(names: Sequence[str]) -> list[str] | None:
     queries = [name for name in names if name in QUERIES]
     documents = [name for name in names if name in DOCUMENTS]
     negatives = [name for name in names if name.startswith(NEGATIVE)]
-    found = [*queries, *documents, *negatives]
-    whole = len(queries) == len(documents) == 1 and len(found) == len(names)
-    return found if whole else None
+    columns = [*queries, *documents, *negatives]
+    whole = len(queries) == len(documents) == 1 and len(columns) == len(names)
+    return columns if whole else None
 
 
 class EmbedderPreprocessor(TextPreprocessor):

@@ -156,13 +156,13 @@ def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyA
     task: dict[str, Any] = {"pooling": MEAN, "dense": dense, "normalize": kinds[-1] == "Normalize"}
     for kind, module in zip(kinds[1:], listed[1:], strict=True):
         folder = path / module["path"]
-        held = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-        _check(folder / CONFIG, held, KNOWN[kind])
+        settings = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        _check(folder / CONFIG, settings, KNOWN[kind])
         if kind == "Pooling":
-            task["pooling"] = _mode(folder, held)
+            task["pooling"] = _mode(folder, settings)
         elif kind == "Dense":
             rules += dense_rules(module["path"], len(dense))
-            dense.append(_dense(folder, held))
+            dense.append(_dense(folder, settings))
             if weights:
                 found = read_safetensors(folder)
                 tensors |= {f"{module['path']}/{name}": x for name, x in found.items()}
@@ -177,20 +177,20 @@ def dense_rules(folder: str, number: int) -> list[Rule]:
     ]
 
 
-def _check(where: Path, held: Mapping[str, Any], known: Known) -> None:
+def _check(where: Path, settings: Mapping[str, Any], known: Known) -> None:
     """Raises `InputError` for a value that the model does not follow; warns of unknown settings."""
-    for name, value in held.items():
+    for name, value in settings.items():
         values = known.get(name)
         if values is not None and value not in values:
             raise InputError(
                 f"{where}: {name} is {value!r}; the model supports {values[0]!r} alone"
             )
-    warn_of_unknown(where, held, known)
+    warn_of_unknown(where, settings, known)
 
 
-def _check_reading(where: Path, held: Mapping[str, Any]) -> None:
+def _check_reading(where: Path, settings: Mapping[str, Any]) -> None:
     """Raises `InputError` if sentence-transformers would read a text otherwise than the model."""
-    modalities = held.get("modality_config") or {TEXT: AS_TEXT}
+    modalities = settings.get("modality_config") or {TEXT: AS_TEXT}
     if "message" in modalities:
         raise InputError(
             f"{where}: modality_config has 'message', so that each text goes through the chat "
@@ -202,20 +202,21 @@ def _check_reading(where: Path, held: Mapping[str, Any]) -> None:
             f"{where}: modality_config has {TEXT}={modalities.get(TEXT)!r}; the model supports "
             f"{AS_TEXT!r} alone"
         )
-    processing = held.get("processing_kwargs") or {}
+    processing = settings.get("processing_kwargs") or {}
     changing = {"processing_kwargs": [key for key in (TEXT, "common") if processing.get(key)]}
     for name in ("model_kwargs", "model_args"):
-        changing[name] = sorted((held.get(name) or {}).keys() - IDLE_ARGUMENTS)
-    if told := [f"{name}={held[name]!r}" for name, keys in changing.items() if keys]:
+        changing[name] = sorted((settings.get(name) or {}).keys() - IDLE_ARGUMENTS)
+    if changes := [f"{name}={settings[name]!r}" for name, keys in changing.items() if keys]:
         raise InputError(
-            f"{where} has {', '.join(told)}, which the model does not follow; remove what changes "
-            "nothing there"
+            f"{where} has {', '.join(changes)}, which the model does not follow; remove what "
+            "changes nothing there"
         )
 
 
-def _mode(folder: Path, held: Mapping[str, Any]) -> str:
-    found = held.get("pooling_mode") or [mode for mode, name in LEGACY.items() if held.get(name)]
-    modes = [found] if isinstance(found, str) else list(found) or [MEAN]
+def _mode(folder: Path, settings: Mapping[str, Any]) -> str:
+    active = settings.get("pooling_mode")
+    active = active or [mode for mode, name in LEGACY.items() if settings.get(name)]
+    modes = [active] if isinstance(active, str) else list(active) or [MEAN]
     if len(modes) != 1 or modes[0] not in MODES:
         raise InputError(
             f"{folder}: the pooling is {', '.join(modes)}; the model supports one of "
@@ -224,28 +225,28 @@ def _mode(folder: Path, held: Mapping[str, Any]) -> str:
     return modes[0]
 
 
-def _dense(folder: Path, held: Mapping[str, Any]) -> dict[str, Any]:
-    check_shape(held, {"out_features": Needed(SIZE)}, folder / CONFIG)
-    activation = held.get("activation_function", "torch.nn.modules.activation.Tanh")
+def _dense(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    check_shape(settings, {"out_features": Needed(SIZE)}, folder / CONFIG)
+    activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in ACTIVATIONS:
         raise InputError(
             f"{folder}: activation_function is {activation}; the model supports "
             f"{', '.join(ACTIVATIONS)}"
         )
     return {
-        "units": held["out_features"],
-        "use_bias": held.get("bias", True),
+        "units": settings["out_features"],
+        "use_bias": settings.get("bias", True),
         "activation": ACTIVATIONS[activation],
     }
 
 
 def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
-    held = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
-    _check(path / SENTENCES, held, KNOWN["Transformer"])
-    _check_reading(path / SENTENCES, held)
-    if held.get("max_seq_length"):
-        return int(held["max_seq_length"])
+    settings = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
+    _check(path / SENTENCES, settings, KNOWN["Transformer"])
+    _check_reading(path / SENTENCES, settings)
+    if settings.get("max_seq_length"):
+        return int(settings["max_seq_length"])
     file = path / "tokenizer_config.json"
     tokenizer = read_json(file) if file.is_file() else {}
     most = description.get("max_position_embeddings") or POSITIONS
@@ -253,14 +254,14 @@ def _length(path: Path, description: Mapping[str, Any]) -> int:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    held = read_json(path / PROMPTS) if (path / PROMPTS).is_file() else {}
-    _check(path / PROMPTS, held, KNOWN["SentenceTransformer"])
-    prompts = held.get("prompts") or {}
+    settings = read_json(path / PROMPTS) if (path / PROMPTS).is_file() else {}
+    _check(path / PROMPTS, settings, KNOWN["SentenceTransformer"])
+    prompts = settings.get("prompts") or {}
     return {
         "prompts": {name: text for name, text in prompts.items() if text is not None},
-        "default_prompt_name": held.get("default_prompt_name"),
-        "similarity_fn_name": held.get("similarity_fn_name") or "cosine",
-        "truncate_dim": held.get("truncate_dim"),
+        "default_prompt_name": settings.get("default_prompt_name"),
+        "similarity_fn_name": settings.get("similarity_fn_name") or "cosine",
+        "truncate_dim": settings.get("truncate_dim"),
     }
 
 

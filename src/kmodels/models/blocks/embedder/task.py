@@ -96,8 +96,8 @@ class Encodes(keras.Model):
     ) -> np.ndarray:
         """Returns one vector for each text.
 
-        Texts are cut to the preprocessor's `sequence_length`. Those of equal length are computed
-        together, whatever the order in which they are given.
+        Texts are cut to the preprocessor's `sequence_length`. They are computed in the order of
+        their lengths, so that a batch needs little padding.
 
         Args:
             texts: a text, or a list or an array of texts.
@@ -128,19 +128,19 @@ class Encodes(keras.Model):
         width = self._width(self.truncate_dim if truncate_dim is None else truncate_dim)
         single = isinstance(texts, str | bytes)
         first = self._prompt(prompt_name or self.default_prompt_name, prompt)
-        given = [_text(text) for text in ([texts] if single else texts)]
-        rows = self.preprocessor.token_rows([first + text for text in given])
-        found = np.zeros((len(rows), width), "float32")
+        strings = [_text(text) for text in ([texts] if single else texts)]
+        rows = self.preprocessor.token_rows([first + text for text in strings])
+        vectors = np.zeros((len(rows), width), "float32")
         order = np.argsort([-len(row) for row in rows], kind="stable")
         bar = keras.utils.Progbar(len(rows), unit_name="text") if show_progress_bar else None
         for start in range(0, len(rows), batch_size):
             places = order[start : start + batch_size]
-            found[places] = self._vectors([rows[i] for i in places], batch_size)[:, :width]
+            vectors[places] = self._vectors([rows[i] for i in places], batch_size)[:, :width]
             if bar is not None:
                 bar.update(start + len(places))
         if normalize_embeddings:
-            found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
-        return found[0] if single else found
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors[0] if single else vectors
 
     def encode_text(self, text: str | Sequence[str], **kwargs: Any) -> np.ndarray:
         """Returns one vector for each text as the model gives it, with keras-hub's name.
@@ -278,7 +278,7 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
         InputError: for settings that are none of these.
     """
 
-    # Vectors of several texts in a row have no place in what it gives.
+    # The output has one vector for each row, so that a row cannot hold several texts.
     takes = GRAPH
     usual_pooling: ClassVar[str] = MEAN
 

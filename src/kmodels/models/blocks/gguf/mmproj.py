@@ -49,7 +49,7 @@ class Projector:
         fields: a reader of settings, by names without "clip.", to the arguments of an encoder here.
         table: an encoder to rules with names of Hugging Face.
         absent: an encoder to the names of settings that a file cannot store.
-        types: parts of names in the file to the type of such tensors, whatever the dtype is.
+        types: parts of names in the file to the type of such tensors, which no dtype changes.
         todays: (tensors of a file, width of the tower) to the same by the names that are written.
     """
 
@@ -131,13 +131,13 @@ class Projector:
                 f"{path} holds {kinds[0]!r} with the projector {kinds[1]!r}; the model reads "
                 f"{ARCHITECTURE!r} with {self.kind!r}"
             )
-        if (found := value("vision.projection_dim")) != width:
+        if (projection_dim := value("vision.projection_dim")) != width:
             raise InputError(
-                f"{path} is of a text {found} wide, and the model beside it is {width} wide; give "
-                "both files of one checkpoint"
+                f"{path} is of a text {projection_dim} wide, and the model beside it is {width} "
+                "wide; give both files of one checkpoint"
             )
         fields = self.fields(value)
-        held = {x.name: lazy(path, x) for x in reader.tensors} if weights else {}
+        tensors = {x.name: lazy(path, x) for x in reader.tensors} if weights else {}
         mean, std = value("vision.image_mean", HALF), value("vision.image_std", HALF)
         if weights:
             own = {f"{ARCHITECTURE}.vision.projector_type": (self.kind,)}
@@ -146,7 +146,7 @@ class Projector:
             fields=fields,
             mean=mean,
             std=std,
-            tensors=self.todays(held, fields["hidden_dim"]),
+            tensors=self.todays(tensors, fields["hidden_dim"]),
         )
 
     def rules(self, encoder: Any) -> list[Rule]:
@@ -155,14 +155,14 @@ class Projector:
 
         layers = encoder.num_layers
         names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers)
-        found = []
+        table = []
         for rule in numbered(below(ENCODER, self.table(encoder)), layers, 0):
             # The matrix of the projector has no dot there. What llama.cpp has no name for is a part
             # of other towers.
             known = rule.source.replace("_weight", ".weight")
             if (name := names.get_name(known, (".weight", ".bias"))) is not None:
-                found.append(replace(rule, source=name))
-        return found
+                table.append(replace(rule, source=name))
+        return table
 
 
 @dataclass(frozen=True)

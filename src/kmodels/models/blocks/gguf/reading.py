@@ -33,7 +33,7 @@ IDLE_IN_YARN = {
     **{"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0},
 }
 
-# What converters note of a model and its origins, and what the gguf package reads itself.
+# Notes of converters on a model and its origins, and settings that the gguf package reads itself.
 NOTES = {
     f"general.{name}"
     for name in (
@@ -54,10 +54,10 @@ NOTES = {
         ),
     )
 }
-# Sampling as a generation_config.json calls it; in the file what is silent is as there.
+# Settings of sampling: in the file, and in a generation_config.json, whose defaults apply.
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-# Settings of an architecture that change nothing where they are not read: lengths, and YaRN's
-# without YaRN.
+# Settings of an architecture that change nothing if they are not read: lengths, and YaRN's without
+# YaRN.
 IDLE = {
     *("vocab_size", "rope.scaling.original_context_length"),
     *("rope.scaling.finetuned", *(f"rope.scaling.{name}" for name in (*YARN.values(),))),
@@ -128,14 +128,14 @@ class File:
         Raises:
             InputError: for a list of another length.
         """
-        found = self.get(name, default)
-        found = found if isinstance(found, list) else [found] * layers
-        if len(found) != layers:
+        values = self.get(name, default)
+        values = values if isinstance(values, list) else [values] * layers
+        if len(values) != layers:
             raise InputError(
-                f"{self.path} says {self.architecture}.{name} of {len(found)} layers and has "
+                f"{self.path} says {self.architecture}.{name} of {len(values)} layers and has "
                 f"{layers}; copy it again"
             )
-        return [int(value) for value in found]
+        return [int(value) for value in values]
 
     def fields(self, head_dim: int, varying: Collection[str] = ()) -> dict[str, Any]:
         """Returns the fields that every `DecoderConfig` has.
@@ -219,11 +219,11 @@ class File:
     def sampling(self) -> dict[str, Any] | None:
         """Returns the sampling that the file proposes, as a generation_config.json says it."""
         names = {name: self.value(f"general.sampling.{name}") for name in SAMPLING}
-        found = {SAMPLING[name]: value for name, value in names.items() if value is not None}
-        if not found:
+        settings = {SAMPLING[name]: value for name, value in names.items() if value is not None}
+        if not settings:
             return None
-        found = {name: round(value, 6) for name, value in found.items()}
-        return {"do_sample": found.get("temperature") != 0.0, **found}
+        settings = {name: round(value, 6) for name, value in settings.items()}
+        return {"do_sample": settings.get("temperature") != 0.0, **settings}
 
     def warn_of_others(self, idle_at: Mapping[str, Collection[object]]) -> None:
         """Logs a warning with the settings that were not read, see `Settings.warn_of_others`."""
@@ -251,7 +251,7 @@ class File:
                 f"{STILL:g}; convert it again with llama.cpp's converter"
             )
         share = 2 * turned / head_dim
-        # Rounded down, a share can lose a pair where it is multiplied out again.
+        # Rounded down, a share can lose a pair when it is multiplied out again.
         return share if int(share * head_dim // 2) == turned else math.nextafter(share, 1.0)
 
 
@@ -278,7 +278,7 @@ class GGUFFormat:
     idle_at: Mapping[str, Collection[object]] = field(default_factory=dict)
 
     def matches(self, path: Path, description: dict[str, Any]) -> bool:
-        """Returns whether this is a GGUF file."""
+        """Returns True for a GGUF file."""
         return path.suffix == ".gguf"
 
     def open_checkpoint(
@@ -308,7 +308,7 @@ class GGUFFormat:
         config = self.config_class(**backbone)
         table, left = self.table(config), self.unused(config)
         self._check_biases(file, table)
-        held = [(name, t) for name, t in file.tensors.items() if weights and name not in left]
+        stored = [(name, t) for name, t in file.tensors.items() if weights and name not in left]
         sampling = file.sampling()
         if weights:
             file.warn_of_others(self.idle_at)
@@ -320,7 +320,7 @@ class GGUFFormat:
             backbone=backbone,
             task={} if sampling is None else {"generation_config": sampling},
             preprocessor={"tokenizer": str(path)} if has_tokenizer else None,
-            tensors={name: lazy(path, tensor) for name, tensor in held},
+            tensors={name: lazy(path, tensor) for name, tensor in stored},
             rules=table,
         )
 

@@ -21,10 +21,10 @@ KERNELS = {
 # Names of the usual norms; a family with more gives its own.
 NORMS = {"attn_norm": "attention_norm", "ffn_norm": "mlp_norm"}
 HEAD_NORMS = {"attn_q_norm": "attention/query_norm", "attn_k_norm": "attention/key_norm"}
-# Per-layer embeddings: the kernels inside a block, and what stands outside.
+# Per-layer embeddings: the kernels inside a block, and the table outside.
 PER_LAYER = {"inp_gate": "per_layer/input_gate", "proj": "per_layer/projection"}
 PER_LAYER_TABLE = "per_layer_token_embd.weight"
-# What divides the frequency of each pair of channels: 1 where it turns, `STILL` where it does not.
+# Divisors of the frequencies of the pairs of channels: 1 with rotation, `STILL` without.
 ROPE_FACTORS, STILL = "rope_freqs.weight", 1e30
 
 # Norms are stored with the 1 added that models with a `norm_offset` add themselves.

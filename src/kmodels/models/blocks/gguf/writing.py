@@ -44,7 +44,7 @@ def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
     Returns:
         "name=value" as wanted; one that differs in some blocks alone names the first of them.
     """
-    found = [f"{name}={value!r}" for name, value in _lost(_outside(wanted), _outside(read)).items()]
+    texts = [f"{name}={value!r}" for name, value in _lost(_outside(wanted), _outside(read)).items()]
     by_name: dict[str, dict[int, Any]] = {}
     for i in range(wanted.num_layers):
         for name, value in _lost(_block(wanted, i), _block(read, i)).items():
@@ -52,8 +52,8 @@ def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
     for name, lost in by_name.items():
         first, value = next(iter(lost.items()))
         everywhere = list(lost.values()) == [value] * wanted.num_layers
-        found.append(f"{name}={value!r}" if everywhere else f"{name} of layer {first}={value!r}")
-    return found
+        texts.append(f"{name}={value!r}" if everywhere else f"{name} of layer {first}={value!r}")
+    return texts
 
 
 def _lost(wanted: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
@@ -107,21 +107,21 @@ def add_vocabulary(
     if tokenizer is None:
         writer.add_tokenizer_model("none")
         return
-    found = describe(tokenizer.core, model.backbone.config.vocabulary_size, kind)
-    writer.add_tokenizer_model(found.model)
-    if found.pre is not None:
-        writer.add_tokenizer_pre(found.pre)
-    if found.merges:
-        writer.add_token_merges(found.merges)
-    writer.add_token_list(found.texts)
-    if found.scores:
-        writer.add_token_scores(found.scores)
-    writer.add_token_types(found.kinds)
-    if found.space_prefix is not None:
-        writer.add_add_space_prefix(found.space_prefix)
+    vocabulary = describe(tokenizer.core, model.backbone.config.vocabulary_size, kind)
+    writer.add_tokenizer_model(vocabulary.model)
+    if vocabulary.pre is not None:
+        writer.add_tokenizer_pre(vocabulary.pre)
+    if vocabulary.merges:
+        writer.add_token_merges(vocabulary.merges)
+    writer.add_token_list(vocabulary.texts)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores)
+    writer.add_token_types(vocabulary.kinds)
+    if vocabulary.space_prefix is not None:
+        writer.add_add_space_prefix(vocabulary.space_prefix)
     _add_roles(writer, tokenizer, kind)
-    if found.unknown is not None:
-        writer.add_unk_token_id(found.unknown)
+    if vocabulary.unknown is not None:
+        writer.add_unk_token_id(vocabulary.unknown)
     _add_chat(writer, tokenizer, template)
 
 
@@ -154,7 +154,7 @@ def _add_chat(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", template: str |
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
 FILES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
 Q8_0_ROW = 32
-# Beside the text, what another file holds.
+# Parts of the model that another file holds.
 BESIDE = ("vision_encoder/",)
 Setting = str | bool | int | float | list[int] | list[bool]
 
@@ -177,7 +177,7 @@ def settings(
     blocks = [config.block(i) for i in range(config.num_layers)]
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling)}
     return {
-        "context_length": config.max_sequence_length or config.published_length,
+        "context_length": config.context_length,
         "embedding_length": config.hidden_dim,
         "block_count": config.num_layers,
         FEED_FORWARD: _one_or_all([block.mlp_dim for block in blocks]),
@@ -206,9 +206,9 @@ def yarn_settings(yarn: Yarn | None) -> dict[str, Setting]:
     }
 
 
-def without_place_in_yarn(given: Mapping[str, Any] | None) -> dict[str, bool]:
+def without_place_in_yarn(yarn: Mapping[str, Any] | None) -> dict[str, bool]:
     """Returns the arguments of `Yarn` that no file can hold, and whether they are given."""
-    return {f"{name} of YaRN": name in (given or {}) for name in ("attention_factor", "truncate")}
+    return {f"{name} of YaRN": name in (yarn or {}) for name in ("attention_factor", "truncate")}
 
 
 def _one_or_all(values: list[int]) -> int | list[int]:
@@ -294,8 +294,8 @@ class GGUFExport:
 
         Reading has llama.cpp's defaults for settings that a file lacks.
         """
-        found = self.format.open_checkpoint(path, {}, {}, weights=False).backbone
-        if lost := differences(config, self.format.config_class(**found)):
+        fields = self.format.open_checkpoint(path, {}, {}, weights=False).backbone
+        if lost := differences(config, self.format.config_class(**fields)):
             raise InputError(f"llama.cpp's {architecture} has no place for {', '.join(lost)}")
 
 

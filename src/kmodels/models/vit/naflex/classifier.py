@@ -5,11 +5,10 @@ from typing import Any
 
 import keras
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError
 from kmodels.core.types import ActivationLike, DTypeLike
-from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.layout_family import of_family
-from kmodels.models.vit.classification import ImageClassifier, labels_settings
+from kmodels.models.vit.classification import Head, ImageClassifier
 from kmodels.models.vit.classifier import ALSO
 from kmodels.models.vit.naflex.layers import POOLINGS, ImageSegments, NaFlexPooling
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES, NaFlexViTBackbone, PatchInputs
@@ -86,62 +85,32 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
             )
         if not isinstance(backbone, NaFlexViTBackbone) or backbone.pools:
             raise InputError(f"{type(backbone).__name__} is given; give a NaFlexViTBackbone")
-        check_whole("num_classes", num_classes, 0)
-        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
-        pool_policy = backbone.dtype_policy if pooling == "map" else policy
-
-        # === Layers ===
-        pool = NaFlexPooling(pooling, backbone.config, name="pooling", dtype=pool_policy)
-        epsilon = backbone.config.layer_norm_epsilon
-        norm = LayerNorm(epsilon, name="pooled_norm", dtype=policy) if pooled_norm else None
-        pre_logits = None
-        if intermediate_dim is not None:
-            pre_logits = Dense(intermediate_dim, name="pre_logits", dtype=policy)
-        drop = Dropout(dropout, name="head_dropout", dtype=policy)
-        logits = None
-        if num_classes:
-            logits = Dense(
-                num_classes,
-                use_bias=head_bias,
-                kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-                name="logits",
-                dtype=policy,
-            )
-
-        # === Graph ===
+        head = Head(
+            backbone,
+            NaFlexPooling,
+            head_dtype,
+            num_classes=num_classes,
+            pooling=pooling,
+            intermediate_dim=intermediate_dim,
+            activation=activation,
+            dropout=dropout,
+            pooled_norm=pooled_norm,
+            head_bias=head_bias,
+            class_names=class_names,
+            problem_type=problem_type,
+        )
         inputs: Any = backbone.input
         segments = ImageSegments(name="segments")(inputs[VALUES], inputs[SHAPES], inputs[MASK])
-        x = pool(backbone(inputs), segments, inputs[SHAPES])
-        x = x if norm is None else norm(x)
-        x = drop(x if pre_logits is None else keras.ops.tanh(pre_logits(x)))
-        x = x if logits is None else logits(x)
-        last = policy if num_classes or norm or pre_logits else pool_policy
-        x = keras.ops.cast(x, "float64" if last.compute_dtype == "float64" else "float32")
         super().__init__(
+            head=head,
+            compile=compile,
             backbone=backbone,
             preprocessor=preprocessor,
             inputs=inputs,
-            outputs=keras.activations.get(activation)(x),
+            outputs=head(backbone(inputs), segments, inputs[SHAPES]),
             name=name,
             **kwargs,
         )
-
-        # === Config ===
-        self.num_classes = num_classes
-        self.pooling = pooling
-        self.settings = {
-            "num_classes": num_classes,
-            "pooling": pooling,
-            "intermediate_dim": intermediate_dim,
-            "activation": keras.activations.serialize(keras.activations.get(activation)),
-            "dropout": dropout,
-            "pooled_norm": pooled_norm,
-            "head_bias": head_bias,
-            **labels_settings(num_classes, class_names, problem_type),
-        }
-        self.head_dtype = policy
-        if compile:
-            self.compile_by_default()
 
     def with_defaults(self, given: Compiled) -> Compiled:
         """Returns the arguments of `compile`, as in `ViTImageClassifier`.

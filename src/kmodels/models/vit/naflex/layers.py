@@ -73,10 +73,10 @@ class ImageSegments(keras.Operation):
         length = ops.shape(pixel_values)[1]
         ends, _, done = _bounds(spatial_shapes, length)
         at = ops.expand_dims(ops.arange(length, dtype="int32"), 0)
-        found = ops.where(at < ends[:, -1:], done + 1, 0)
+        numbers = ops.where(at < ends[:, -1:], done + 1, 0)
         if pixel_attention_mask is not None:
-            found = found * ops.cast(ops.cast(pixel_attention_mask, "bool"), found.dtype)
-        return ops.cast(found, "int32")
+            numbers = numbers * ops.cast(ops.cast(pixel_attention_mask, "bool"), numbers.dtype)
+        return ops.cast(numbers, "int32")
 
     def compute_output_spec(
         self,
@@ -126,8 +126,8 @@ def resize_weights(place: Tensor, new: Tensor, old: int, method: Method) -> Any:
     if method.endswith("_antialias"):
         distance = (columns + 0.5 - centre) / ops.maximum(scale, 1.0)
         bilinear = method == "bilinear_antialias"
-        found = _triangle(distance) if bilinear else _cubic(distance, -0.5)
-        return found / ops.sum(found, axis=-1, keepdims=True)
+        weights = _triangle(distance) if bilinear else _cubic(distance, -0.5)
+        return weights / ops.sum(weights, axis=-1, keepdims=True)
     position = centre - 0.5
     if method == "bilinear":
         return _triangle(columns - ops.clip(position, 0.0, old - 1.0))
@@ -235,8 +235,8 @@ class NaFlexTokens(Layer):
         )
         config = self.config
         method = config.position_interpolation
-        found = resized_positions(table, config.grid, places, sizes, method)
-        return patches + keras.ops.cast(found, patches.dtype)
+        positions = resized_positions(table, config.grid, places, sizes, method)
+        return patches + keras.ops.cast(positions, patches.dtype)
 
     def compute_output_shape(
         self, patches_shape: tuple[int | None, ...], spatial_shapes_shape: Shape | None = None

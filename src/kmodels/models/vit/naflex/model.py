@@ -38,7 +38,7 @@ class PatchInputs:
 
     Attributes:
         optional_inputs: see `kmodels.layers.direct_calls.CalledDirectly`.
-        by_image: whether the outputs have an axis for the images of a row, which goes where the
+        by_image: True if the outputs have an axis for the images of a row, which is removed if the
             inputs have none.
     """
 
@@ -48,14 +48,14 @@ class PatchInputs:
     def __call__(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
         """Calls the model with the axis for images, and None for a mask that is not given."""
         inputs, alone = rows(self, inputs)
-        found = super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
-        return keras.ops.squeeze(found, 1) if alone and self.by_image else found
+        outputs = super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
+        return keras.ops.squeeze(outputs, 1) if alone and self.by_image else outputs
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Runs the graph on complete inputs, also if Keras calls it from `fit` or `predict`."""
         inputs, alone = rows(self, inputs)
-        found = super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
-        return keras.ops.squeeze(found, 1) if alone and self.by_image else found
+        outputs = super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
+        return keras.ops.squeeze(outputs, 1) if alone and self.by_image else outputs
 
     def intermediates(self, inputs: Tree) -> dict[str, Any]:
         """Returns every named intermediate of one forward pass, in the order of computation."""
@@ -86,9 +86,9 @@ def rows(model: object, inputs: Tree) -> tuple[dict[str, Any], bool]:
         InputError: for something else than patches and their grids.
     """
     if not isinstance(inputs, dict) or inputs.get(VALUES) is None or inputs.get(SHAPES) is None:
-        given = ", ".join(sorted(inputs)) if isinstance(inputs, dict) else type(inputs).__name__
+        shown = ", ".join(sorted(inputs)) if isinstance(inputs, dict) else type(inputs).__name__
         raise InputError(
-            f"{type(model).__name__} got {given or 'nothing'}; give a dictionary with {VALUES} "
+            f"{type(model).__name__} got {shown or 'nothing'}; give a dictionary with {VALUES} "
             f"(B, N, patch * patch * channels) and {SHAPES} (B, 2) or (B, S, 2), as its "
             "preprocessor makes it"
         )
@@ -121,7 +121,7 @@ def _tensor(x: Tensor | np.ndarray) -> Any:
 
 
 def _whole(x: Tensor | np.ndarray) -> Any:
-    """Returns whole numbers as int32, whatever they came as."""
+    """Returns whole numbers of any dtype as int32."""
     if isinstance(x, keras.KerasTensor):
         return x
     return keras.ops.convert_to_tensor(x, dtype="int32")
@@ -170,8 +170,8 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
         name: str | None = None,
         **sizes: Any,
     ):
-        given = {"use_class_token": False, **sizes}
-        config = self.make_config(image_shape=image_shape, **given)
+        fields = {"use_class_token": False, **sizes}
+        config = self.make_config(image_shape=image_shape, **fields)
         check_free(config)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
 
@@ -265,7 +265,7 @@ class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
         **fields: Any,
     ):
         check_gelu(intermediate_activation)
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "patch_size": patch_size,
             "hidden_dim": hidden_dim,
             "num_layers": num_layers,
@@ -275,7 +275,7 @@ class SigLIPNaFlexVisionEncoder(NaFlexViTBackbone):
             "layer_norm_epsilon": layer_norm_epsilon,
             "position_interpolation": "bilinear_antialias",
         }
-        super().__init__(image_shape, **{**given, **fields})
+        super().__init__(image_shape, **{**defaults, **fields})
 
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
@@ -292,9 +292,9 @@ def check_free(config: ViTConfig) -> None:
         "a patch_drop_rate": config.patch_drop_rate > 0,
         "token_merging": config.token_merging > 0,
     }
-    if found := [text for text, there in wrong.items() if there]:
+    if problems := [text for text, there in wrong.items() if there]:
         raise InputError(
-            f"the config has {', '.join(found)}, which images of several grids in a row do not "
+            f"the config has {', '.join(problems)}, which images of several grids in a row do not "
             "support; take ViTBackbone, or a checkpoint that pools its patches"
         )
 

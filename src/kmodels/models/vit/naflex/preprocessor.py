@@ -114,11 +114,11 @@ class NaFlexViTImageClassifierPreprocessor(Preprocessor):
     @classmethod
     def fitted(cls, arguments: dict[str, Any], config: ViTConfig) -> dict[str, Any]:
         """Returns a checkpoint's arguments, of a model of one size too; see `Preprocessor`."""
-        given = {"max_num_patches": config.num_positions, **arguments}
-        given["patch_size"] = config.patch_size
-        return {name: value for name, value in given.items() if name in ARGUMENTS}
+        settings = {"max_num_patches": config.num_positions, **arguments}
+        settings["patch_size"] = config.patch_size
+        return {name: value for name, value in settings.items() if name in ARGUMENTS}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
-        found = {name: getattr(self, name) for name in ARGUMENTS}
-        return {**found, "mean": list(self.mean), "std": list(self.std)}
+        settings = {name: getattr(self, name) for name in ARGUMENTS}
+        return {**settings, "mean": list(self.mean), "std": list(self.std)}

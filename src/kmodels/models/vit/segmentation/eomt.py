@@ -166,7 +166,7 @@ class EoMTImageSegmenter(ImageSegmenter):
             "mask_transformer": mask_transformer,
             "image_size": size,
             "_step": InsideStep(),
-            # Which blocks mask, where steps were traced; the models of `predict_queries` by it.
+            # The masking blocks when steps were traced, and models of `predict_queries` by them.
             "_masked": (True,) * num_blocks,
             "_readers": {},
         }.items():
@@ -214,12 +214,12 @@ class EoMTImageSegmenter(ImageSegmenter):
         """Images to class scores; inside a step with the model's own loss, all predictions."""
         if keras_internals.has_mask(mask):
             return super().call(inputs, training=training, mask=mask)
-        found = self._predictions(inputs, training)
+        predictions = self._predictions(inputs, training)
         if not self._step.active:
-            return class_scores(found[-1], self.image_size)
+            return class_scores(predictions[-1], self.image_size)
         return {
-            "masks": keras.ops.stack([one.masks for one in found], axis=1),
-            "classes": keras.ops.stack([one.classes for one in found], axis=1),
+            "masks": keras.ops.stack([one.masks for one in predictions], axis=1),
+            "classes": keras.ops.stack([one.classes for one in predictions], axis=1),
         }
 
     def _predictions(self, inputs: Tree, training: bool | None) -> list[Prediction]:
@@ -300,11 +300,11 @@ class EoMTImageSegmenter(ImageSegmenter):
             raise InputError(
                 f"sample_weight has shape {tuple(sample_weight.shape)}; give one for each image"
             )
-        found: Any = y_pred
+        outputs: Any = y_pred
         loss = self.criterion(
             y,
-            found["masks"],
-            found["classes"],
+            outputs["masks"],
+            outputs["classes"],
             seed=self.seed_generator if training else 0,
             sample_weight=sample_weight,
             ignore_class=self.ignore_class,
@@ -318,8 +318,8 @@ class EoMTImageSegmenter(ImageSegmenter):
     ) -> Any:
         """Returns metrics of the class scores of the last prediction."""
         if self._step.active:
-            found: Any = y_pred
-            last = Prediction(found["masks"][:, -1], found["classes"][:, -1])
+            outputs: Any = y_pred
+            last = Prediction(outputs["masks"][:, -1], outputs["classes"][:, -1])
             y_pred = class_scores(last, self.image_size)
         if self._step.chosen:
             y = labels_of(y, -1 if self.ignore_class is None else self.ignore_class)

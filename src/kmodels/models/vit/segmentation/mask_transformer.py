@@ -356,21 +356,21 @@ class MaskTransformer:
             num_classes + 1, kernel_initializer=uniform(), name="class_logits", dtype=policy
         )
 
-    def __call__(self, images: Tensor, masked: Sequence[bool], **told: bool) -> list[Prediction]:
+    def __call__(self, images: Tensor, masked: Sequence[bool], **mode: bool) -> list[Prediction]:
         """Returns predictions in front of each masked block, and that behind the last one.
 
         Args:
             images: (B, height, width, C).
             masked: of each block with queries, whether they see only their masks in it.
-            **told: `training`, or nothing.
+            **mode: `training`, or nothing.
         """
-        backbone, x, found = self.backbone, images, []
-        shares = self.probabilities(images, **told)
-        info = backbone.info(images, **told)
+        backbone, x, predictions = self.backbone, images, []
+        shares = self.probabilities(images, **mode)
+        info = backbone.info(images, **mode)
         norm = backbone.steps[-1]
         for step in backbone.steps:
             if step not in backbone.blocks:
-                x = step(x, **told)
+                x = step(x, **mode)
                 continue
             number = backbone.blocks.index(step) - self.first
             if number == 0:
@@ -378,13 +378,13 @@ class MaskTransformer:
                 if info.coordinates is not None:
                     info = info._replace(coordinates=self._with_queries(info.coordinates))
             if number >= 0 and masked[number]:
-                prediction, grid = self._predict(norm(x, **told))
-                found.append(prediction)
-                seen = self.maskings[number](grid, shares, **told)
-                x = step(x, info=info._replace(attention_mask=seen), **told)
+                prediction, grid = self._predict(norm(x, **mode))
+                predictions.append(prediction)
+                seen = self.maskings[number](grid, shares, **mode)
+                x = step(x, info=info._replace(attention_mask=seen), **mode)
             else:
-                x = step(x, info=info, **told)
-        return [*found, self._predict(x)[0]]
+                x = step(x, info=info, **mode)
+        return [*predictions, self._predict(x)[0]]
 
     def _with_queries(self, coordinates: Tensor) -> Any:
         """Returns the coordinates of all tokens; queries are at (0, 0), so they are not rotated."""

@@ -43,11 +43,11 @@ def classes(grid: np.ndarray, size: Sequence[int]) -> np.ndarray:
     down, across = _matrices(grid, size)
     wide = np.einsum("rck,wc->rwk", grid, across, optimize=True)
     step = max(1, _MOST_NUMBERS // (width * grid.shape[-1]))
-    found = np.empty((height, width), "int32")
+    numbers = np.empty((height, width), "int32")
     for start in range(0, height, step):
         band = np.tensordot(down[start : start + step], wide, 1)
-        found[start : start + step] = band.argmax(-1)
-    return found
+        numbers[start : start + step] = band.argmax(-1)
+    return numbers
 
 
 def of_each(
@@ -65,21 +65,21 @@ def of_each(
         A list; of one image (H, W, C) its result alone.
     """
     listed = isinstance(images, list | tuple)
-    given: Any = images
+    batch: Any = images
     if listed:
-        given = [open_picture(image) if is_picture(image) else image for image in given]
+        batch = [open_picture(image) if is_picture(image) else image for image in batch]
     else:
-        given = open_picture(images) if is_picture(images) else to_numpy(images)
-    single = not listed and given.ndim == 3
+        batch = open_picture(images) if is_picture(images) else to_numpy(images)
+    single = not listed and batch.ndim == 3
     if single:
-        given = given[None]
-    sizes = [np.shape(image)[:2] for image in given]
-    found = process(given, sizes) if sizes else []
+        batch = batch[None]
+    sizes = [np.shape(image)[:2] for image in batch]
+    results = process(batch, sizes) if sizes else []
     if single:
-        return found[0]
+        return results[0]
     if listed or not stack:
-        return found
-    return np.stack(found) if found else np.zeros(given.shape[:3], "int32")
+        return results
+    return np.stack(results) if results else np.zeros(batch.shape[:3], "int32")
 
 
 def _matrices(grid: np.ndarray, size: Sequence[int]) -> list[np.ndarray]:

@@ -86,15 +86,15 @@ def of_images(
     Returns:
         int32 (height, width) of each image.
     """
-    scores, found = iter(scores), []
+    scores, results = iter(scores), []
     for size in sizes:
         height, width = fitted(size, side, way)
         if way == "pad":
-            found.append(classes(next(scores)[:height, :width], size))
+            results.append(classes(next(scores)[:height, :width], size))
         else:
             parts = islice(scores, len(window_starts(max(height, width), side)))
-            found.append(_merged(parts, side, size))
-    return found
+            results.append(_merged(parts, side, size))
+    return results
 
 
 def _merged(scores: Iterable[np.ndarray], side: int, size: Sequence[int]) -> np.ndarray:
@@ -135,13 +135,13 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
         )
     room = 1 << (max([1, *numbers]) - 1).bit_length()
     kinds = np.full((len(masks), room), -1, "int32")
-    found: list[np.ndarray] = []
+    rows: list[np.ndarray] = []
     for row, held, own in zip(kinds, masks, classes, strict=True):
         row[: len(own)] = own
-        found.append(np.array([resize(mask) for mask in held], "uint8"))
-    shape = next((one.shape[1:] for one in found if len(one)), resize(np.zeros((1, 1), int)).shape)
+        rows.append(np.array([resize(mask) for mask in held], "uint8"))
+    shape = next((one.shape[1:] for one in rows if len(one)), resize(np.zeros((1, 1), int)).shape)
     whole = np.zeros((len(masks), room, *shape), "uint8")
-    for into, one in zip(whole, found, strict=True):
+    for into, one in zip(whole, rows, strict=True):
         if len(one):
             into[: len(one)] = one
     return dict(zip(KEYS, (whole, kinds), strict=True))
@@ -200,7 +200,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         image_converter: ViTImageConverter | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "image_size": image_size,
             "mean": mean,
             "std": std,
@@ -208,14 +208,14 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             "antialias": antialias,
         }
         if image_converter is not None:
-            given = settings_of(image_converter, image_size, len(mean))
-            if given.pop("crop_to_aspect_ratio"):
+            arguments = settings_of(image_converter, image_size, len(mean))
+            if arguments.pop("crop_to_aspect_ratio"):
                 raise InputError(
                     "the image converter has crop_to_aspect_ratio=True, which leaves pixels "
                     "without a class; give one with False"
                 )
         mode = "none" if aspect_ratio == "none" else "stretch"
-        super().__init__(**given, resize_mode=mode, **kwargs)
+        super().__init__(**arguments, resize_mode=mode, **kwargs)
         self.resize_output_mask = resize_output_mask
         self.aspect_ratio = aspect_ratio
         if aspect_ratio not in WAYS:
@@ -259,17 +259,17 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
     def _framed(self, x: Data) -> Any:
         """Returns padded images or windows, all of the model's size."""
         listed = isinstance(x, list | tuple)
-        given: Any = x if listed else to_numpy(x)
-        single = not listed and given.ndim == 3
-        found: list[np.ndarray] = []
-        for one in [given] if single else given:
+        images: Any = x if listed else to_numpy(x)
+        single = not listed and images.ndim == 3
+        framed: list[np.ndarray] = []
+        for one in [images] if single else images:
             image: np.ndarray = to_numpy(one)
             image = self.resizing(image, self.fitted_size(image.shape[:2]))
             split = self.aspect_ratio == "split"
-            found += windows(image, self.image_size[0]) if split else [self._padded(image, 0)]
+            framed += windows(image, self.image_size[0]) if split else [self._padded(image, 0)]
         if single and self.aspect_ratio == "pad":
-            return found[0]
-        return found if listed else np.stack(found) if found else given
+            return framed[0]
+        return framed if listed else np.stack(framed) if framed else images
 
     def _padded(self, image: np.ndarray, value: int) -> np.ndarray:
         height, width = image.shape[:2]
@@ -280,12 +280,12 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         if isinstance(y, Mapping):
             return padded(y, partial(self._mask, outside=0))
         listed = isinstance(y, list | tuple)
-        given: Any = y if listed else to_numpy(y)
-        if not listed and given.ndim == 2:
-            return self._mask(given)
-        if len(given) == 0:
+        masks: Any = y if listed else to_numpy(y)
+        if not listed and masks.ndim == 2:
+            return self._mask(masks)
+        if len(masks) == 0:
             return np.zeros((0, *self.image_size), "int32")
-        return np.stack([self._mask(to_numpy(one)) for one in given])
+        return np.stack([self._mask(to_numpy(one)) for one in masks])
 
     def _mask(self, mask: np.ndarray, outside: int = OUTSIDE) -> np.ndarray:
         if mask.ndim == 3 and mask.shape[-1] == 1:
@@ -299,8 +299,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             pads = self.aspect_ratio == "pad"
             height, width = self.fitted_size(mask.shape) if pads else self.image_size
             numbers = mask[..., None].astype("float32")
-            found = resize(numbers, (height, width), None, "nearest")
-            mask = (self._padded(found, outside) if pads else found)[..., 0]
+            resized = resize(numbers, (height, width), None, "nearest")
+            mask = (self._padded(resized, outside) if pads else resized)[..., 0]
         return mask.astype("int32")
 
     def compute_output_spec(
@@ -323,11 +323,11 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         own = {name: arguments[name] for name in OF_MASKS if name in arguments}
         if arguments.get("resize_mode") == "none":
             own["aspect_ratio"] = "none"
-        found = {**super().fitted(arguments, config), **own}
-        return {name: value for name, value in found.items() if name not in OF_CROPS}
+        settings = {**super().fitted(arguments, config), **own}
+        return {name: value for name, value in settings.items() if name not in OF_CROPS}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
-        held = super().to_dict()
-        held = {name: value for name, value in held.items() if name not in OF_CROPS}
-        return {**held, **{name: getattr(self, name) for name in OF_MASKS}}
+        settings = super().to_dict()
+        settings = {name: value for name, value in settings.items() if name not in OF_CROPS}
+        return {**settings, **{name: getattr(self, name) for name in OF_MASKS}}

@@ -12,10 +12,9 @@ from kmodels.core.types import Data, DTypeLike
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.layout_family import of_family
 from kmodels.models.blocks.class_names import NamedClasses, check_class_names
-from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.model import ViTBackbone, resized
 from kmodels.models.vit.segmentation import masks, preprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
-from kmodels.models.vit.weights import resizing
 from kmodels.task import Compiled, Task, is_auto
 from kmodels.training.losses import PixelCrossentropy
 from kmodels.training.metrics import MeanIoU
@@ -66,7 +65,7 @@ class ImageSegmenter(NamedClasses, Task):
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resizing.resized(self, image_size, patch_size)
+        return resized(self, image_size, patch_size)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

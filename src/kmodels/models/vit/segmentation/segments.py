@@ -26,8 +26,8 @@ def class_scores(masks: np.ndarray, classes: np.ndarray, model_size: Size) -> np
         float32 (height, width, num_classes).
     """
     shares = _softmax(classes)[:, :-1]
-    held = _sigmoid(_sized(masks, model_size))  # (Q, H, W)
-    return np.tensordot(held, shares, (0, 0))
+    probabilities = _sigmoid(_sized(masks, model_size))  # (Q, H, W)
+    return np.tensordot(probabilities, shares, (0, 0))
 
 
 def semantic(
@@ -54,13 +54,13 @@ def semantic(
         scores = scores[: content[0], : content[1]]
     if tuple(size) == scores.shape[:2]:
         return scores.argmax(-1).astype("int32")
-    found = np.zeros(tuple(size), "int32")
+    numbers = np.zeros(tuple(size), "int32")
     best = np.full(tuple(size), -np.inf, "float32")
     for number in range(scores.shape[-1]):  # one class at a time: images may be large
         own = resized(scores[..., number : number + 1], size)[..., 0]
         better = own > best
-        found[better], best[better] = number, own[better]
-    return found
+        numbers[better], best[better] = number, own[better]
+    return numbers
 
 
 def instances(
@@ -86,18 +86,18 @@ def instances(
         "segmentation", int32 (height, width), -1 for none; "segments_info", a list of "id",
         "label_id" and "score". The last of overlapping masks gets the pixels.
     """
-    held = _on_image(masks, model_size, size, content)
+    logits = _on_image(masks, model_size, size, content)
     shares = _softmax(classes)[:, :-1]
     labels, scores = shares.argmax(-1), shares.max(-1)
-    inside = held > 0
+    inside = logits > 0
     amounts = inside.sum((1, 2))
-    means = (_sigmoid(held) * inside).sum((1, 2)) / (amounts + 1e-6)
-    found, info = np.full(tuple(size), -1, "int32"), []
+    means = (_sigmoid(logits) * inside).sum((1, 2)) / (amounts + 1e-6)
+    numbers, info = np.full(tuple(size), -1, "int32"), []
     for query, score in enumerate(scores * means):
         if amounts[query] and score >= threshold:
-            found[inside[query]] = len(info)
+            numbers[inside[query]] = len(info)
             info.append(_segment(len(info), labels[query], score))
-    return {"segmentation": found, "segments_info": info}
+    return {"segmentation": numbers, "segments_info": info}
 
 
 def panoptic(
@@ -130,27 +130,27 @@ def panoptic(
     """
     shares = _softmax(classes)
     labels, scores = shares.argmax(-1), shares.max(-1)
-    kept = (labels != classes.shape[1] - 1) & (scores > threshold)
-    found, info = np.full(tuple(size), -1, "int32"), []
-    if not kept.any():
-        return {"segmentation": found, "segments_info": info}
-    labels, scores = labels[kept], scores[kept]
-    held = _sigmoid(_on_image(masks[kept], model_size, size, content))
-    owner = (scores[:, None, None] * held).argmax(0)
+    sure = (labels != classes.shape[1] - 1) & (scores > threshold)
+    numbers, info = np.full(tuple(size), -1, "int32"), []
+    if not sure.any():
+        return {"segmentation": numbers, "segments_info": info}
+    labels, scores = labels[sure], scores[sure]
+    probabilities = _sigmoid(_on_image(masks[sure], model_size, size, content))
+    owner = (scores[:, None, None] * probabilities).argmax(0)
     merged: dict[int, int] = {}
     for query, label in enumerate(labels.tolist()):
-        own, inside = owner == query, held[query] >= mask_threshold
+        own, inside = owner == query, probabilities[query] >= mask_threshold
         final = own & inside
         if not final.any() or own.sum() / inside.sum() <= overlap_mask_area_threshold:
             continue
         if label in (stuff_classes or ()):
             if label in merged:
-                found[final] = merged[label]
+                numbers[final] = merged[label]
                 continue
             merged[label] = len(info)
-        found[final] = len(info)
+        numbers[final] = len(info)
         info.append(_segment(len(info), label, scores[query]))
-    return {"segmentation": found, "segments_info": info}
+    return {"segmentation": numbers, "segments_info": info}
 
 
 def _segment(number: int, label: int, score: float) -> dict[str, Any]:
@@ -158,18 +158,18 @@ def _segment(number: int, label: int, score: float) -> dict[str, Any]:
 
 
 def _on_image(masks: np.ndarray, model_size: Size, size: Size, content: Size | None) -> np.ndarray:
-    held = _sized(masks, model_size)
+    logits = _sized(masks, model_size)
     if content is not None:
-        held = held[:, : content[0], : content[1]]
-    return _sized(held, size)
+        logits = logits[:, : content[0], : content[1]]
+    return _sized(logits, size)
 
 
 def _sized(masks: np.ndarray, size: Size) -> np.ndarray:
     """Returns maps (N, h, w) in another size, float32."""
     if masks.shape[1:] == tuple(size):
         return np.asarray(masks, "float32")
-    found = resized(np.moveaxis(np.asarray(masks, "float32"), 0, -1), size)
-    return np.moveaxis(found, -1, 0)
+    logits = resized(np.moveaxis(np.asarray(masks, "float32"), 0, -1), size)
+    return np.moveaxis(logits, -1, 0)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:

@@ -149,7 +149,7 @@ def open_checkpoint(
 
 def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """Returns the blocks of files that keep each tensor of all blocks in one, as SigLIP 2's do."""
-    found: dict[str, LazyArray] = {}
+    unstacked: dict[str, LazyArray] = {}
 
     @lru_cache(maxsize=1)  # the blocks of a tensor are asked for one after the other
     def whole(name: str) -> np.ndarray:
@@ -158,13 +158,13 @@ def _unstacked(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     for name, stack in tensors.items():
         start, there, part = name.partition("Transformer/encoderblock/")
         if not there:
-            found[name] = stack
+            unstacked[name] = stack
             continue
         for i in range(stack.shape[0]):
             block = f"{start}Transformer/encoderblock_{i}/{part}"
             read = partial(lambda name, i: whole(name)[i], name, i)
-            found[block] = LazyArray(stack.shape[1:], stack.dtype, read)
-    return found
+            unstacked[block] = LazyArray(stack.shape[1:], stack.dtype, read)
+    return unstacked
 
 
 def _backbone(
@@ -240,9 +240,9 @@ def export_to_npz(model: keras.Model, path: str | Path) -> Path:
     tensors = export(model, rules(config, prefix, positions, big_vision))
 
     def write(temporary: Path) -> None:
-        held: dict[str, Any] = {name: _floats(x.read()) for name, x in tensors.items()}
+        arrays: dict[str, Any] = {name: _floats(x.read()) for name, x in tensors.items()}
         with temporary.open("wb") as file:
-            np.savez(file, **held)
+            np.savez(file, **arrays)
         _check(temporary, config, settings)
 
     return write_file(path, write)
@@ -255,8 +255,8 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 def _check(path: Path, config: ViTConfig, settings: dict[str, Any]) -> None:
     """Raises `InputError` if the file, read again, lacks settings of the model."""
-    found = open_checkpoint(path, {}, {}, weights=False)
-    read = ViTConfig(**found.backbone).to_dict()
+    checkpoint = open_checkpoint(path, {}, {}, weights=False)
+    read = ViTConfig(**checkpoint.backbone).to_dict()
     wanted = config.to_dict()
     lost = [
         f"{name}={wanted[name]!r}"
@@ -264,8 +264,8 @@ def _check(path: Path, config: ViTConfig, settings: dict[str, Any]) -> None:
         if name not in FREE and wanted[name] != read[name]
     ]
     if settings:
-        usual = {"pooled_norm": False, "head_bias": True, "activation": "linear", **found.task}
-        usual["num_classes"] = found.task["num_classes"] or 0
+        usual = {"pooled_norm": False, "head_bias": True, "activation": "linear", **checkpoint.task}
+        usual["num_classes"] = checkpoint.task["num_classes"] or 0
         lost += [
             f"{name}={settings[name]!r}"
             for name, value in usual.items()

@@ -89,9 +89,9 @@ def ungated(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 def turning(description: dict[str, Any]) -> dict[str, Any]:
     """Returns the rotary embedding, its draws and the biases that a config.json describes."""
     get = description.get
-    held = get("rope_parameters") or {}
+    rope = get("rope_parameters") or {}
     return {
-        "rope_theta": float(held.get("rope_theta", get("rope_theta", 100.0))),
+        "rope_theta": float(rope.get("rope_theta", get("rope_theta", 100.0))),
         **{ours: get(theirs, theirs != "key_bias") for ours, theirs in BIASES.items()},
         **{name: get(name, 2.0 if name == "pos_embed_rescale" else None) for name in MOVES},
     }

@@ -174,8 +174,8 @@ def _read(directory: Directory) -> Reading:
         if gated:
             backbone["approximate_gelu"] = False
     settings = {name: get(name, usual) for name, usual in SETTINGS.items()}
-    if (held := tensors.pop(CLASS_WEIGHTS, None)) is not None:
-        settings["no_object_weight"] = round(float(held.read()[-1]), 6)
+    if (weight := tensors.pop(CLASS_WEIGHTS, None)) is not None:
+        settings["no_object_weight"] = round(float(weight.read()[-1]), 6)
     if not backbone["num_register_tokens"]:
         tensors.pop(REGISTERS, None)
     head = tensors.get("class_predictor.bias")
@@ -220,11 +220,11 @@ def more_tensors(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, La
     """
     weights = np.ones(settings["num_classes"] + 1, "float32")
     weights[-1] = settings["no_object_weight"]
-    found = {CLASS_WEIGHTS: LazyArray(weights.shape, weights.dtype, lambda: weights)}
+    tensors = {CLASS_WEIGHTS: LazyArray(weights.shape, weights.dtype, lambda: weights)}
     if not config.num_register_tokens:
         none = np.zeros((1, 0, config.hidden_dim), "float32")
-        found[REGISTERS] = LazyArray(none.shape, none.dtype, lambda: none)
-    return found
+        tensors[REGISTERS] = LazyArray(none.shape, none.dtype, lambda: none)
+    return tensors
 
 
 FORMAT = ViTFormat(KINDS, _read)

@@ -1,17 +1,13 @@
 """timm's `Eva` with a rotary embedding (DINOv3, Perception Encoder, RoPE-ViT), as in `timm`."""
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kmodels.core.errors import InputError
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import timm
-from kmodels.models.vit.weights.huggingface_config import preprocessing
-from kmodels.models.vit.weights.resizing import fitting
-from kmodels.models.vit.weights.timm_names import architecture, form_of
-from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
+from kmodels.models.vit.weights.timm_names import form_of
+from kmodels.weights import LazyArray, Rule, transpose
 from kmodels.weights.positions import Grid
 
 # Heads of Perception Encoder's pooling, and the side of DINOv3's images in pixels: the usual ones,
@@ -56,7 +52,7 @@ MOVES = {
     "pos_embed_jitter": "rope_jitter_coords",
     "pos_embed_rescale": "rope_rescale_coords",
 }
-UNKNOWN: dict[str, tuple[object, ...]] = {
+SUPPORTED: dict[str, tuple[object, ...]] = {
     "num_kv_heads": (None,),
     "attn_only_layer_scale": (False, None),
     "scale_mlp": (False, None),
@@ -68,127 +64,64 @@ UNKNOWN: dict[str, tuple[object, ...]] = {
 def rules(config: ViTConfig) -> list[Rule]:
     """Returns the table: that of timm's ViT with EVA's names."""
     scales = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
-    found = []
+    table = []
     for rule in timm.rules(config):
         name = rule.source.removeprefix("blocks.{i}.")
         if name in scales:
-            found.append(Rule("blocks.{i}." + scales[name], rule.target))
+            table.append(Rule("blocks.{i}." + scales[name], rule.target))
         elif not name.startswith("mlp.fc1") and (name != "attn.qkv.bias" or config.use_key_bias):
-            found.append(rule)
+            table.append(rule)
     if not config.use_key_bias:
-        found.append(Rule("blocks.{i}.attn.q_bias", "block_{i}/attention/query/bias"))
-        found.append(Rule("blocks.{i}.attn.v_bias", "block_{i}/attention/value/bias"))
+        table.append(Rule("blocks.{i}.attn.q_bias", "block_{i}/attention/query/bias"))
+        table.append(Rule("blocks.{i}.attn.v_bias", "block_{i}/attention/value/bias"))
     first = {"fc1_g": "gate", "fc1_x": "up"} if config.use_swiglu_ffn else {"fc1": "up"}
     for source, target in first.items():
-        found.append(
+        table.append(
             Rule(f"blocks.{{i}}.mlp.{source}.weight", f"block_{{i}}/mlp/{target}/kernel", transpose)
         )
-        found.append(Rule(f"blocks.{{i}}.mlp.{source}.bias", f"block_{{i}}/mlp/{target}/bias"))
-    return found
+        table.append(Rule(f"blocks.{{i}}.mlp.{source}.bias", f"block_{{i}}/mlp/{target}/bias"))
+    return table
 
 
-def matches(path: Path, description: dict[str, Any]) -> bool:
-    """Returns True if the architecture or the file name is one of `ROTARY`'s forms."""
-    if not path.is_dir() and path.suffix != ".safetensors":
-        return False
-    name = str(description.get("architecture", "" if path.is_dir() else path.stem))
-    return form_of(name) in ROTARY
-
-
-def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
-) -> SourceCheckpoint:
-    """Understands a file or directory; most of the architecture is read off the shapes.
-
-    Args:
-        path: path of the file or directory.
-        description: the object in its config.json; empty for a bare file.
-        given: fields of the config that the user gives; the number of heads may be needed.
-        weights: unused; the shapes in the file are needed for the architecture, too.
-
-    Raises:
-        InputError: for variants that the model has no counterpart for.
-    """
-    tensors = read_safetensors(path)
-    needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
-    if absent := [name for name in needed if name not in tensors]:
-        raise InputError(f"{path} is not one of timm's EVAs: it lacks {', '.join(absent)}")
-    name = str(description.get("architecture", path.stem))
-    known = architecture(path, name)
-    arguments = timm.arguments_of(path, name, known, description, given)
-    kind, indexing, half = THEIR_TYPES[ROTARY[form_of(name)].rope_type]
-    rotary = {"rope_type": (kind, None), "rope_rotate_half": (half, None)}
+def _fields(file: timm.TimmFile) -> dict[str, Any]:
+    rotary = ROTARY[form_of(file.name)]
+    kind, indexing, half = THEIR_TYPES[rotary.rope_type]
+    supported = {"rope_type": (kind, None), "rope_rotate_half": (half, None)}
     if indexing is not None:
-        rotary["rope_grid_indexing"] = (indexing, None)
-    timm.refuse_unknown(path, arguments, UNKNOWN | rotary)
-    backbone = _backbone(path, name, arguments, given, description, tensors)
-    config = ViTConfig(**backbone)
-    pictures = timm.pictures_of(path, name, description, given, config)
-    return SourceCheckpoint(
-        path=path,
-        kind="timm",
-        backbone=backbone,
-        task=timm.task_of(path, arguments, tensors),
-        **preprocessing(path, pictures),
-        tensors=tensors,
-        rules=rules(config),
-        fit=fitting(config, "pos_embed"),
-        assumed=timm.assumed(known, arguments, {}, tensors),
-    )
-
-
-def _backbone(
-    path: Path,
-    name: str,
-    arguments: dict[str, Any],
-    given: dict[str, Any],
-    description: dict[str, Any],
-    tensors: Mapping[str, LazyArray],
-) -> dict[str, Any]:
-    width, channels, patch = timm.patches_of(path, tensors)
-    layers = {int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
-    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    has_class = "cls_token" in tensors
-    gated = "blocks.0.mlp.fc1_g.weight" in tensors
-    shapes = timm.shapes_of(arguments, description, given)
-    numbers = re.search(r"_patch(\d+)_.*?(\d+)$", name.partition(".")[0])
+        supported["rope_grid_indexing"] = (indexing, None)
+    needed = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+    file.check("one of timm's EVAs", needed, SUPPORTED | supported)
+    tensors, shared = file.tensors, file.fields()
+    has_class = shared["use_class_token"]
+    channels, patch = file.patches
+    numbers = re.search(r"_patch(\d+)_.*?(\d+)$", file.name.partition(".")[0])
     named = (int(numbers[1]), int(numbers[2])) if numbers else (patch, SIDE)
-    grid, over = _grid(path, patch, shapes or [(named[1], named[1])], arguments, tensors)
+    sizes = file.sizes or [(named[1], named[1])]
+    grid, over = (sizes[0][0] // patch, sizes[0][1] // patch), True
+    if "pos_embed" in tensors:
+        grid = file.grid(patch, sizes)
+        over = tensors["pos_embed"].shape[1] > grid[0] * grid[1]
     reference = (named[1] // named[0], named[1] // named[0])
-    first = tensors[f"blocks.0.mlp.{'fc1_g' if gated else 'fc1'}.weight"]
-    pooling = tensors.get("attn_pool.mlp.fc1.weight")
-    return {
+    gated = "blocks.0.mlp.fc1_g.weight" in tensors
+    fields = shared | {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),
         "patch_size": patch,
-        "num_layers": len(layers),
-        "num_heads": arguments["num_heads"],
-        "hidden_dim": width,
-        "mlp_dim": first.shape[0],
-        "layer_norm_epsilon": ROTARY[form_of(name)].epsilon,
-        "use_patch_bias": "patch_embed.proj.bias" in tensors,
+        "mlp_dim": tensors[f"blocks.0.mlp.{'fc1_g' if gated else 'fc1'}.weight"].shape[0],
+        "layer_norm_epsilon": rotary.epsilon,
         "use_query_bias": _has_bias(tensors, "q_bias"),
         "use_key_bias": _has_bias(tensors),
         "use_value_bias": _has_bias(tensors, "v_bias"),
-        "use_class_token": has_class,
-        "num_register_tokens": registers,
         "use_position_embedding": "pos_embed" in tensors,
         "position_over_prefix": over or not has_class,
         "layer_scale": 1.0 if "blocks.0.gamma_1" in tensors else None,
-        "qk_norm": "blocks.0.attn.q_norm.weight" in tensors,
-        "pre_norm": "norm_pre.weight" in tensors,
-        "final_norm": "norm.weight" in tensors,
         "use_swiglu_ffn": gated,
-        **_rotary(form_of(name), arguments, has_class, reference),
-        **(
-            {
-                "pooling_num_heads": arguments.get("attn_pool_num_heads") or POOLING_HEADS,
-                "pooling_mlp_dim": pooling.shape[0],
-                "pool_include_prefix": True,
-            }
-            if pooling is not None
-            else {}
-        ),
+        **_rotary(form_of(file.name), file.arguments, has_class, reference),
     }
+    if (pooling := tensors.get("attn_pool.mlp.fc1.weight")) is not None:
+        fields["pooling_num_heads"] = file.arguments.get("attn_pool_num_heads") or POOLING_HEADS
+        fields["pooling_mlp_dim"] = pooling.shape[0]
+        fields["pool_include_prefix"] = True
+    return fields
 
 
 def _has_bias(tensors: Mapping[str, LazyArray], alone: str = "qkv.bias") -> bool:
@@ -211,19 +144,4 @@ def _rotary(
     }
 
 
-def _grid(
-    path: Path,
-    patch: int,
-    shapes: Sequence[Sequence[int]],
-    arguments: Mapping[str, Any],
-    tensors: Mapping[str, LazyArray],
-) -> tuple[Grid, bool]:
-    """Returns the grid, and whether the positions have rows for the class token."""
-    if (table := tensors.get("pos_embed")) is None:
-        height, width = shapes[0]
-        return (height // patch, width // patch), True
-    special = int("cls_token" in tensors)
-    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
-    rows = table.shape[1]
-    grid = timm.grid_of(path, shapes, patch, rows, special, registers, arguments)
-    return grid, rows > grid[0] * grid[1]
+FORMAT = timm.TimmFormat(ROTARY, _fields, rules, assumed=())

@@ -34,10 +34,10 @@ def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any
     def warn(kind: type) -> None:
         if arguments is None:
             known = inspect.signature(kind.__init__).parameters
-            given = ", ".join(name for name in DECISIVE if name in known)
+            missing = ", ".join(name for name in DECISIVE if name in known)
             warnings.warn(
                 f"{path} does not say how its images are normalised, so the model has no "
-                f"preprocessor; give preprocessor={kind.__name__}({given}), or preprocessor=None",
+                f"preprocessor; give preprocessor={kind.__name__}({missing}), or preprocessor=None",
                 stacklevel=4,
             )
 
@@ -166,19 +166,19 @@ class ViTFormat(EncoderDirectory):
     ) -> SourceCheckpoint:
         """Understands a directory, see `kmodels.registry.Format`."""
         tensors = self.tensors(path, description, weights)
-        found = self.read(Directory(path, description, given, tensors, weights))
-        config = ViTConfig(**found.config)
+        reading = self.read(Directory(path, description, given, tensors, weights))
+        config = ViTConfig(**reading.config)
         return SourceCheckpoint(
             path=path,
             kind="Hugging Face",
-            backbone=found.config,
-            task=found.task,
+            backbone=reading.config,
+            task=reading.task,
             **preprocessing(path, preprocessor(path, config)),
-            tensors=found.tensors,
-            rules=found.rules(config),
-            fit=fitting(config, found.positions, found.flat),
-            notice=found.notice,
-            notice_part=found.notice_part,
+            tensors=reading.tensors,
+            rules=reading.rules(config),
+            fit=fitting(config, reading.positions, reading.flat),
+            notice=reading.notice,
+            notice_part=reading.notice_part,
         )
 
 
@@ -234,7 +234,7 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     resample = settings["resample"]
     if resample not in INTERPOLATION:
         ignored.append(f"resample={resample!r}")
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         **_statistics(settings, channels),
         "interpolation": INTERPOLATION.get(resample, "bilinear"),
         "image_size": config.image_shape[:2],
@@ -242,25 +242,25 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     if kind == "Siglip2" or "max_num_patches" in described:
         # Images of whole patches, few enough for a row, are the only ones that transformers takes
         # without resizing; without enlarging they keep their size here.
-        found |= {} if settings["do_resize"] else {"enlarge": False}
-        return _logged(path, ignored, {**found, "max_num_patches": settings["max_num_patches"]})
+        arguments |= {} if settings["do_resize"] else {"enlarge": False}
+        return _logged(path, ignored, {**arguments, "max_num_patches": settings["max_num_patches"]})
     if kind == "Eomt":
         for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
-            found |= {"aspect_ratio": way} if settings.get(key) else {}
-        if not settings["do_resize"] and "aspect_ratio" in found:
-            ignored.append(f"do_resize=False with aspect_ratio={found['aspect_ratio']!r}")
+            arguments |= {"aspect_ratio": way} if settings.get(key) else {}
+        if not settings["do_resize"] and "aspect_ratio" in arguments:
+            ignored.append(f"do_resize=False with aspect_ratio={arguments['aspect_ratio']!r}")
         elif not settings["do_resize"]:
-            found["aspect_ratio"] = "none"
-        return _logged(path, ignored, found)
+            arguments["aspect_ratio"] = "none"
+        return _logged(path, ignored, arguments)
     size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
     pads = bool(settings.get("do_pad"))  # changes nothing if all images have the size already
     image_size = _size(settings["crop_size"], False) if crop else size
     if not settings["do_resize"]:
-        found["resize_mode"] = "crop" if crop else "none"
+        arguments["resize_mode"] = "crop" if crop else "none"
         size, image_size = config.image_shape[:2], image_size if crop else config.image_shape[:2]
     if not isinstance(size, int | tuple) or not isinstance(image_size, int | tuple):
         ignored += [f"size={settings['size']!r}", *(["do_pad=True"] if pads else [])]
-        return _logged(path, ignored, found)
+        return _logged(path, ignored, arguments)
     if isinstance(image_size, int):
         # transformers would give images of many shapes, of which a model takes one.
         ignored.append(f"size={settings['size']!r} without do_center_crop (the middle is taken)")
@@ -269,24 +269,24 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     elif pads and (pad := settings.get("pad_size")) and _size(pad, False) != image_size:
         ignored.append(f"do_pad=True with pad_size={pad!r}")
     if settings["do_resize"] and (crop or isinstance(size, int)):
-        found["resize_size"] = size
+        arguments["resize_size"] = size
     if image_size != config.image_shape[:2]:
         log.warning(
             "%s: the image processor makes images of %d x %d pixels and config.json is for %d x %d;"
             " with image_shape=%s both are as in transformers",
             *(path, *image_size, *config.image_shape[:2], (*image_size, channels)),
         )
-    return _logged(path, ignored, {**found, "image_size": image_size})
+    return _logged(path, ignored, {**arguments, "image_size": image_size})
 
 
-def _logged(path: Path, ignored: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
+def _logged(path: Path, ignored: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
     if ignored:
         log.warning(
             "%s: the image processor sets %s, which kmodels does not follow",
             path,
             ", ".join(ignored),
         )
-    return found
+    return arguments
 
 
 def _statistics(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
@@ -349,8 +349,8 @@ def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | 
     named = any(name.endswith(ending) for name in description.get("architectures") or ())
     if weights or not named:
         return None
-    given = description.get("id2label")
-    return len(given) if given else int(description.get("num_labels", 2))
+    names = description.get("id2label")
+    return len(names) if names else int(description.get("num_labels", 2))
 
 
 def block_rules(source: str, target: str) -> list[Rule]:
@@ -384,20 +384,20 @@ def by_older_names(
         tensors: those of a file.
         newer: patterns of the newer names, and the older names.
     """
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
         for pattern, older in newer.items():
             name = re.sub(pattern, older, name)
-        found[name] = tensor
-    return found
+        renamed[name] = tensor
+    return renamed
 
 
 def with_zero_biases(
     tensors: Mapping[str, LazyArray], layers: Iterable[str], width: int
 ) -> dict[str, LazyArray]:
     """Adds the biases that `qkv_bias=False` leaves out: the output projection keeps its own."""
-    found = dict(tensors)
+    completed = dict(tensors)
     for name in layers:
         if f"{name}.weight" in tensors and f"{name}.bias" not in tensors:
-            found[f"{name}.bias"] = constant(0.0, (width,))
-    return found
+            completed[f"{name}.bias"] = constant(0.0, (width,))
+    return completed

@@ -35,18 +35,18 @@ def lacking(
         known: results of `unusual` that the other package supports.
         heads: the pairs of pooling and head that the other package supports.
     """
-    found = [name for name in unusual(config, settings) if name not in known]
+    problems = [name for name in unusual(config, settings) if name not in known]
     pooling, last = settings.get("pooling"), head(settings)
     if (pooling, last) in heads or not settings:
-        return found
+        return problems
     pooled = pooling in {known for known, _ in heads}
-    return [*found, f"{last} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
+    return [*problems, f"{last} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
 
 
 def unusual(config: ViTConfig, settings: Settings) -> list[str]:
     """Returns the settings in which a model differs from the original ViT."""
     native = config.position_interpolation == "bilinear_antialias"
-    found = {
+    unlike_vit = {
         "use_class_token=False": not config.use_class_token,
         "a distillation token": config.use_distillation_token,
         "register tokens": bool(config.num_register_tokens),
@@ -80,7 +80,7 @@ def unusual(config: ViTConfig, settings: Settings) -> list[str]:
         "a pooler": _pooler(config, settings) is True,
         "an activation": settings.get("activation") not in (None, "linear"),
     }
-    return [name for name, there in found.items() if there]
+    return [name for name, there in unlike_vit.items() if there]
 
 
 def _pooler(config: ViTConfig, settings: Settings) -> bool | None:
@@ -417,18 +417,18 @@ def _tower(name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
             LOGITS: "ForImageClassification",
             PROJECTION: "VisionModelWithProjection",
         }
-        found: dict[str, Any] = {
+        form: dict[str, Any] = {
             "architectures": [name + endings[head(settings)]],
             "model_type": f"{name.lower()}_vision_model",
             "attention_dropout": config.attention_dropout,
         }
         if head(settings) == PROJECTION:
-            found["projection_dim"] = settings["num_classes"]
+            form["projection_dim"] = settings["num_classes"]
         if name != "CLIP":
-            found["vision_use_head"] = settings.get("pooling") == "map"
+            form["vision_use_head"] = settings.get("pooling") == "map"
         if name == "Siglip2":
-            found["num_patches"] = config.grid[0] * config.grid[1]
-        return found
+            form["num_patches"] = config.grid[0] * config.grid[1]
+        return form
 
     return describe
 
@@ -565,21 +565,21 @@ def _zeros(form: Form, config: ViTConfig, table: list[Rule]) -> dict[str, LazyAr
         "mlp/up": (config.use_mlp_bias, config.mlp_dim),
         "mlp/down": (config.use_mlp_bias, width),
     }
-    found = {}
+    zeros = {}
     for rule in table:
         target = rule.targets[0]
         if target.startswith("decoder/"):
             continue  # has all of its biases
         if target == "tokens/mask_token" and not config.use_mask_token:
-            found[rule.source] = constant(0.0, (1, width) if form is DINOV2 else (1, 1, width))
+            zeros[rule.source] = constant(0.0, (1, width) if form is DINOV2 else (1, 1, width))
         if target == "tokens/register_tokens" and form is DINOV3 and not config.num_register_tokens:
-            found[rule.source] = constant(0.0, (1, 0, width))
+            zeros[rule.source] = constant(0.0, (1, 0, width))
         for part, (there, size) in absent.items():
             if part.startswith(tuple(form.unbiased)):
                 continue
             if not there and part in target and target.endswith("/bias"):
                 for i in range(config.num_layers if "{i}" in rule.source else 1):
-                    found[rule.source.replace("{i}", str(i))] = constant(
+                    zeros[rule.source.replace("{i}", str(i))] = constant(
                         0.0, (size * len(rule.targets),)
                     )
-    return found
+    return zeros

@@ -180,19 +180,19 @@ MOVES = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
 MAP = {"num_classes": 0, "pooling": "map"}
 
 
-def _fields(given: Settings, *names: str, **more: Any) -> dict[str, Any]:
-    patch = given["patch_size"]
+def _fields(config: Settings, *names: str, **more: Any) -> dict[str, Any]:
+    patch = config["patch_size"]
     return {
-        **{name: given[name] for name in (*SHARED, *names)},
-        "image_shape": tuple(given["image_shape"]),
+        **{name: config[name] for name in (*SHARED, *names)},
+        "image_shape": tuple(config["image_shape"]),
         "patch_size": patch if isinstance(patch, int) else patch[0],
-        "mlp_dim": given.get("mlp_dim", given.get("intermediate_dim")),
+        "mlp_dim": config.get("mlp_dim", config.get("intermediate_dim")),
         **more,
     }
 
 
-def _strange(given: Settings, task: Settings) -> list[str]:
-    patch = given["patch_size"]
+def _strange(config: Settings, task: Settings) -> list[str]:
+    patch = config["patch_size"]
     return [] if isinstance(patch, int) or patch[0] == patch[1] else [f"patches of {patch} pixels"]
 
 
@@ -238,9 +238,9 @@ def _fixed(config: ViTConfig) -> dict[str, bool]:
     }
 
 
-def _settings(given: Settings) -> dict[str, Any]:
+def _settings(config: Settings) -> dict[str, Any]:
     names = ("num_classes", "pooling", "intermediate_dim", "activation", "dropout")
-    return {name: given[name] for name in names if name in given}
+    return {name: config[name] for name in names if name in config}
 
 
 def _head(settings: Settings) -> dict[str, Any]:
@@ -253,11 +253,11 @@ def _vit_lacks(config: ViTConfig, settings: Settings) -> dict[str, bool]:
     return {**_gelu(config), 'pooling="gap" beside a class token, which it takes in': gap}
 
 
-def _strange_gap(given: Settings, task: Settings) -> list[str]:
+def _strange_gap(config: Settings, task: Settings) -> list[str]:
     # Its mean takes in every token, as ours does without a class token.
-    mean = task.get("pooling") == "gap" and given.get("use_class_token", True)
+    mean = task.get("pooling") == "gap" and config.get("use_class_token", True)
     return [
-        *_strange(given, task),
+        *_strange(config, task),
         *(['pooling="gap" that takes in the class token'] if mean else []),
     ]
 
@@ -316,16 +316,16 @@ def _ratio(config: ViTConfig) -> int | None:
     return None
 
 
-def _dinov2_fields(given: Settings) -> dict[str, Any]:
-    gated, width = given["use_swiglu_ffn"], given["intermediate_dim"]
+def _dinov2_fields(config: Settings) -> dict[str, Any]:
+    gated, width = config["use_swiglu_ffn"], config["intermediate_dim"]
     return _fields(
-        given,
+        config,
         *DINOV2_NAMES,
         mlp_dim=gated_dim(width, 1) if gated else width,
-        layer_scale=given["layer_scale_init_value"],
-        attention_dropout=given["dropout_rate"],
+        layer_scale=config["layer_scale_init_value"],
+        attention_dropout=config["dropout_rate"],
         position_interpolation=(
-            "bicubic_antialias" if given["antialias_in_interpolation"] else "bicubic"
+            "bicubic_antialias" if config["antialias_in_interpolation"] else "bicubic"
         ),
     )
 
@@ -366,11 +366,11 @@ DINOV2 = KerasHubMapping(
 )
 
 
-def _dinov3_strange(given: Settings, task: Settings) -> list[str]:
-    name, gated = given["hidden_activation"], given["use_gated_mlp"]
+def _dinov3_strange(config: Settings, task: Settings) -> list[str]:
+    name, gated = config["hidden_activation"], config["use_gated_mlp"]
     odd = name != ("silu" if gated else "gelu")
     return [
-        *_strange(given, task),
+        *_strange(config, task),
         *([f"hidden_activation={name!r} with use_gated_mlp={gated}"] if odd else []),
     ]
 

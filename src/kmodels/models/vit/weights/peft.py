@@ -1,8 +1,8 @@
 """Names of a ViT's linear layers in transformers, under which PEFT keeps adapters.
 
 Each kind has its own. A layer without a name here has none there either: the attention pooling of
-SigLIP keeps query, key and value in one tensor, and reads the weight of its output projection past
-whatever PEFT puts around it.
+SigLIP keeps query, key and value in one tensor, and reads the weight of its output projection
+directly, without the adapter that PEFT puts around it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ _ATTENTION = ("query", "key", "value", "output")
 
 def _block(prefix: str, projections: Sequence[str], **mlp: str) -> dict[str, str]:
     """Returns names of a block's layers; `prefix` is the name of a block with its number."""
-    found = {f"attention/{ours}": x for ours, x in zip(_ATTENTION, projections, strict=True)}
-    found |= {f"mlp/{ours}": f"mlp.{theirs}" for ours, theirs in mlp.items()}
-    return {f"block_{{i}}/{ours}": prefix + theirs for ours, theirs in found.items()}
+    names = {f"attention/{ours}": x for ours, x in zip(_ATTENTION, projections, strict=True)}
+    names |= {f"mlp/{ours}": f"mlp.{theirs}" for ours, theirs in mlp.items()}
+    return {f"block_{{i}}/{ours}": prefix + theirs for ours, theirs in names.items()}
 
 
 # === transformers 5 ===

@@ -3,13 +3,9 @@
 Positions are for another size; the kernel is for other channels or other patches, by timm's rules.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import keras
 import numpy as np
 
 from kmodels.models.vit.config import ViTConfig
@@ -48,22 +44,6 @@ def fitting(
     return fit
 
 
-def resized(model: keras.Model, image_size: Sequence[int], patch_size: int | None = None) -> Any:
-    """Returns a copy of a backbone or task for other image and patch sizes.
-
-    It goes through a preset, which knows adapters, quantized kernels and the rules for positions
-    and patches.
-    """
-    height, width = image_size
-    config = getattr(model, "backbone", model).config
-    fields = {"image_shape": (height, width, config.image_shape[2])}
-    fields |= {} if patch_size is None else {"patch_size": patch_size}
-    with tempfile.TemporaryDirectory() as folder:
-        path = model.save_to_preset(Path(folder) / "model")
-        dtype = getattr(model, "backbone", model).dtype_policy
-        return type(model).from_preset(path, dtype=dtype, **fields)
-
-
 KERNEL = "patch_embedding/kernel"
 
 
@@ -96,9 +76,9 @@ def _adapted(
 
     def forward(x: np.ndarray) -> np.ndarray:
         kernel = transform.forward(x)
-        found = kernel.reshape(side, side, channels, -1).astype("float32")
-        found = adapt(resample(found, new_side, method), new_channels)
-        return found.reshape(new_side * new_side * new_channels, -1).astype(kernel.dtype)
+        fitted = kernel.reshape(side, side, channels, -1).astype("float32")
+        fitted = adapt(resample(fitted, new_side, method), new_channels)
+        return fitted.reshape(new_side * new_side * new_channels, -1).astype(kernel.dtype)
 
     def inverse(x: np.ndarray) -> np.ndarray:
         # Used for the shape of the file's tensor only: the sum cannot be inverted.
@@ -143,8 +123,8 @@ def resample(kernel: np.ndarray, side: int, method: Method = "bicubic_antialias"
         return kernel
     # Resizing is separable, and so is the pseudoinverse of its matrix.
     back = np.linalg.pinv(resize_matrix(kernel.shape[0], side, method))  # (p, side)
-    found = np.einsum("ai,bj,abcd->ijcd", back, back, kernel.astype("float64"), optimize=True)
-    return found.astype(kernel.dtype)
+    resampled = np.einsum("ai,bj,abcd->ijcd", back, back, kernel.astype("float64"), optimize=True)
+    return resampled.astype(kernel.dtype)
 
 
 def adapt_statistics(values: Sequence[float], channels: int) -> tuple[float, ...]:
