@@ -30,8 +30,8 @@ from kmodels.core.processes import all_or_raise
 from kmodels.core.schema import NUMBER, Shape
 from kmodels.data.pipeline import prefetch
 from kmodels.weights import gather
+from kmodels.weights.files import Start
 from kmodels.weights.gather import values as host_values
-from kmodels.weights.parts import Start
 from kmodels.weights.tensors import LazyArray
 
 # Keras numbers seed generators by how many the process has made.

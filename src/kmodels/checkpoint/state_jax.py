@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.weights.parts import Start
+from kmodels.weights.files import Start
 from kmodels.weights.tensors import Index, LazyArray
 
 Held = dict[Start, np.ndarray]

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from kmodels.weights.files import Start
 from kmodels.weights.host_torch import to_numpy
-from kmodels.weights.parts import Start
 from kmodels.weights.tensors import LazyArray
 
 

@@ -13,8 +13,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.layers import quantized
 from kmodels.layers.adapter import Adaptable, Adapter, LoraSettings
-from kmodels.layers.copies import Copies, has_original
-from kmodels.layers.rows import TrainedRows
+from kmodels.layers.copies import Copies, TrainedRows, has_original
 
 KEYS = ("quantization", "lora", "rows", "copies", "frozen")
 

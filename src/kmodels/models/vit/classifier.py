@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import ActivationLike, DTypeLike, Tensor, Tree
 from kmodels.layers import Dense, Dropout, LayerNorm
 from kmodels.layers.direct_calls import calls
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.vit.classification import ImageClassifier, labels_settings
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling

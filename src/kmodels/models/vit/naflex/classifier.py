@@ -8,7 +8,7 @@ import keras
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import ActivationLike, DTypeLike
 from kmodels.layers import Dense, Dropout, LayerNorm
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.vit.classification import ImageClassifier, labels_settings
 from kmodels.models.vit.classifier import ALSO
 from kmodels.models.vit.naflex.layers import POOLINGS, ImageSegments, NaFlexPooling
