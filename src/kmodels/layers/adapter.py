@@ -13,7 +13,7 @@ from kmodels import ops
 from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.layers import copies, initializers, quantized
+from kmodels.layers import copies, initializers
 from kmodels.layers.placement import add_weight
 from kmodels.ops.grouped_dense import rows_of
 
@@ -232,7 +232,8 @@ class AdaptableLayer(Adaptable):
             return UNBUILT if shapes else None
         if not shapes:
             return "the file holds nothing for it"
-        there = next((mode for mode in quantized.MODES if f"kernel_{mode}" in shapes), None)
+        modes = [name.removeprefix("kernel_") for name in shapes if name.startswith("kernel_int")]
+        there = modes[0] if modes else None
         here = None if self.quantized is None else self.quantized.mode
         if there != here:
             return f"its kernel is {here or 'not quantized'}, the file's {there or 'not'}"

@@ -9,7 +9,6 @@ import h5py
 import keras
 import numpy as np
 
-from kmodels import lora
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.remote import local_copy, write_file
@@ -26,7 +25,9 @@ from kmodels.layers.changes import (
     rows,
 )
 from kmodels.layers.copies import IDS, ROWS, shown
-from kmodels.lora.modules import expert_layers, linear_layers, tables, trained_tables
+from kmodels.lora.adapter_files import load_adapter, save_adapter
+from kmodels.lora.enable import enable, merge, unmerge
+from kmodels.lora.modules import Ids, expert_layers, linear_layers, tables, trained_tables
 from kmodels.weights import gather
 
 # keras-hub's names of layers of attention and MLP, and those of kmodels.
@@ -65,7 +66,7 @@ class Adapters:
         rslora: bool = False,
         dora: bool = False,
         target_layer_names: Sequence[str] | None = None,
-        trainable_token_indices: lora.Ids | None = None,
+        trainable_token_indices: Ids | None = None,
         modules_to_save: Sequence[str] | None = None,
         target_parameters: str | Sequence[str] = (),
     ) -> None:
@@ -107,8 +108,8 @@ class Adapters:
                     f"target_layer_names is {target_layer_names!r}; give a list of names"
                 )
             targets = tuple(dict.fromkeys(NAMES.get(n, n) for n in target_layer_names))
-        settings = lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora, target_parameters)
-        lora.enable(backbone, settings, trainable_token_indices, modules_to_save)
+        settings = LoraSettings(rank, alpha, dropout, targets, rslora, dora, target_parameters)
+        enable(backbone, settings, trainable_token_indices, modules_to_save)
 
     def default_lora_layer_names(self) -> list[str]:
         """Returns the default targets of `enable_lora`; keras-hub's method."""
@@ -250,7 +251,7 @@ class Adapters:
             InputError: for a model without adapters, quantized, or sharded over processes.
         """
         gather.check_whole(self, "merge_lora")
-        lora.merge(self)
+        merge(self)
 
     def unmerge_lora(self) -> None:
         """Undoes `merge_lora`; the kernels are restored bit for bit.
@@ -259,7 +260,7 @@ class Adapters:
             InputError: for a model without merged adapters.
         """
         gather.check_whole(self, "unmerge_lora")
-        lora.unmerge(self)
+        unmerge(self)
 
     def save_adapter(
         self, directory: str | Path, save_embedding_layers: bool | str = "auto"
@@ -276,7 +277,7 @@ class Adapters:
         Raises:
             InputError: for a model without adapters.
         """
-        return lora.save_adapter(self, directory, write_on_rank_zero, save_embedding_layers)
+        return save_adapter(self, directory, write_on_rank_zero, save_embedding_layers)
 
     def load_adapter(self, directory: str | Path) -> None:
         """Loads adapters written by `save_adapter` or PEFT; they replace those of the model.
@@ -287,7 +288,7 @@ class Adapters:
         Raises:
             InputError: lists all mismatches; the model is then unchanged.
         """
-        lora.load_adapter(self, directory)
+        load_adapter(self, directory)
 
 
 def _check_weights(model: keras.Model, path: str | Path) -> None:

@@ -52,10 +52,10 @@ from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
 from kmodels.tools.compare_backends import openxla_torch as tools_compare_backends_openxla_torch
 from kmodels.tools.compare_backends.work import OpenXLABackend
+from kmodels.tools.convert import GraphsBackend
 from kmodels.tools.convert import graphs_jax as tools_convert_graphs_jax
 from kmodels.tools.convert import graphs_tensorflow as tools_convert_graphs_tensorflow
 from kmodels.tools.convert import graphs_torch as tools_convert_graphs_torch
-from kmodels.tools.convert.run import GraphsBackend
 from kmodels.tools.doctor import DoctorBackend
 from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
 from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
