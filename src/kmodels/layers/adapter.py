@@ -248,8 +248,8 @@ class AdaptableLayer(Adaptable):
             )
         for name, variable in wanted.items():
             if shapes.get(name) != tuple(variable.shape):
-                found = shapes.get(name, "missing")
-                return f"{variable.name} is {tuple(variable.shape)}, in the file {found}"
+                shape = tuple(variable.shape)
+                return f"{variable.name} is {shape}, in the file {shapes.get(name, 'missing')}"
         beside = copies.names(self, store)
         for name, variable in beside.items():
             if shapes[name] != tuple(variable.shape):

@@ -132,8 +132,10 @@ class Copies:
 
 def original(layer: Any, name: str) -> Any:
     """Returns the original variable of a layer, also if a copy replaces it."""
-    held = getattr(layer, "copies", None)
-    return held.originals[name] if held and name in held.originals else getattr(layer, name, None)
+    copies = getattr(layer, "copies", None)
+    if copies and name in copies.originals:
+        return copies.originals[name]
+    return getattr(layer, name, None)
 
 
 def has_original(layer: Any, name: str) -> bool:
@@ -151,8 +153,8 @@ def plain(layer: keras.Layer) -> dict[str, Any]:
 
 def named(layer: Any) -> dict[str, Any]:
     """Returns the copies of a layer by name in a file of Keras; empty without."""
-    held = getattr(layer, "copies", None)
-    return {PREFIX + name: v for name, v in held.variables.items()} if held else {}
+    copies = getattr(layer, "copies", None)
+    return {PREFIX + name: v for name, v in copies.variables.items()} if copies else {}
 
 
 def names(layer: Any, store: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,13 +162,13 @@ def names(layer: Any, store: Mapping[str, Any]) -> dict[str, Any]:
 
     For a quantized kernel it is the copy, if the layer has one.
     """
-    found, own = {}, named(layer)
+    originals, own = {}, named(layer)
     for key in store.keys():  # noqa: SIM118
         variable = original(layer, key.removeprefix(PREFIX)) if key.startswith(PREFIX) else None
         variable = own.get(key) if variable is None else variable
         if isinstance(variable, keras.Variable):
-            found[key] = variable
-    return found
+            originals[key] = variable
+    return originals
 
 
 def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
@@ -239,15 +241,15 @@ class TrainedRows:
         """Returns the ids as a tensor, (N,) int32."""
         return keras.ops.convert_to_tensor(self.ids, "int32")
 
-    def over(self, token_ids: Tensor, found: Tensor) -> Any:
+    def over(self, token_ids: Tensor, looked_up: Tensor) -> Any:
         """Replaces looked-up rows (..., D) for the ids that have trained rows."""
         ids = keras.ops.cast(token_ids, "int32")
         places = self.places()
         at = keras.ops.searchsorted(places, keras.ops.reshape(ids, (-1,)))
         at = keras.ops.reshape(keras.ops.minimum(at, len(self.ids) - 1), keras.ops.shape(ids))
         own = keras.ops.expand_dims(keras.ops.equal(keras.ops.take(places, at), ids), -1)
-        rows = keras.ops.take(keras.ops.cast(self.values, found.dtype), at, axis=0)
-        return keras.ops.where(own, rows, found)
+        rows = keras.ops.take(keras.ops.cast(self.values, looked_up.dtype), at, axis=0)
+        return keras.ops.where(own, rows, looked_up)
 
     def among(self, hidden: Tensor, logits: Tensor) -> Any:
         """Returns the logits of the table, (..., V), with those of these rows in their places."""

@@ -63,19 +63,19 @@ def name_tables(model: keras.Model) -> Sequence[Mapping[str, str]]:
 def names(model: keras.Model, paths: Iterable[str]) -> dict[str, str]:
     """Returns the name in transformers by path, for each path that has one."""
     table = next(iter(name_tables(model)), {})
-    found = {path: _name(path, table) for path in paths}
-    return {path: name for path, name in found.items() if name is not None}
+    by_path = {path: _name(path, table) for path in paths}
+    return {path: name for path, name in by_path.items() if name is not None}
 
 
 def paths(model: keras.Model, layers: Iterable[str]) -> dict[str, str]:
     """Returns the path of the layer by its name, in any of the family's spellings."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     tables = name_tables(model)
     for path in layers:
         for name in (_name(path, table) for table in tables):
             if name is not None:
-                found.setdefault(name, path)
-    return found
+                by_name.setdefault(name, path)
+    return by_name
 
 
 def _name(path: str, table: Mapping[str, str]) -> str | None:
@@ -110,8 +110,8 @@ def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense 
     Raises:
         InputError: for a target that means no layer.
     """
-    found = adaptable_layers(model).items()
-    layers = {path: layer for path, layer in found if isinstance(layer, Dense | Table)}
+    adaptable = adaptable_layers(model).items()
+    layers = {path: layer for path, layer in adaptable if isinstance(layer, Dense | Table)}
     chosen: set[str] = set()
     for target in [targets] if isinstance(targets, str) else targets:
         paths = meant(layers, target)
@@ -252,23 +252,23 @@ def modules(model: keras.Model) -> dict[str, Module]:
 
     An untied output layer is "token_embedding/reverse_embeddings".
     """
-    found: dict[str, Module] = {}
+    by_path: dict[str, Module] = {}
     for layer in keras_internals.sublayers(model):
         if not isinstance(layer, Layer) or not layer.built:
             continue
         if isinstance(layer, Embedding):
             if layer.is_vocabulary:
-                found[layer.path] = Module(layer, {WEIGHT: TABLES[0]})
+                by_path[layer.path] = Module(layer, {WEIGHT: TABLES[0]})
                 if not layer.tie_weights:
-                    found[f"{layer.path}/{TABLES[1]}"] = Module(layer, {WEIGHT: TABLES[1]})
+                    by_path[f"{layer.path}/{TABLES[1]}"] = Module(layer, {WEIGHT: TABLES[1]})
             continue
         weight = "kernel" if isinstance(layer, Dense) else "scale"
         named = {WEIGHT: weight} if isinstance(layer, Dense | LayerNorm | RMSNorm) else {}
         named[BIAS] = "bias"
         parts = {part: name for part, name in named.items() if has_original(layer, name)}
         if parts:
-            found[layer.path] = Module(layer, parts)
-    return found
+            by_path[layer.path] = Module(layer, parts)
+    return by_path
 
 
 def chosen_modules(model: keras.Model, names: Sequence[str] | None) -> dict[str, Module]:
@@ -321,7 +321,7 @@ def copy_parts(parts: Iterable[tuple[Module, str]]) -> None:
 
 def trained(model: keras.Model) -> dict[str, dict[str, Any]]:
     """Returns the trained variables of modules, copies or not, by path and part."""
-    found = {}
+    by_path = {}
     for path, module in modules(model).items():
         parts = {part: module.variable(part) for part in module.attributes}
         parts = {part: v for part, v in parts.items() if v is not None}
@@ -329,8 +329,8 @@ def trained(model: keras.Model) -> dict[str, dict[str, Any]]:
         if WEIGHT not in parts or not parts[WEIGHT].trainable:
             parts = {part: v for part, v in parts.items() if v.trainable}
         if parts:
-            found[path] = parts
-    return found
+            by_path[path] = parts
+    return by_path
 
 
 # === The embedding table ===
@@ -400,7 +400,7 @@ def ids_of(given: Ids, layer: Embedding) -> list[int]:
     """
     try:
         if isinstance(given, Mapping):
-            by_name = {str(name): [index(i) for i in held] for name, held in given.items()}
+            by_name = {str(name): [index(i) for i in ids] for name, ids in given.items()}
             ids = _of_one_table(by_name, layer)
         else:
             ids = [index(i) for i in given]
