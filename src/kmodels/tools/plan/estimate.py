@@ -105,7 +105,7 @@ class StepArray:
             device holds all of it. Weights, gradients and slots are sharded like the variable of
             that path.
         granularity: granularity of a variable, see `layers.shard_granularity`.
-        family: family of a variable, see `layers.layout_family`.
+        family: family of a variable, see `layers.placement`.
     """
 
     part: str
