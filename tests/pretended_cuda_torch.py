@@ -15,7 +15,7 @@ from torch.nn.attention import flex_attention as flexible
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kmodels.core import keras_internals, numbers_torch
+from kmodels.core import keras_internals, runtime_torch
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import (
     _tensors_torch,
@@ -186,11 +186,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(grouped_dense_torch, "has_kernel", lambda device: True)
     monkeypatch.setattr(norms_torch, "by_rows", lambda x: False)
     monkeypatch.setattr(linear_cross_entropy_torch, "on_cuda", lambda hidden: True)
-    monkeypatch.setattr(numbers_torch, "on_cuda", lambda: True)
-    monkeypatch.setattr(numbers_torch, "on_host", pausing(lambda make, x, dtype: make(x, dtype)))
-    monkeypatch.setattr(numbers_torch, "pinned", lambda host, device: host)
-    monkeypatch.setattr(numbers_torch, "put", pausing(numbers_torch.put))
-    numbers_torch.send_without_waiting()
+    monkeypatch.setattr(runtime_torch, "on_cuda", lambda: True)
+    monkeypatch.setattr(runtime_torch, "on_host", pausing(lambda make, x, dtype: make(x, dtype)))
+    monkeypatch.setattr(runtime_torch, "pinned", lambda host, device: host)
+    monkeypatch.setattr(runtime_torch, "put", pausing(runtime_torch.put))
+    runtime_torch.send_without_waiting()
     return given
 
 

@@ -88,6 +88,8 @@ def seams() -> list[Seam]:
 def protocol_of(seam: Seam) -> ast.ClassDef:
     """The Protocol's syntax tree."""
     path = SOURCE / f"{seam.module.replace('.', '/')}.py"
+    if not path.exists():
+        path = path.with_suffix("") / "__init__.py"
     found = [
         node
         for node in ast.walk(tree_of(path))

@@ -22,8 +22,13 @@ import numpy as np
 
 from kmodels.core import processes
 from kmodels.core.errors import InputError
-from kmodels.weights.files import read_safetensors, write_safetensors
-from kmodels.weights.parts import Start, read_parts, write_parts
+from kmodels.weights.files import (
+    Start,
+    read_parts,
+    read_safetensors,
+    write_parts,
+    write_safetensors,
+)
 from kmodels.weights.tensors import LazyArray
 
 Arrays = dict[str, np.ndarray]

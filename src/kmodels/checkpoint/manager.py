@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import keras
 
-from kmodels.checkpoint import format, sharded, state
+from kmodels.checkpoint import format, state
 from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.state import STATE_SHAPE, CheckpointError, RunState
 from kmodels.core import processes, remote
@@ -447,7 +447,7 @@ def restore_newest(folder: str | Path, model: keras.Model) -> Path:
             if checkpoint[0].is_dir():
                 raise
     for variable, average in state.averages(model.optimizer):
-        if sharded.in_parts(variable):
+        if state.sharded(variable):
             variable.assign(average.value)
         else:
             state.put(variable, state.host_values(average))

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
-from kmodels.checkpoint import format, sharded
+from kmodels.checkpoint import format
 from kmodels.checkpoint.format import Arrays, as_counted, from_first
 from kmodels.core import keras_internals, processes
 from kmodels.core.dispatch import backend_module
@@ -30,7 +30,9 @@ from kmodels.core.processes import all_or_raise
 from kmodels.core.schema import NUMBER, Shape
 from kmodels.data.pipeline import prefetch
 from kmodels.weights import gather
+from kmodels.weights.files import Start
 from kmodels.weights.gather import values as host_values
+from kmodels.weights.tensors import LazyArray
 
 # Keras numbers seed generators by how many the process has made.
 _NUMBERED_SEED = re.compile(r"\bseed_generator_\d+")
@@ -39,6 +41,47 @@ _SHOWN = 8
 
 class CheckpointError(InputError):
     """A checkpoint is damaged, or belongs to another model."""
+
+
+class StateBackend(Protocol):
+    """Variables that are sharded over processes, and random generators, on one backend."""
+
+    def is_placed(self, variable: keras.Variable) -> bool:
+        """Returns True if a process holds only a part of the values."""
+        ...
+
+    def parts(self, variable: keras.Variable) -> Iterator[tuple[Start, np.ndarray]]:
+        """Yields the start index and a host copy of each part that this process writes.
+
+        A part that several processes hold is written by one of them.
+        """
+        ...
+
+    def read(self, variable: keras.Variable, array: LazyArray) -> Any:
+        """Reads the parts of a tensor in a file that this process holds into host memory."""
+        ...
+
+    def put(self, variable: keras.Variable, held: Any) -> None:
+        """Assigns the result of `read`."""
+        ...
+
+    def generators(self) -> Arrays:
+        """Returns the states of random generators besides those of Keras, by name."""
+        ...
+
+    def restore_generators(self, states: Mapping[str, np.ndarray]) -> None:
+        """Restores the generators of `generators` that are among these states."""
+        ...
+
+
+_native = backend_module("kmodels.checkpoint.state", StateBackend, optional=True)
+
+
+def sharded(variable: keras.Variable) -> StateBackend | None:
+    """Returns the backend's functions for a variable that is sharded over processes, else None."""
+    if processes.count() > 1 and _native is not None and _native.is_placed(variable):
+        return _native
+    return None
 
 
 def named(variables: Iterable[Any]) -> dict[str, Any]:
@@ -100,11 +143,8 @@ def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:
     for name, variable in variables.items():
         # Running averages and accumulated gradients are of the rows of their process.
         differs = part == "metrics" or "gradient_accumulator" in variable.path
-        if sharded.in_parts(variable):
-            arrays |= {
-                format.part_name(name, at): values
-                for at, values in sharded.backend().parts(variable)
-            }
+        if (backend := sharded(variable)) is not None:
+            arrays |= {format.part_name(name, at): part for at, part in backend.parts(variable)}
         elif differs or processes.is_rank_zero():
             arrays[format.here(name) if differs else name] = np.array(host_values(variable))
     return arrays
@@ -168,8 +208,8 @@ def fill(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """
     # All is read before anything is assigned, in any of the processes.
     for variable, values in all_or_raise(f"fill from {path.name}", lambda: _fitting(path, wanted)):
-        if sharded.in_parts(variable):
-            sharded.backend().put(variable, values)
+        if (backend := sharded(variable)) is not None:
+            backend.put(variable, values)
         else:
             put(variable, values)
 
@@ -180,13 +220,13 @@ def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[
     if any(arrays[part].keys() != variables.keys() for part, variables in wanted.items()):
         arrays = as_counted(arrays, wanted)
     check_fits(path, arrays, wanted)
+
+    def read(variable: keras.Variable, array: LazyArray) -> Any:
+        backend = sharded(variable)
+        return array.read() if backend is None else backend.read(variable, array)
+
     return [
-        (
-            variable,
-            sharded.backend().read(variable, arrays[part][name])
-            if sharded.in_parts(variable)
-            else arrays[part][name].read(),
-        )
+        (variable, read(variable, arrays[part][name]))
         for part, variables in wanted.items()
         for name, variable in variables.items()
     ]
@@ -194,7 +234,7 @@ def _fitting(path: Path, wanted: Mapping[str, Mapping[str, Any]]) -> list[tuple[
 
 def _counted(part: str, variables: Mapping[str, Any]) -> list[str]:
     """Returns the names of the averages that count the rows of this process alone."""
-    return [name for name, v in variables.items() if part == "metrics" and not sharded.in_parts(v)]
+    return [name for name, v in variables.items() if part == "metrics" and not sharded(v)]
 
 
 def check_fits(
@@ -438,21 +478,6 @@ def _within(arrays: Arrays, prefix: str) -> Arrays:
 # are put back to the beginning of the epoch first, and then to the moment at which it was saved.
 
 
-class GeneratorsBackend(Protocol):
-    """Random generators that a backend has besides those of Keras."""
-
-    def capture(self) -> Arrays:
-        """Returns their states by name."""
-        ...
-
-    def restore(self, states: Mapping[str, np.ndarray]) -> None:
-        """Restores the generators of `capture` that are among these states."""
-        ...
-
-
-_native = backend_module("kmodels.checkpoint.generators", GeneratorsBackend, optional=True)
-
-
 def _generators() -> Arrays:
     """Returns the states of Python's generator, NumPy's global one, Keras' and the backend's."""
     if prefetch.running:
@@ -467,7 +492,7 @@ def _generators() -> Arrays:
     }
     if (seed := keras_internals.global_seed()) is not None:
         states["keras"] = np.array(host_values(seed))
-    return states | ({} if _native is None else _native.capture())
+    return states | ({} if _native is None else _native.generators())
 
 
 def moment(optimizer: keras.Optimizer) -> Arrays:
@@ -487,7 +512,7 @@ def restore_moment(optimizer: keras.Optimizer, states: Mapping[str, np.ndarray])
     if "keras" in states and (seed := keras_internals.global_seed()) is not None:
         put(seed, states["keras"])
     if _native is not None:
-        _native.restore(states)
+        _native.restore_generators(states)
     restore_rates(optimizer, states)
 
 

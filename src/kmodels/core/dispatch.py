@@ -154,10 +154,10 @@ def _is_abstract(values: Iterable[object]) -> bool:
 if backend() == "torch":
     import torch
 
-    from kmodels.core.dispatch_torch import autocasts as _autocasts
-    from kmodels.core.dispatch_torch import is_special as _is_special
-    from kmodels.core.dispatch_torch import transformed as _transformed
-    from kmodels.core.dispatch_torch import without_autocast
+    from kmodels.core.internals_torch import autocasts as _autocasts
+    from kmodels.core.internals_torch import is_special as _is_special
+    from kmodels.core.internals_torch import transformed as _transformed
+    from kmodels.core.internals_torch import without_autocast
 
     # Both run while torch.compile traces and leave nothing in the graph. Traced themselves, the
     # counter would be guarded by value and recompile at each call; the ContextVar breaks the graph.

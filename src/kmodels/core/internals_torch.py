@@ -1,12 +1,14 @@
-"""Private names of torch, each behind a public function.
+"""Private names of torch, each behind a public function, and the modes around the call of an op.
 
 Modules that are slow to import (torch's compiler) are imported where they are called.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -206,3 +208,56 @@ def default_store() -> Any:
     A public one would be a second server, whose port all processes would need first.
     """
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+# === The modes in which torch may call an op: autocast, a transform, a trace ===
+
+# `torch.autocast` casts the arguments of ops that multiply matrices, and nothing else.
+NARROW = {
+    "attention": ("query", "key", "value"),
+    "dense": ("x", "kernel", "bias"),
+    "linear_cross_entropy": ("hidden",),
+    "mlp": ("x", "up", "up_bias", "down", "down_bias"),
+    "patch_embedding": ("images", "kernel", "bias"),
+    "quantized_dense": ("x", "bias"),
+}
+
+
+def is_special() -> bool:
+    """Returns True if `transformed` or `autocasts` may have a say, or torch.compile is at work."""
+    return torch.compiler.is_compiling() or in_autocast() or in_transform() or in_trace()
+
+
+def transformed() -> str | None:
+    """Returns why no body may be opaque to autograd or a tracer (a clause), or `None`."""
+    if in_transform():
+        return "inside a transform of torch.func"
+    if in_trace():
+        return "inside torch.jit.trace"
+    return None
+
+
+def autocasts(args: tuple) -> bool:
+    """Returns True if `torch.autocast` is on for the device of an op's first argument."""
+    first = args[0] if args else None
+    return isinstance(first, torch.Tensor) and torch.is_autocast_enabled(first.device.type)
+
+
+def without_autocast(
+    op: Callable[..., Any], generic: Callable[..., Any], args: tuple, kwargs: dict
+) -> Any:
+    """Returns the op's result without autocast, for arguments in the dtypes of autocast.
+
+    Autocast would cast again inside an op, and change its documented dtypes.
+    """
+    device = args[0].device.type
+    dtype = torch.get_autocast_dtype(device)
+    bound = inspect.signature(generic).bind(*args, **kwargs)
+    for name in NARROW.get(op.name, ()):
+        value: Any = bound.arguments.get(name)
+        if isinstance(value, keras.Variable):
+            value = value.value
+        if isinstance(value, torch.Tensor) and value.dtype != torch.float64:
+            bound.arguments[name] = value.to(dtype)
+    with torch.autocast(device, enabled=False):
+        return op(*bound.args, **bound.kwargs)

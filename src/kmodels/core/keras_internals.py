@@ -248,9 +248,9 @@ def keep_part(layer: keras.Layer, name: str, value: object) -> None:
 
 def forget_part(layer: keras.Layer, name: str) -> None:
     """Undoes `keep_part` before a part is replaced or deleted."""
-    held = vars(layer)
-    if name in held and name in held.get("_modules", ()):
-        del held[name]
+    attributes = vars(layer)
+    if name in attributes and name in attributes.get("_modules", ()):
+        del attributes[name]
 
 
 def forget_parameters(model: keras.Model) -> None:
@@ -414,8 +414,8 @@ def value_of(variable: keras.Variable, cast: bool = True) -> Any:
     if type(variable) is keras.Variable and (
         _reading.stored or _gives_stored(variable._dtype if cast else None)
     ):
-        held = variable._value
-        return variable.value if held is None else held
+        stored = variable._value
+        return variable.value if stored is None else stored
     if cast:
         return variable.value
     with no_autocast():
@@ -703,15 +703,15 @@ def slot_lists(optimizer: "keras.Optimizer") -> Iterator[tuple[str, list[Any]]]:
     The lists have the order of `built_for`; their names differ between classes.
     """
     count = len(optimizer._trainable_variables)
-    for attribute, held in vars(optimizer).items():
-        if isinstance(held, list | tuple) and len(held) == count and attribute not in _NO_SLOTS:
-            yield attribute, list(held)
+    for attribute, slots in vars(optimizer).items():
+        if isinstance(slots, list | tuple) and len(slots) == count and attribute not in _NO_SLOTS:
+            yield attribute, list(slots)
 
 
 def moving_averages(optimizer: "keras.Optimizer") -> list[tuple[Any, Any]]:
     """Returns pairs of (weight, moving average) of a built optimizer; empty without averages."""
-    held = getattr(optimizer, "_model_variables_moving_average", None)
-    return list(zip(optimizer._trainable_variables, held, strict=True)) if held else []
+    averages = getattr(optimizer, "_model_variables_moving_average", None)
+    return list(zip(optimizer._trainable_variables, averages, strict=True)) if averages else []
 
 
 def adam_slots(optimizer: "keras.Optimizer", variable: "keras.Variable") -> tuple[Any, Any, Any]:
@@ -753,9 +753,9 @@ def unbuild(optimizer: "keras.Optimizer", restart: bool) -> None:
     """
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
         unbuild(inner, restart)
-    kept = {id(optimizer._iterations), id(optimizer._learning_rate)}
+    no_slots = {id(optimizer._iterations), id(optimizer._learning_rate)}
     for variable in list(optimizer._variables):
-        if id(variable) not in kept:
+        if id(variable) not in no_slots:
             optimizer._tracker.untrack(variable)
     optimizer._trainable_variables_indices = {}
     optimizer.built = False
@@ -788,25 +788,26 @@ def average_by_update(optimizer: keras.Optimizer) -> None:
 
 
 def _move_average(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> None:
-    given = optimizer.ema_momentum
+    momentum = optimizer.ema_momentum
     # With 1 an average stays as it is.
-    optimizer.ema_momentum = keras.ops.where(updates_next(optimizer), given, 1.0)
+    optimizer.ema_momentum = keras.ops.where(updates_next(optimizer), momentum, 1.0)
     try:
         type(optimizer)._update_model_variables_moving_average(optimizer, variables)
     finally:
-        optimizer.ema_momentum = given
+        optimizer.ema_momentum = momentum
 
 
 def _apply_and_overwrite(
     optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]
 ) -> None:
-    given = optimizer.ema_overwrite_frequency
+    frequency = optimizer.ema_overwrite_frequency
     optimizer.ema_overwrite_frequency = None
     try:
         type(optimizer)._backend_apply_gradients(optimizer, gradients, variables)
     finally:
-        optimizer.ema_overwrite_frequency = given
-    due = keras.ops.logical_and(updates_next(optimizer), (optimizer.iterations + 1) % given == 0)
+        optimizer.ema_overwrite_frequency = frequency
+    last = (optimizer.iterations + 1) % frequency == 0
+    due = keras.ops.logical_and(updates_next(optimizer), last)
     for variable, average in moving_averages(optimizer):
         if average is not None:
             variable.assign(keras.ops.where(due, average.value, variable.value))
@@ -938,8 +939,8 @@ def _spec(x: Any) -> keras.KerasTensor:
     name = keras.backend.standardize_dtype(x.dtype)
     if name.endswith("64"):
         # JAX has 32 bits unless it is told otherwise, and warns of each array that should have 64.
-        held: Any = keras.ops.convert_to_tensor(np.zeros((), name))
-        name = keras.backend.standardize_dtype(held.dtype)
+        tensor: Any = keras.ops.convert_to_tensor(np.zeros((), name))
+        name = keras.backend.standardize_dtype(tensor.dtype)
     return keras.KerasTensor(x.shape, name)
 
 
@@ -952,14 +953,14 @@ def metrics_built(model: keras.Model) -> bool:
 
 def unweighted_metrics(model: keras.Model) -> Any:
     """Returns the `metrics` given to `compile`, which ignore sample weights, or None."""
-    given = getattr(model, "_compile_metrics", None)
-    return getattr(given, "_user_metrics", None)
+    metrics = getattr(model, "_compile_metrics", None)
+    return getattr(metrics, "_user_metrics", None)
 
 
 def weighted_metrics(model: keras.Model) -> Any:
     """Returns the `weighted_metrics` given to `compile`, or None."""
-    given = getattr(model, "_compile_metrics", None)
-    return getattr(given, "_user_weighted_metrics", None)
+    metrics = getattr(model, "_compile_metrics", None)
+    return getattr(metrics, "_user_weighted_metrics", None)
 
 
 def part_of_loss(mean: Tensor) -> Any:
@@ -987,9 +988,9 @@ def set_loss_tracker(model: keras.Model, tracker: keras.Metric) -> None:
 
 def build_metrics(model: keras.Model, y: Tree, y_pred: Tree) -> None:
     """Makes the variables of the metrics given to `compile`, if they have none yet."""
-    held = model._compile_metrics
-    if held is not None and not held.built:
-        held.build(y, y_pred)
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:
+        metrics.build(y, y_pred)
 
 
 def forget_metrics(model: keras.Model) -> None:
@@ -1027,9 +1028,9 @@ def preserve_monitor(callback: keras.callbacks.Callback, attributes: Iterable[st
         return
 
     def settle_and_keep() -> None:
-        kept = {name: getattr(callback, name) for name in attributes}
+        values = {name: getattr(callback, name) for name in attributes}
         settle()
-        vars(callback).update(kept)
+        vars(callback).update(values)
 
     callback._set_monitor_op = settle_and_keep
 

@@ -1,6 +1,24 @@
-"""The machine that torch runs on."""
+"""The machine that torch runs on, and numbers of the host that are sent to CUDA without a wait.
 
+Keras makes a tensor of each number that it computes with: a learning rate, a number of rows, the 1
+that is added to a counter. torch copies such a number from pageable memory, and waits until the
+device has done all earlier work. A kernel that fills a tensor has the number among its arguments,
+and a copy from pinned memory is ordered in the stream.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
 import torch
+
+from kmodels.core import internals_torch, keras_internals
+from kmodels.core.types import Tensor
+
+# Elements up to which a list or an array goes through pinned memory, as shapes and states do.
+FEW = 1024
+_KINDS = frozenset({bool, int, float})
 
 
 def name() -> str:
@@ -69,3 +87,63 @@ def runs_traced() -> bool:
 def tracing() -> bool:
     """Returns False: see `runs_traced`."""
     return False
+
+
+# === Numbers of the host ===
+
+
+def on_cuda() -> bool:
+    """Returns True if Keras puts tensors on CUDA in this thread."""
+    return torch.device(keras_internals.device()).type == "cuda"
+
+
+def send_without_waiting() -> None:
+    """Makes Keras send numbers without waiting in this process, if its device is CUDA."""
+    # A ViT's step (AdamW, clip_norm, accuracy) sends eight numbers, seven of them within Keras'
+    # losses, metrics and variables: without a change of its converter each would stop the host.
+    if on_cuda():
+        keras_internals.change_conversion(sent)
+
+
+def sent(make: Callable[..., Any], x: Any, dtype: object = None) -> torch.Tensor | None:
+    """Returns a tensor on the device, or None to leave the conversion to Keras.
+
+    Args:
+        make: Keras' function that makes a tensor.
+        x: its value.
+        dtype: its dtype, or None.
+    """
+    kind = type(x)
+    few = kind in _KINDS or (kind is np.ndarray and x.size <= FEW) or _is_short(x)
+    if not few or not on_cuda() or torch.compiler.is_compiling() or internals_torch.in_trace():
+        return None
+    host = on_host(make, x, dtype)
+    device = keras_internals.device()
+    if kind in _KINDS:
+        return torch.full((), x, dtype=host.dtype, device=device)
+    return pinned(host, torch.device(device))
+
+
+def on_host(make: Callable[..., Any], x: object, dtype: object) -> torch.Tensor:
+    """Returns Keras' tensor of a value on the CPU."""
+    with keras.device("cpu"):
+        return make(x, dtype)
+
+
+def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a copy on a device; the copy is ordered in the device's stream."""
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
+    """Returns an array of the host on a device, without waiting for a running step."""
+    given = torch.as_tensor(array)
+    if device.type != "cuda" or given.is_cuda:
+        return given.to(device)
+    return pinned(given, device)
+
+
+def _is_short(x: object) -> bool:
+    if type(x) is not list and type(x) is not tuple:
+        return False
+    return len(x) <= FEW and all(type(n) in _KINDS for n in x)

@@ -15,8 +15,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.distribution.mesh import Mesh
-from kmodels.layers.layout_family import family_of
-from kmodels.layers.shard_granularity import granularity_of
+from kmodels.layers.placement import family_of, granularity_of
 
 logger = logging.getLogger(__name__)
 

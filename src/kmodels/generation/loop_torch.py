@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core import numbers_torch
+from kmodels.core import runtime_torch
 from kmodels.core.types import Tensor
 from kmodels.generation import cache
 from kmodels.generation.sampler import Sampler
@@ -77,7 +77,7 @@ class Loop:
         self.slots = slots
         self.ahead = ahead
         self.device = backbone.token_embedding.embeddings.value.device
-        numbers_torch.send_without_waiting()
+        runtime_torch.send_without_waiting()
         if self.device.type == "cpu":
             lay_out_by_output(backbone)
         self.compiled = self.device.type != "cpu" if jit_compile == "auto" else bool(jit_compile)
@@ -159,7 +159,7 @@ class Loop:
             }
 
     def _put(self, array: np.ndarray | Tensor) -> torch.Tensor:
-        return numbers_torch.put(array, self.device)
+        return runtime_torch.put(array, self.device)
 
     def finish(self) -> None:
         """Frees the cache."""

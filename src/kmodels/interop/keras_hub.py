@@ -24,7 +24,7 @@ from kmodels.core.remote import local_copy
 from kmodels.core.schema import Needed, read_json
 from kmodels.interop.packages import need
 from kmodels.lora import LoraSettings
-from kmodels.lora.targets import linear_layers
+from kmodels.lora.modules import linear_layers
 from kmodels.models.blocks.image_converter import HUB
 from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping
 from kmodels.text import Tokenizer

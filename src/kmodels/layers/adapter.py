@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,9 +13,14 @@ from kmodels import ops
 from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.layers import initializers, kernels
-from kmodels.layers.shard_granularity import add_weight
+from kmodels.layers import copies, initializers
+from kmodels.layers.placement import add_weight
 from kmodels.ops.grouped_dense import rows_of
+
+# Names in a file of Keras: of an adapter's variables, and of its scaling.
+ADAPTER = ("lora_a", "lora_b", "lora_magnitude")
+SCALING = "lora_scaling"
+UNBUILT = "it was never built and the file holds weights for it; build it before it reads them"
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class Adaptable:
     input_dim: int
     units: int
     path: str
+    built: bool
     layout_family: Any
     kernel: Any
     quantized: Any
@@ -123,6 +129,135 @@ class Adaptable:
     def adapter(self, adapter: Any) -> None:
         self._adapter = adapter
         traced.changed()
+
+    def adapter_variables(self) -> dict[str, Any]:
+        """Returns the variables of the adapter by name; empty without one."""
+        return (
+            {} if self.adapter is None else dict(zip(ADAPTER, self.adapter.variables, strict=False))
+        )
+
+    def save_adapter(self, store: MutableMapping[str, Any]) -> None:
+        """Writes the adapter by name, and its scaling."""
+        for name, variable in self.adapter_variables().items():
+            store[self.prefix + name] = variable
+        if self.adapter is not None:
+            store[self.prefix + SCALING] = np.float32(self.adapter.settings.scaling)
+
+    def saved_adapter(self, store: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arrays of `save_adapter` in a file, without the prefix; empty without."""
+        names = set(store.keys())
+        return {
+            name: store[self.prefix + name]
+            for name in (*ADAPTER, SCALING)
+            if self.prefix + name in names
+        }
+
+    def adapter_misfit(self, saved: Mapping[str, Any]) -> str | None:
+        """Returns why the adapter cannot load a `saved_adapter`, or None."""
+        own, names = self.adapter_variables(), [name for name in ADAPTER if name in saved]
+        if not (names and own):
+            return None
+        rank, other = own["lora_a"].shape[-1], saved["lora_a"].shape[-1]
+        if rank != other:
+            return f"its adapter has rank {rank}, the file's {other}"
+        if names != list(own):
+            return f"its adapter has {', '.join(own)}, the file's {', '.join(names)}"
+        scaling, other = self.adapter.settings.scaling, float(np.asarray(saved[SCALING]))
+        if not np.isclose(scaling, other):
+            return f"its adapter counts {scaling:g} times, the file's {other:g}: give that alpha"
+        return None
+
+    def load_adapter(self, saved: Mapping[str, Any]) -> None:
+        """Fills the adapter from a `saved_adapter` that fits.
+
+        Without an adapter that of the file is added to the kernel; an adapter is reset if the file
+        has none.
+        """
+        own = self.adapter_variables()
+        if "lora_a" not in saved:
+            if own:
+                self.adapter.start()
+        elif own:
+            for name, variable in own.items():
+                variable.assign(saved[name])
+        else:
+            a, b, magnitude = map(saved.get, ADAPTER)
+            add(self, a, b, float(np.asarray(saved[SCALING])), magnitude)
+
+
+class AdaptableLayer(Adaptable):
+    """An `Adaptable` that is a layer: its variables in a file of Keras."""
+
+    # No properties: Keras' saving evaluates those of each layer.
+
+    def base_variables(self) -> dict[str, Any]:
+        """Returns the variables without adapter and copies, by name in a file of Keras."""
+        named = (copies.original(self, name) for name in ("kernel", "bias"))
+        plain = [v for v in named if v is not None]
+        beside = [] if self.quantized is None else self.quantized.variables
+        return {str(i): v for i, v in enumerate(plain)} | {v.name: v for v in beside}
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Writes kernel and bias as Keras' Dense does, and other variables by name."""
+        for name, variable in self.base_variables().items():
+            store[name] = variable
+        copies.save(self, store)
+        self.save_adapter(store)
+
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Loads the variables of `save_own_variables`, as Keras' Dense does.
+
+        A layer without an adapter adds that of the file to its kernel; an adapter is reset if the
+        file has none.
+
+        Raises:
+            InputError: for a kernel or adapter of another kind or size.
+        """
+        if problem := self.misfit(store):
+            raise InputError(f"{self.path}: {problem}")
+        for name, variable in self.base_variables().items():
+            variable.assign(store[name])
+        self.load_adapter(self.saved_adapter(store))
+        copies.load(self, store)
+
+    def misfit(self, store: Mapping[str, Any]) -> str | None:
+        """Returns why the layer cannot load its arrays of a file, or None.
+
+        Args:
+            store: arrays by name, as `save_own_variables` writes them; for a layer that was never
+                called, a file has none, as in Keras.
+        """
+        shapes = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
+        if not self.built:
+            return UNBUILT if shapes else None
+        if not shapes:
+            return "the file holds nothing for it"
+        modes = [name.removeprefix("kernel_") for name in shapes if name.startswith("kernel_int")]
+        there = modes[0] if modes else None
+        here = None if self.quantized is None else self.quantized.mode
+        if there != here:
+            return f"its kernel is {here or 'not quantized'}, the file's {there or 'not'}"
+        wanted, own = self.base_variables(), self.adapter_variables()
+        if "lora_a" in shapes and own:
+            if problem := self.adapter_misfit(self.saved_adapter(store)):
+                return problem
+            wanted |= own
+        elif "lora_a" in shapes and here:
+            return (
+                "the file has an adapter, which a quantized kernel cannot take in; call enable_lora"
+            )
+        for name, variable in wanted.items():
+            if shapes.get(name) != tuple(variable.shape):
+                shape = tuple(variable.shape)
+                return f"{variable.name} is {shape}, in the file {shapes.get(name, 'missing')}"
+        beside = copies.names(self, store)
+        for name, variable in beside.items():
+            if shapes[name] != tuple(variable.shape):
+                shape = tuple(variable.shape)
+                return f"{variable.name} is {shape}, {name} in the file {shapes[name]}"
+        if more := sorted(set(shapes) - set(wanted) - {*ADAPTER, SCALING, *beside}):
+            return f"the file has {', '.join(more)} too"
+        return None
 
 
 def owner_of(layer: Adaptable) -> Any:
@@ -160,6 +295,32 @@ def warn_of_rank(layers: Sequence[Adaptable], rank: int, stacklevel: int) -> Non
         "rank up to there can learn as much",
         stacklevel=stacklevel,
     )
+
+
+def merged(kernel: Tensor, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
+    """Returns the kernel (in, out) with an adapter added in float64, rounded once to its own dtype.
+
+    Args:
+        kernel: as it is without.
+        a: (in, rank).
+        b: (rank, out).
+        scaling: factor of their product.
+        magnitude: with DoRA the length of each output's weights, (out,).
+    """
+    wide, a, b = (np.asarray(x, "float64") for x in (kernel, a, b))
+    total = wide + a @ b * scaling
+    if magnitude is not None:
+        total *= np.asarray(magnitude, "float64") / np.sqrt(np.square(total).sum(0))
+    return total.astype(kernel.dtype)
+
+
+def add(layer: Any, a: Any, b: Any, scaling: float, magnitude: Any = None) -> np.ndarray:
+    """Adds an adapter to the kernel of a layer, see `merged`; returns the kernel as it was."""
+    before = np.array(keras.ops.convert_to_numpy(layer.kernel.value))
+    # The kernel of an output layer is its table (out, in).
+    total = merged(before.T if layer.is_output else before, a, b, scaling, magnitude)
+    layer.kernel.assign(total.T if layer.is_output else total)
+    return before
 
 
 class Adapter:
@@ -297,7 +458,7 @@ class Adapter:
         """Adds the product to the kernel, rounded once, and leaves the layer."""
         layer = self.layer
         a, b, *magnitude = (keras.ops.convert_to_numpy(v.value) for v in self.variables)
-        self.base_kernel = kernels.add(layer, a, b, self.settings.scaling, *magnitude)
+        self.base_kernel = add(layer, a, b, self.settings.scaling, *magnitude)
         self.remove()
         layer.merged = self
 

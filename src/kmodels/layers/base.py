@@ -10,11 +10,11 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import InitializerLike, Tensor
-from kmodels.layers import changes, initializers, layout_family, remat
+from kmodels.layers import changes, initializers, remat
 from kmodels.layers import copies as trained_copies
 from kmodels.layers.copies import Copies
 from kmodels.layers.direct_calls import calls, changed, declines, run
-from kmodels.layers.shard_granularity import Granularity, add_weight
+from kmodels.layers.placement import Granularity, add_weight, current_family
 
 # (batch, ..., channels); Keras writes None for an unknown axis, never for the last one.
 Shape = tuple[Any, ...]
@@ -86,7 +86,7 @@ class Layer(keras.layers.Layer):
     def __init__(self, **kwargs: Any):
         check_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
-        self.layout_family = layout_family.current()
+        self.layout_family = current_family()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -179,7 +179,7 @@ class Layer(keras.layers.Layer):
             name: the last part of its path.
             shape: shape of the variable.
             initializer: a Keras initializer; see `initializers.keyed`.
-            shard_granularity: how far it may be cut over devices, see `layers.shard_granularity`.
+            shard_granularity: how far it may be cut over devices, see `layers.placement`.
             **settings: `trainable`, `regularizer` and `constraint` as in Keras' `add_weight`.
         """
         keyed = initializers.keyed(initializer, f"{self.path}/{name}")

@@ -13,28 +13,27 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.layers import quantized
 from kmodels.layers.adapter import Adaptable, Adapter, LoraSettings
-from kmodels.layers.copies import Copies, has_original
-from kmodels.layers.rows import TrainedRows
+from kmodels.layers.copies import Copies, TrainedRows, has_original
 
 KEYS = ("quantization", "lora", "rows", "copies", "frozen")
 
 
 def adaptable_layers(model: keras.Layer) -> dict[str, Adaptable]:
     """Returns every layer or table that may have an adapter, by path in the order of the model."""
-    found: list[Adaptable] = []
+    layers: list[Adaptable] = []
     for layer in keras_internals.sublayers(model):
         if isinstance(layer, Adaptable):
-            found.append(layer)
+            layers.append(layer)
         elif layer.built:
-            found += getattr(layer, "tables", ())
-    return {layer.path: layer for layer in found}
+            layers += getattr(layer, "tables", ())
+    return {layer.path: layer for layer in layers}
 
 
 def adapters(model: keras.Layer, merged: bool = False) -> dict[str, Adapter]:
     """Returns the adapters by path of their layer; with `merged` those that were merged."""
     name = "merged" if merged else "adapter"
-    found = {path: getattr(layer, name) for path, layer in adaptable_layers(model).items()}
-    return {path: adapter for path, adapter in found.items() if adapter is not None}
+    parts = {path: getattr(layer, name) for path, layer in adaptable_layers(model).items()}
+    return {path: adapter for path, adapter in parts.items() if adapter is not None}
 
 
 def rows(model: keras.Layer, merged: bool = False) -> dict[str, TrainedRows]:
@@ -48,8 +47,8 @@ def copies(model: keras.Layer, merged: bool = False) -> dict[str, Copies]:
 
 
 def _parts(model: keras.Layer, name: str, kind: type) -> dict[str, Any]:
-    found = {layer.path: getattr(layer, name, None) for layer in keras_internals.sublayers(model)}
-    return {path: part for path, part in found.items() if isinstance(part, kind)}
+    parts = {layer.path: getattr(layer, name, None) for layer in keras_internals.sublayers(model)}
+    return {path: part for path, part in parts.items() if isinstance(part, kind)}
 
 
 def put_adapters(
@@ -73,8 +72,8 @@ def restore_adapters(
     """Gives a new model the adapters that `describe` returned, with initial values."""
     if description:
         layers = adaptable_layers(model)
-        held = {path: settings for path, settings in description.items() if path in layers}
-        put_adapters(model, {x: (layers[x], LoraSettings(**s)) for x, s in held.items()}, freeze)
+        known = {path: settings for path, settings in description.items() if path in layers}
+        put_adapters(model, {x: (layers[x], LoraSettings(**s)) for x, s in known.items()}, freeze)
 
 
 def describe_rows(model: keras.Layer) -> dict[str, list[int]]:
@@ -104,15 +103,15 @@ def describe(model: keras.Layer, without: keras.Layer | None = None) -> dict[str
     if without is not None:
         aside = {layer.path for layer in keras_internals.sublayers(without)}
         aside |= set(adaptable_layers(without))  # and the tables of an embedding
-    found: dict[str, dict[str, Any]] = {
+    changed: dict[str, dict[str, Any]] = {
         "quantization": quantized.describe(model),
         "lora": describe_adapters(model),
         "rows": describe_rows(model),
-        "copies": {path: list(held.originals) for path, held in copies(model).items()},
+        "copies": {path: list(part.originals) for path, part in copies(model).items()},
     }
     here = {
         key: {path: value for path, value in parts.items() if path not in aside}
-        for key, parts in found.items()
+        for key, parts in changed.items()
     }
     here["frozen"] = frozen(model, without)
     return {key: value for key, value in here.items() if value}
@@ -139,10 +138,10 @@ def describe_layer(layer: keras.Layer) -> dict[str, Any]:
     Args:
         layer: a built layer. If it has no sublayers, Keras' config holds whether it is frozen.
     """
-    found = describe(layer)
-    if found == {"frozen": {"layers": {"": False}}} and not keras_internals.children(layer):
+    description = describe(layer)
+    if description == {"frozen": {"layers": {"": False}}} and not keras_internals.children(layer):
         return {}
-    return _renamed(found, lambda path: path.removeprefix(layer.path).removeprefix("/"))
+    return _renamed(description, lambda path: path.removeprefix(layer.path).removeprefix("/"))
 
 
 def restore_layer(layer: keras.Layer, description: Mapping[str, Any]) -> None:
@@ -152,17 +151,17 @@ def restore_layer(layer: keras.Layer, description: Mapping[str, Any]) -> None:
 
 def _renamed(description: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
     """Returns a description with other paths; the model or layer as a whole is ""."""
-    found = {
+    renamed = {
         key: {rename(path): value for path, value in description[key].items()}
         for key in KEYS
         if key in description and key != "frozen"
     }
     if "frozen" in description:
-        found["frozen"] = {
+        renamed["frozen"] = {
             key: {rename(path) if path else "": value for path, value in parts.items()}
             for key, parts in description["frozen"].items()
         }
-    return found
+    return renamed
 
 
 def frozen(model: keras.Model, without: keras.Layer | None = None) -> dict[str, dict[str, bool]]:
@@ -176,10 +175,10 @@ def frozen(model: keras.Model, without: keras.Layer | None = None) -> dict[str, 
     for layer, path, parent in _walk(model, without):
         if layer.trainable != (parent is None or parent.trainable):
             layers[path] = layer.trainable
-        made = keras_internals.made_trainable(layer)
-        variables |= {v.path: v.trainable for v in made if v.trainable != layer.trainable}
-    found = {"layers": layers, "variables": variables}
-    return {key: value for key, value in found.items() if value}
+        own = keras_internals.made_trainable(layer)
+        variables |= {v.path: v.trainable for v in own if v.trainable != layer.trainable}
+    differing = {"layers": layers, "variables": variables}
+    return {key: value for key, value in differing.items() if value}
 
 
 def freeze(

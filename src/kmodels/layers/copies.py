@@ -1,15 +1,22 @@
-"""Trained copies of variables of a layer, whose originals are kept (PEFT's `modules_to_save`)."""
+"""Trained copies of variables of a layer, and of single rows of a table; the originals are frozen.
 
-from collections.abc import Iterable, Mapping, MutableMapping
+PEFT has them as `modules_to_save` and `trainable_token_indices`.
+"""
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from kmodels.core import keras_internals, traced
-from kmodels.layers.shard_granularity import add_weight, granularity_of
+from kmodels.core.errors import InputError
+from kmodels.core.types import Tensor
+from kmodels.layers.placement import add_weight, granularity_of
 
 PREFIX = "lora_"
+# Names of trained rows and of their ids in a file of Keras.
+ROWS, IDS = "lora_rows", "lora_row_ids"
 
 
 class Copies:
@@ -125,8 +132,10 @@ class Copies:
 
 def original(layer: Any, name: str) -> Any:
     """Returns the original variable of a layer, also if a copy replaces it."""
-    held = getattr(layer, "copies", None)
-    return held.originals[name] if held and name in held.originals else getattr(layer, name, None)
+    copies = getattr(layer, "copies", None)
+    if copies and name in copies.originals:
+        return copies.originals[name]
+    return getattr(layer, name, None)
 
 
 def has_original(layer: Any, name: str) -> bool:
@@ -144,8 +153,8 @@ def plain(layer: keras.Layer) -> dict[str, Any]:
 
 def named(layer: Any) -> dict[str, Any]:
     """Returns the copies of a layer by name in a file of Keras; empty without."""
-    held = getattr(layer, "copies", None)
-    return {PREFIX + name: v for name, v in held.variables.items()} if held else {}
+    copies = getattr(layer, "copies", None)
+    return {PREFIX + name: v for name, v in copies.variables.items()} if copies else {}
 
 
 def names(layer: Any, store: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,13 +162,13 @@ def names(layer: Any, store: Mapping[str, Any]) -> dict[str, Any]:
 
     For a quantized kernel it is the copy, if the layer has one.
     """
-    found, own = {}, named(layer)
+    originals, own = {}, named(layer)
     for key in store.keys():  # noqa: SIM118
         variable = original(layer, key.removeprefix(PREFIX)) if key.startswith(PREFIX) else None
         variable = own.get(key) if variable is None else variable
         if isinstance(variable, keras.Variable):
-            found[key] = variable
-    return found
+            originals[key] = variable
+    return originals
 
 
 def save(layer: keras.Layer, store: MutableMapping[str, Any]) -> None:
@@ -179,3 +188,131 @@ def load(layer: Any, store: Mapping[str, Any]) -> None:
     copies = named(layer)
     for key, variable in names(layer, store).items():
         copies.get(key, variable).assign(store[key])
+
+
+# === Rows of an embedding table ===
+
+
+class TrainedRows:
+    """A small matrix that replaces some rows of a table, in look-ups and in logits.
+
+    It belongs to the layer (token_embedding/lora_rows) and is float32, or float64 for a table of
+    that dtype. It starts as the rows that it stands for.
+
+    Args:
+        layer: a built `layers.Embedding` without such rows.
+        ids: ids of the rows.
+
+    Weights:
+        lora_rows (N, D).
+
+    Attributes:
+        ids: in ascending order.
+        base: the rows of the table before merging, None while they are not merged.
+
+    Raises:
+        InputError: for ids without a row in the table, or ids named twice.
+    """
+
+    def __init__(self, layer: keras.Layer, ids: Sequence[int]):
+        check_ids(ids, layer.input_dim)
+        self.layer = layer
+        self.ids = tuple(sorted(ids))
+        self.base: np.ndarray | None = None
+        with keras_internals.changing(layer):
+            self.values = add_weight(
+                layer,
+                None,
+                shape=(len(self.ids), layer.output_dim),
+                initializer=self._first,
+                dtype=keras.backend.result_type(layer.embeddings.dtype, "float32"),
+                name=ROWS,
+            )
+
+    def _first(self, _: object, dtype: str | None = None) -> Any:
+        table = self.layer.embeddings.value
+        return keras.ops.cast(keras.ops.take(table, self.places(), axis=0), dtype)
+
+    def start(self) -> None:
+        """Makes the rows those of the table."""
+        self.values.assign(self._first(None, self.values.dtype))
+
+    def places(self) -> Any:
+        """Returns the ids as a tensor, (N,) int32."""
+        return keras.ops.convert_to_tensor(self.ids, "int32")
+
+    def over(self, token_ids: Tensor, looked_up: Tensor) -> Any:
+        """Replaces looked-up rows (..., D) for the ids that have trained rows."""
+        ids = keras.ops.cast(token_ids, "int32")
+        places = self.places()
+        at = keras.ops.searchsorted(places, keras.ops.reshape(ids, (-1,)))
+        at = keras.ops.reshape(keras.ops.minimum(at, len(self.ids) - 1), keras.ops.shape(ids))
+        own = keras.ops.expand_dims(keras.ops.equal(keras.ops.take(places, at), ids), -1)
+        rows = keras.ops.take(keras.ops.cast(self.values, looked_up.dtype), at, axis=0)
+        return keras.ops.where(own, rows, looked_up)
+
+    def among(self, hidden: Tensor, logits: Tensor) -> Any:
+        """Returns the logits of the table, (..., V), with those of these rows in their places."""
+        rows = keras.ops.transpose(keras.ops.cast(self.values, hidden.dtype))
+        own = keras.ops.cast(keras.ops.matmul(hidden, rows), logits.dtype)
+        classes_first = keras.ops.scatter_update(
+            keras.ops.moveaxis(logits, -1, 0),
+            keras.ops.expand_dims(self.places(), 1),
+            keras.ops.moveaxis(own, -1, 0),
+        )
+        return keras.ops.moveaxis(classes_first, 0, -1)
+
+    def on(self) -> None:
+        """Makes the layer use the rows."""
+        self.layer.rows = self
+
+    def off(self) -> None:
+        """Makes the layer use its table alone."""
+        self.layer.rows = None
+
+    def merge(self) -> None:
+        """Writes the rows into the table, rounded once, and leaves the layer."""
+        layer = self.layer
+        table = layer.embeddings.value
+        self.base = keras.ops.convert_to_numpy(keras.ops.take(table, self.places(), axis=0))
+        write(layer, self.ids, self.values.value)
+        self.remove()
+        layer.merged_rows = self
+
+    def unmerge(self) -> None:
+        """Puts back the rows of the table, bit for bit, and joins the layer again."""
+        write(self.layer, self.ids, self.base)
+        self.base = None
+        keras_internals.attach(self.layer, [self.values])
+        self.layer.merged_rows = None
+        self.on()
+
+    def remove(self) -> None:
+        """Removes the rows from the layer; the table is unchanged."""
+        self.off()
+        keras_internals.detach(self.layer, [self.values])
+
+
+def write(layer: keras.Layer, ids: Iterable[int], rows: Tensor | None) -> None:
+    """Replaces some rows of a table, rounded to its dtype."""
+    table = layer.embeddings.value
+    places = keras.ops.convert_to_tensor([[i] for i in ids], "int32")
+    rows = keras.ops.cast(keras.ops.convert_to_tensor(rows), table.dtype)
+    layer.embeddings.assign(keras.ops.scatter_update(table, places, rows))
+
+
+def check_ids(ids: Sequence[int], size: int) -> None:
+    """Raises InputError for no ids, ids without a row in a table of this size, or repeated ones."""
+    wrong = [i for i in ids if not 0 <= i < size]
+    if not ids or wrong or len(set(ids)) < len(ids):
+        what = f"names {shown(wrong)}" if wrong else "names a token twice" if ids else "is empty"
+        raise InputError(
+            f"trainable_token_indices {what}; give ids from 0 to {size - 1}, each once"
+        )
+
+
+def shown(ids: Iterable[int]) -> str:
+    """Returns some ids for a message."""
+    ids = list(ids)
+    more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
+    return ", ".join(map(str, ids[:4])) + more

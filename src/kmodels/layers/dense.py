@@ -1,6 +1,6 @@
 """The linear layer."""
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,11 +15,11 @@ from kmodels.core.types import (
     RegularizerLike,
     Tensor,
 )
-from kmodels.layers import copies, initializers, kernels
+from kmodels.layers import initializers
 from kmodels.layers import quantized as quantizing
-from kmodels.layers.adapter import Adaptable, Adapter, LoraSettings, warn_of_rank
+from kmodels.layers.adapter import AdaptableLayer, Adapter, LoraSettings, warn_of_rank
 from kmodels.layers.base import Layer, Shape, arguments
-from kmodels.layers.shard_granularity import Granularity
+from kmodels.layers.placement import Granularity
 
 
 class WithKernel(Layer):
@@ -83,7 +83,7 @@ class WithKernel(Layer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class Dense(Adaptable, WithKernel):
+class Dense(AdaptableLayer, WithKernel):
     """activation(x @ kernel + bias), with the arguments of `keras.layers.Dense`.
 
     Args:
@@ -270,26 +270,6 @@ class Dense(Adaptable, WithKernel):
             self.kernel = None
             self.quantized = quantizing.make(self, mode, self.input_dim, self.units)
         return self.quantized
-
-    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes kernel and bias as Keras' Dense does, and other variables by name."""
-        for name, variable in kernels.base(self).items():
-            store[name] = variable
-        copies.save(self, store)
-        kernels.save_adapter(self, store)
-
-    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Loads the variables of `save_own_variables`, as Keras' Dense does.
-
-        A layer without an adapter adds that of the file to its kernel; an adapter is reset if the
-        file has none.
-
-        Raises:
-            InputError: for a kernel or adapter of another kind or size.
-        """
-        if problem := kernels.misfit(self, store):
-            raise InputError(f"{self.path}: {problem}")
-        kernels.load(self, store)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the input's shape with the last axis replaced by `units`."""

@@ -1,7 +1,7 @@
 """Embeddings of tokens, with the output layer of a language model, and of positions."""
 
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import keras
@@ -11,11 +11,10 @@ from kmodels import ops
 from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import ConstraintLike, InitializerLike, RegularizerLike, Tensor
-from kmodels.layers import rows as trained
-from kmodels.layers.adapter import Adaptable
+from kmodels.layers import copies as trained
+from kmodels.layers.adapter import UNBUILT, Adaptable
 from kmodels.layers.base import Layer, Shape
-from kmodels.layers.copies import Copies
-from kmodels.layers.shard_granularity import using
+from kmodels.layers.placement import using
 from kmodels.ops._wide import wide
 from kmodels.ops.grouped_dense import rows_of
 
@@ -240,7 +239,7 @@ class Embedding(traced.Noted, Layer):
             getattr(self, name).assign(_resized(old, input_dim))
             getattr(self, name).trainable = old.trainable
         if copies is not None:
-            for name, new in Copies(self, copies.originals).variables.items():
+            for name, new in trained.Copies(self, copies.originals).variables.items():
                 new.assign(_resized(copies.variables[name], input_dim))
         if self.rows is not None:  # which come behind the table, as in a model made from the config
             keras_internals.detach(self, [self.rows.values])
@@ -327,6 +326,13 @@ class Embedding(traced.Noted, Layer):
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes each table as Keras does, and the trained rows by name."""
+        for place, table in self._originals().items():
+            store[place] = table
+        if self.rows is not None:
+            store[trained.ROWS] = self.rows.values
+            store[trained.IDS] = np.array(self.rows.ids, "int32")
+        for table in self.tables:
+            table.save_adapter(store)
         trained.save(self, store)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
@@ -338,9 +344,60 @@ class Embedding(traced.Noted, Layer):
         Raises:
             InputError: for a table of another size, or rows of other tokens.
         """
-        if problem := trained.misfit(self, store):
+        if problem := self.misfit(store):
             raise InputError(f"{self.path}: {problem}")
+        if not self.built:
+            return
+        for place, table in self._originals().items():
+            table.assign(store[place])
+        if trained.ROWS not in set(store.keys()):
+            if self.rows is not None:
+                self.rows.start()
+        elif self.rows is not None:
+            self.rows.values.assign(store[trained.ROWS])
+        else:
+            ids = np.asarray(store[trained.IDS]).tolist()
+            trained.write(self, ids, np.asarray(store[trained.ROWS]))
+        for table in self.tables:
+            table.load_adapter(table.saved_adapter(store))
         trained.load(self, store)
+
+    def misfit(self, store: Mapping[str, Any]) -> str | None:
+        """Returns why the layer cannot load its arrays of a file, or None.
+
+        Args:
+            store: arrays by name, as `save_own_variables` writes them; for a layer that was never
+                called, a file has none, as in Keras.
+        """
+        names = set(store.keys())
+        if not self.built:
+            return UNBUILT if names else None
+        if "0" not in names:
+            return "the file holds nothing for it"
+        if (separate := "1" in names) == self.tie_weights:
+            return f"the file holds {'an' if separate else 'no'} output layer of its own"
+        for place, table in self._originals().items():
+            here, there = tuple(table.shape), tuple(store[place].shape)
+            if here != there:
+                return f"{table.name} is {here}, in the file {there}"
+        for table in self.tables:
+            if problem := table.adapter_misfit(table.saved_adapter(store)):
+                return problem
+        for name, variable in trained.names(self, store).items():
+            if tuple(store[name].shape) != tuple(variable.shape):
+                shape = tuple(variable.shape)
+                return f"{variable.name} is {shape}, {name} in the file another size"
+        ids = tuple(np.asarray(store[trained.IDS]).tolist()) if trained.IDS in names else ()
+        if ids and self.rows is not None and ids != self.rows.ids:
+            here, there = trained.shown(self.rows.ids), trained.shown(ids)
+            return f"its trained rows are {here}, the file's {there}"
+        return None
+
+    def _originals(self) -> dict[str, Any]:
+        """Returns the tables by their places in a file; none before the layer is built."""
+        if not self.built:
+            return {}
+        return {str(i): trained.original(self, name) for i, name in enumerate(self._tables())}
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(B, T) -> (B, T, D)."""

@@ -1,6 +1,5 @@
 """Mixtures of experts: a router chooses some of many perceptrons for each token."""
 
-from collections.abc import MutableMapping
 from typing import Any
 
 import keras
@@ -9,8 +8,7 @@ from kmodels import ops
 from kmodels.core import traced
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import InitializerLike, Tensor
-from kmodels.layers import kernels
-from kmodels.layers.adapter import Adaptable
+from kmodels.layers.adapter import AdaptableLayer
 from kmodels.layers.base import Layer, Shape, reshape, shape_of
 from kmodels.layers.dense import Dense
 from kmodels.layers.norm import RMSNorm
@@ -167,7 +165,7 @@ class Experts(Layer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GroupedDense(Adaptable, Layer):
+class GroupedDense(AdaptableLayer, Layer):
     """`x[i] @ kernel[g]` for the rows i of each group g, without biases.
 
     Args:
@@ -232,22 +230,6 @@ class GroupedDense(Adaptable, Layer):
     def linear(self, x: Tensor, sizes: Tensor) -> Any:
         """Returns the layer without its adapter."""
         return ops.grouped_dense(x, self.kernel, sizes)
-
-    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes the kernel, and an adapter by name."""
-        for name, variable in kernels.base(self).items():
-            store[name] = variable
-        kernels.save_adapter(self, store)
-
-    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Loads the variables of `save_own_variables`, as `Dense` does.
-
-        Raises:
-            InputError: for a kernel or adapter of another kind or size.
-        """
-        if problem := kernels.misfit(self, store):
-            raise InputError(f"{self.path}: {problem}")
-        kernels.load(self, store)
 
     def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
         """Returns the input's shape with the last axis replaced by `units`."""

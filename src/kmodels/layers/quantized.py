@@ -10,7 +10,7 @@ from kmodels import ops
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.layers.shard_granularity import add_weight
+from kmodels.layers.placement import add_weight
 from kmodels.ops.quantized_dense import dequantize
 
 MODES = ("int8", "int4")

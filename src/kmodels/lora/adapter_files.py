@@ -27,8 +27,17 @@ from kmodels.layers.adapter import Adaptable, LoraSettings
 from kmodels.layers.changes import adaptable_layers, adapters, put_adapters, rows
 from kmodels.lora import modules
 from kmodels.lora.enable import is_merged, trained_parts
-from kmodels.lora.modules import BIAS, HEAD, TABLE, TABLES, WEIGHT, Module
-from kmodels.lora.targets import expert_layers, linear_layers, matching
+from kmodels.lora.modules import (
+    BIAS,
+    HEAD,
+    TABLE,
+    TABLES,
+    WEIGHT,
+    Module,
+    expert_layers,
+    linear_layers,
+    matching,
+)
 from kmodels.weights import LazyArray, gather, write_safetensors
 from kmodels.weights.files import read_metadata, read_tensors
 from kmodels.weights.native import WriteBy, refuse_to_replace

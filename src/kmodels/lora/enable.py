@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.layers.adapter import Adaptable, LoraSettings, warn_of_rank
 from kmodels.layers.changes import adapters, copies, put_adapters, rows
 from kmodels.lora import modules
-from kmodels.lora.targets import choose, choose_experts, expert_layers
+from kmodels.lora.modules import choose, choose_experts, expert_layers
 
 
 def enable(

@@ -1,23 +1,56 @@
 """LoRA and quantized kernels as methods of every model."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import h5py
 import keras
+import numpy as np
 
-from kmodels import lora
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_names
-from kmodels.core.remote import local_copy
+from kmodels.core.remote import local_copy, write_file
 from kmodels.distribution.rank_zero import write_on_rank_zero
-from kmodels.layers import kernels, quantized, rows
-from kmodels.lora import keras_hub_names
-from kmodels.lora.modules import tables
-from kmodels.lora.targets import expert_layers, linear_layers
+from kmodels.layers import quantized
+from kmodels.layers.adapter import ADAPTER, LoraSettings, matrices
+from kmodels.layers.changes import (
+    adaptable_layers,
+    adapters,
+    copies,
+    describe_rows,
+    put_adapters,
+    restore_rows,
+    rows,
+)
+from kmodels.layers.copies import IDS, ROWS, shown
+from kmodels.lora.adapter_files import load_adapter, save_adapter
+from kmodels.lora.enable import enable, merge, unmerge
+from kmodels.lora.modules import Ids, expert_layers, linear_layers, tables, trained_tables
 from kmodels.weights import gather
 
+# keras-hub's names of layers of attention and MLP, and those of kmodels.
+NAMES = {
+    "query_dense": "query",
+    "key_dense": "key",
+    "value_dense": "value",
+    "query_proj": "query",
+    "key_proj": "key",
+    "value_proj": "value",
+    "attention_output": "output",
+    "output_dense": "output",
+    "out_proj": "output",
+    "ffw_gating": "gate",
+    "ffw_gating_2": "up",
+    "ffw_linear": "down",
+    "mlp_dense_1": "up",
+    "mlp_dense_2": "down",
+}
+DEFAULT = ("query", "value")
+ENDING = ".lora.h5"
+# Of a .lora.h5: settings and matrices by path of the layer, or ids and rows by path of the table.
+Saved = dict[str, tuple[Any, Any]]
 SHOWN = 4
 
 
@@ -33,7 +66,7 @@ class Adapters:
         rslora: bool = False,
         dora: bool = False,
         target_layer_names: Sequence[str] | None = None,
-        trainable_token_indices: lora.Ids | None = None,
+        trainable_token_indices: Ids | None = None,
         modules_to_save: Sequence[str] | None = None,
         target_parameters: str | Sequence[str] = (),
     ) -> None:
@@ -70,13 +103,17 @@ class Adapters:
         """
         backbone = getattr(self, "backbone", self)
         if target_layer_names is not None:
-            targets = keras_hub_names.targets(target_layer_names)
-        settings = lora.LoraSettings(rank, alpha, dropout, targets, rslora, dora, target_parameters)
-        lora.enable(backbone, settings, trainable_token_indices, modules_to_save)
+            if isinstance(target_layer_names, str):
+                raise InputError(
+                    f"target_layer_names is {target_layer_names!r}; give a list of names"
+                )
+            targets = tuple(dict.fromkeys(NAMES.get(n, n) for n in target_layer_names))
+        settings = LoraSettings(rank, alpha, dropout, targets, rslora, dora, target_parameters)
+        enable(backbone, settings, trainable_token_indices, modules_to_save)
 
     def default_lora_layer_names(self) -> list[str]:
         """Returns the default targets of `enable_lora`; keras-hub's method."""
-        return list(keras_hub_names.DEFAULT)
+        return list(DEFAULT)
 
     def save_lora_weights(self, filepath: str | Path) -> None:
         """Writes the adapters to one file, by the path of their layer.
@@ -91,7 +128,34 @@ class Adapters:
             InputError: without adapters, or for another ending.
         """
         gather.check_whole(self, "save_lora_weights")
-        keras_hub_names.save(self, filepath)
+        own = adapters(self)
+        if not own:
+            raise InputError(
+                "there are no lora-enabled layers in this model; call enable_lora first"
+            )
+        if not str(filepath).endswith(ENDING):
+            raise InputError(f"the filename must end in {ENDING}; it is {filepath}")
+        if whole := [*(layer.path for layer in trained_tables(self)), *copies(self)]:
+            raise InputError(
+                f"{ENDING} files have no place for {whole[0]}, which is trained as a whole; use "
+                "save_adapter or save_to_preset"
+            )
+        arrays = {x: [gather.values(v) for v in adapter.variables] for x, adapter in own.items()}
+        trained = {x: (part.ids, gather.values(part.values)) for x, part in rows(self).items()}
+
+        def write(part: Path) -> None:
+            with h5py.File(part, "w") as file:
+                for name, matrices_of in arrays.items():
+                    group = file.create_group(f"adapters/{name}")
+                    for key, value in _described(own[name].settings).items():
+                        group.attrs[key] = value
+                    for part_name, array in zip(ADAPTER, matrices_of, strict=False):
+                        group[part_name] = array
+                for name, (ids, array) in trained.items():
+                    group = file.create_group(f"rows/{name}")
+                    group[IDS], group[ROWS] = np.array(ids, "int32"), array
+
+        write_file(filepath, write)
 
     def load_lora_weights(self, filepath: str | Path) -> None:
         """Loads adapters from a file of `save_lora_weights`; enables them if the model has none.
@@ -100,7 +164,40 @@ class Adapters:
             InputError: lists all mismatches; the model is then unchanged.
         """
         gather.check_whole(self, "load_lora_weights")
-        keras_hub_names.load(self, filepath)
+        saved, saved_rows = _read(local_copy(filepath))
+        layers, own = adaptable_layers(self), adapters(self)
+        ends = tuple(sorted({name.rpartition("/")[2] for name in saved}))
+        settings = {
+            name: LoraSettings(**_plain(described), targets=ends)
+            for name, (described, _) in saved.items()
+        }
+        problems = [f"{name} is not a linear layer here" for name in saved if name not in layers]
+        if own:
+            problems += [f"{name} has an adapter only here" for name in own if name not in saved]
+            problems += [f"{name} has an adapter only there" for name in saved if name not in own]
+        for name, wanted in settings.items():
+            if name in own and (rank := own[name].settings.rank) != wanted.rank:
+                problems.append(
+                    f"{name} has rank {rank} here and {wanted.rank} there, and the ranks must match"
+                )
+            elif name in own and _described(own[name].settings) != _described(wanted):
+                problems.append(f"{name} was enabled there with {_described(wanted)}")
+            elif name in layers:
+                shapes = [shape for shape, _ in matrices(layers[name], wanted.rank).values()]
+                shapes += [(layers[name].units,)] if wanted.dora else []
+                if [array.shape for array in saved[name][1]] != shapes:
+                    problems.append(f"{name} has other sizes there")
+        problems += _other_rows(self, saved_rows, bool(own))
+        if problems:
+            raise InputError(f"{filepath} does not fit the model: {'; '.join(problems[:4])}")
+        if not own:
+            put_adapters(self, {name: (layers[name], settings[name]) for name in saved})
+            restore_rows(self, {name: ids for name, (ids, _) in saved_rows.items()})
+        for name, trained in rows(self).items():
+            trained.values.assign(saved_rows[name][1])
+        for name, (_, arrays) in saved.items():
+            for variable, array in zip(layers[name].adapter.variables, arrays, strict=True):
+                variable.assign(array)
 
     def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
         """Quantizes the kernels of the backbone's linear layers to 8 or 4 bits (QLoRA's base).
@@ -154,7 +251,7 @@ class Adapters:
             InputError: for a model without adapters, quantized, or sharded over processes.
         """
         gather.check_whole(self, "merge_lora")
-        lora.merge(self)
+        merge(self)
 
     def unmerge_lora(self) -> None:
         """Undoes `merge_lora`; the kernels are restored bit for bit.
@@ -163,7 +260,7 @@ class Adapters:
             InputError: for a model without merged adapters.
         """
         gather.check_whole(self, "unmerge_lora")
-        lora.unmerge(self)
+        unmerge(self)
 
     def save_adapter(
         self, directory: str | Path, save_embedding_layers: bool | str = "auto"
@@ -180,7 +277,7 @@ class Adapters:
         Raises:
             InputError: for a model without adapters.
         """
-        return lora.save_adapter(self, directory, write_on_rank_zero, save_embedding_layers)
+        return save_adapter(self, directory, write_on_rank_zero, save_embedding_layers)
 
     def load_adapter(self, directory: str | Path) -> None:
         """Loads adapters written by `save_adapter` or PEFT; they replace those of the model.
@@ -191,7 +288,7 @@ class Adapters:
         Raises:
             InputError: lists all mismatches; the model is then unchanged.
         """
-        lora.load_adapter(self, directory)
+        load_adapter(self, directory)
 
 
 def _check_weights(model: keras.Model, path: str | Path) -> None:
@@ -211,14 +308,14 @@ def _check_weights(model: keras.Model, path: str | Path) -> None:
     saved = keras_internals.saved_arrays(model)
     groups = {id(variable): name.rpartition("/")[0] for name, variable in saved.items()}
     layers: list[Any] = [*linear_layers(model).values(), *expert_layers(model).values()]
-    checks = [(x, next(iter(kernels.base(x).values())), kernels.misfit) for x in layers]
-    checks += [(x, x.embeddings, rows.misfit) for x in tables(model).values()]
+    checks = [(x, next(iter(x.base_variables().values()))) for x in layers]
+    checks += [(x, x.embeddings) for x in tables(model).values()]
     problems, seen = [], set()
     with h5py.File(path) as file:
-        for layer, variable, misfit in checks:
+        for layer, variable in checks:
             group = groups[id(variable)]
             seen.add(group)
-            if group in file and (problem := misfit(layer, file[group])):
+            if group in file and (problem := layer.misfit(file[group])):
                 problems.append(f"{layer.path}: {problem}")
         for name, variable in saved.items():
             if name in file and name.rpartition("/")[0] not in seen:
@@ -231,3 +328,61 @@ def _check_weights(model: keras.Model, path: str | Path) -> None:
             f"{path} does not fit the model: {'; '.join(problems[:SHOWN])}{more}; make the model "
             "as it was when it was saved, or use save and keras.saving.load_model"
         )
+
+
+# === Adapters in .lora.h5 files ===
+
+
+def _described(settings: LoraSettings) -> dict[str, Any]:
+    held = {name: getattr(settings, name) for name in ("rank", "dropout", "rslora", "dora")}
+    return {**held, "alpha": settings.given_alpha}
+
+
+def _other_rows(model: keras.Model, saved: Saved, enabled: bool) -> list[str]:
+    """Returns the problems of the rows of a file, by path of their table, with a model."""
+    here, there = describe_rows(model), {name: list(ids) for name, (ids, _) in saved.items()}
+    if enabled and here != there:
+        sides = (shown(chain(*described.values())) or "none" for described in (here, there))
+        return ["rows {} are trained here and {} there".format(*sides)]
+    sizes = {name: (x.input_dim, x.output_dim) for name, x in tables(model).items()}
+    return [
+        f"{name} has other sizes there, or is no embedding table here"
+        for name, (ids, array) in saved.items()
+        if name not in sizes
+        or max(ids) >= sizes[name][0]
+        or array.shape != (len(ids), sizes[name][1])
+    ]
+
+
+def _plain(described: dict[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, "item", lambda v=value: v)() for key, value in described.items()}
+
+
+def _read(path: Path) -> tuple[Saved, Saved]:
+    """Returns the adapters and the trained rows of a file."""
+    saved: Saved = {}
+    saved_rows: Saved = {}
+    if not path.is_file() or not h5py.is_hdf5(path):
+        raise InputError(f"{path} is not a file of save_lora_weights")
+
+    def note(name: str, group: "h5py.Group") -> None:
+        if isinstance(group, h5py.Group) and ADAPTER[0] in group:
+            arrays = [np.asarray(group[part]) for part in ADAPTER if part in group]
+            saved[name] = dict(group.attrs), arrays
+
+    def note_rows(name: str, group: "h5py.Group") -> None:
+        if isinstance(group, h5py.Group) and ROWS in group:
+            saved_rows[name] = np.asarray(group[IDS]).tolist(), np.asarray(group[ROWS])
+
+    with h5py.File(path) as file:
+        if "lora" in file:
+            raise InputError(
+                f"{path} is a file of keras-hub, which numbers layers; read it with "
+                "kmodels.interop.keras_hub.read_lora(model, file)"
+            )
+        if "adapters" not in file:
+            raise InputError(f"{path} is not a file of save_lora_weights")
+        file["adapters"].visititems(note)
+        if "rows" in file:
+            file["rows"].visititems(note_rows)
+    return saved, saved_rows

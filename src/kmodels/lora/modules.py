@@ -1,4 +1,9 @@
-"""Modules by their names in transformers, and modules that are trained along with adapters.
+"""Layers and modules by name: targets of adapters, and modules that are trained along with them.
+
+A target is a name, the end of a path, or a regular expression. A pattern such as "(a+)+" may
+backtrack for years, and `re` holds the interpreter's lock meanwhile, so no thread can stop it. A
+pattern with groups or with more than a few repetitions is therefore matched in a child process with
+a time limit.
 
 A family's `peft_names` gives one or more tables from a path such as "block_{i}/attention/query" to
 the module's name in transformers. Names are written by the first table and read by all of them,
@@ -6,12 +11,16 @@ since they changed between versions.
 
 Beside adapters, PEFT trains whole modules (`modules_to_save`), biases, and single rows of the
 embedding table (`trainable_token_indices`). Their layers have trained copies of the variables while
-the originals are kept, see `kmodels.layers.copies` and `kmodels.layers.rows`.
+the originals are kept, see `kmodels.layers.copies`.
 """
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import index
 from typing import Any, TypeAlias
 
@@ -19,11 +28,11 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.layers import Dense, Embedding, LayerNorm, RMSNorm
+from kmodels.layers import Dense, Embedding, GroupedDense, LayerNorm, RMSNorm
 from kmodels.layers.base import Layer
-from kmodels.layers.copies import Copies, has_original
-from kmodels.layers.rows import TrainedRows, check_ids
-from kmodels.lora.targets import ends
+from kmodels.layers.changes import adaptable_layers
+from kmodels.layers.copies import Copies, TrainedRows, check_ids, has_original
+from kmodels.layers.embedding import Table
 
 WEIGHT, BIAS = "weight", "bias"
 # Names of the table in transformers: as embedding, and as output layer.
@@ -31,6 +40,18 @@ TABLE, HEAD = "embed_tokens", "lm_head"
 TABLES = ("embeddings", "reverse_embeddings")
 # Token ids as PEFT takes them: a list, or lists by name of the table.
 Ids: TypeAlias = Iterable[int] | Mapping[str, Iterable[int]]
+ALL = "all-linear"
+# A pattern without groups and with this many repetitions takes at most cubic time.
+SIMPLE = 3
+SECONDS = 10.0
+_CHILD = (
+    "import json, re, sys\n"
+    "pattern, names = json.load(sys.stdin)\n"
+    "print(json.dumps([name for name in names if re.fullmatch(pattern, name)]))"
+)
+
+
+# === Names in transformers ===
 
 
 def name_tables(model: keras.Model) -> Sequence[Mapping[str, str]]:
@@ -42,25 +63,155 @@ def name_tables(model: keras.Model) -> Sequence[Mapping[str, str]]:
 def names(model: keras.Model, paths: Iterable[str]) -> dict[str, str]:
     """Returns the name in transformers by path, for each path that has one."""
     table = next(iter(name_tables(model)), {})
-    found = {path: _name(path, table) for path in paths}
-    return {path: name for path, name in found.items() if name is not None}
+    by_path = {path: _name(path, table) for path in paths}
+    return {path: name for path, name in by_path.items() if name is not None}
 
 
 def paths(model: keras.Model, layers: Iterable[str]) -> dict[str, str]:
     """Returns the path of the layer by its name, in any of the family's spellings."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     tables = name_tables(model)
     for path in layers:
         for name in (_name(path, table) for table in tables):
             if name is not None:
-                found.setdefault(name, path)
-    return found
+                by_name.setdefault(name, path)
+    return by_name
 
 
 def _name(path: str, table: Mapping[str, str]) -> str | None:
     number = re.search(r"\d+", path)
     name = table.get(path.replace(number[0], "{i}", 1) if number else path)
     return name and name.replace("{i}", number[0] if number else "")
+
+
+# === Targets of adapters ===
+
+
+def linear_layers(model: keras.Model) -> dict[str, Dense]:
+    """Returns every linear layer of a model by its path."""
+    layers = keras_internals.sublayers(model)
+    return {layer.path: layer for layer in layers if isinstance(layer, Dense)}
+
+
+def expert_layers(model: keras.Model) -> dict[str, GroupedDense]:
+    """Returns every layer with one kernel per expert by its path."""
+    layers = keras_internals.sublayers(model)
+    return {layer.path: layer for layer in layers if isinstance(layer, GroupedDense)}
+
+
+def choose(model: keras.Model, targets: str | Sequence[str]) -> dict[str, Dense | Table]:
+    """Returns the linear layers and embedding tables that the targets mean, by path.
+
+    Args:
+        model: a built model.
+        targets: "all-linear", a name ("query"), the end of a path ("mlp/up"), a regular expression
+            for whole paths (r"block_[0-3]/.*"), or several of those.
+
+    Raises:
+        InputError: for a target that means no layer.
+    """
+    adaptable = adaptable_layers(model).items()
+    layers = {path: layer for path, layer in adaptable if isinstance(layer, Dense | Table)}
+    chosen: set[str] = set()
+    for target in [targets] if isinstance(targets, str) else targets:
+        paths = meant(layers, target)
+        if not paths:
+            raise InputError(
+                f"LoRA target {target!r} is not a linear layer of this model; there are "
+                f"{', '.join(ends(layers))}; or give {ALL!r}"
+            )
+        chosen |= {path for path in paths if target != ALL or layers[path].in_all_linear}
+    return {path: layer for path, layer in layers.items() if path in chosen}
+
+
+def choose_experts(
+    model: keras.Model, targets: str | Sequence[str], names: Mapping[str, str]
+) -> dict[str, GroupedDense]:
+    """Returns the layers of experts that `target_parameters` means, by path.
+
+    Args:
+        model: a built model.
+        targets: as in `choose`, without "all-linear", or the ends of names in transformers.
+        names: names in transformers by path.
+
+    Raises:
+        InputError: for a target that means no such layer.
+    """
+    layers = expert_layers(model)
+    chosen: set[str] = set()
+    for target in [targets] if isinstance(targets, str) else targets:
+        paths = {path for path in layers if f".{names.get(path)}".endswith(f".{target}")}
+        paths |= meant(layers, target) if target != ALL else set()
+        if not paths:
+            known = ", ".join(ends(layers))
+            there = f"there are {known}" if known else "it has none; leave it out"
+            raise InputError(
+                f"target_parameters {target!r} is no kernel of experts of this model; {there}"
+            )
+        chosen |= paths
+    return {path: layer for path, layer in layers.items() if path in chosen}
+
+
+def ends(paths: Iterable[str]) -> list[str]:
+    """Returns the last two parts of each path, for a message."""
+    return sorted({"/".join(path.split("/")[-2:]) for path in paths})
+
+
+def meant(paths: Iterable[str], target: str) -> set[str]:
+    """Returns the paths that a target means, by name, end of the path, or pattern.
+
+    Raises:
+        InputError: for an invalid pattern, or one that takes too long.
+    """
+    paths = list(paths)
+    if target == ALL:
+        return set(paths)
+    named = {path for path in paths if f"/{path}".endswith(f"/{target}")}
+    return named | matching(target, paths)
+
+
+def matching(pattern: str, names: Iterable[str]) -> frozenset[str]:
+    """Returns the names that a regular expression matches as a whole.
+
+    Args:
+        pattern: a regular expression of `re`.
+        names: paths of layers, or names of modules.
+
+    Raises:
+        InputError: for an invalid pattern, or one that takes too long.
+    """
+    return _matching(pattern, tuple(names))
+
+
+@lru_cache(maxsize=1024)
+def _matching(pattern: str, names: tuple[str, ...]) -> frozenset[str]:
+    shown = repr(pattern if len(pattern) <= 80 else f"{pattern[:77]}...")
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as problem:
+        raise InputError(f"{shown} is not a pattern: {problem}") from None
+    if sum(map(pattern.count, "*+?{")) <= SIMPLE and "(" not in pattern:
+        return frozenset(name for name in names if compiled.fullmatch(name))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _CHILD],
+            input=json.dumps([pattern, names]),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"the pattern {shown} takes more than {SECONDS:.0f} s to match; simplify it: "
+            "a repetition inside a repetition, such as (a+)+, takes exponential time"
+        ) from None
+    except (OSError, subprocess.CalledProcessError) as problem:
+        raise InputError(
+            f"the pattern {shown} could not be matched in a child process "
+            f"({type(problem).__name__}); give names instead"
+        ) from None
+    return frozenset(json.loads(done.stdout))
 
 
 # === Whole modules ===
@@ -101,23 +252,23 @@ def modules(model: keras.Model) -> dict[str, Module]:
 
     An untied output layer is "token_embedding/reverse_embeddings".
     """
-    found: dict[str, Module] = {}
+    by_path: dict[str, Module] = {}
     for layer in keras_internals.sublayers(model):
         if not isinstance(layer, Layer) or not layer.built:
             continue
         if isinstance(layer, Embedding):
             if layer.is_vocabulary:
-                found[layer.path] = Module(layer, {WEIGHT: TABLES[0]})
+                by_path[layer.path] = Module(layer, {WEIGHT: TABLES[0]})
                 if not layer.tie_weights:
-                    found[f"{layer.path}/{TABLES[1]}"] = Module(layer, {WEIGHT: TABLES[1]})
+                    by_path[f"{layer.path}/{TABLES[1]}"] = Module(layer, {WEIGHT: TABLES[1]})
             continue
         weight = "kernel" if isinstance(layer, Dense) else "scale"
         named = {WEIGHT: weight} if isinstance(layer, Dense | LayerNorm | RMSNorm) else {}
         named[BIAS] = "bias"
         parts = {part: name for part, name in named.items() if has_original(layer, name)}
         if parts:
-            found[layer.path] = Module(layer, parts)
-    return found
+            by_path[layer.path] = Module(layer, parts)
+    return by_path
 
 
 def chosen_modules(model: keras.Model, names: Sequence[str] | None) -> dict[str, Module]:
@@ -170,7 +321,7 @@ def copy_parts(parts: Iterable[tuple[Module, str]]) -> None:
 
 def trained(model: keras.Model) -> dict[str, dict[str, Any]]:
     """Returns the trained variables of modules, copies or not, by path and part."""
-    found = {}
+    by_path = {}
     for path, module in modules(model).items():
         parts = {part: module.variable(part) for part in module.attributes}
         parts = {part: v for part, v in parts.items() if v is not None}
@@ -178,8 +329,8 @@ def trained(model: keras.Model) -> dict[str, dict[str, Any]]:
         if WEIGHT not in parts or not parts[WEIGHT].trainable:
             parts = {part: v for part, v in parts.items() if v.trainable}
         if parts:
-            found[path] = parts
-    return found
+            by_path[path] = parts
+    return by_path
 
 
 # === The embedding table ===
@@ -249,7 +400,7 @@ def ids_of(given: Ids, layer: Embedding) -> list[int]:
     """
     try:
         if isinstance(given, Mapping):
-            by_name = {str(name): [index(i) for i in held] for name, held in given.items()}
+            by_name = {str(name): [index(i) for i in ids] for name, ids in given.items()}
             ids = _of_one_table(by_name, layer)
         else:
             ids = [index(i) for i in given]

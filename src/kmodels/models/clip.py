@@ -12,7 +12,7 @@ import tokenizers
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import EncoderBlock
 from kmodels.models.blocks.encoder_config import (
     GELUS,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from kmodels.core.dispatch_torch import transformed
+from kmodels.core.internals_torch import transformed
 from kmodels.ops.attention import Block
 
 

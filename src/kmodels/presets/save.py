@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import lora, registry
+from kmodels import registry
 from kmodels.core import processes
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
@@ -53,7 +53,7 @@ def _describe(model: keras.Model) -> dict[str, Any]:
     backbone = getattr(model, "backbone", model)
     preprocessor = getattr(model, "preprocessor", None)
     changed = changes.describe(backbone)
-    if lora.is_merged(backbone):
+    if changes.adapters(backbone, merged=True):
         # The merged weights are a new model, which may be trained.
         changed.pop("frozen", None)
     return {
@@ -103,7 +103,7 @@ def export_to_transformers(
         InputError: with settings that transformers does not support, or files that would be lost.
         RuntimeError: if the files that were written differ from the model.
     """
-    if lora.describe(model):
+    if changes.adapters(model):
         raise InputError(
             "transformers has no place for LoRA adapters; call merge_lora first, or save_adapter"
         )

@@ -18,12 +18,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.environment import check_backend
-from kmodels.core.errors import InputError
-from kmodels.core.files import local_path
-from kmodels.runs import on_ray, report, trackers
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import is_remote, local_path
+from kmodels.runs import report, trackers
 from kmodels.runs.console import introduce, say, say_facts, say_metrics, working, wrapped
 from kmodels.runs.console import short as _short
-from kmodels.runs.run_folder import Folder, joined_processes
+from kmodels.runs.run_folder import Folder, check_new, has_checkpoints, joined_processes, path_of
 from kmodels.runs.settings import Common, at_least, check_fractions, flag, given, numbers, parse
 from kmodels.runs.terminal import checked_output
 
@@ -207,7 +207,7 @@ def main(
             command = _command(argv, program)
             bound = functools.partial(work, recipe=recipe, train=train, command=command)
             if getattr(parsed, "on", None) is not None:
-                on_ray.run(recipe, parsed, train, bound)
+                _run_on_ray(recipe, parsed, train, bound)
             else:
                 bound(parsed)
         return output.code
@@ -373,6 +373,31 @@ def run(command: str, arguments: Sequence[str]) -> int:
     return main(name, module.Settings, module.train, arguments, text, program)
 
 
+def load(name: str) -> ModuleType:
+    """Imports a recipe.
+
+    Args:
+        name: name of its file.
+
+    Raises:
+        InputError: if the file is not installed.
+    """
+    files = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
+    if not files:
+        raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels from a wheel")
+    spec = importlib.util.spec_from_file_location(f"kmodels_recipe_{name}", files[0])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"Python cannot load {files[0]}")
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass finds the module of its annotations here.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# === On a Ray cluster, whose workers are the processes that train together ===
+
+
 def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Callable[[], None]:
     """Returns the function of each Ray worker of a recipe, see `kmodels.distribution.ray.run`.
 
@@ -398,26 +423,102 @@ def on_ray_of(command: str, arguments: Sequence[object], out: str | Path) -> Cal
         work, recipe=name, train=module.train, command=" ".join([program, *words])
     )
     placed = dataclasses.replace(settings, out=os.fspath(out))
-    return on_ray.of_workers(settings, module.train, bound, on_ray.directory(name, placed))
+    return _of_workers(settings, module.train, bound, _directory_on_ray(name, placed))
 
 
-def load(name: str) -> ModuleType:
-    """Imports a recipe.
+def _run_on_ray(
+    recipe: str, settings: Any, train: Callable[..., None], work: Callable[[Any], None]
+) -> None:
+    """Runs a recipe on Ray and waits for its end.
 
     Args:
-        name: name of its file.
+        recipe: name of the recipe.
+        settings: a `Common` with `on`.
+        train: the recipe's function.
+        work: function of each worker, called with its settings.
 
     Raises:
-        InputError: if the file is not installed.
+        InputError: if Ray is missing, the directory cannot be used, or the run ends with an error.
     """
-    files = [folder / f"{name}.py" for folder in FOLDERS if (folder / f"{name}.py").is_file()]
-    if not files:
-        raise InputError(f"{name}.py is not in {FOLDERS[0]}; install kmodels from a wheel")
-    spec = importlib.util.spec_from_file_location(f"kmodels_recipe_{name}", files[0])
-    if spec is None or spec.loader is None:
-        raise ImportError(f"Python cannot load {files[0]}")
-    module = importlib.util.module_from_spec(spec)
-    # A dataclass finds the module of its annotations here.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    if getattr(settings, "evaluate", False):
+        raise InputError("--evaluate runs in one process; leave --on out")
+    check_whole("--workers", settings.workers, 0)
+    out = _directory_on_ray(recipe, settings)
+    resources = _resources(settings.resources)
+    function = _of_workers(settings, train, work, out)
+    from kmodels.distribution import ray
+
+    ray.run(
+        function,
+        workers=max(settings.workers, 1),
+        resources=resources,
+        storage=out,
+        max_failures=settings.max_failures,
+        keep=settings.keep,
+        best=True,
+    )
+
+
+def _of_workers(
+    settings: Any, train: Callable[..., None], work: Callable[[Any], None], out: str
+) -> Callable[[], None]:
+    """Returns the function of each worker, which is pickled with the recipe's code.
+
+    Args:
+        settings: a `Common`.
+        train: the recipe's function.
+        work: function that is called with the settings of a worker.
+        out: directory of the run.
+
+    Raises:
+        InputError: if Ray is missing.
+    """
+    from kmodels.distribution.ray.cluster import check_installed
+
+    check_installed()
+    from ray import cloudpickle
+
+    # Workers cannot import the file of a recipe.
+    module = sys.modules[train.__module__]
+    if module.__name__ != "__main__":
+        cloudpickle.register_pickle_by_value(module)
+    mesh = settings.mesh or "data=-1"
+    inside = dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
+
+    def call() -> None:
+        # Restarted workers resume from their own checkpoints.
+        work(dataclasses.replace(inside, resume=has_checkpoints(Path(out))))
+
+    return call
+
+
+def _directory_on_ray(recipe: str, settings: Any) -> str:
+    """Returns the directory of a run, which must be visible to Ray and all workers.
+
+    Args:
+        recipe: name of the recipe.
+        settings: a `Common`.
+
+    Raises:
+        InputError: for an address, or a directory with a run that --resume does not continue.
+    """
+    if settings.out is not None and is_remote(settings.out):
+        raise InputError(
+            f"--out is the address {settings.out}; give a directory that all nodes share"
+        )
+    out = path_of(recipe, settings.out).resolve()
+    check_new(out, settings.resume)
+    return str(out)
+
+
+def _resources(text: str) -> dict[str, float]:
+    resources: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, amount = part.partition("=")
+        try:
+            resources[name.strip()] = float(amount)
+        except ValueError:
+            resources[name.strip()] = -1.0
+    if not resources or min(resources.values()) < 0:
+        raise InputError(f"--resources is {text!r}; write it as in GPU=1,CPU=4")
+    return resources

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from kmodels.core.dispatch_torch import transformed
+from kmodels.core.internals_torch import transformed
 
 
 def on_host(cost: torch.Tensor, valid: torch.Tensor) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import torch
 
-from kmodels.core import keras_internals, numbers_torch
+from kmodels.core import keras_internals, runtime_torch
 from kmodels.core.types import Tree
 from kmodels.data.pipeline.arrays import rows
 from kmodels.layers import block_compile
@@ -26,7 +26,7 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' `compile`; from then on numbers go to CUDA without a wait."""
-        numbers_torch.send_without_waiting()
+        runtime_torch.send_without_waiting()
         super().compile(*args, **kwargs)
         if self.parallel is not None:
             self.parallel.compiled(self)

@@ -8,8 +8,7 @@ import keras
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
-from kmodels.transforms.engine import unrolled
-from kmodels.transforms.tracing import engine, tracing
+from kmodels.transforms.engine import engine, tracing, unrolled
 
 
 def cond(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:

@@ -1,13 +1,16 @@
-"""The protocol of `engine_<backend>.py`, and what several backends share.
+"""The protocol of `engine_<backend>.py`, bodies that several backends share, and their scope.
 
 Functions take and return flat lists of tensors, `leaves`, which `trees` makes of arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import keras
 
+from kmodels.core.dispatch import backend_module, generic_only
+from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
 from kmodels.transforms.trees import Join
@@ -140,3 +143,31 @@ def unrolled(
 def chosen(pred: Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """`cond` for a mapped `pred`: both functions run, and each entry selects one result."""
     return trees.mapped(lambda yes, no: keras.ops.where(pred, yes, no), true_fn(), false_fn())
+
+
+# Last, since the files of the backends import what is above.
+engine = backend_module("kmodels.transforms.engine", TransformsBackend)
+
+
+@contextmanager
+def tracing(name: str) -> Iterator[None]:
+    """Surrounds the functions that a transform runs.
+
+    Args:
+        name: name of the transform, the prefix of errors.
+
+    Raises:
+        InputError: for functions that the backend cannot trace.
+    """
+    try:
+        with generic_only() if name in engine.GENERIC else nullcontext():
+            yield
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError(f"{name}: {RECURSION}") from None
+    except Exception as error:
+        reason = engine.explain(error)
+        if reason is None:
+            raise
+        raise InputError(f"{name}: {reason}") from error

@@ -10,7 +10,7 @@ import optree
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
-from kmodels.transforms.tracing import engine, tracing
+from kmodels.transforms.engine import engine, tracing
 
 
 def vmap(fun: Callable[..., Any], in_axes: Tree = 0, out_axes: Tree = 0) -> Callable[..., Any]:

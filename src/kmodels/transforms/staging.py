@@ -9,7 +9,7 @@ from kmodels.core.dispatch import generic_now
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
-from kmodels.transforms.tracing import engine, tracing
+from kmodels.transforms.engine import engine, tracing
 
 Function = Callable[..., Any]
 

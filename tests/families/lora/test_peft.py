@@ -11,7 +11,7 @@ import pytest
 
 from arrays import read_npz
 from kmodels import InputError, lora
-from kmodels.lora import adapter_files, targets
+from kmodels.lora import adapter_files, modules
 from kmodels.lora.enable import adapters
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.weights import read_safetensors
@@ -261,11 +261,11 @@ SLOW = ["(a+)+!", "(a|a)*!", "(.*.*)*!", "((a?){30}a{30})*!", "(?:(?:[a-z/_0-9]|
 def test_a_pattern_that_backtracks_for_ever_is_refused(
     place, pattern, adapter, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(targets, "SECONDS", 0.3)
+    monkeypatch.setattr(modules, "SECONDS", 0.3)
     names = ["a" * 60]  # which would take years
     message = re.escape(f"the pattern {pattern!r} takes more than")
     if place == "targets":
-        refused(message, targets.meant, names, pattern)
+        refused(message, modules.meant, names, pattern)
         return
     config = json.loads((adapter / "adapter_config.json").read_text()) | {place: {pattern: 3}}
     refused(message, adapter_files.settings(config, tmp_path).of, names)
@@ -274,6 +274,6 @@ def test_a_pattern_that_backtracks_for_ever_is_refused(
 @pytest.mark.once
 def test_patterns_with_groups_mean_what_they_mean():
     names = ["block_0/mlp/up", "block_1/mlp/down", "block_10/attention/query"]
-    found = targets.matching(r"block_(0|1)/(mlp|attention)/.*", names)
+    found = modules.matching(r"block_(0|1)/(mlp|attention)/.*", names)
     assert found == {"block_0/mlp/up", "block_1/mlp/down"}
-    refused(r"'a\(' is not a pattern: missing", targets.matching, "a(", names)
+    refused(r"'a\(' is not a pattern: missing", modules.matching, "a(", names)

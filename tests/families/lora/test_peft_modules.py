@@ -257,8 +257,7 @@ def test_matrices_of_a_table_that_is_the_head_are_refused(target, references, tm
 def test_a_copy_of_a_quantized_module_holds_floats(case, mode, tmp_path):
     import torch
 
-    from kmodels.lora.modules import names
-    from kmodels.lora.targets import linear_layers
+    from kmodels.lora.modules import linear_layers, names
 
     model, theirs, x, _ = case
     model.quantize(mode)

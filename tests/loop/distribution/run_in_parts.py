@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import small_models
 
-from kmodels.checkpoint import manager, sharded, state
+from kmodels.checkpoint import manager, state
 from kmodels.core import processes
 from kmodels.distribution import distribute
 from kmodels.training import AdamW, load_orbax, save_orbax
@@ -196,7 +196,7 @@ def exported(folder, mesh, found):
         }
     )
     found["kernels in parts"] = sum(
-        sharded.in_parts(v) and v.path.endswith("kernel") for v in model.weights
+        state.sharded(v) and v.path.endswith("kernel") for v in model.weights
     )
 
 

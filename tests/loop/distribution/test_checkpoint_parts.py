@@ -19,7 +19,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.distribution import distribute
 from kmodels.models import ViTImageClassifier
-from kmodels.weights.parts import read_parts, write_parts
+from kmodels.weights.files import read_parts, write_parts
 
 MESHES = {"jax": "fsdp=4", "torch": "fsdp=2"}
 OTHERS = {"jax": ["data=2,fsdp=2", "data=4"], "torch": ["data=2"]}

@@ -11,7 +11,7 @@ from kmodels import models
 from kmodels.core.errors import InputError
 from kmodels.distribution import Mesh, check_batch, distribute, layout, parse_mesh, register
 from kmodels.distribution.mesh import fill
-from kmodels.layers.shard_granularity import granularity_of
+from kmodels.layers.placement import granularity_of
 from kmodels.models.blocks.sharding import DECODER
 from kmodels.models.vit.model import LAYOUT
 

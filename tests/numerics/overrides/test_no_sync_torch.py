@@ -23,7 +23,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from kmodels.core import numbers_torch, seeds_torch
+from kmodels.core import runtime_torch, seeds_torch
 from kmodels.generation.loop_torch import Loop
 from kmodels.overrides import dropout_torch
 from pretended_cuda_torch import WaitsForDevice, pretend, stop_pretending, without_waiting
@@ -230,7 +230,7 @@ def test_numbers_are_sent_as_keras_makes_them(device: list, x, dtype) -> None:
 
 def test_keras_keeps_its_own_way_without_cuda() -> None:
     before = keras.src.backend.convert_to_tensor
-    numbers_torch.send_without_waiting()
+    runtime_torch.send_without_waiting()
     assert keras.src.backend.convert_to_tensor is before
 
 

@@ -14,7 +14,7 @@ from tolerances import tolerance
 if keras.backend.backend() == "torch":
     import torch
 
-    from kmodels.core import dispatch_torch
+    from kmodels.core import internals_torch
     from kmodels.overrides import _tensors_torch, attention_torch
 
     def _kernels(function) -> set[str]:
@@ -108,7 +108,7 @@ if keras.backend.backend() == "torch":
     def test_autocast(name, label, arrays, keywords, dtype, inside) -> None:
         """What multiplies matrices does so in autocast's dtype, all else in that of its input."""
         op = getattr(ops, name)
-        names = dispatch_torch.NARROW.get(name, ())
+        names = internals_torch.NARROW.get(name, ())
 
         def run(function) -> list[np.ndarray]:
             tensors = [torch.tensor(x, requires_grad=True) for x in arrays]

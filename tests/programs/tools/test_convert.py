@@ -32,7 +32,8 @@ from kmodels.models import (
 )
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
-from kmodels.tools.convert import FORMATS, Differs, convert, run, table
+from kmodels.tools import convert as converting
+from kmodels.tools.convert import FORMATS, Differs, convert, table
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
@@ -104,7 +105,7 @@ def destination_of(folder: Path, name: str) -> Path:
 
 
 def test_a_part_of_a_source_is_named(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_ask", lambda *given: (None, "not asked"))
+    monkeypatch.setattr(converting, "_ask", lambda *given: (None, "not asked"))
     sizes = {f"decoder_{name}": 4 for name in ("hidden_size", "intermediate_size")}
     sizes |= {f"decoder_num_{name}": 1 for name in ("hidden_layers", "attention_heads")}
     mae = ViTMAEForPreTraining(ViTBackbone.from_preset("vit_debug", num_layers=1), **sizes)
@@ -266,7 +267,7 @@ def test_what_an_exporter_cannot_do_is_told_in_a_line(name, advice, sources, tmp
         raise RuntimeError("no rule for erfc\nand much more")
 
     graphs = types.SimpleNamespace(WRITERS={name: fail}, KEEPS={})
-    monkeypatch.setattr(run, "backend_module", lambda stem, seam: graphs)
+    monkeypatch.setattr(converting, "backend_module", lambda stem, seam: graphs)
     monkeypatch.setattr(
         "kmodels.tools.convert.formats.ExportFormat.check_backend", lambda form: None
     )
@@ -332,7 +333,7 @@ def test_a_runtime_that_cannot_be_imported_is_no_reason_to_lose_the_file(
 
     monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [])
     model = ViTImageClassifier.from_preset(sources("vit"))
-    monkeypatch.setattr(run.importlib, "import_module", broken)
+    monkeypatch.setattr(converting.importlib, "import_module", broken)
     found = convert(model, tmp_path / "model.npz", "npz")
     assert found.advice == "timm cannot be imported (no such operator)"
     assert found.difference is None and "not compared" in found.line() and found.path.is_file()
@@ -344,8 +345,8 @@ def _wrong(form, path, samples, model):
 
 def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [])
-    monkeypatch.setattr(run, "_version", lambda module: "1.0")
-    monkeypatch.setattr(run, "_ask", _wrong)
+    monkeypatch.setattr(converting, "_version", lambda module: "1.0")
+    monkeypatch.setattr(converting, "_ask", _wrong)
     (tmp_path / "model.npz").write_bytes(b"before")
     with pytest.raises(Differs, match=r"timm 1\.0 differs by .* was not written"):
         convert(sources("vit"), tmp_path / "model.npz", "npz")
@@ -421,7 +422,7 @@ def test_models_without_a_head_and_large_ones(sources, references, tmp_path, mon
     source = references / "vit_kinds" / "dinov2_model" / "model"
     found = convert(source, tmp_path / "hub", "keras-hub")
     assert found.difference is not None and found.difference <= tolerance("hidden")
-    monkeypatch.setattr(run, "MOST_BYTES", 1000)
+    monkeypatch.setattr(converting, "MOST_BYTES", 1000)
     with pytest.raises(InputError, match="onnx is limited to 1000 B, and the model has"):
         convert(tmp_path / "backbone", tmp_path / "model.onnx", "onnx")
-    assert isinstance(run._open(sources("gemma"), "float32", None).backbone, GemmaBackbone)
+    assert isinstance(converting._open(sources("gemma"), "float32", None).backbone, GemmaBackbone)

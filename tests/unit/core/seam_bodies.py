@@ -3,13 +3,11 @@
 Written by `python tests/seams.py`; `test_seams.py` says when it has to be.
 """
 
-from kmodels.checkpoint import generators_torch as checkpoint_generators_torch
 from kmodels.checkpoint import orbax_jax as checkpoint_orbax_jax
-from kmodels.checkpoint import sharded_jax as checkpoint_sharded_jax
-from kmodels.checkpoint import sharded_torch as checkpoint_sharded_torch
+from kmodels.checkpoint import state_jax as checkpoint_state_jax
+from kmodels.checkpoint import state_torch as checkpoint_state_torch
 from kmodels.checkpoint.orbax import OrbaxBackend
-from kmodels.checkpoint.sharded import ShardedBackend
-from kmodels.checkpoint.state import GeneratorsBackend
+from kmodels.checkpoint.state import StateBackend
 from kmodels.core import processes_jax as core_processes_jax
 from kmodels.core import processes_torch as core_processes_torch
 from kmodels.core import replicas_tensorflow as core_replicas_tensorflow
@@ -54,10 +52,10 @@ from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
 from kmodels.tools.compare_backends import openxla_torch as tools_compare_backends_openxla_torch
 from kmodels.tools.compare_backends.work import OpenXLABackend
+from kmodels.tools.convert import GraphsBackend
 from kmodels.tools.convert import graphs_jax as tools_convert_graphs_jax
 from kmodels.tools.convert import graphs_tensorflow as tools_convert_graphs_tensorflow
 from kmodels.tools.convert import graphs_torch as tools_convert_graphs_torch
-from kmodels.tools.convert.run import GraphsBackend
 from kmodels.tools.doctor import DoctorBackend
 from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
 from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
@@ -85,10 +83,9 @@ from kmodels.weights import host_tensorflow as weights_host_tensorflow
 from kmodels.weights import host_torch as weights_host_torch
 from kmodels.weights.gather import HostBackend
 
-_checkpoint_generators_torch: GeneratorsBackend = checkpoint_generators_torch
 _checkpoint_orbax_jax: OrbaxBackend = checkpoint_orbax_jax
-_checkpoint_sharded_jax: ShardedBackend = checkpoint_sharded_jax
-_checkpoint_sharded_torch: ShardedBackend = checkpoint_sharded_torch
+_checkpoint_state_jax: StateBackend = checkpoint_state_jax
+_checkpoint_state_torch: StateBackend = checkpoint_state_torch
 _core_processes_jax: ProcessesBackend = core_processes_jax
 _core_processes_torch: ProcessesBackend = core_processes_torch
 _core_replicas_tensorflow: ReplicasBackend = core_replicas_tensorflow

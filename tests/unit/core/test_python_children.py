@@ -12,7 +12,7 @@ from python_process import run_python
 from source_tree import SOURCE, imports, trees
 
 # One starts nvidia-smi, which is not Python, the other `python -I`, which leaves the folder out.
-OTHERS = {"core/runtime_tensorflow.py", "lora/targets.py"}
+OTHERS = {"core/runtime_tensorflow.py", "lora/modules.py"}
 HOSTILE = ("kmodels.py", "json.py", "pickle.py", "signal.py", "multiprocessing.py", "keras.py")
 # A loader of torch whose processes come from the forkserver, which Python starts by `-c`.
 LOADER = """

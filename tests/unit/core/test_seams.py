@@ -24,7 +24,7 @@ SEAMS = seams()
 NEEDS = {"kmodels.tools.compare_backends.openxla_torch": "torchax"}
 # Files without a seam: what they hold is asked for by the framework's name, whatever runs.
 WITHOUT_SEAM = {
-    "kmodels.core.dispatch_torch": "dispatch.py, where a framework may be named, imports it",
+    "kmodels.core.internals_torch": "dispatch.py, where a framework may be named, imports it",
     "kmodels.core.internals_tensorflow": "environment.py imports it",
     "kmodels.data.tensors_torch": "for tensors in the state of a loader under each backend",
     "kmodels.interop.host_tensorflow": "keras-cv's layers run on TensorFlow under each backend",

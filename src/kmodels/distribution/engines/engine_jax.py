@@ -21,7 +21,7 @@ from kmodels.distribution import layout
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
-from kmodels.layers.shard_granularity import in_use
+from kmodels.layers.placement import in_use
 
 constrain: Any = jax.lax.with_sharding_constraint
 

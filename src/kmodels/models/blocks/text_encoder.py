@@ -8,7 +8,7 @@ import keras
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.distribution import layout as layouts
 from kmodels.layers import Embedding, LayerNorm, PositionEmbedding
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks import sharding
 from kmodels.models.blocks.encoder_block import EncoderBlock, EncoderInfo
 from kmodels.models.blocks.encoder_config import config_field

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dense, Layer
 from kmodels.layers.base import Shape
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.config import FrozenConfig
 from kmodels.models.blocks.encoder_config import TextEncoderConfig

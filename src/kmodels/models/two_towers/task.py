@@ -13,7 +13,7 @@ from kmodels.core.schema import read_json
 from kmodels.core.traced import TracedState
 from kmodels.core.types import Data, DTypeLike
 from kmodels.data.pipeline.arrays import to_numpy
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.inputs import OptionalInputs
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE
 from kmodels.models.blocks.text_preprocessor import TextPreprocessor

@@ -9,7 +9,7 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.core.types import ActivationLike, DTypeLike, Tensor, Tree
 from kmodels.layers.direct_calls import calls
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.vit.classification import Head, ImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling

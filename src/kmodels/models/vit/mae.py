@@ -11,7 +11,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dense, Layer, LayerNorm
 from kmodels.layers.base import Shape
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor

@@ -20,7 +20,7 @@ from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderBlock, EncoderInfo
 from kmodels.models.blocks.encoder_config import config_field
 from kmodels.models.blocks.hub_order import in_order

@@ -1,6 +1,377 @@
 """`kmodels convert`: files for other packages and runtimes, each compared with the model."""
 
-from kmodels.tools.convert.formats import FORMATS, ExportFormat, Runtime, table
-from kmodels.tools.convert.run import Converted, Differs, convert
+import importlib
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from kmodels import lora, presets, registry
+from kmodels.core import dispatch
+from kmodels.core.dispatch import backend_module
+from kmodels.core.errors import InputError, check_whole, human, shown
+from kmodels.core.files import atomic_directory, is_remote, local_path
+from kmodels.core.remote import open_address, staged, write_file
+from kmodels.core.schema import read_json
+from kmodels.tools.convert import runtimes
+from kmodels.tools.convert.formats import (
+    FORMATS,
+    ExportFormat,
+    Runtime,
+    find,
+    table,
+    takes_images,
+    takes_pairs,
+)
+from kmodels.weights import native
+from kmodels.weights.native import refuse_to_replace
 
 __all__ = ["FORMATS", "Converted", "Differs", "ExportFormat", "Runtime", "convert", "table"]
+
+# Shares of the largest output. A wrong file differs far more, float32 rounding far less. llama.cpp
+# uses a table of GELU in half precision and rounds inputs of matrix products to as few bits as the
+# weights have, which changes outputs about as much as rounding the weights.
+LIMIT, LIMIT_ROUGH, ROUNDINGS = 1e-3, 5e-2, 4.0
+MOST_BYTES = 2**31
+
+
+class GraphsBackend(Protocol):
+    """Graphs that one backend writes."""
+
+    @property
+    def WRITERS(self) -> Mapping[str, Callable[[Any, Any, Path], None]]:
+        """Functions by format that write a model with this `keras.InputSpec` to a path."""
+        ...
+
+    @property
+    def KEEPS(self) -> Mapping[str, Sequence[str]]:
+        """Ops by format that keep their override; all others use the generic body."""
+        ...
+
+
+class Differs(RuntimeError):
+    """Raised if a written file has other outputs than the model; the file was not kept."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The result of a conversion.
+
+    Attributes:
+        path: path of the file or directory.
+        format: name of the format.
+        dtype: dtype of the written weights.
+        bytes: bytes of all files.
+        runtime: runtime of the comparison, with its version; "" without one.
+        difference: largest difference between outputs of the runtime and of kmodels with the
+            written weights; None without a comparison.
+        rounding: largest difference between outputs of kmodels with the written weights and with
+            the model's own; None if the weights are the same.
+        largest: largest absolute value of the model's outputs.
+        advice: reason for a missing comparison, and the packages to install; "" if there was one.
+        part: names the written class and the class of the whole source if they differ, else "".
+    """
+
+    path: Path
+    format: str
+    dtype: str
+    bytes: int
+    runtime: str
+    difference: float | None
+    rounding: float | None
+    largest: float
+    advice: str
+    part: str = ""
+
+    def line(self) -> str:
+        """Returns the line that the command prints."""
+        start = f"{shown(self.path)} ({self.format}, {self.dtype}, {human(self.bytes)})"
+        scale = f"outputs up to {self.largest:.2g}"
+        rounded = ""
+        if self.rounding is not None:
+            rounded = f"; rounding to {self.dtype} changed them by {self.rounding:.1e} at most"
+        part = self.part and f"; {self.part}"
+        if self.difference is None:
+            return f"{start}: written, not compared: {self.advice}{rounded}, {scale}{part}"
+        differs = f"{self.runtime} differs by {self.difference:.1e} at most"
+        return f"{start}: {differs}, {scale}{rounded}{part}"
+
+
+def convert(
+    source: str | Path | keras.Model,
+    destination: str | Path,
+    to: str,
+    *,
+    dtype: str | None = None,
+    adapter: str | Path | None = None,
+    sequence_length: int = 32,
+    text_only: bool = False,
+    mmproj: str | Path | None = None,
+) -> Converted:
+    """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
+
+    The destination is replaced only after the comparison. LoRA adapters of the source are merged.
+
+    Args:
+        source: a path that `from_preset` reads, or a model without adapters, which is not changed.
+        destination: file or directory to create or replace, local or remote.
+        to: a key of `FORMATS`.
+        dtype: dtype of the written weights; by default the usual one of the format.
+        adapter: directory of an adapter to load and merge, if the source is a path.
+        sequence_length: tokens of the compared rows of a language model.
+        text_only: writes the text part of a checkpoint whose other parts are left out.
+        mmproj: file for the vision encoder of a model whose text is written to a GGUF file.
+
+    Raises:
+        InputError: if the format, the backend or the runtime does not support it; nothing is
+            replaced.
+        Differs: if the outputs are not those of the model; nothing is replaced.
+    """
+    form = find(to)
+    kind = form.choose_dtype(dtype)
+    check_whole("sequence_length", sequence_length, 2)
+    if is_remote(destination):
+        open_address(destination)
+        destination = Path(destination)
+    else:
+        destination = local_path(destination)
+    _check_destination(form, destination)
+    form.check_backend()
+    is_path = isinstance(source, str | Path)
+    if is_path and Path(source).expanduser().resolve() == destination.resolve():
+        raise InputError(f"{destination} is the source; give another destination")
+    if not is_path and adapter is not None:
+        raise InputError(
+            "adapter needs a source that is a path; load the adapter and call merge_lora"
+        )
+    # The host has more memory, no TF32, and writes files that run anywhere.
+    with keras.device("cpu") if is_path else nullcontext():
+        whole = not text_only and not form.traced
+        read = "float32" if form.rounds else kind
+        model = _open(source, read, adapter, whole) if is_path else source
+        _check_model(form, model, kind)
+        presets.check_parts(model, text_only, form.what)
+        _check_mmproj(form, model, destination, kind, text_only, mmproj)
+        results: list[Converted] = []
+
+        def write(path: Path) -> None:
+            _write(form, model, path, kind)
+            results.append(_compare(form, model, path, kind, sequence_length, destination))
+            if mmproj is not None:
+                model.projector.write(model, mmproj, kind)
+
+        if form.suffix:
+            write_file(destination, write)
+        else:
+            with staged(destination) as (target, finish):
+                with atomic_directory(target) as folder:
+                    write(folder)
+                finish(target)
+    # With text_only the caller knows that the other parts are missing.
+    whole = whole_of(source, type(model)) if is_path and not text_only else ""
+    if not whole:
+        return results[0]
+    part = f"it has only the {type(model).__name__} of a {whole}"
+    return replace(results[0], part=part)
+
+
+def _check_destination(form: ExportFormat, destination: Path) -> None:
+    if not form.suffix:
+        refuse_to_replace(destination, form.files)
+    elif destination.suffix != form.suffix:
+        raise InputError(
+            f"{destination} does not end in {form.suffix}; give the name of such a file"
+        )
+    elif destination.is_dir():
+        raise InputError(f"{destination} is a directory; {form.name} is a file, give its name")
+
+
+def _check_mmproj(
+    form: ExportFormat,
+    model: keras.Model,
+    destination: Path,
+    dtype: str,
+    text_only: bool,
+    mmproj: str | Path | None,
+) -> None:
+    if hasattr(model, "check_mmproj") and form.name == "gguf":
+        model.check_mmproj(destination, dtype, text_only, mmproj)
+    elif mmproj is not None:
+        raise InputError(
+            f"mmproj is {mmproj}; only gguf has a separate file for the vision encoder; leave "
+            "mmproj out"
+        )
+
+
+def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: bool = False) -> Any:
+    model = presets.class_of(source, whole).from_preset(source, dtype=dtype)
+    if adapter is not None:
+        model.load_adapter(adapter)
+    if lora.describe(model):
+        model.merge_lora()
+    return model
+
+
+def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
+    if lora.describe(model):
+        raise InputError("the model has LoRA adapters; call merge_lora first")
+    backbone = getattr(model, "backbone", model)
+    if takes_pairs(backbone):
+        raise InputError(
+            f"{form.name} holds one tower, and {type(model).__name__} has two; use its "
+            "export_to_transformers"
+        )
+    if form.method and not hasattr(model, form.method):
+        raise InputError(
+            f"{form.name} holds models of {', '.join(form.families())}; this is a "
+            f"{type(model).__name__} of {backbone.family}"
+        )
+    if form.traced and takes_images(backbone):
+        raise InputError(
+            f"{form.name} holds a graph with one input, and {type(model).__name__} takes texts and "
+            "images; write hf, keras-hub or gguf"
+        )
+    if not form.rounds and (own := backbone.variable_dtype) != dtype:
+        raise InputError(f"the model is {own}; give dtype={own!r}, or one that is {dtype}")
+    size = sum(int(np.prod(weight.shape)) for weight in model.weights) * 4
+    if form.limited and size >= MOST_BYTES:
+        raise InputError(
+            f"{form.name} is limited to {human(MOST_BYTES)}, and the model has {human(size)}; "
+            "write hf, gguf, savedmodel or torch-export"
+        )
+
+
+def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> None:
+    if form.method:
+        # `check_parts` and `_check_mmproj` have checked the parts that are left out.
+        beside = form.name == "gguf" and model.projector is not None
+        left = beside or getattr(model, "backbone", model).left_out
+        text = {"text_only": True} if left else {}
+        getattr(model, form.method)(path, *([dtype] if form.rounds else []), **text)
+        return
+    if not form.traced:
+        name, function = form.writer
+        getattr(importlib.import_module(f"kmodels.tools.convert.{name}"), function)(model, path)
+        return
+    graphs = backend_module("kmodels.tools.convert.graphs", GraphsBackend)
+    overridden = graphs.KEEPS.get(form.name, ())
+    served, spec = runtimes.serve(model)
+    generic = [op for op in dispatch.ops() if op not in overridden]
+    # Exporters warn about their internals, and support the ops of the generic bodies best.
+    try:
+        with warnings.catch_warnings(), dispatch.generic_only(*generic):
+            warnings.simplefilter("ignore")
+            graphs.WRITERS[form.name](served, spec, path)
+    except Exception as error:  # each exporter has its own
+        others = [name for name in form.backends if name != dispatch.backend()]
+        raise InputError(
+            f"{form.name} could not be written from {dispatch.backend()} "
+            f"({str(error).strip().partition(chr(10))[0] or type(error).__name__}); "
+            f"try {' or '.join(others) if others else 'another format'}"
+        ) from error
+
+
+def _compare(
+    form: ExportFormat, model: keras.Model, path: Path, dtype: str, length: int, destination: Path
+) -> Converted:
+    samples = runtimes.samples(model, length)
+    expected = _outputs(model, samples)
+    largest = max(float(np.abs(x).max()) for x in expected)
+    rounding = None
+    if dtype != "float32":
+        # A model with the written weights that computes in float32. A GGUF file of a model with
+        # images holds its text model.
+        cls = presets.class_of(path) if form.name == "gguf" else type(model)
+        again = cls.from_preset(path, dtype="float32", **_without_preprocessor(model))
+        exact, expected = expected, _outputs(again, samples)
+        rounding = _distance(exact, expected) if form.rounds else None
+    reader = form.reader()
+    outputs, advice = _ask(reader, path, samples, model)
+    difference, runtime = None, ""
+    if outputs is not None:
+        difference = _distance(outputs, expected)
+        runtime = f"{reader.name} {_version(reader.packages[0])}"
+        rough = max(LIMIT_ROUGH * largest, ROUNDINGS * (rounding or 0.0))
+        if not difference <= (rough if reader.rough else LIMIT * largest):
+            raise Differs(
+                f"{runtime} differs by {difference:.1e} on outputs up to {largest:.2g}; "
+                f"{destination} was not written"
+            )
+    return Converted(
+        destination,
+        form.name,
+        dtype,
+        sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()),
+        runtime,
+        difference,
+        rounding,
+        largest,
+        advice,
+    )
+
+
+def _ask(
+    reader: Runtime, path: Path, samples: Sequence[np.ndarray], model: keras.Model
+) -> tuple[list[np.ndarray] | None, str]:
+    """Returns the outputs of the runtime, or None and the reason for which it cannot run."""
+    if absent := reader.missing():
+        return None, f"{', '.join(absent)} is not installed, pip install {reader.install}"
+    name, function = reader.call
+    try:
+        module = importlib.import_module(f"kmodels.tools.convert.{name}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return getattr(module, function)(path, samples, model), ""
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        return None, f"{reader.name} cannot be imported ({reason})"
+
+
+def _without_preprocessor(model: keras.Model) -> dict[str, None]:
+    return {"preprocessor": None} if hasattr(model, "preprocessor") else {}
+
+
+def _outputs(model: keras.Model, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the outputs in float32, since NumPy cannot compare bfloat16."""
+    arrays = (runtimes.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
+    return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in arrays]
+
+
+def _distance(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
+    """Returns the largest difference; infinite between different shapes."""
+    if [x.shape for x in left] != [x.shape for x in right]:
+        return float("inf")
+    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
+
+
+def _version(module: str) -> str:
+    names = importlib.metadata.packages_distributions().get(module, [module])
+    return importlib.metadata.version(names[0])
+
+
+def whole_of(source: str | Path, cls: type) -> str:
+    """Returns the name of the class of a whole source if `cls` reads only a part of it, else "".
+
+    Args:
+        source: a path that `from_preset` reads.
+        cls: the class that reads it, such as an encoder of a "ViTMAEForPreTraining".
+    """
+    path = presets.locate(source)
+    if not (path / "config.json").is_file():
+        return ""
+    description = read_json(path / "config.json")
+    if native.is_ours(path, description):
+        name, task = description.get("class", ""), description.get("task") or {}
+        # A classifier without classes is only its backbone.
+        return name if name != cls.__name__ and task and "num_classes" not in task else ""
+    name = next(iter(description.get("architectures") or ()), "")
+    known = {task.__name__ for family in registry.families() for task in family.tasks}
+    towers = {"text_config", "vision_config"} <= set(description)
+    part = towers and not takes_images(getattr(cls, "backbone_class", cls))
+    return name if part or (name in known and name != cls.__name__) else ""

@@ -22,11 +22,10 @@ from kmodels.core.runtime import check_policy, host_bytes
 from kmodels.distribution.mesh import Mesh
 from kmodels.layers import quantized, remat
 from kmodels.layers.adapter import matrices, name_in
-from kmodels.layers.layout_family import family_of
-from kmodels.layers.shard_granularity import Granularity, granularity_of
+from kmodels.layers.placement import Granularity, family_of, granularity_of
 from kmodels.lora import LoraSettings
 from kmodels.lora.enable import chosen
-from kmodels.lora.targets import linear_layers
+from kmodels.lora.modules import linear_layers
 from kmodels.models.blocks.sizes import BlockSizes, Sizes
 from kmodels.ops.attention import block_slices
 from kmodels.ops.linear_cross_entropy import tile_of
@@ -106,7 +105,7 @@ class StepArray:
             device holds all of it. Weights, gradients and slots are sharded like the variable of
             that path.
         granularity: granularity of a variable, see `layers.shard_granularity`.
-        family: family of a variable, see `layers.layout_family`.
+        family: family of a variable, see `layers.placement`.
     """
 
     part: str

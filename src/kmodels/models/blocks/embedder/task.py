@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tree
 from kmodels.generation.request import pad_rows
 from kmodels.layers import Dense
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.decoder import DecoderBackbone
 from kmodels.models.blocks.embedder import sentence_transformers
 from kmodels.models.blocks.embedder.pooling import (

@@ -7,7 +7,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import ActivationLike, DTypeLike
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.vit.classification import Head, ImageClassifier
 from kmodels.models.vit.classifier import ALSO
 from kmodels.models.vit.naflex.layers import POOLINGS, ImageSegments, NaFlexPooling

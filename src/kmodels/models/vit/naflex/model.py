@@ -15,7 +15,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dropout, LayerNorm
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import EncoderInfo
 from kmodels.models.blocks.encoder_config import GELUS, check_gelu, config_field
 from kmodels.models.vit.config import ViTConfig

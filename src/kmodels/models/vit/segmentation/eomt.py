@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import check_class_names
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import preprocessor as preprocessing

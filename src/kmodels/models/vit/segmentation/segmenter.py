@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike
 from kmodels.layers import Dense, Dropout
-from kmodels.layers.layout_family import of_family
+from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import NamedClasses, check_class_names
 from kmodels.models.vit.model import ViTBackbone, resized
 from kmodels.models.vit.segmentation import masks, preprocessor

@@ -1,6 +1,6 @@
 """Arrays that lie on devices of several JAX processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -8,26 +8,26 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.weights.parts import Start
+from kmodels.weights.files import Start
 from kmodels.weights.tensors import Index, LazyArray
 
 Held = dict[Start, np.ndarray]
 
 
 def is_placed(variable: Any) -> bool:
-    """See `ShardedBackend`."""
+    """See `StateBackend`."""
     return isinstance(variable.value, jax.Array) and not variable.value.is_fully_addressable
 
 
 def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
-    """See `ShardedBackend`: of devices with equal parts, the first one's."""
+    """See `StateBackend`: of devices with equal parts, the first one's."""
     for shard in variable.value.addressable_shards:
         if shard.replica_id == 0:
             yield _start(shard.index), np.array(shard.data)
 
 
 def read(variable: Any, array: LazyArray) -> Held:
-    """See `ShardedBackend`: parts by their start, since devices may hold equal ones."""
+    """See `StateBackend`: parts by their start, since devices may hold equal ones."""
     dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
     parts: Held = {}
     indices: Any = variable.value.sharding.addressable_devices_indices_map(array.shape)
@@ -38,11 +38,20 @@ def read(variable: Any, array: LazyArray) -> Held:
 
 
 def put(variable: Any, held: Held) -> None:
-    """See `ShardedBackend`."""
+    """See `StateBackend`."""
     sharding = variable.value.sharding
     shape = tuple(variable.shape)
     value = jax.make_array_from_callback(shape, sharding, lambda index: held[_start(index)])  # type: ignore[arg-type]
     keras_internals.give_value(variable, value)
+
+
+def generators() -> dict[str, np.ndarray]:
+    """See `StateBackend`: JAX keeps no generator."""
+    return {}
+
+
+def restore_generators(states: Mapping[str, np.ndarray]) -> None:
+    """Does nothing, see `generators`."""
 
 
 def _start(index: Index) -> Start:

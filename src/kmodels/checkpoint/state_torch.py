@@ -1,31 +1,31 @@
-"""Tensors of which each rank holds a part: `DTensor`s, as FSDP2 makes them."""
+"""Sharded tensors, the `DTensor`s of FSDP2, and torch's random generator of the host."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from kmodels.weights.files import Start
 from kmodels.weights.host_torch import to_numpy
-from kmodels.weights.parts import Start
 from kmodels.weights.tensors import LazyArray
 
 
 def is_placed(variable: Any) -> bool:
-    """See `ShardedBackend`."""
+    """See `StateBackend`."""
     return isinstance(variable.value, DTensor)
 
 
 def parts(variable: Any) -> Iterator[tuple[Start, np.ndarray]]:
-    """See `ShardedBackend`: of ranks with equal parts, the first one's."""
+    """See `StateBackend`: of ranks with equal parts, the first one's."""
     start, sizes, is_first = _place(variable.value)
     if is_first and 0 not in sizes:
         yield start, np.array(to_numpy(variable.value.to_local().detach().cpu()))
 
 
 def read(variable: Any, array: LazyArray) -> torch.Tensor:
-    """See `ShardedBackend`."""
+    """See `StateBackend`."""
     start, sizes, _ = _place(variable.value)
     index = tuple(slice(a, a + size) for a, size in zip(start, sizes, strict=True))
     values = np.array(array.part(index), dtype=array.dtype)
@@ -35,9 +35,20 @@ def read(variable: Any, array: LazyArray) -> torch.Tensor:
 
 
 def put(variable: Any, held: torch.Tensor) -> None:
-    """See `ShardedBackend`."""
+    """See `StateBackend`."""
     with torch.no_grad():
         variable.value.to_local().copy_(held)
+
+
+def generators() -> dict[str, np.ndarray]:
+    """See `StateBackend`: the one from which torch's data loaders draw."""
+    return {"torch": np.array(torch.get_rng_state().numpy())}
+
+
+def restore_generators(states: Mapping[str, np.ndarray]) -> None:
+    """See `StateBackend`."""
+    if "torch" in states:
+        torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
 
 
 def _place(tensor: DTensor) -> tuple[Start, tuple[int, ...], bool]:
