@@ -110,7 +110,7 @@ STEPS = {
             *("vit_debug", VIT), num_classes=10, use_class_token=False, pooling="gap",
             image_shape=(64, 64, 3),
         ),
-        *(2, 0, calls(1, 2, 0), {"tpu": "pays from 128 queries on"}),
+        *(2, 0, calls(1, 1, 0), NARROW),
         lora=False,
         settings=CLASSES,
     ),
@@ -124,7 +124,7 @@ STEPS = {
     ),
     "Gemma 4": Step(preset("gemma4_debug"), 1, 128, calls(2, 2, 0), NARROW),
     "Qwen 3": Step(
-        preset("qwen3_debug", models.Qwen3CausalLM), 1, 128, calls(1, 2, 0), NARROW, lora=False
+        preset("qwen3_debug", models.Qwen3CausalLM), 1, 128, calls(1, 1, 0), NARROW, lora=False
     ),
     "Llama 3": Step(preset("llama3_debug", models.Llama3CausalLM), 1, 128, calls(1, 2, 0), NARROW),
 }  # fmt: skip
