@@ -131,7 +131,7 @@ STEPS = {
 LARGE = {
     "ViT-B/16": Step(
         preset("vit_base_patch16_224", VIT, num_classes=1000),
-        *(8, 0, calls(0, 0, 3), ODD),
+        *(8, 0, calls(0, 0, 3), {**ODD, "tpu": "pays from 128 queries on"}),
         lora=False,
         settings=CLASSES,
     ),
