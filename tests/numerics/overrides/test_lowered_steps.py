@@ -135,8 +135,8 @@ LARGE = {
         lora=False,
         settings=CLASSES,
     ),
-    "Gemma 3 4B": Step(preset("gemma3_4b_text"), 1, 2048, calls(2, 3, 8)),
-    "Gemma 4 E2B": Step(preset("gemma4_e2b"), 1, 2048, calls(1, 2, 8), {"cuda": "up to 256 wide"}),
+    "Gemma 3 4B": Step(preset("gemma3_4b_text"), 1, 1792, calls(2, 3, 8)),
+    "Gemma 4 E2B": Step(preset("gemma4_e2b"), 1, 1792, calls(1, 2, 8), {"cuda": "up to 256 wide"}),
 }
 LARGE_CASES = [pytest.param(label, marks=pytest.mark.nightly) for label in LARGE]
 SHAPE = re.compile(r"tensor<((?:\d+x)+)[a-z]")
