@@ -1,21 +1,37 @@
-"""A CPU that code takes for CUDA, and a block in which nothing may wait for it.
+"""CUDA on a machine without it, and blocks in which nothing may wait for the device.
 
-The thin functions that ask where a tensor lies say CUDA, and kernels that only CUDA has are
-replaced by a recorder and by a body for CPUs. Tensors lie on the CPU all the same, so a copy to the
-device shows as what torch calls where it makes a tensor of numbers.
+`pretend`: the thin functions that ask where a tensor lies say CUDA, and kernels that only CUDA has
+are replaced by a recorder and by a body for CPUs. Tensors lie on the CPU all the same, so a copy to
+the device shows as what torch calls where it makes a tensor of numbers.
+
+`fake_cuda`: tensors have no numbers and lie on CUDA. The code takes the kernels of CUDA, of which
+torch knows shapes, dtypes and devices; a tensor of the CPU among them raises, and so does a read of
+numbers.
 """
 
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import torch
+from keras.src.backend.common import global_state
+from keras.src.backend.torch import core as keras_torch
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as flexible
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kmodels.core import keras_internals, runtime_torch
+from kmodels.core import keras_internals, runtime_torch, seeds_torch
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import (
     _tensors_torch,
@@ -197,3 +213,126 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def stop_pretending() -> None:
     """Gives Keras its own way to send numbers."""
     keras_internals.change_conversion(None)
+
+
+# === Fake tensors ===
+
+# One mode for a process: tensors of different modes do not mix, and ops keep constants.
+_MODE = FakeTensorMode()
+_strict = [False]
+
+
+def _dispatch(function: Any, types: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Any:
+    output = _DISPATCH(function, types, args, kwargs, **more)
+    name, kwargs = getattr(function, "_opname", ""), kwargs or {}
+    if _strict[0] and name in ("_to_copy", "copy_"):
+        source, target = (args[0], output) if name == "_to_copy" else (args[1], args[0])
+        # From pinned memory; what comes to the host has to be waited for.
+        ordered = target.is_cuda and (kwargs.get("non_blocking") or args[2:] == (True,))
+        if source.device.type != target.device.type and not ordered:
+            _refuse(f"a copy from {source.device.type} to {target.device.type}")
+    return output
+
+
+# Not a subclass: torch has its rules for higher order operators by the class of a mode.
+_DISPATCH, _MODE.dispatch = _MODE.dispatch, _dispatch
+
+
+@contextmanager
+def without_copies() -> Iterator[None]:
+    """Raises `WaitsForDevice` if the block copies from pageable memory, or to the host."""
+    _strict[0] = True
+    try:
+        yield
+    finally:
+        _strict[0] = False
+
+
+class _Generator(torch.Generator):
+    """A generator that is made for CUDA, on the CPU."""
+
+    def __new__(cls, device: object = None) -> Any:
+        return super().__new__(cls, "cpu")
+
+
+@cache
+def _device() -> ctypes.CDLL:
+    """Compiles the device that autograd's engine asks; skips the test without a compiler."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    torch_folder = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "cuda.so"
+        command = [compiler, "-shared", "-fPIC", "-std=c++20", f"-I{torch_folder / 'include'}"]
+        command += [str(Path(__file__).with_suffix(".cpp")), f"-L{torch_folder / 'lib'}"]
+        command += ["-lc10", "-ltorch_cpu", "-o", str(library)]
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(str(library))
+
+
+@contextmanager
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Puts all tensors of the block on CUDA, without numbers; yields attention's kernels.
+
+    The attention kernels are those that `choose` chose for calls of the block. FlexAttention is not
+    compiled.
+    """
+    library, kernels = _device(), set[str]()
+    choose = attention_torch.choose
+
+    def chosen(facts: Any) -> Any:
+        choice = choose(facts)
+        kernels.add(choice.kernel)
+        return choice
+
+    # Without these, torch asks a driver.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device=None: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, device=None: self)
+    monkeypatch.setattr(torch, "Generator", _Generator)
+    monkeypatch.setattr(flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(cuda, "_compiled", lambda function: function)
+    monkeypatch.setattr(attention_torch, "choose", chosen)
+    # Not a scope: backward passes run in a thread of the device.
+    monkeypatch.setattr(keras_torch, "DEFAULT_DEVICE", "cuda")
+    seed = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+    library.exchange()
+    try:
+        with _MODE:
+            yield kernels
+    finally:
+        library.exchange()
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, seed)
+        stop_pretending()
+
+
+def outlined(make: Callable[[], Any]) -> Any:
+    """Returns a model whose weights are fake: none is drawn, and a large one takes no memory.
+
+    Its seeds are known on the host, as they are after the first draw.
+    """
+    with keras_internals.without_values() as waiting:
+        model = make()
+    for variable in waiting:
+        dtype = keras_torch.to_torch_dtype(variable.dtype)
+        keras_internals.give_value(
+            variable, torch.empty(tuple(variable.shape), dtype=dtype, device="cuda")
+        )
+    know_seeds(model)
+    return model
+
+
+def know_seeds(model: Any) -> None:
+    """Has the host know the words of a model's seeds."""
+    for variable in model.variables:
+        if variable.path.endswith("seed_generator_state"):
+            seeds_torch._note(keras_internals.value_of(variable, cast=False), (1, 0))
+
+
+def on_device(arrays: Any) -> Any:
+    """Returns arrays as fake tensors on CUDA."""
+    return keras.tree.map_structure(lambda x: torch.from_numpy(x).to("cuda"), arrays)

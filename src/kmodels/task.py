@@ -12,7 +12,12 @@ import numpy as np
 from kmodels.core import remote, runtime
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import local_path
-from kmodels.core.keras_internals import ClonedAs, average_by_update, forget_metrics
+from kmodels.core.keras_internals import (
+    ClonedAs,
+    average_by_update,
+    forget_metrics,
+    make_functional,
+)
 from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
 from kmodels.distribution.layout import Axes, register
 from kmodels.distribution.rank_zero import without_distribution
@@ -184,6 +189,7 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
 
     def __init__(self, *, config: Any, intermediates: dict[str, Any], **kwargs: Any):
         _check_arguments(type(self), kwargs)
+        make_functional(Backbone)
         super().__init__(**kwargs)
         self.config = config
         self._named = dict(intermediates)
@@ -299,6 +305,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
     def __init__(self, *, backbone: Backbone, preprocessor: Callable[..., Any], **kwargs: Any):
         _check_arguments(type(self), kwargs)
+        make_functional(Task)
         super().__init__(**kwargs)
         # The head's policy is its own; Keras scales the loss by this one, and tells it to others.
         self.dtype_policy = backbone.dtype_policy

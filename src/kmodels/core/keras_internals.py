@@ -19,6 +19,8 @@ from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 from keras.src.layers.layer import CallContext
 from keras.src.legacy.saving import json_utils
 from keras.src.losses.loss import scale_loss_for_distribution
+from keras.src.models.functional import Functional
+from keras.src.models.model import inject_functional_model_class
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.saving import saving_lib, serialization_lib
 from keras.src.trainers.data_adapters import data_adapter
@@ -294,6 +296,16 @@ class ClonedAs:
             return super()._run_through_graph(inputs, *args, **kwargs)  # type: ignore[misc]
         call = kwargs["call_fn"] or (lambda layer, *args, **kwargs: layer(*args, **kwargs))
         return self.clone_graph(inputs, kwargs["operation_fn"], call)
+
+
+def make_functional(cls: "type[keras.Model]") -> None:
+    """Makes a class of models functional, once.
+
+    Keras does so with the first model of the class, and fails if the class of this model inherits
+    from it in two ways.
+    """
+    if not issubclass(cls, Functional):
+        inject_functional_model_class(cls)
 
 
 def through_graph(

@@ -144,6 +144,5 @@ def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _is_short(x: object) -> bool:
-    if type(x) is not list and type(x) is not tuple:
-        return False
-    return len(x) <= FEW and all(type(n) in _KINDS for n in x)
+    # Lists that Keras tracks are of another class, as those of a metric are.
+    return isinstance(x, list | tuple) and len(x) <= FEW and all(type(n) in _KINDS for n in x)

@@ -10,7 +10,8 @@ process is added only when it draws, and is not in the state.
 """
 
 import threading
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -67,6 +68,17 @@ def take(seed: keras.random.SeedGenerator) -> tuple[int, int]:
         _advance(seed.state, state)
         _note(_state(seed.state), (words[0], words[1] + 1))
     return words[0] + _offset, words[1]
+
+
+def uniform(shape: Sequence[Any], seed: Any, low: float, high: float, dtype: str) -> Any:
+    """Returns the numbers of `keras.random.uniform`, which reads the seed at each call."""
+    device = keras_internals.device()
+    known = isinstance(seed, keras.random.SeedGenerator) and device != "meta"
+    if not known or torch.compiler.is_compiling():
+        return keras.random.uniform(shape, low, high, dtype, seed)
+    generator = torch.Generator(device).manual_seed(sum(take(seed)) & WORD)
+    drawn = torch.rand(shape, generator=generator, dtype=getattr(torch, dtype), device=device)
+    return (high - low) * drawn + low
 
 
 def mixed(*words: int) -> int:

@@ -1,6 +1,5 @@
 """Cross-entropy of a linear classifier over a large vocabulary."""
 
-import math
 from typing import Any
 
 from keras import ops
@@ -84,7 +83,8 @@ def linear_cross_entropy(
         logits = ops.tanh(logits / soft_cap) * soft_cap
     right = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, 1), axis=1), 1)
     losses = ops.subtract(ops.logsumexp(logits, axis=1), right)
-    highest = ops.max(logits, axis=1, initial=-math.inf)  # of no rows it needs a first value
+    # Keras wants `initial` for no rows, and on torch puts it on the CPU.
+    highest = ops.max(logits, axis=1) if logits.shape[0] != 0 else logits[:, 0]
     best = ops.cast(ops.greater_equal(right, highest), dtype)
     return ops.sum(ops.multiply(weights, losses)), ops.stop_gradient(
         ops.sum(ops.multiply(weights, best))

@@ -84,8 +84,12 @@ class MeanIoU(keras.metrics.MeanIoU):
             row_weights = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
             weights = row_weights * ops.cast(there, self.dtype)
         cells = ops.where(there, true * classes + said, 0)
-        counts = ops.segment_sum(
-            ops.reshape(weights, (-1,)), ops.reshape(cells, (-1,)), num_segments=classes**2
+        # Not `segment_sum`, which on torch waits for the device and counts in float32.
+        counts = ops.scatter_update(
+            ops.zeros((classes**2,), ops.dtype(weights)),
+            ops.reshape(cells, (-1, 1)),
+            ops.reshape(weights, (-1,)),
+            reduction="add",
         )
         counts = ops.reshape(ops.cast(counts, self.dtype), (classes, classes))
         self.total_cm.assign_add(counts)

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import keras
 
+from kmodels.core import seeds
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
@@ -494,7 +495,7 @@ class SetCriterion:
 
     def _drawn(self, rows: Tensor, seed: Seed) -> Any:
         shape = (keras.ops.shape(rows)[0], self.train_num_points, 2)
-        return keras.random.uniform(shape, dtype="float32", seed=seed)
+        return seeds.uniform(shape, seed)
 
     def _matched(
         self, targets: Targets, masks: Tensor, queries: Tensor, seed: Seed, rows: Tensor
@@ -543,14 +544,14 @@ class SetCriterion:
         ops, number = keras.ops, self.train_num_points
         drawn = int(number * self.oversample_ratio)
         uncertain = int(number * self.importance_sample_ratio)
-        points = keras.random.uniform((*shape, drawn, 2), dtype="float32", seed=seed)
+        points = seeds.uniform((*shape, drawn, 2), seed)
         distance = ops.abs(at_own_points(masks, points))
         index = ops.expand_dims(ops.top_k(-distance, uncertain)[1], 3) if uncertain else None
         parts = []
         if index is not None:
             parts.append(ops.take_along_axis(points, ops.tile(index, (1, 1, 1, 2)), axis=2))
         if rest := number - uncertain:
-            parts.append(keras.random.uniform((*shape, rest, 2), dtype="float32", seed=seed))
+            parts.append(seeds.uniform((*shape, rest, 2), seed))
         return ops.concatenate(parts, axis=2)
 
     def class_loss(

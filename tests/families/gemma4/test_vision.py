@@ -17,6 +17,7 @@ from kmodels.models import (
 from kmodels.models.blocks import decoder
 from kmodels.models.gemma_vision.gemma4_encoder import ClippedDense
 from kmodels.weights import read_safetensors
+from python_process import run_python
 from tolerances import tolerance
 
 LIMIT = tolerance("logits")
@@ -33,6 +34,13 @@ def row(references):
         return found
 
     return of
+
+
+def test_it_may_be_the_first_model_of_a_process():
+    """Its backbone inherits from another one in two ways."""
+    program = "from kmodels.models import Gemma4ImageTextLM as LM; LM.from_preset({!r})"
+    done = run_python("-c", program.format(NAMES[0]))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["unified", "tower", "tower_small"])

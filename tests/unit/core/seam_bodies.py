@@ -14,8 +14,10 @@ from kmodels.core import replicas_tensorflow as core_replicas_tensorflow
 from kmodels.core import runtime_jax as core_runtime_jax
 from kmodels.core import runtime_tensorflow as core_runtime_tensorflow
 from kmodels.core import runtime_torch as core_runtime_torch
+from kmodels.core import seeds_torch as core_seeds_torch
 from kmodels.core.processes import ProcessesBackend
 from kmodels.core.runtime import RuntimeBackend
+from kmodels.core.seeds import SeedsBackend
 from kmodels.data.pipeline import device_put_jax as data_pipeline_device_put_jax
 from kmodels.data.pipeline import device_put_tensorflow as data_pipeline_device_put_tensorflow
 from kmodels.data.pipeline import device_put_torch as data_pipeline_device_put_torch
@@ -92,6 +94,7 @@ _core_replicas_tensorflow: ReplicasBackend = core_replicas_tensorflow
 _core_runtime_jax: RuntimeBackend = core_runtime_jax
 _core_runtime_torch: RuntimeBackend = core_runtime_torch
 _core_runtime_tensorflow: RuntimeBackend = core_runtime_tensorflow
+_core_seeds_torch: SeedsBackend = core_seeds_torch
 _data_pipeline_device_put_jax: DevicePutBackend = data_pipeline_device_put_jax
 _data_pipeline_device_put_torch: DevicePutBackend = data_pipeline_device_put_torch
 _data_pipeline_device_put_tensorflow: DevicePutBackend = data_pipeline_device_put_tensorflow

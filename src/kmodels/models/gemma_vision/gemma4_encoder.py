@@ -498,7 +498,8 @@ def pooled(x: Tensor, places: Tensor, size: int) -> tuple[Any, Any]:
     dtype = "float64" if keras.backend.standardize_dtype(x.dtype) == "float64" else "float32"
     there = keras.ops.all(places >= 0, axis=-1)
     inside = keras.ops.maximum(places, 0)
-    last = keras.ops.max(inside[..., 0], axis=-1, keepdims=True, initial=0)
+    # A column for images without patches: Keras' `initial` is on the CPU on torch.
+    last = keras.ops.max(keras.ops.pad(inside[..., 0], ((0, 0), (0, 1))), axis=-1, keepdims=True)
     columns = (last + 1) // size
     number = inside[..., 0] // size + columns * (inside[..., 1] // size)
     count = shape_of(x)[1] // size**2

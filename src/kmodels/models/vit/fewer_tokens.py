@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from kmodels import ops
+from kmodels.core import seeds
 from kmodels.core.types import Tensor
 from kmodels.layers import Attention, Layer
 from kmodels.layers.base import reshape, shape_of
@@ -76,7 +77,7 @@ class PatchDropout(Layer):
         ops, prefix = keras.ops, self.config.num_prefix_tokens
         batch, patches = ops.shape(tokens)[0], tokens.shape[1] - prefix
         number = max(1, int(patches * (1.0 - self.config.patch_drop_rate)))
-        drawn = keras.random.uniform((batch, patches), dtype="float32", seed=self.seed_generator)
+        drawn = seeds.uniform((batch, patches), self.seed_generator)
         index = ops.sort(ops.argsort(drawn, axis=-1)[:, :number], axis=-1) + prefix
         stays = ops.broadcast_to(ops.arange(prefix, dtype=index.dtype), (batch, prefix))
         index = ops.concatenate([stays, index], axis=1)

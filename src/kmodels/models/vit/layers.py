@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.core import traced
+from kmodels.core import seeds, traced
 from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import MLP, Attention, Layer, LayerNorm
@@ -301,8 +301,7 @@ class PatchCoordinates(Layer):
         shift, jitter, rescale = self.ranges
 
         def draw(shape: tuple[int, ...], reach: float) -> Any:
-            drawn = keras.random.uniform(shape, -reach, reach, self._dtype, self.seed_generator)
-            return drawn
+            return seeds.uniform(shape, self.seed_generator, -reach, reach, self._dtype)
 
         if shift is not None:
             places = places + draw((1, 2), shift)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, seeds
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor, Tree
 from kmodels.layers import Dense, Layer, LayerNorm
@@ -574,7 +574,7 @@ class ViTMAEForPreTraining(PatchPixels, Task):
             float32 (batch, P), the `noise` of the call.
         """
         shape = (batch, self.num_patches)
-        return keras.random.uniform(shape, dtype="float32", seed=self.seed_generator)
+        return seeds.uniform(shape, self.seed_generator)
 
     # The loss
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
+from kmodels.core import seeds
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, LayerNorm
@@ -162,9 +163,7 @@ class QueryMasking(Layer):
         share = shares[self.index]
         seen = keras.ops.reshape(logits, (batch, queries, patches)) > 0
         if training:
-            drawn = keras.random.uniform(
-                (batch, queries, 1), dtype="float32", seed=self.seed_generator
-            )
+            drawn = seeds.uniform((batch, queries, 1), self.seed_generator)
             free = drawn >= keras.ops.cast(share, "float32")
         else:
             free = share <= 0
