@@ -5,7 +5,7 @@ python3 tests/run.py --quick            unit, numerics and families on torch, be
 python3 tests/run.py --all              with tests/nightly, which takes hours
 python3 tests/run.py --backend torch    one backend
 python3 tests/run.py --versions newest  each backend with other versions: nightly, newest, lowest
-python3 tests/run.py --versions lowest --record    also writes the counts into src/kmodels/tools/versions.json
+python3 tests/run.py --record           also writes the versions and counts for `kmodels doctor`
 python3 tests/run.py --references       only write the references that the tests read
 python3 tests/run.py --backend jax -- tests/numerics/ops -k attention    the rest goes to pytest
 
