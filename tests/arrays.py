@@ -10,14 +10,15 @@ from kmodels.weights import read_safetensors
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """The values of a tensor or a variable.
+    """The values of a tensor or a variable, bfloat16 as float32, which NumPy 1.26 can compare.
 
     Of outputs by name it is the first. Keras' `convert_to_numpy` warns on JAX when it is handed a
     variable.
     """
     if isinstance(x, dict):
         return to_numpy(next(iter(x.values())))
-    return keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
+    values = keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
+    return values.astype("float32") if values.dtype.name == "bfloat16" else values
 
 
 def assert_same_tensors(one: Path, other: Path) -> None:

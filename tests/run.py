@@ -5,6 +5,7 @@ python3 tests/run.py --quick            unit, numerics and families on torch, be
 python3 tests/run.py --all              with tests/nightly, which takes hours
 python3 tests/run.py --backend torch    one backend
 python3 tests/run.py --versions newest  each backend with other versions: nightly, newest, lowest
+python3 tests/run.py --record           also writes the versions and counts for `kmodels doctor`
 python3 tests/run.py --references       only write the references that the tests read
 python3 tests/run.py --backend jax -- tests/numerics/ops -k attention    the rest goes to pytest
 
@@ -14,9 +15,11 @@ Environments, logs and the files that backends exchange are under .venv/. The la
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -46,6 +49,9 @@ ORDER = ("torch", "jax", "tensorflow")
 REFERENCES = ROOT / "tests" / ".references"
 EXCHANGE = FOLDER / "exchange"
 WRITER = ROOT / "tests" / "write_references.py"
+# What the suite ran with: `kmodels doctor` and docs/versions.md read it.
+RECORD = ROOT / "src" / "kmodels" / "tools" / "versions.json"
+RECORDED = ("keras", "jax", "torch", "tensorflow", "numpy", "tokenizers", "safetensors")
 SUITE_LIMIT = 3600.0
 # Each process has one core: more threads would only get in each other's way.
 ONE_THREAD = {
@@ -230,6 +236,28 @@ def report(outcomes: list[Outcome]) -> int:
     return 0 if total["passed"] and not failed else 1
 
 
+def record(outcomes: list[Outcome], kind: str, tests: str) -> None:
+    """Write the versions and counts of each backend's run, in the place of its last one."""
+    code = (
+        "import json, platform, sys; from importlib.metadata import distributions\n"
+        "have = {d.name.lower(): d.version for d in distributions()}\n"
+        "print(json.dumps([platform.python_version(),"
+        " {name: have[name] for name in sys.argv[1:] if name in have}]))"
+    )
+    rows = {(row["kind"], row["backend"]): row for row in json.loads(RECORD.read_text())}
+    for outcome in outcomes:
+        backend = outcome.name.rpartition("-")[2]
+        if outcome.name not in (backend, f"{kind}-{backend}") or not outcome.tests:
+            continue  # tests across frameworks, or an environment that could not be made
+        command = [python_of(outcome.name), "-c", code, *RECORDED]
+        python, versions = json.loads(subprocess.check_output(command))
+        counts = {word: outcome.counts[word] for word in ("passed", "failed", "skipped")}
+        about = {"kind": kind, "backend": backend, "date": time.strftime("%Y-%m-%d")}
+        rows[kind, backend] = about | {"python": python, "tests": tests} | counts | versions
+    text = ",\n".join(json.dumps(row) for _, row in sorted(rows.items()))
+    RECORD.write_text(f"[\n{text}\n]\n")
+
+
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -239,6 +267,7 @@ def main() -> int:
     extents = parser.add_mutually_exclusive_group()
     extents.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} on torch")
     extents.add_argument("--all", action="store_true", help="with tests/nightly")
+    parser.add_argument("--record", action="store_true", help=f"write counts into {RECORD.name}")
     parser.add_argument("--references", action="store_true", help="only write the references")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     options = parser.parse_args()
@@ -253,7 +282,11 @@ def main() -> int:
     backends = options.backend or (["torch"] if options.quick else list(BACKENDS))
     jobs = options.jobs or len(os.sched_getaffinity(0))
     across = len(backends) == len(BACKENDS) and not options.versions
-    return report(run_all(backends, arguments, jobs, options.versions, across))
+    outcomes = run_all(backends, arguments, jobs, options.versions, across)
+    if options.record:
+        tests = "core" if arguments == list(CORE) else "all" if not options.pytest else "some"
+        record(outcomes, options.versions or "pinned", tests)
+    return report(outcomes)
 
 
 if __name__ == "__main__":

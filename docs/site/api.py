@@ -1,4 +1,4 @@
-"""Writes docs/api.md, every public name, and docs/presets.md, every preset.
+"""Writes docs/api.md, every public name, docs/presets.md, every preset, and docs/versions.md.
 
     python docs/site/api.py           writes them
     python docs/site/api.py --check   exit code 1 if one is out of date
@@ -8,6 +8,7 @@ A name is public where `__all__` of one of the modules below has it; all others 
 
 import importlib
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "api.md"
 PRESETS_PAGE = DOCS / "presets.md"
+VERSIONS_PAGE = DOCS / "versions.md"
 # In the order of the page: what most people need first.
 MODULES = (
     *("kmodels", "kmodels.models", "kmodels.layers", "kmodels.ops"),
@@ -144,10 +146,34 @@ def presets_page() -> str:
     return "".join(parts)
 
 
+VERSIONS_HEAD = """# Versions
+
+The suite ran with these versions. `lowest` are the floors of `pyproject.toml` (`make test-lowest`,
+the core of the tests: ops, layers, families, training), `pinned` those of `constraints.txt`
+(`make test`), `newest` what pip finds (`make test-newest`), and `nightly` has Keras' nightly build.
+`kmodels doctor` names a version outside of what ran. The page is written by
+`python docs/site/api.py` from `src/kmodels/tools/versions.json`, which
+`python tests/run.py --versions KIND --record` writes.
+"""
+
+
+def versions_page() -> str:
+    """Returns the text of the page of versions."""
+    from kmodels.tools.doctor import VERSIONS
+
+    rows = json.loads(VERSIONS.read_text(encoding="utf-8"))
+    headings = list(dict.fromkeys(name for row in rows for name in row))
+    parts = [VERSIONS_HEAD, f"\n| {' | '.join(headings)} |\n"]
+    parts.append(f"| {' | '.join(['---'] * len(headings))} |\n")
+    parts += [f"| {' | '.join(str(row.get(x, '')) for x in headings)} |\n" for row in rows]
+    return "".join(parts)
+
+
 def main() -> int:
     """Writes or checks the pages."""
     late = 0
-    for path, wanted in ((PAGE, page()), (PRESETS_PAGE, presets_page())):
+    pages = ((PAGE, page()), (PRESETS_PAGE, presets_page()), (VERSIONS_PAGE, versions_page()))
+    for path, wanted in pages:
         if "--check" not in sys.argv[1:]:
             path.write_text(wanted, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != wanted:

@@ -264,6 +264,8 @@ def keys_of(x: jax.Array, place: Place, size: Size) -> jax.Array:
 def added(total: jax.Array, x: jax.Array, low: Number) -> jax.Array:
     """Returns the gradients of keys with those of a block added, from the key `low` on."""
     if isinstance(low, int):  # where XLA would begin the product's sums at the totals
+        if x.shape == total.shape:  # JAX 0.11.2 ends for an index of all keys in `shard_map`
+            return total + x
         return total.at[:, :, low : low + x.shape[2]].add(x)
     own = lax.dynamic_slice_in_dim(total, low, x.shape[2], 2)
     return lax.dynamic_update_slice_in_dim(total, own + x, low, 2)

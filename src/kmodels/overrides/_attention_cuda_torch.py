@@ -265,7 +265,7 @@ def _allowed(
     """Returns a function of (row, head, query, key) that is True if the query sees the key."""
 
     def number(ids: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        return ids[row, place] if ids.shape[0] > 1 else ids[0, place]
+        return ids[row, place] if ids.shape[0] > 1 else ids[0][place]
 
     def allowed(
         row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor

@@ -156,7 +156,7 @@ def _backward(plan: Plan, kept: tuple, gradient: jax.Array) -> tuple[jax.Array |
             found = [x.astype(query.dtype) for x in found]
             found = _sent(found, plan, -hop.distance, wraps=False)
             for_key, for_value = (
-                total.at[:, :, hop.low : hop.high].add(x.astype(total.dtype))
+                added(total, x.astype(total.dtype), hop.low)
                 for total, x in zip((for_key, for_value), found, strict=True)
             )
     return (*(x.astype(query.dtype) for x in (for_query, for_key, for_value)), None, None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import keras
+from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +22,8 @@ PACKAGES = (
 )  # fmt: skip
 # Results of `benchmarks/ops.py` in a checkout; an installed package has none.
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+# Rows of runs of the tests: `kind`, `backend`, counts, and the version of each package.
+VERSIONS = Path(__file__).parent / "versions.json"
 
 
 class DoctorBackend(Protocol):
@@ -49,6 +52,7 @@ def report() -> dict[str, Any]:
 
     Returns:
         `backend`, `python`, `platform`, `versions` (package -> version, installed ones only),
+        `untested` (a line for each package older or newer than those that the tests ran with),
         `devices` (names), `dtype_policy`, `matmul_precision`, `jit_compile` (the effect of "auto"
         on the blocks, with the reason), and `ops`: for each op `override` (name of its function or
         `None`), `path` (`"override"` or `"generic"`), `reason` (why the override is not used, or
@@ -67,6 +71,7 @@ def report() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": _versions(),
+        "untested": _untested(_versions()),
         "devices": engine.devices(),
         "dtype_policy": keras.config.dtype_policy().name,
         "matmul_precision": runtime.matmul_precision(),
@@ -84,6 +89,20 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def _untested(versions: dict[str, str]) -> list[str]:
+    """Returns a line for each package whose version lies outside of what the tests ran with."""
+    rows = [row for row in json.loads(VERSIONS.read_text()) if row["backend"] == backend()]
+    lines = []
+    for package, installed in versions.items():
+        run = sorted({Version(row[package]) for row in rows if package in row})
+        if run and not run[0] <= Version(Version(installed).public) <= run[-1]:
+            age = "older" if Version(installed) < run[0] else "newer"
+            lines.append(
+                f"{package} {installed} is {age} than the tests ran with: {run[0]} to {run[-1]}"
+            )
+    return lines
 
 
 def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
@@ -196,6 +215,8 @@ def show(content: dict[str, Any], console: Console, ops: bool = False) -> None:
         facts.add_row(name.replace("_", " "), content[name])
     facts.add_row("devices", "\n".join(content["devices"]))
     facts.add_row("versions", ", ".join(f"{k} {v}" for k, v in content["versions"].items()))
+    if content["untested"]:
+        facts.add_row("untested", "\n".join(content["untested"]))
     fast = [
         name
         for name, entry in content["ops"].items()

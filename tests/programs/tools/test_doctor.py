@@ -35,6 +35,25 @@ def test_json_holds_what_the_process_runs_on(capsys) -> None:
             assert not (case["reason"] and case["measured"])
 
 
+@pytest.mark.parametrize(
+    ("installed", "line"),
+    [
+        ("2.8.1", "keras 2.8.1 is older than the tests ran with: 2.9.0 to 2.13.0"),
+        ("2.9.0", None),
+        ("2.13.0+cpu", None),
+        ("2.13.1", "keras 2.13.1 is newer than the tests ran with: 2.9.0 to 2.13.0"),
+    ],
+)
+def test_a_version_outside_of_what_ran_is_named(installed, line, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "versions.json"
+    other = {"backend": "other", "keras": "1.0"}
+    rows = [{"backend": BACKEND, "keras": version} for version in ("2.13.0", "2.9.0")]
+    file.write_text(json.dumps([*rows, other]))
+    monkeypatch.setattr(doctor, "VERSIONS", file)
+    monkeypatch.setattr(keras, "__version__", installed)
+    assert doctor.report()["untested"] == ([line] if line else [])
+
+
 def cases(name: str) -> dict:
     return {(case["case"], case["dtype"]): case for case in doctor.report()["ops"][name]["cases"]}
 

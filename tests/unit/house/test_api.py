@@ -27,7 +27,12 @@ PUBLIC = {name: set(importlib.import_module(name).__all__) for name in api.MODUL
 
 
 @pytest.mark.parametrize(
-    ("path", "page"), [(api.PAGE, api.page), (api.PRESETS_PAGE, api.presets_page)]
+    ("path", "page"),
+    [
+        (api.PAGE, api.page),
+        (api.PRESETS_PAGE, api.presets_page),
+        (api.VERSIONS_PAGE, api.versions_page),
+    ],
 )
 def test_the_page_is_up_to_date(path, page):
     assert path.read_text() == page(), "python docs/site/api.py writes it"
