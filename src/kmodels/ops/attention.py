@@ -171,6 +171,14 @@ def _fits(size: object, *allowed: object) -> bool:
     return len(known) <= len(allowed) or size in allowed
 
 
+def hiding_window(window: int | None, query: Tensor, key: Tensor) -> int | None:
+    """Returns the window, or None if it is too wide to hide any key."""
+    lengths = query.shape[1], key.shape[1]
+    if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
+        return None
+    return window
+
+
 # Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
 MASKED = -1e30
 

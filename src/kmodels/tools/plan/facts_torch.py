@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from kmodels.distribution.mesh import Mesh
-from kmodels.overrides.attention_torch import by_products
 from kmodels.tools.plan.estimate import Facts
 
 # glibc returns blocks below 32 MiB late; with MALLOC_MMAP_THRESHOLD_=1048576 there is no slack.
@@ -30,8 +29,8 @@ def device_bytes() -> int | None:
 
 
 def by_blocks(x: torch.Tensor, causal: bool, dropout: float) -> bool:
-    """Returns True if attention on x (B, T, N, H) is computed by blocks and keeps their weights."""
-    return by_products(x, x, causal, dropout)
+    """Returns False: the override's kernels keep no weights."""
+    return False
 
 
 def supposed(mesh: Mesh) -> AbstractContextManager[None]:
