@@ -173,7 +173,7 @@ def _fits(size: object, *allowed: object) -> bool:
 
 def hiding_window(window: int | None, query: Tensor, key: Tensor) -> int | None:
     """Returns the window, or None if it is too wide to hide any key."""
-    lengths = query.shape[1], key.shape[1]
+    lengths = (*query.shape[1:2], *key.shape[1:2])
     if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
         return None
     return window
@@ -372,47 +372,6 @@ def cuts(
             high = min(last + window, keys)
         found.append(Block(start, low, stop - start, high - low))
     return found
-
-
-def block_slices(
-    length: int, keys: int, causal: bool, window: int | None, size: int, always: bool = False
-) -> list[tuple[slice, slice]]:
-    """Returns the queries and the keys of each block, without keys that no query of it may see.
-
-    Args:
-        length: queries T.
-        keys: keys S.
-        causal: as in `kmodels.ops.attention`.
-        window: as in `kmodels.ops.attention`.
-        size: queries of a block.
-        always: cut the queries even if every query may see every key.
-    """
-    if not causal and window is None and not always:
-        return [(slice(0, length), slice(0, keys))]
-    return [
-        (slice(x.start, x.start + x.size), slice(x.low, x.low + x.width))
-        for x in cuts(length, keys, not causal, causal, window, size)
-    ]
-
-
-def near_pairs(
-    queries: slice, keys: slice, offset: int, causal: bool, window: int | None
-) -> np.ndarray:
-    """Returns the pairs that a causal mask and a window allow: bool, (t, s).
-
-    Args:
-        queries: queries of a block.
-        keys: keys of a block.
-        offset: keys before the first query, S - T.
-        causal: as in `kmodels.ops.attention`.
-        window: as in `kmodels.ops.attention`.
-    """
-    place = np.arange(queries.start, queries.stop)[:, None] + offset
-    behind = place - np.arange(keys.start, keys.stop)
-    allowed = behind >= 0 if causal else np.full(behind.shape, True)
-    if window is not None:
-        allowed &= (behind if causal else np.abs(behind)) < window
-    return allowed
 
 
 def loops(blocks: Sequence[Block]) -> list[Loop]:

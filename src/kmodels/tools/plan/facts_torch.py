@@ -20,17 +20,12 @@ FACTS = Facts(
     compiler=30 * 2**20,
     gathers_again=True,
 )
-ACCELERATOR = replace(FACTS, slack=0.1, attention="kernel")
+ACCELERATOR = replace(FACTS, slack=0.1)
 
 
 def device_bytes() -> int | None:
     """Returns the free bytes of the accelerator; 0 without one."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
-
-
-def by_blocks(x: torch.Tensor, causal: bool, dropout: float) -> bool:
-    """Returns False: the override's kernels keep no weights."""
-    return False
 
 
 def supposed(mesh: Mesh) -> AbstractContextManager[None]:
