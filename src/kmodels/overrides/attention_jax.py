@@ -25,7 +25,6 @@ from kmodels.ops.attention import (
     allowed_pairs,
     attention,
     check_attention,
-    check_ids,
     cuts,
     hiding_window,
 )
@@ -346,8 +345,8 @@ def attention_jax(
     seed: keras.random.SeedGenerator | jax.Array | None = None,
 ) -> jax.Array:
     """Keeps no array of the size of the attention weights."""
-    check_attention(query, key, value, causal, window, soft_cap, dropout)
-    check_ids(query, key, causal, segment_ids, block_ids)
+    hidden = Hidden(mask, segment_ids, block_ids, causal, window)
+    check_attention(query, key, value, hidden, soft_cap, dropout)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     bind: Any = attention.bind
     known = facts(
@@ -365,7 +364,7 @@ def attention_jax(
     body = chosen(known).body
     factor = query.shape[3] ** -0.5 if scale is None else scale
     options = _Options(causal, known.window, factor, soft_cap, dropout, body)
-    mask = allowed_pairs(query, key, mask, False, None)
+    mask = allowed_pairs(query, key, Hidden(mask))
     segments, images = (None if x is None else jnp.asarray(x) for x in (segment_ids, block_ids))
     words = dropout_jax.words(seed) if dropout and seed is not None else None  # type: ignore[arg-type]
     if body in kernels.PLATFORMS:

@@ -17,10 +17,10 @@ from kmodels.core import internals_torch, seeds_torch
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
 from kmodels.ops.attention import (
+    Hidden,
     allowed_pairs,
     attention,
     check_attention,
-    check_ids,
     hiding_window,
 )
 from kmodels.overrides import _attention_cuda_torch as cuda
@@ -84,13 +84,13 @@ def attention_torch(
     seed: keras.random.SeedGenerator | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scales inside the kernel; a query that sees nothing gets zeros, as in the op."""
-    check_attention(query, key, value, causal, window, soft_cap, dropout)
-    check_ids(query, key, causal, segment_ids, block_ids)
+    hidden = Hidden(mask, segment_ids, block_ids, causal, window)
+    check_attention(query, key, value, hidden, soft_cap, dropout)
     query, key, value = as_tensor(query), as_tensor(key), as_tensor(value)
     mask = None if mask is None else as_tensor(mask)
     segments = None if segment_ids is None else as_tensor(segment_ids)
     if query.shape[1] == 1 and segments is not None:  # a row of the mask is all that it hides
-        mask, segments = allowed_pairs(query, key, mask, False, None, segments), None
+        mask, segments = allowed_pairs(query, key, Hidden(mask, segments)), None
     rate = 0.0 if seed is None else dropout
     if query.shape[1] == 1 and window is None and soft_cap is None and not rate:
         output = _one_query(query, key, value, mask, scale)
@@ -165,7 +165,8 @@ def _sdpa(call: OpCall, repeats: bool = False) -> torch.Tensor:
     aligned = call.causal and not hides and query.shape[1] == key.shape[1]
     allowed = some = None
     if not aligned and (hides or call.causal):
-        allowed = allowed_pairs(query, key, call.mask, call.causal, call.window, call.segment_ids)
+        hidden = Hidden(call.mask, call.segment_ids, None, call.causal, call.window)
+        allowed = allowed_pairs(query, key, hidden)
     if call.mask is not None and allowed is not None:
         # Kernels differ for a row that sees nothing; it sees all here and becomes zero later.
         some = allowed.any(-1, keepdim=True)
