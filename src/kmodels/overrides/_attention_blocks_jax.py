@@ -110,7 +110,8 @@ def _forward(*arguments: Any) -> tuple[jax.Array, Any]:
 
 
 def _backward(plan: Plan, inputs: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-    own, seen = _sides(*inputs, plan)
+    query, key, value, hidden, words = inputs
+    own, seen = _sides(query, key, value, hidden, words, plan)
     dtype, for_query = own.query.dtype, []
     totals: Any = tuple(jnp.zeros(x.shape, wide(x)) for x in seen.held[:2])
 

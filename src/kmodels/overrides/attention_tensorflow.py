@@ -1,5 +1,7 @@
 """Attention in float32 for TensorFlow on CPUs that truncate products in half precision."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -34,7 +36,8 @@ def attention_tensorflow(
 ) -> tf.Tensor:
     """Runs the op's own body in float32 and rounds its result once."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    output = attention.generic(
+    body: Any = attention.generic
+    output = body(
         *(wide(x) for x in (query, key, value)),
         mask,
         causal=causal,

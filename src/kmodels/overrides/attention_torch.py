@@ -118,8 +118,9 @@ def in_float32(
     """Computes the op in float32; the backward pass keeps the inputs in half precision."""
     narrow = query, key, value
     inputs = [x.float() for x in narrow]
-    is_compiled, op = torch.compiler.is_compiling(), attention
-    body: Any = op.generic if is_compiled or op.declines(*inputs, **options) else op.override
+    op: Any = attention
+    is_compiled = torch.compiler.is_compiling()
+    body = op.generic if is_compiled or op.declines(*inputs, **options) else op.override
     if is_compiled or not torch.is_grad_enabled():
         return body(*inputs, **options).to(query.dtype)
 
@@ -294,6 +295,7 @@ def _fused(
         rate: dropout of the attention weights.
         options: the other arguments of the op.
     """
+    generic: Any = attention.generic
 
     def again(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if rate:
@@ -301,6 +303,6 @@ def _fused(
                 "attention: second derivatives are not supported with dropout in a fused kernel; "
                 "set dropout=0, or compute it in kmodels.generic_only('attention')"
             )
-        return attention.generic(query, key, value, **options)
+        return generic(query, key, value, **options)
 
     return with_second_derivatives(output, inputs, again)
