@@ -196,7 +196,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     given = attention_kernels(monkeypatch)
     monkeypatch.setattr(cuda, "block_mask", pausing(cuda.block_mask))
     monkeypatch.setattr(cuda, "flex", pausing(cuda.flex))
-    monkeypatch.setattr(attention_torch, "on_cpu", lambda query: False)
     monkeypatch.setattr(dropout_torch, "on_cuda", lambda device: True)
     monkeypatch.setattr(grouped_dense_torch, "on_cuda", lambda x: True)
     monkeypatch.setattr(grouped_dense_torch, "has_kernel", lambda device: True)

@@ -72,13 +72,12 @@ def attention(
     Source: https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2305.13245 (grouped heads),
         https://arxiv.org/abs/2107.02027 (segments of packed rows)
     """
-    check_attention(query, key, value, causal, window, soft_cap, dropout)
-    check_ids(query, key, causal, segment_ids, block_ids)
     hidden = Hidden(mask, segment_ids, block_ids, causal, window)
+    check_attention(query, key, value, hidden, soft_cap, dropout)
     if pays_blockwise(query, key, mask):
         drawn = words(seed) if dropout and seed is not None else None
         return _blockwise(query, key, value, hidden, drawn, scale, soft_cap, dropout)
-    allowed = allowed_pairs(query, key, mask, causal, window, segment_ids, block_ids)
+    allowed = allowed_pairs(query, key, hidden)
 
     def drop(weights: Tensor) -> Any:
         return dropout_op(weights, dropout, seed) if dropout and seed is not None else weights
@@ -86,12 +85,21 @@ def attention(
     return products(query, key, value, allowed, mask is not None, scale, soft_cap, drop)
 
 
+class Hidden(NamedTuple):
+    """The mask and the rules that hide keys from queries, as in `kmodels.ops.attention`."""
+
+    mask: Tensor | None = None
+    segment_ids: Tensor | None = None
+    block_ids: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+
+
 def check_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    causal: bool,
-    window: int | None,
+    hidden: Hidden,
     soft_cap: float | None,
     dropout: float,
 ) -> None:
@@ -101,6 +109,7 @@ def check_attention(
         InputError: if an argument is wrong.
     """
     of_query, of_key, of_value = query.shape, key.shape, value.shape
+    _, segment_ids, block_ids, causal, window = hidden
 
     def shapes() -> str:
         return f"query {tuple(of_query)}, key {tuple(of_key)}, value {tuple(of_value)}"
@@ -127,28 +136,12 @@ def check_attention(
         raise InputError(f"attention got soft_cap {soft_cap}; it must be positive, or None.")
     if not 0.0 <= dropout < 1.0:
         raise InputError(f"attention got dropout {dropout}; it must be in [0, 1).")
-
-
-def check_ids(
-    query: Tensor,
-    key: Tensor,
-    causal: bool,
-    segment_ids: Tensor | None,
-    block_ids: Tensor | None,
-) -> None:
-    """Checks the segments and blocks of `attention`, as far as static shapes are known.
-
-    Raises:
-        InputError: if an argument is wrong.
-    """
     if block_ids is not None and not causal:
         raise InputError(
             "attention got block_ids without causal=True, where tokens see what is ahead anyway; "
             "give causal=True, or leave block_ids out."
         )
-    if segment_ids is None and block_ids is None:
-        return
-    batch, keys = key.shape[:2]
+    batch = of_key[0]
     for name, ids in (("segment_ids", segment_ids), ("block_ids", block_ids)):
         if ids is None:
             continue
@@ -158,7 +151,7 @@ def check_ids(
                 f"attention got {name} {shape} for key {tuple(key.shape)}; it takes one for each "
                 f"key: (batch or 1, length), so ({batch}, {keys})."
             )
-        if isinstance(query.shape[1], int) and isinstance(keys, int) and query.shape[1] > keys:
+        if isinstance(length, int) and isinstance(keys, int) and length > keys:
             raise InputError(
                 f"attention with {name} got query {tuple(query.shape)}, key {tuple(key.shape)}; "
                 "it needs at least as many keys as queries."
@@ -171,18 +164,16 @@ def _fits(size: object, *allowed: object) -> bool:
     return len(known) <= len(allowed) or size in allowed
 
 
+def hiding_window(window: int | None, query: Tensor, key: Tensor) -> int | None:
+    """Returns the window, or None if it is too wide to hide any key."""
+    lengths = (*query.shape[1:2], *key.shape[1:2])
+    if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
+        return None
+    return window
+
+
 # Far below any score, yet finite: softmax over -inf alone is NaN, and so is its gradient.
 MASKED = -1e30
-
-
-class Hidden(NamedTuple):
-    """The mask and the rules that hide keys from queries, as in `kmodels.ops.attention`."""
-
-    mask: Tensor | None
-    segment_ids: Tensor | None
-    block_ids: Tensor | None
-    causal: bool
-    window: int | None
 
 
 def products(
@@ -236,15 +227,7 @@ def products(
     return ops.reshape(output, (batch, length, heads, head_dim)) if grouped else output
 
 
-def allowed_pairs(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    window: int | None,
-    segment_ids: Tensor | None = None,
-    block_ids: Tensor | None = None,
-) -> Any:
+def allowed_pairs(query: Tensor, key: Tensor, hidden: Hidden) -> Any:
     """Joins mask, causal flag, window, segments and blocks.
 
     Returns:
@@ -256,9 +239,8 @@ def allowed_pairs(
     def own(ids: Tensor | None) -> Any:
         return None if ids is None else ops.convert_to_tensor(ids)[:, offset:]
 
-    hidden = Hidden(mask, segment_ids, block_ids, causal, window)
     placed = (offset, length), (0, keys)
-    return pairs(hidden, own(segment_ids), own(block_ids), *placed)
+    return pairs(hidden, own(hidden.segment_ids), own(hidden.block_ids), *placed)
 
 
 def pairs(
@@ -364,47 +346,6 @@ def cuts(
             high = min(last + window, keys)
         found.append(Block(start, low, stop - start, high - low))
     return found
-
-
-def block_slices(
-    length: int, keys: int, causal: bool, window: int | None, size: int, always: bool = False
-) -> list[tuple[slice, slice]]:
-    """Returns the queries and the keys of each block, without keys that no query of it may see.
-
-    Args:
-        length: queries T.
-        keys: keys S.
-        causal: as in `kmodels.ops.attention`.
-        window: as in `kmodels.ops.attention`.
-        size: queries of a block.
-        always: cut the queries even if every query may see every key.
-    """
-    if not causal and window is None and not always:
-        return [(slice(0, length), slice(0, keys))]
-    return [
-        (slice(x.start, x.start + x.size), slice(x.low, x.low + x.width))
-        for x in cuts(length, keys, not causal, causal, window, size)
-    ]
-
-
-def near_pairs(
-    queries: slice, keys: slice, offset: int, causal: bool, window: int | None
-) -> np.ndarray:
-    """Returns the pairs that a causal mask and a window allow: bool, (t, s).
-
-    Args:
-        queries: queries of a block.
-        keys: keys of a block.
-        offset: keys before the first query, S - T.
-        causal: as in `kmodels.ops.attention`.
-        window: as in `kmodels.ops.attention`.
-    """
-    place = np.arange(queries.start, queries.stop)[:, None] + offset
-    behind = place - np.arange(keys.start, keys.stop)
-    allowed = behind >= 0 if causal else np.full(behind.shape, True)
-    if window is not None:
-        allowed &= (behind if causal else np.abs(behind)) < window
-    return allowed
 
 
 def loops(blocks: Sequence[Block]) -> list[Loop]:

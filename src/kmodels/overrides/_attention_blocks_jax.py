@@ -1,8 +1,8 @@
 """Attention for JAX by blocks of queries: the computation of one block, and the loop over them.
 
-For short texts the backward pass reads the weights, which unrolled blocks keep. For long texts it
-recomputes them: no array has the size of queries times keys, and the program does not grow with the
-length, because a loop runs over blocks of one size that see about equally many keys.
+The backward pass recomputes the weights: no array has the size of queries times keys, and the
+program does not grow with the length, because a loop runs over blocks of one size that see about
+equally many keys.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ from kmodels.ops.attention import MASKED, Block, Hidden, Loop, loops
 from kmodels.overrides import dropout_jax
 
 Number = jax.Array | int
-Place = jax.Array | tuple[int, int]  # first query and first key of a block
-Size = Block | Loop  # their attributes `size` and `width`
+Place = jax.Array  # first query and first key of a block
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Plan(Options):
     """The blocks of a device that holds whole rows."""
 
     blocks: tuple[Block, ...]
-    keeps: bool  # whether the backward pass reads the weights; soft caps are not served then
 
 
 class Own(NamedTuple):
@@ -94,54 +92,41 @@ def products(
 
 
 def _forward(*arguments: Any) -> tuple[jax.Array, Any]:
-    query, key, value, hidden, words, plan = arguments
-    own, seen = _sides(query, key, value, hidden, words, plan)
-    saved, outputs = [], []
+    plan, outputs = arguments[-1], []
+    own, seen = _sides(*arguments)
 
-    def step(place: Place, size: Size) -> jax.Array:
+    def step(place: Place, size: Loop) -> jax.Array:
         weights, _ = _weights(own, seen, place, size, plan)
         kept = kept_of(own, seen, place, size, plan)
-        if plan.keeps:
-            saved.append((weights, kept))
         if kept is not None:
             weights = weights * kept.astype(weights.dtype)
         found = dot(weights, 3, keys_of(seen.held.value, place, size), 2) * plan.share
         return found.astype(own.query.dtype)
 
-    if plan.keeps:
-        outputs = [step((block.start, block.low), block) for block in plan.blocks]
-    else:
-        for loop in loops(plan.blocks):
-            body = jax.checkpoint(lambda place, loop=loop: step(place, loop))
-            outputs.append(_joined(lax.map(body, jnp.asarray(loop.places, "int32"))))
-    return jnp.concatenate(outputs, axis=2), (arguments[:-1], saved)
+    for loop in loops(plan.blocks):
+        body = jax.checkpoint(lambda place, loop=loop: step(place, loop))
+        outputs.append(_joined(lax.map(body, jnp.asarray(loop.places, "int32"))))
+    return jnp.concatenate(outputs, axis=2), arguments[:-1]
 
 
-def _backward(plan: Plan, residuals: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-    (query, key, value, hidden, words), saved = residuals
+def _backward(plan: Plan, inputs: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    query, key, value, hidden, words = inputs
     own, seen = _sides(query, key, value, hidden, words, plan)
     dtype, for_query = own.query.dtype, []
     totals: Any = tuple(jnp.zeros(x.shape, wide(x)) for x in seen.held[:2])
 
-    def step(totals: Any, place: Place, size: Size, weights: Any = None, kept: Any = None) -> Any:
-        of_cap = None
-        if weights is None:
-            weights, of_cap = _weights(own, seen, place, size, plan)
-            kept = kept_of(own, seen, place, size, plan)
+    def step(totals: Any, place: Place, size: Loop) -> Any:
+        weights, of_cap = _weights(own, seen, place, size, plan)
+        kept = kept_of(own, seen, place, size, plan)
         part = rows_of(gradient, place, size, plan)
         for_rows, *found = slopes(own, seen, place, size, plan, part, weights, of_cap, kept)
         totals = tuple(added(x, y, place[1]) for x, y in zip(totals, found, strict=True))
         return totals, for_rows.astype(dtype)
 
-    if plan.keeps:
-        for block, (weights, kept) in zip(plan.blocks, saved, strict=True):
-            totals, found = step(totals, (block.start, block.low), block, weights, kept)
-            for_query.append(found)
-    else:
-        for loop in loops(plan.blocks):
-            body = jax.checkpoint(lambda sums, place, loop=loop: step(sums, place, loop))
-            totals, found = lax.scan(body, totals, jnp.asarray(loop.places, "int32"))
-            for_query.append(_joined(found))
+    for loop in loops(plan.blocks):
+        body = jax.checkpoint(lambda sums, place, loop=loop: step(sums, place, loop))
+        totals, found = lax.scan(body, totals, jnp.asarray(loop.places, "int32"))
+        for_query.append(_joined(found))
     for_key, for_value = (x.astype(dtype) for x in totals)
     return jnp.concatenate(for_query, axis=2), for_key, for_value, None, None
 
@@ -170,7 +155,7 @@ def _joined(x: jax.Array) -> jax.Array:
 
 
 def _weights(
-    own: Own, seen: Seen, place: Place, size: Size, options: Options
+    own: Own, seen: Seen, place: Place, size: Loop, options: Options
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns softmax weights (b, K, t * G, s) in the query's dtype, and the cap's slopes."""
     scores, of_cap, allowed = scores_of(own, seen, place, size, options)
@@ -182,7 +167,7 @@ def _weights(
 
 
 def scores_of(
-    own: Own, seen: Seen, place: Place, size: Size, options: Options
+    own: Own, seen: Seen, place: Place, size: Loop, options: Options
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Returns masked scores (b, K, t, G, s), the cap's slopes (b, K, t * G, s), and `allowed`."""
     rows, keys = rows_of(own.query, place, size, options), keys_of(seen.held.key, place, size)
@@ -201,7 +186,7 @@ def slopes(
     own: Own,
     seen: Seen,
     place: Place,
-    size: Size,
+    size: Loop,
     options: Options,
     gradient: jax.Array,
     weights: jax.Array,
@@ -239,7 +224,7 @@ def slopes(
     return dot(slope, 3, keys, 2), dot(slope, 2, rows, 2), for_value
 
 
-def kept_of(own: Own, seen: Seen, place: Place, size: Size, options: Options) -> jax.Array | None:
+def kept_of(own: Own, seen: Seen, place: Place, size: Loop, options: Options) -> jax.Array | None:
     """Returns which weights of a block dropout keeps, the same however rows are cut."""
     if own.words is None:
         return None
@@ -250,23 +235,19 @@ def kept_of(own: Own, seen: Seen, place: Place, size: Size, options: Options) ->
     return dropout_jax.kept_of(own.words, options.whole, options.rate, first, shape)
 
 
-def rows_of(x: jax.Array, place: Place, size: Size, options: Options) -> jax.Array:
+def rows_of(x: jax.Array, place: Place, size: Loop, options: Options) -> jax.Array:
     """(b, K, T * G, ...) -> (b, K, t * G, ...)."""
     first, count = place[0] * options.shared, size.size * options.shared
     return lax.dynamic_slice_in_dim(x, first, count, 2)
 
 
-def keys_of(x: jax.Array, place: Place, size: Size) -> jax.Array:
+def keys_of(x: jax.Array, place: Place, size: Loop) -> jax.Array:
     """(b, K, S, H) -> (b, K, s, H)."""
     return lax.dynamic_slice_in_dim(x, place[1], size.width, 2)
 
 
 def added(total: jax.Array, x: jax.Array, low: Number) -> jax.Array:
     """Returns the gradients of keys with those of a block added, from the key `low` on."""
-    if isinstance(low, int):  # where XLA would begin the product's sums at the totals
-        if x.shape == total.shape:  # JAX 0.11.2 ends for an index of all keys in `shard_map`
-            return total + x
-        return total.at[:, :, low : low + x.shape[2]].add(x)
     own = lax.dynamic_slice_in_dim(total, low, x.shape[2], 2)
     return lax.dynamic_update_slice_in_dim(total, own + x, low, 2)
 
@@ -277,7 +258,7 @@ def merged(x: jax.Array) -> jax.Array:
     return x.reshape(batch, groups, queries * shared, keys)  # -1 would not do for a batch of 0
 
 
-def _allowed(own: Own, seen: Seen, place: Place, size: Size, options: Options) -> jax.Array | None:
+def _allowed(own: Own, seen: Seen, place: Place, size: Loop, options: Options) -> jax.Array | None:
     """Returns which keys the queries of a block see, (b or 1, K or 1, t or 1, G or 1, s or 1)."""
     held, allowed = seen.held, None
 

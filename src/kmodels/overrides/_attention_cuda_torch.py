@@ -16,6 +16,9 @@ import torch
 from torch.nn.attention import flex_attention as flexible
 
 from kmodels.core import internals_torch
+from kmodels.core.dispatch import OpCall
+from kmodels.ops.attention import hiding_window
+from kmodels.overrides._tensors_torch import as_tensor
 
 Kernel = Literal["sdpa", "varlen", "flex", "generic"]
 
@@ -111,29 +114,20 @@ def repeats_keys(facts: Facts) -> bool:
     return not flash or dense or (facts.causal and facts.lengths[0] != facts.lengths[1])
 
 
-def facts(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    *,
-    causal: bool,
-    window: int | None,
-    soft_cap: float | None,
-    drops: bool,
-    **hidden: object,
-) -> Facts:
-    """Returns the facts of a call; `hidden` are the mask, the segments and the blocks."""
-    if window is not None and max(query.shape[1], key.shape[1]) <= window:
-        window = None  # it hides nothing
+def facts(call: OpCall) -> Facts:
+    """Returns the facts of a call."""
+    query, key = as_tensor(call.query), as_tensor(call.key)
+    given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
     return Facts(
         query.dtype,
         (query.shape[1], key.shape[1]),
         (query.shape[2], key.shape[2]),
         query.shape[3],
-        causal=causal,
-        window=window,
-        hidden=frozenset(name for name, x in hidden.items() if x is not None),
-        soft_cap=soft_cap is not None,
-        drops=drops,
+        causal=call.causal,
+        window=hiding_window(call.window, query, key),
+        hidden=frozenset(name for name, x in given.items() if x is not None),
+        soft_cap=call.soft_cap is not None,
+        drops=bool(call.dropout) and call.seed is not None,
         compiled=torch.compiler.is_compiling(),
     )
 
@@ -222,33 +216,18 @@ class _Known(NamedTuple):
 _last: dict[tuple[Any, ...], _Known] = {}
 
 
-def mask_of(
-    lengths: tuple[int, int],
-    causal: bool,
-    window: int | None,
-    segments: torch.Tensor | None,
-    blocks: torch.Tensor | None,
-    device: torch.device,
-) -> flexible.BlockMask | None:
-    """Returns the block mask of a call, cached; None if every query sees every key.
-
-    Args:
-        lengths: of query and key.
-        causal: as in `ops.attention`.
-        window: as in `ops.attention`.
-        segments: (B or 1, S), `segment_ids` of `ops.attention`.
-        blocks: (B or 1, S), `block_ids` of `ops.attention`.
-        device: device of the mask.
-    """
-    ids = (segments, blocks)
-    if not causal and window is None and segments is None:
+def mask_of(call: OpCall) -> flexible.BlockMask | None:
+    """Returns the block mask of a call, cached; None if every query sees every key."""
+    ids, device = (call.segment_ids, call.block_ids), call.query.device
+    if not call.causal and call.window is None and call.segment_ids is None:
         return None
-    kind = (lengths, causal, window, device)
+    lengths = call.query.shape[1], call.key.shape[1]
+    kind = (lengths, call.causal, call.window, device)
     versions = tuple(-1 if x is None else internals_torch.version_of(x) for x in ids)
     known = _last.get(kind)
     if known is not None and known.are_of(ids, versions):
         return known.mask
-    allowed = _allowed(lengths[1] - lengths[0], causal, window, segments, blocks)
+    allowed = _allowed(lengths[1] - lengths[0], call.causal, call.window, *ids)
     batch = max((x.shape[0] for x in ids if x is not None), default=1)
     made = block_mask(allowed, batch if batch > 1 else None, lengths, device)
     _last[kind] = _Known(tuple(None if x is None else ref(x) for x in ids), versions, made)

@@ -24,7 +24,6 @@ from kmodels.overrides._attention_blocks_jax import (
     Own,
     Place,
     Seen,
-    Size,
     added,
     dot,
     kept_of,
@@ -60,7 +59,7 @@ class Hop(NamedTuple):
 State = tuple[jax.Array, jax.Array, jax.Array]
 Turn = Callable[[State, Held, Number], State]
 # Takes a state, keys, and the place and the sizes of a block.
-Step = Callable[[State, Seen, Place, Size], State]
+Step = Callable[[State, Seen, Place, Loop], State]
 
 
 def _products(
@@ -234,7 +233,7 @@ def _each(step: Step, state: State, seen: Seen, blocks: list[Block]) -> Any:
 
 
 def _add_block(
-    device: Own, plan: Plan, state: State, seen: Seen, place: Place, size: Size
+    device: Own, plan: Plan, state: State, seen: Seen, place: Place, size: Loop
 ) -> State:
     """Joins the keys of a block to the running softmax of its queries."""
     top, total, output = (rows_of(x, place, size, plan) for x in state)
@@ -261,7 +260,7 @@ def _add_slopes(
     state: State,
     seen: Seen,
     place: Place,
-    size: Size,
+    size: Loop,
 ) -> Any:
     """Adds the contributions of a block to the gradients of queries, keys and values."""
     for_query, *totals = state

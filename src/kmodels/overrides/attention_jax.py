@@ -1,10 +1,10 @@
-"""Attention for JAX: kernels on accelerators, and products with float32 results on CPUs.
+"""Attention for JAX: kernels on accelerators, and loops over blocks for long texts.
 
-On a CPU, XLA takes a slow path for bfloat16 results, copies the operands of grouped heads, and
-computes the scores that a causal mask hides; `jax.nn.dot_product_attention` shares that. `choose`
-returns the body for a call from facts alone, so that tests and `kmodels doctor` can ask for
-platforms that are not there. cuDNN's and splash attention's kernels are preferred because they hold
-nothing of the size of query times key; none was measured on an accelerator yet.
+In this order: the facts of a call, the choice of a body by these facts alone, and the bodies. Tests
+and `kmodels doctor` ask for the choice on platforms that are not there. cuDNN's and splash
+attention's kernels are preferred because they hold nothing of the size of query times key; none was
+measured on an accelerator yet. On a CPU, loops take a quarter of the memory of the op's own blocks,
+and in bfloat16 and with dropout less time.
 """
 
 import os
@@ -21,25 +21,29 @@ from jax.sharding import PartitionSpec
 
 from kmodels.core import internals_jax
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.attention import Hidden, allowed_pairs, attention, check_attention, check_ids, cuts
+from kmodels.ops.attention import (
+    Hidden,
+    allowed_pairs,
+    attention,
+    check_attention,
+    cuts,
+    hiding_window,
+)
 from kmodels.overrides import _attention_blocks_jax as blocks
 from kmodels.overrides import _attention_kernels_jax as kernels
 from kmodels.overrides import _attention_ring_jax as ring
 from kmodels.overrides import dropout_jax, meshes
 
-# Queries of a block: measured between 32 and 256.
-SIZE = 64
-# Queries of a block in a loop, and scores of one that are not to be more if it can be.
-LOOP_SIZE, SCORES = 128, 2**21
+# Queries of a block on a CPU, at least and at most, and scores of a block that set the number
+# between.
+SIZE, LOOP_SIZE, SCORES = 64, 128, 2**21
 # The same for accelerators, whose blocks are to keep many cores busy; scores of all heads.
 LEAST, MOST, ALL_SCORES = 128, 1024, 2**26
 # XLA's flags that forbid kernels whose results differ from run to run.
 DETERMINISTIC = ("--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops")
-Body = Literal["cudnn", "splash", "ring", "loops", "products", "generic"]
+Body = Literal["cudnn", "splash", "ring", "loops", "generic"]
 
-# Tokens up to which a CPU keeps the weights for the backward pass; beyond, loops are as fast.
-LONG = 512
-# Pairs of query and key from which loops serve on an accelerator; shorter texts keep the op's body.
+# Pairs of query and key from which loops serve.
 PAIRS = 2**19
 # Widths of heads that cuDNN serves: on Hopper, and on older GPUs.
 WIDEST_ON_HOPPER, WIDEST = 256, 128
@@ -130,10 +134,10 @@ def without_kernel(facts: Facts, reason: str | None) -> Choice:
     pairs = _length(facts) * _keys(facts)
     if facts.parts != 1 and (why := heads_decline(facts)):
         return Choice("generic", reason or why)
-    if facts.device.platform == "cpu":
-        short = not facts.soft_cap and "blocks" not in facts.hidden and pairs <= LONG**2
-        return Choice("products" if short else "loops", reason)
-    if pairs > PAIRS:
+    # XLA on a CPU is slow at products with bfloat16 results, which loops do not have. Loops also
+    # draw dropped weights again, the same on each mesh, and leave heads on their devices.
+    special = facts.drops or facts.dtype == "bfloat16" or facts.parts > 1
+    if pairs > PAIRS or (special and facts.device.platform == "cpu"):
         return Choice("loops", reason)
     return Choice("generic", reason or "the op's own body serves short texts")
 
@@ -237,7 +241,7 @@ def _keys(facts: Facts) -> int:
 
 
 def supports(call: OpCall) -> str | None:
-    """Supports calls for which a kernel, loops or products beat the op's own body."""
+    """Supports calls for which a kernel or loops beat the op's own body."""
     choice = chosen(facts(call))
     return choice.reason if choice.body == "generic" else None
 
@@ -279,10 +283,7 @@ def _refused(known: Facts, body: str) -> str | None:
 def facts(call: OpCall) -> Facts:
     """Returns the facts of a call."""
     given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
-    places, along, window = meshes.places(), meshes.tokens(), call.window
-    lengths = (*call.query.shape[1:2], *call.key.shape[1:2])
-    if window is not None and all(isinstance(x, int) and x <= window for x in lengths):
-        window = None  # it hides nothing
+    places, along = meshes.places(), meshes.tokens()
     return Facts(
         device=device(),
         query=tuple(call.query.shape),
@@ -290,7 +291,7 @@ def facts(call: OpCall) -> Facts:
         value_width=call.value.shape[-1],
         dtype=keras.backend.standardize_dtype(call.query.dtype),
         causal=call.causal,
-        window=window,
+        window=hiding_window(call.window, call.query, call.key),
         hidden=frozenset(name for name, x in given.items() if x is not None),
         soft_cap=call.soft_cap is not None,
         drops=bool(call.dropout) and call.seed is not None,
@@ -347,9 +348,9 @@ def attention_jax(
     dropout: float = 0.0,
     seed: keras.random.SeedGenerator | jax.Array | None = None,
 ) -> jax.Array:
-    """Keeps the attention weights of short texts on CPUs, and otherwise no array of their size."""
-    check_attention(query, key, value, causal, window, soft_cap, dropout)
-    check_ids(query, key, causal, segment_ids, block_ids)
+    """Keeps no array of the size of the attention weights."""
+    hidden = Hidden(mask, segment_ids, block_ids, causal, window)
+    check_attention(query, key, value, hidden, soft_cap, dropout)
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     bind: Any = attention.bind
     known = facts(
@@ -367,7 +368,7 @@ def attention_jax(
     body = chosen(known).body
     factor = query.shape[3] ** -0.5 if scale is None else scale
     options = _Options(causal, known.window, factor, soft_cap, dropout, body)
-    mask = allowed_pairs(query, key, mask, False, None)
+    mask = allowed_pairs(query, key, Hidden(mask))
     segments, images = (None if x is None else jnp.asarray(x) for x in (segment_ids, block_ids))
     words = dropout_jax.words(seed) if dropout and seed is not None else None  # type: ignore[arg-type]
     if body in kernels.PLATFORMS:
@@ -423,51 +424,37 @@ def _plain(
         # (B or 1, N or 1, T or 1, S or 1) -> (B or 1, K or 1, T or 1, G or 1, S or 1)
         split = (groups, shared) if pairs.shape[1] > 1 else (1, 1)
         pairs = pairs.reshape(pairs.shape[0], *split, *pairs.shape[2:]).swapaxes(2, 3)
-    rows = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
-    rows = rows.reshape(batch, groups, length * shared, head_dim)
-    inputs = rows, key.swapaxes(1, 2), value.swapaxes(1, 2)
+    own = query.reshape(batch, length, groups, shared, head_dim).transpose(0, 2, 1, 3, 4)
+    own = own.reshape(batch, groups, length * shared, head_dim)
+    inputs = own, key.swapaxes(1, 2), value.swapaxes(1, 2)
     hidden = Hidden(pairs, segments, images, causal, window)
-    known: dict[str, Any] = {
-        "shared": shared,
-        "offset": keys - length,
-        "causal": causal,
-        "window": window,
-        "scale": options.scale,
-        "soft_cap": options.soft_cap,
-        "rate": 0.0 if words is None else options.dropout,
-        "whole": (batch, groups, length * shared, keys),
-    }
+    known = blocks.Options(
+        shared,
+        keys - length,
+        causal,
+        window,
+        options.scale,
+        options.soft_cap,
+        0.0 if words is None else options.dropout,
+        (batch, groups, length * shared, keys),
+    )
     output: Any
+    size = _size(batch * heads, keys, window)
     if options.body == "ring":
-        output = ring.products(*inputs, hidden, words, _ring(known, options, batch * heads))
+        places = meshes.places()
+        assert places is not None and places.tokens is not None
+        rows, parts = meshes.parts(places.rows), meshes.parts((places.tokens,))
+        whole = (batch * rows, groups, length * shared * parts, keys * parts)
+        along = {"axis": places.tokens, "parts": parts, "rows": places.rows, "size": size}
+        plan = ring.Plan(**{**vars(known), "whole": whole}, **along)
+        output = ring.products(*inputs, hidden, words, plan)
     else:
-        keeps = options.body == "products"
-        size = _size(batch * heads, keys, window)
-        if keeps:
-            size = SIZE if causal or window is not None else length
         ahead = not causal or images is not None
-        found = cuts(length, keys, ahead, causal, window, size)
-        plan = blocks.Plan(**known, blocks=tuple(found), keeps=keeps)
-        output = blocks.products(*inputs, hidden, words, plan)
+        found = tuple(cuts(length, keys, ahead, causal, window, size))
+        output = blocks.products(*inputs, hidden, words, blocks.Plan(**vars(known), blocks=found))
     width = value.shape[3]
     output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, length, heads, width)
-
-
-def _ring(known: dict[str, Any], options: _Options, heads: int) -> ring.Plan:
-    """Returns the plan of a device with its own rows and tokens; `heads` are those of its rows."""
-    places = meshes.places()
-    assert places is not None and places.tokens is not None
-    parts = meshes.parts((places.tokens,))
-    batch, groups, rows, length = known["whole"]
-    whole = (batch * meshes.parts(places.rows), groups, rows * parts, length * parts)
-    return ring.Plan(
-        **{**known, "whole": whole},
-        axis=places.tokens,
-        parts=parts,
-        rows=places.rows,
-        size=_size(heads, length, options.window),
-    )
 
 
 def _size(heads: int, keys: int, window: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Affine map for JAX on CPU: one flat product, and for bfloat16 one with float32 results."""
+"""Affine map in bfloat16 for JAX on CPU, whose products have float32 results."""
 
 import math
 
@@ -12,36 +12,27 @@ from kmodels.overrides import meshes
 
 
 def supports(call: OpCall) -> str | None:
-    """Supports three or more axes, or bfloat16, on CPU, without model parallelism."""
+    """Supports bfloat16 on CPU, without model parallelism."""
     if jax.default_backend() != "cpu":
-        return "only on CPU is a flat product faster"
-    if len(call.x.shape) < 3 and not narrow(call.x, call.kernel):
-        return "x is a matrix already"
+        return "only on CPU are bfloat16 results slow"
+    if not all(_is_bfloat16(x) for x in (call.x, call.kernel)):
+        return "only products in bfloat16 are slow"
     if meshes.layers_are_cut() or meshes.tokens():
-        return "merging axes could gather a sharded tensor"
+        return "tensors may be sharded by tokens or channels"
     return None
+
+
+def _is_bfloat16(x: jax.Array) -> bool:
+    return keras.backend.standardize_dtype(x.dtype) == "bfloat16"
 
 
 @override(dense, supports)
 def dense_jax(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """Merges the leading axes around the product; a sharded batch axis stays sharded.
-
-    XLA's bfloat16 products on a CPU take a slow path unless their results are float32; those keep
-    their axes, which takes less memory.
-    """
+    """XLA's bfloat16 products on a CPU take a slow path unless their results are float32."""
     x, kernel = jnp.asarray(x), jnp.asarray(kernel)
     check_width(x, kernel)
-    if narrow(x, kernel):
-        y = _single(x, kernel) if math.prod(x.shape[:-1]) == 1 else _product(x, kernel)
-        return y if bias is None else y + jnp.asarray(bias)
-    y = x.reshape(-1, x.shape[-1]) @ kernel
-    y = y if bias is None else y + jnp.asarray(bias)
-    return y.reshape(*x.shape[:-1], kernel.shape[1])
-
-
-def narrow(*arrays: jax.Array) -> bool:
-    """Returns True if all arrays are bfloat16, whose products are computed in float32."""
-    return all(keras.backend.standardize_dtype(a.dtype) == "bfloat16" for a in arrays)
+    y = _single(x, kernel) if math.prod(x.shape[:-1]) == 1 else _product(x, kernel)
+    return y if bias is None else y + jnp.asarray(bias)
 
 
 def _single(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -1,8 +1,7 @@
 """Affine map for torch: one call, and on CPUs oneDNN's product if it is faster than torch's.
 
 In float32 torch uses MKL, which does not use AVX512 on processors that are not Intel's: there
-oneDNN, which torch includes, was measured to be more than twice as fast, and slower with AVX2. In
-bfloat16 torch uses oneDNN, but writes the bias to the result first; oneDNN can add it to its sums.
+oneDNN, which torch includes, was measured to be more than twice as fast, and slower with AVX2.
 
 Without AVX512 or AMX, torch multiplies half precision number by number. On such a CPU a product in
 float32, with both operands cast before it and the result rounded once, takes a hundredth of the
@@ -34,31 +33,19 @@ ROWS = 1024
 FEW = 2
 
 
-def by_onednn(x: torch.Tensor, kernel: torch.Tensor, biased: bool = False) -> bool:
-    """Returns True if oneDNN is faster: for large products in float32, or with bias in bfloat16.
+def by_onednn(x: torch.Tensor, kernel: torch.Tensor) -> bool:
+    """Returns True if oneDNN is faster: for large products in float32 where MKL is slow.
 
     Under torch.compile it is False: the compiler chooses the product.
     """
     if x.numel() * kernel.shape[1] < SMALL or x.device.type != "cpu":
         return False
-    if torch.compiler.is_compiling():
-        return False
-    if x.dtype == torch.float32:
-        return mkl_is_slow()
-    return biased and x.dtype == torch.bfloat16 and has_narrow_products()
+    return x.dtype == torch.float32 and not torch.compiler.is_compiling() and mkl_is_slow()
 
 
 def in_float32(x: torch.Tensor, kernel: torch.Tensor) -> bool:
     """Returns True if this CPU multiplies these operands faster in float32."""
     return widens(x) and not by_rows(x, kernel)
-
-
-@cache
-def has_narrow_products() -> bool:
-    """Returns True if oneDNN is available and multiplies bfloat16 on this CPU."""
-    if not torch.backends.mkldnn.is_available() or not internals_torch.has_onednn_linear():
-        return False
-    return internals_torch.has_matmul(torch.bfloat16)
 
 
 @cache
@@ -85,7 +72,7 @@ def dense_torch(
     if is_wide and torch.compiler.is_compiling():
         added = None if bias is None else bias.float()
         return functional.linear(x.float(), kernel.to(x.dtype).float().T, added).to(x.dtype)
-    if is_wide or by_onednn(x, kernel, bias is not None):
+    if is_wide or by_onednn(x, kernel):
         return _Affine.apply(x, kernel, bias)
     if kernel.dtype is not x.dtype:
         kernel = kernel.to(x.dtype)
@@ -143,7 +130,7 @@ def product(
 
 def affine(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the faster way to x (..., in) @ kernel (in, out) + bias, without autograd."""
-    if in_float32(x, kernel) or by_onednn(x, kernel, bias is not None):
+    if in_float32(x, kernel) or by_onednn(x, kernel):
         return product(x, kernel, bias)
     return functional.linear(x, kernel.T, bias)
 

@@ -7,8 +7,6 @@ Keras reads it from the device, which waits in each draw; here the host keeps a 
 GPU, bits are hashes of the element's index, without a generator.
 """
 
-import math
-
 import keras
 import numpy as np
 import torch
@@ -22,11 +20,6 @@ from kmodels.overrides._backward_torch import Context, backward
 LANE = 1 << 16
 
 
-def _lanes(rate: float) -> int:
-    """Returns the number of 16-bit values that drop an element."""
-    return round(rate * LANE)
-
-
 def unsupported(
     x: torch.Tensor, rate: float, seed: keras.random.SeedGenerator | torch.Tensor
 ) -> str | None:
@@ -35,7 +28,7 @@ def unsupported(
         return "the seed is no SeedGenerator"
     if not isinstance(x, torch.Tensor) or not (x.device.type == "cpu" or on_cuda(x.device)):
         return "the tensor is neither on a CPU nor on CUDA"
-    if not 0 < _lanes(rate) < LANE:
+    if not 0 < round(rate * LANE) < LANE:
         return "the rate rounds to 0 or 1 in 16 bits"
     return None
 
@@ -58,62 +51,30 @@ def dropout_torch(
 def keep(seed: keras.random.SeedGenerator, count: int, rate: float) -> tuple[torch.Tensor, float]:
     """Returns the dropout mask, (count,) uint8 of 0 and 1, and the factor of what stays.
 
-    Bytes, not bools: torch's CPU kernels are six times as fast with them.
+    Bytes, not bools: torch's CPU kernels are six times as fast with them. The state of the seed
+    advances.
     """
-    draw = Draw(seed, rate)
-    return draw(count), draw.share
-
-
-class Draw:
-    """Dropout masks of one call for parts of a tensor; a part gets the same mask each time.
-
-    Args:
-        seed: generator; its state advances.
-        rate: share that is dropped.
-
-    Attributes:
-        share: factor of the elements that stay.
-    """
-
-    def __init__(self, seed: keras.random.SeedGenerator, rate: float):
-        self.dropped = _lanes(rate)
-        self.share = LANE / (LANE - self.dropped)
-        self.device = seed.state.value.device
-        self.words: tuple[int, int] | None = None
-        if on_cuda(self.device) and not torch.compiler.is_compiling():
-            self.words = seeds_torch.take(seed)
-        else:
-            self.state = _next(seed)
-            if on_cuda(self.device):
-                self.state = _copied(self.state)
-
-    def __call__(self, *shape: int, number: tuple[int, ...] = ()) -> torch.Tensor:
-        """Returns the mask of a part as bytes; `number` identifies the part."""
-        count = math.prod(shape)
-        if self.words is not None:
-            generator = torch.Generator(self.device)
-            generator.manual_seed(seeds_torch.mixed(*self.words, *number))
-            drawn = torch.empty(count, dtype=torch.uint8, device=self.device)
-            return drawn.bernoulli_(1 / self.share, generator=generator)
-        if on_cuda(self.device):
-            return _hashed(self.state, count, self.dropped)
-        if torch.compiler.is_compiling():
-            return _kept(self.state, count, self.dropped)
-        return _draw(self.state, count, self.dropped, *number)
+    dropped, device = round(rate * LANE), seed.state.value.device
+    share, is_compiled = LANE / (LANE - dropped), torch.compiler.is_compiling()
+    if on_cuda(device) and not is_compiled:
+        generator = torch.Generator(device)
+        generator.manual_seed(seeds_torch.mixed(*seeds_torch.take(seed)))
+        drawn = torch.empty(count, dtype=torch.uint8, device=device)
+        return drawn.bernoulli_(1 / share, generator=generator), share
+    # As `seed.next()`, which torch.compile cannot trace because it uses NumPy.
+    state = seed.state.value.clone()
+    following = state.clone()
+    following[1:].add_(1)
+    seed.state.assign(following)
+    state = seeds_torch.apart(state)
+    if on_cuda(device):
+        return _hashed(_copied(state), count, dropped), share
+    return (_kept if is_compiled else _draw)(state, count, dropped), share
 
 
 def on_cuda(device: torch.device) -> bool:
     """Returns True for CUDA: torch's generator draws, and the host must not read the memory."""
     return device.type == "cuda"
-
-
-def _next(seed: keras.random.SeedGenerator) -> torch.Tensor:
-    """Same as `seed.next()`, which torch.compile cannot trace because it uses NumPy."""
-    state = seed.state.value.clone()
-    following = state.clone()
-    following[1:].add_(1)
-    seed.state.assign(following)
-    return seeds_torch.apart(state)
 
 
 def _hashed(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
@@ -123,9 +84,9 @@ def _hashed(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
     return ((words & (LANE - 1)) >= dropped).to(torch.uint8)
 
 
-def _draw(state: torch.Tensor, count: int, dropped: int, *number: int) -> torch.Tensor:
+def _draw(state: torch.Tensor, count: int, dropped: int) -> torch.Tensor:
     # Seed and call number of the generator's state key a separate stream.
-    stream = np.random.SFC64([*(word & 0xFFFFFFFF for word in state.tolist()), *number])
+    stream = np.random.SFC64([word & 0xFFFFFFFF for word in state.tolist()])
     words = stream.random_raw(-(-count // 4)).view(np.int16)[:count]
     # NumPy compares 16-bit numbers six times as fast as torch.
     return torch.from_numpy((words >= np.int16(dropped - LANE // 2)).view(np.uint8))

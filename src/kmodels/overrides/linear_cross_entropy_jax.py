@@ -116,14 +116,8 @@ def _with_rows(table: jax.Array, rows: jax.Array | None, row_ids: jax.Array | No
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _trainable(
-    hidden: jax.Array,
-    table: jax.Array,
-    labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
-) -> tuple[jax.Array, jax.Array]:
-    return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
+def _trainable(*arguments: Any) -> tuple[jax.Array, jax.Array]:
+    return _trainable_forward(*arguments)[0]
 
 
 def _trainable_forward(

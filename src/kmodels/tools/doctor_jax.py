@@ -7,8 +7,7 @@ import jax
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
-from kmodels.ops.attention import block_slices
-from kmodels.overrides import attention_jax, dense_jax
+from kmodels.overrides import attention_jax
 
 # Devices for `platforms`; they need not exist.
 DEVICES = {
@@ -30,11 +29,7 @@ def way(op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
     if op is ops.attention:
         known = _facts(arguments, keywords)
         return _words(attention_jax.chosen(known), known)
-    if op is ops.dense:
-        return (
-            "product to float32" if dense_jax.narrow(arguments[0], arguments[1]) else "flat product"
-        )
-    return None
+    return "product to float32" if op is ops.dense else None
 
 
 def platforms(
@@ -58,10 +53,6 @@ def _facts(arguments: tuple[object, ...], keywords: dict[str, object]) -> attent
 
 def _words(choice: attention_jax.Choice, known: attention_jax.Facts) -> str:
     """Returns a body in words, with its number of blocks of queries on a CPU."""
-    length, keys = known.query[1] or 0, known.key[1] or 0
-    if choice.body == "products":
-        count = len(block_slices(length, keys, known.causal, known.window, attention_jax.SIZE))
-        return "matrix products" if count == 1 else f"products by {count} blocks"
     if choice.body == "loops" and known.device.platform == "cpu":
-        return f"loops over {-(-length // attention_jax.LOOP_SIZE)} blocks"
+        return f"loops over {-(-(known.query[1] or 0) // attention_jax.LOOP_SIZE)} blocks"
     return choice.body

@@ -6,10 +6,8 @@ import torch
 
 from kmodels import ops
 from kmodels.core.dispatch import Op
-from kmodels.overrides import attention_torch
-from kmodels.overrides._attention_cuda_torch import choose
+from kmodels.overrides._attention_cuda_torch import choose, facts
 from kmodels.overrides._tensors_torch import widens
-from kmodels.overrides.attention_torch import by_products
 from kmodels.overrides.dense_torch import by_onednn
 
 
@@ -25,10 +23,7 @@ def way(op: Op[Any, Any], *arguments: Any, **keywords: Any) -> str | None:
     if op in (ops.attention, ops.dense) and widens(arguments[0]):
         return "products in float32, since this CPU has none of half precision"
     if op is ops.attention:
-        rate = keywords.get("dropout", 0.0)
-        products = by_products(arguments[0], arguments[1], keywords.get("causal", False), rate)
-        capped = keywords.get("soft_cap") is not None
-        return "matrix products" if products or capped else "SDPA"
+        return "SDPA"
     if op is ops.dense:
         return "oneDNN" if by_onednn(arguments[0], arguments[1]) else "torch's linear"
     return None
@@ -41,5 +36,5 @@ def platforms(
     if op is not ops.attention:
         return {}
     bind: Any = ops.attention.bind
-    choice = choose(attention_torch.known(bind(*arguments, **keywords)))
+    choice = choose(facts(bind(*arguments, **keywords)))
     return {"cuda": (choice.kernel, choice.reason)}

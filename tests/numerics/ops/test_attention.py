@@ -21,19 +21,12 @@ from tolerances import tolerance
 BACKEND = keras.backend.backend()
 module = importlib.import_module("kmodels.ops.attention")  # the name is the op's
 # What is set for each way, in modules of overrides: a block of 32 queries after the other by the
-# op's own body; weights that are computed again as for long texts; on torch products whose weights
-# are kept, of all examples and of one after the other, and SDPA.
+# op's own body; on JAX the loops of long texts; on torch SDPA.
 WAYS: dict[str, dict[str, Any]] = {"blocks": {}}
 if BACKEND == "jax":
-    WAYS["again"] = {"attention_jax.LONG": 0}
+    WAYS["loops"] = {"attention_jax.PAIRS": 0}
 if BACKEND == "torch":
-    products = {"attention_torch.by_products": lambda *_: True}
-    WAYS |= {
-        "again": products | {"attention_torch.KEPT": 0},
-        "products": products,
-        "one by one": products | {"attention_torch.NEAR": 1},
-        "sdpa": {"attention_torch.by_products": lambda *_: False},
-    }
+    WAYS["sdpa"] = {}
 each_way = pytest.mark.parametrize("way", WAYS, indirect=True)
 QUERIES, KEYS = 150, 170
 RNG = np.random.default_rng(2)
@@ -279,7 +272,7 @@ def test_tensorflow_leaves_long_texts_to_the_op() -> None:
     x = keras.ops.zeros((1, 2048, 1, 2))
     reason = ops.attention.declines(x, x, x, causal=True)
     assert (reason is None) == (BACKEND != "tensorflow")
-    assert reason is None or "in blocks" in reason
+    assert reason is None or "rounds its own products" in reason
 
 
 @pytest.mark.parametrize("label", ["causal", "segments, cap", "window, dropout", "override"])

@@ -148,7 +148,6 @@ def test_keys_are_repeated_where_only_flash_would_share_them(kernels: list, monk
     monkeypatch.setattr(
         attention_torch, "_kernel", lambda *x: seen.append(x[1].shape[2]) or kernel(*x)
     )
-    monkeypatch.setattr(attention_torch, "by_products", lambda *_: False)
     for dtype, heads in (("float32", 4), ("bfloat16", 2)):
         given = [keras.ops.cast(x, dtype) for x in arrays()]
         found = ops.attention(*given, causal=True)

@@ -18,7 +18,6 @@ if keras.backend.backend() == "torch":
 
     from kmodels.overrides import (
         _backward_torch,
-        attention_torch,
         dense_torch,
         grouped_dense_torch,
     )
@@ -48,9 +47,8 @@ if keras.backend.backend() == "torch":
 
     def as_by_a_kernel(*inputs, **options):
         """The kernel of CUDA has no double here; the definition stands for it."""
-        found = attention_torch.plain(*inputs, None, None, True, None, None, 0.7)
         again = partial(ops.attention.generic, **options)
-        return _backward_torch.with_second_derivatives(found, inputs, again)
+        return _backward_torch.with_second_derivatives(again(*inputs), inputs, again)
 
     SIZES = torch.tensor([2, 0, 3, 1])
 
@@ -69,23 +67,12 @@ if keras.backend.backend() == "torch":
     MLP = [(2, 3, 4), (4, 5), (5,), (5, 2), (2,)]
     # Function: cases of (call, shapes of what it is differentiated by).
     CASES = {
-        "attention_torch._Products": [
-            (lambda q, k, v: ops.attention(q, k, v, causal=True), HEADS),
-            (lambda q, k, v: ops.attention(q, k, v, MASK, causal=True, window=2), HEADS),
-            (lambda q, k, v: ops.attention(q, k, v, MASK, dropout=0.4, seed=seed()), HEADS),
-            (lambda x: ops.attention(x, x, x, causal=True, scale=0.7), HEADS[1:2]),
-            # With a soft cap the weights, and what dropout keeps of them, are computed twice.
-            (lambda q, k, v: ops.attention(q, k, v, MASK, soft_cap=0.7), HEADS),
-            (
-                lambda q, k, v: ops.attention(
-                    q, k, v, causal=True, soft_cap=0.7, dropout=0.4, seed=seed()
-                ),
-                HEADS,
-            ),
-        ],
         "_backward_torch._Fused": [
             (lambda q, k, v: as_by_a_kernel(q, k, v, causal=True, soft_cap=0.7), HEADS),
             (lambda q, k, v: ops.attention(q, k, v), HEADS),
+            (lambda q, k, v: ops.attention(q, k, v, causal=True), HEADS),
+            (lambda q, k, v: ops.attention(q, k, v, MASK, causal=True, window=2), HEADS),
+            (lambda x: ops.attention(x, x, x, causal=True, scale=0.7), HEADS[1:2]),
             (lambda q, k, v: ops.attention(q, k, v, MASK, scale=0.7), HEADS),
             (lambda q, k, v: ops.attention(q, k, v, MASK[:, :, :1]), [(2, 1, 2, 2), *HEADS[1:]]),
             (lambda x: ops.attention(x, x, x, window=2), HEADS[1:2]),
@@ -167,7 +154,6 @@ if keras.backend.backend() == "torch":
                 dense_torch, "product", lambda x, k, b=None: torch.nn.functional.linear(x, k.T, b)
             )
         monkeypatch.setattr(grouped_dense_torch, "grouped_mm", of_groups)
-        monkeypatch.setattr(attention_torch, "SHORT", 0)
         call, shapes = CASES[name][number]
         generator = torch.Generator().manual_seed(number)
         tensors = [
@@ -178,11 +164,10 @@ if keras.backend.backend() == "torch":
         assert torch.autograd.gradcheck(call, tensors)
         assert torch.autograd.gradgradcheck(call, tensors)
 
-    def test_what_a_kernel_dropped_has_no_second_derivative(monkeypatch) -> None:
+    def test_what_a_kernel_dropped_has_no_second_derivative() -> None:
         """As on a GPU: torch's own kernel draws what it drops, and keeps it to itself."""
-        monkeypatch.setattr(attention_torch, "by_products", lambda *_: False)
         x = torch.ones(1, 3, 2, 4, requires_grad=True)
-        total = ops.attention(x, x, x, dropout=0.4, seed=seed()).sum()
+        total = ops.attention.override(x, x, x, dropout=0.4, seed=seed()).sum()
         torch.autograd.grad(total, x, retain_graph=True)
         with pytest.raises(InputError, match=r"in kmodels.generic_only\('attention'\)"):
             torch.autograd.grad(total, x, create_graph=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import keras
 import numpy as np
@@ -27,7 +27,6 @@ from kmodels.lora import LoraSettings
 from kmodels.lora.enable import chosen
 from kmodels.lora.modules import linear_layers
 from kmodels.models.blocks.sizes import BlockSizes, Sizes
-from kmodels.ops.attention import block_slices
 from kmodels.ops.linear_cross_entropy import tile_of
 
 # Number of optimizer slots of a weight.
@@ -146,8 +145,8 @@ class Facts:
         compiler: bytes for compiling and running the first step.
         gathers_again: sharded weights are freed after the forward pass of a layer and gathered
             again for its backward pass, even without gradient checkpointing.
-        attention: attention weights saved on an accelerator if the override does not decline:
-            "plain" for all, "kernel" for none; None to ask the ops of this process.
+        attention: attention weights saved if the override does not decline: "plain" for all,
+            "kernel" for none.
     """
 
     norm: int
@@ -158,7 +157,7 @@ class Facts:
     remat: bool
     compiler: int
     gathers_again: bool = False
-    attention: str | None = None
+    attention: str = "kernel"
 
 
 class FactsBackend(Protocol):
@@ -178,17 +177,11 @@ class FactsBackend(Protocol):
         """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
         ...
 
-    def by_blocks(self, x: Any, causal: bool, dropout: float) -> bool:
-        """Returns True if attention on x (B, T, N, H) is by blocks and keeps their weights."""
-        ...
-
     def supposed(self, mesh: Mesh) -> AbstractContextManager[None]:
         """Makes ops choose inside the block as on this mesh, whose devices need not exist."""
         ...
 
 
-# Approximate number of queries in a block of attention.
-BLOCK = 128
 # The linear layers that share an input.
 READERS = {
     "attention_input": ("attention/query", "attention/key", "attention/value"),
@@ -520,12 +513,6 @@ class _Step:
         shape, axes = (batch, heads, tokens, tokens), ("batch", "heads", None, None)
         if block.attention_dropout:
             yield StepArray(ACTIVATIONS, f"{name}/dropout", shape, "bool", axes)
-        if way == "blocks":
-            cut = block_slices(tokens, tokens, self.sizes.causal, block.window, BLOCK)
-            pairs = sum((q.stop - q.start) * (k.stop - k.start) for q, k in cut)
-            shape = (batch, heads, pairs)
-            yield StepArray(ACTIVATIONS, f"{name}/weights", shape, self.dtype, axes[:3])
-            return
         yield StepArray(ACTIVATIONS, f"{name}/weights", shape, "float32", axes)
         if self.dtype != "float32" or block.attention_dropout:
             yield StepArray(ACTIVATIONS, f"{name}/rounded_weights", shape, self.dtype, axes)
@@ -533,17 +520,14 @@ class _Step:
             yield StepArray(ACTIVATIONS, f"{name}/capped", shape, "float32", axes)
 
     def way_of_attention(self, block: BlockSizes) -> str:
-        """Returns which attention weights are kept: "plain" (all), "blocks" or "kernel" (none)."""
+        """Returns which attention weights are kept: "plain" (all) or "kernel" (none)."""
         causal, dropout = self.sizes.causal, block.attention_dropout
         x = keras.ops.zeros((1, self.tokens, 1, block.head_dim), self.dtype)
         drawn = {"dropout": dropout, "seed": keras.random.SeedGenerator(0)} if dropout else {}
         options = {"causal": causal, "soft_cap": block.soft_cap, **drawn}
         if ops.attention.declines(x, x, x, **options) is not None:
             return "plain"
-        if self.facts.attention is not None:
-            return self.facts.attention
-        engine = backend_module("kmodels.tools.plan.facts", FactsBackend)
-        return "blocks" if engine.by_blocks(x, causal, dropout) else "kernel"
+        return self.facts.attention
 
     def head(self, weights: Sequence[StepArray]) -> Iterator[StepArray]:
         """Yields a tile of logits and the gradient of the hidden states, or all logits."""

@@ -9,7 +9,6 @@ import jax
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.types import Tensor
 from kmodels.distribution.engines.engine_jax import Replicated, ShardedLayouts
 from kmodels.distribution.mesh import Mesh
 from kmodels.tools.plan.estimate import Facts
@@ -39,11 +38,6 @@ def device_bytes() -> int | None:
         return 0
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
-
-
-def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
-    """Returns True: the override computes attention by blocks and keeps their weights."""
-    return True
 
 
 @contextmanager

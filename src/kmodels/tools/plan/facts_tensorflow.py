@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from kmodels.core.types import Tensor
 from kmodels.distribution.mesh import Mesh
 from kmodels.tools.plan.estimate import Facts
 
@@ -17,19 +16,15 @@ FACTS = Facts(
     table=0,
     slack=0.2,
     remat=False,
+    attention="plain",
     compiler=300 * 2**20,
 )
-ACCELERATOR = replace(FACTS, remat=True, attention="plain")
+ACCELERATOR = replace(FACTS, remat=True)
 
 
 def device_bytes() -> int | None:
     """Returns None with an accelerator, whose free memory is not reported; 0 without one."""
     return None if tf.config.list_physical_devices("GPU") else 0
-
-
-def by_blocks(x: Tensor, causal: bool, dropout: float) -> bool:
-    """Returns True: the override computes attention by blocks and keeps their weights."""
-    return True
 
 
 def supposed(mesh: Mesh) -> AbstractContextManager[None]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from kmodels.distribution.mesh import Mesh
-from kmodels.overrides.attention_torch import by_products
 from kmodels.tools.plan.estimate import Facts
 
 # glibc returns blocks below 32 MiB late; with MALLOC_MMAP_THRESHOLD_=1048576 there is no slack.
@@ -21,17 +20,12 @@ FACTS = Facts(
     compiler=30 * 2**20,
     gathers_again=True,
 )
-ACCELERATOR = replace(FACTS, slack=0.1, attention="kernel")
+ACCELERATOR = replace(FACTS, slack=0.1)
 
 
 def device_bytes() -> int | None:
     """Returns the free bytes of the accelerator; 0 without one."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
-
-
-def by_blocks(x: torch.Tensor, causal: bool, dropout: float) -> bool:
-    """Returns True if attention on x (B, T, N, H) is computed by blocks and keeps their weights."""
-    return by_products(x, x, causal, dropout)
 
 
 def supposed(mesh: Mesh) -> AbstractContextManager[None]:
