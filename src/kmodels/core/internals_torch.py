@@ -125,11 +125,6 @@ def fused_adamw_(
     )  # fmt: skip
 
 
-def softmax_backward(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of the scores whose softmax over the last axis is `weights`."""
-    return torch._softmax_backward_data(gradient, weights, -1, weights.dtype)
-
-
 def has_onednn_linear() -> bool:
     """Returns True if torch was built with `onednn_linear`."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
