@@ -26,7 +26,7 @@ from kmodels.core.errors import InputError
 BACKENDS = ("jax", "torch", "tensorflow")
 VARIABLE = "KERAS_BACKEND"
 # The floor in pyproject.toml, as a test says.
-OLDEST_KERAS = "3.14"
+OLDEST_KERAS = "3.15"
 # Both are the package `keras`; the nightly build stands first where both are installed.
 KERAS_PACKAGES = ("keras-nightly", "keras")
 
