@@ -74,7 +74,22 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
 def hessian(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """Returns a row of second derivatives for each leaf."""
     _load_forward_mode()
-    return torch.func.hessian(fun, tuple(range(len(leaves))))(*leaves)
+    gradient = torch.func.grad(fun, tuple(range(len(leaves))))
+    sizes = [x.numel() for x in leaves]
+    # torch.func.hessian makes them with a tensor of sizes, which torch 2.11 cannot trace.
+    units = torch.eye(sum(sizes), device=leaves[0].device).split(sizes, 1)
+    directions = [unit.to(x).reshape(-1, *x.shape) for unit, x in zip(units, leaves, strict=True)]
+
+    def along(*direction: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.func.jvp(gradient, tuple(leaves), direction)[1]
+
+    return [
+        [
+            part.movedim(0, -1).reshape((*x.shape, *y.shape))
+            for part, y in zip(column.split(sizes), leaves, strict=True)
+        ]
+        for column, x in zip(torch.func.vmap(along)(*directions), leaves, strict=True)
+    ]
 
 
 @cache
