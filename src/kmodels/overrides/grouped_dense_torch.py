@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.nn.functional import grouped_mm
 
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
@@ -10,8 +11,6 @@ from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor, widens
 from kmodels.overrides.dense_torch import product_in_float32
 
-# Until torch 2.10 it has no public name.
-grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
 # grouped_mm requires rows of a multiple of this many bytes.
 ALIGNED = 16
 # Generations of CUDA for which torch has a kernel; for others the host waits for the sizes.

@@ -36,7 +36,7 @@ PASS_ON = {
     "LayerTokenizer.from_preset": "the constructor",
     "NaFlexViTBackbone.__init__": "ViTBackbone.make_config",
     "VisionEncoderFields.encoder": "the constructor",
-    "add_weight": "Keras, whose settings it completes",
+    "presets": "the config of each preset",
     "tokens_per_image": "Gemma3VisionEncoder, which takes the same fields",
     "load": "_split",
     "ChatTokenizer.apply_chat_template": "check_names",

@@ -499,7 +499,9 @@ def pooled(x: Tensor, places: Tensor, size: int) -> tuple[Any, Any]:
     there = keras.ops.all(places >= 0, axis=-1)
     inside = keras.ops.maximum(places, 0)
     # A column for images without patches: Keras' `initial` is on the CPU on torch.
-    last = keras.ops.max(keras.ops.pad(inside[..., 0], ((0, 0), (0, 1))), axis=-1, keepdims=True)
+    padded = keras.ops.pad(inside[..., 0], ((0, 0), (0, 1)))
+    some = padded.shape[0] != 0
+    last = keras.ops.max(padded, axis=-1, keepdims=True) if some else padded[:, :1]
     columns = (last + 1) // size
     number = inside[..., 0] // size + columns * (inside[..., 1] // size)
     count = shape_of(x)[1] // size**2
