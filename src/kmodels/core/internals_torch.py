@@ -6,6 +6,7 @@ Modules that are slow to import (torch's compiler) are imported where they are c
 import importlib
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -33,6 +34,24 @@ def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Returns True if a module has hooks, or if there are global hooks."""
     return any(hooks_of(module)) or bool(modules._has_any_global_hook())
+
+
+def compiled_alone(function: FunctionType, graphs: int) -> Callable[..., Any]:
+    """Returns a compiled function whose graphs are not counted with those of other calls of this.
+
+    Shapes are static until one changes; then that axis is free in the one graph that follows.
+
+    Args:
+        function: a function of a module, without a closure.
+        graphs: after so many graphs, calls that need another one are not compiled.
+    """
+    compiler: Any = torch.compile
+    if "isolate_recompiles" in inspect.signature(compiler).parameters:
+        return compiler(function, dynamic=None, recompile_limit=graphs, isolate_recompiles=True)
+    # Torch 2.11 counts graphs by the function's code, and has one limit for the whole process.
+    config: Any = importlib.import_module("torch._dynamo").config
+    config.recompile_limit = max(config.recompile_limit, graphs)
+    return compiler(FunctionType(function.__code__.replace(), function.__globals__), dynamic=None)
 
 
 # The attribute in which a module keeps the function that its `compile` made, or None.

@@ -47,12 +47,8 @@ def put(blocks: Iterable[Any]) -> None:
     # A graph is bound to whether this thread has ever had a scope of autocast.
     with keras_internals.no_autocast():
         pass
-    # Torch's declared overloads lack the last two arguments.
-    compiler: Any = torch.compile
-    # Shapes are static until one changes; then that axis is free in the one graph that follows.
-    settings = {"dynamic": None, "recompile_limit": GRAPHS, "isolate_recompiles": True}
     # The setting of `generic_only` is a constant in a graph.
-    step = functools.cache(lambda generic: compiler(_call, **settings))
+    step = functools.cache(lambda generic: internals_torch.compiled_alone(_call, GRAPHS))
     for block in waiting:
         block.call = _compiled(block, step)
 

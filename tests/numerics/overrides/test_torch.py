@@ -18,7 +18,8 @@ if keras.backend.backend() == "torch":
     from kmodels.overrides import _tensors_torch, attention_torch
 
     def _kernels(function) -> set[str]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             function()
         return {event.key for event in profile.key_averages()}
 
