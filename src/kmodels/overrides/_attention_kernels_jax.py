@@ -30,16 +30,31 @@ def cudnn(
     window: int | None,
     scale: float,
 ) -> jax.Array:
-    """Runs cuDNN's flash attention; `window` counts the query itself, as in `ops.attention`."""
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
+    """Runs cuDNN's flash attention; `window` counts the query itself, as in `ops.attention`.
+
+    A query and a key are added to odd lengths: JAX refuses to train with them, a rule of cuDNN's
+    for calls with a bias that it applies to all.
+    """
+    length, keys = query.shape[1], key.shape[1]
+    # A causal mask hides the key that is added behind all others.
+    lengths = jnp.full(key.shape[:1], keys, "int32") if keys % 2 and not causal else None
+    output = jax.nn.dot_product_attention(
+        _even(query),
+        _even(key),
+        _even(value),
         scale=scale,
         is_causal=causal,
+        key_value_seq_lengths=lengths,
         local_window_size=None if window is None else (window - 1, 0),
         implementation="cudnn",
     )
+    return output[:, :length]
+
+
+def _even(x: jax.Array) -> jax.Array:
+    """(B, T, N, H) -> (B, T + T % 2, N, H)."""
+    more = x.shape[1] % 2
+    return jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))) if more else x
 
 
 def splash(

@@ -184,6 +184,32 @@ def test_what_cudnn_is_given(recorded: list, keywords: dict) -> None:
     assert recorded[-1] == ((2, 150, 4, 64), (2, 150, 2, 64), "bfloat16", expected)
 
 
+@pytest.mark.parametrize(
+    ("length", "keys", "keywords"),
+    [
+        (77, 77, {"causal": True}),
+        (77, 77, {"causal": True, "window": 20}),
+        (77, 77, {}),
+        (50, 77, {}),
+        (77, 50, {}),
+    ],
+)
+def test_odd_lengths_are_padded_for_cudnn(monkeypatch, length: int, keys: int, keywords) -> None:
+    """JAX's XLA body stands for cuDNN, with the arguments that cuDNN gets."""
+    attend, shapes = jax.nn.dot_product_attention, []
+
+    def plain(query, key, value, *, implementation, **given):
+        shapes.append((implementation, query.shape[1], key.shape[1]))
+        return attend(query, key, value, **given)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", plain)
+    as_on(monkeypatch, HOPPER, "cudnn", kernels.cudnn)
+    given = [x.astype(jnp.bfloat16).astype("float32") for x in arrays(length, keys)]
+    found = value_and_grad(lambda *x: ops.attention(*x, **keywords), *given, dtype="bfloat16")
+    check(found, given, keywords, "bfloat16")
+    assert {*shapes} == {("cudnn", length + length % 2, keys + keys % 2)}
+
+
 def test_a_window_as_long_as_the_text_is_none(recorded: list) -> None:
     given = [x.astype(jnp.bfloat16) for x in arrays(40, 40)]
     ops.attention(*given, causal=True, window=40)
@@ -223,8 +249,8 @@ def gradient(dtype: str = "bfloat16", **keywords):
     return run, shapes
 
 
-@pytest.mark.parametrize("window", [None, 64])
-def test_lowered_for_cuda(monkeypatch, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "length"), [(None, 256), (64, 256), (None, 197)])
+def test_lowered_for_cuda(monkeypatch, window: int | None, length: int) -> None:
     """JAX asks for cuDNN's version while it traces, and for no device."""
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
@@ -232,7 +258,7 @@ def test_lowered_for_cuda(monkeypatch, window: int | None) -> None:
     monkeypatch.setattr(attention_jax, "device", lambda: HOPPER)
     attention_jax._refused.cache_clear()
     run, shapes = gradient(causal=True, window=window)
-    traced = jax.jit(run).trace(*shapes(2, 256, 4, 2, 64))
+    traced = jax.jit(run).trace(*shapes(2, length, 4, 2, 64))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmax(" in text
     assert "__cudnn$fmhaSoftmaxBackward(" in text
@@ -240,7 +266,7 @@ def test_lowered_for_cuda(monkeypatch, window: int | None) -> None:
     assert "cudnn" not in traced.lower(lowering_platforms=("cpu",)).as_text()
     # Each example alone, as `transforms.vmap` calls it.
     each = jax.jit(jax.vmap(lambda *x: run(*(one[None] for one in x))))
-    text = each.trace(*shapes(2, 256, 4, 2, 64)).lower(lowering_platforms=("cuda",)).as_text()
+    text = each.trace(*shapes(2, length, 4, 2, 64)).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmaxBackward(" in text
     attention_jax._refused.cache_clear()
 
