@@ -1,4 +1,4 @@
-"""The files and names of the arrays of a checkpoint.
+"""The files and names of the arrays of a checkpoint; `manager` lists all files of one.
 
 A run of one process writes `model.safetensors`. Each of several processes writes the parts that it
 holds to `model-00001-0.safetensors`: number of the process, then of the part, since a process with

@@ -1,6 +1,6 @@
 """The terminal: --help in groups, one-line errors, and standard output that fails.
 
-Flags are declared in `runs/recipe.py` and `tools/cli.py`; the value of `--mesh` is parsed in
+Flags are declared in `runs/settings.py` and `tools/cli.py`; the value of `--mesh` is parsed in
 `distribution/mesh.py`.
 """
 

@@ -33,7 +33,7 @@ from kmodels.models.vit.naflex.model import (
     graph_inputs,
 )
 from kmodels.models.vit.weights import clip_siglip
-from kmodels.models.vit.weights.peft import SIGLIP
+from kmodels.models.vit.weights.module_names import SIGLIP
 from kmodels.ops._wide import wide
 from kmodels.task import Backbone
 

@@ -274,9 +274,9 @@ class ViTBackbone(Backbone):
     @staticmethod
     def peft_names(model: keras.Model) -> Sequence[Mapping[str, str]]:
         """See `Backbone.peft_names`."""
-        from kmodels.models.vit.weights import peft
+        from kmodels.models.vit.weights import module_names
 
-        return peft.names(model)
+        return module_names.names(model)
 
     def export_to_timm(self, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.

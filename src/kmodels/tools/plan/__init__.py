@@ -30,7 +30,7 @@ from kmodels.tools.plan.estimate import (
     Setup,
     StepArray,
 )
-from kmodels.tools.plan.mesh import FORMULAS, exchanges, on_device
+from kmodels.tools.plan.per_device import FORMULAS, exchanges, on_device
 
 __all__ = ["DOUBT", "Plan", "Saving", "Setup", "check", "show"]
 

@@ -26,7 +26,7 @@ from kmodels.models.vit.naflex.layers import (
     NaFlexPooling,
     NaFlexTokens,
 )
-from kmodels.models.vit.weights import peft
+from kmodels.models.vit.weights import module_names
 from kmodels.task import Backbone
 
 VALUES, SHAPES, MASK = "pixel_values", "spatial_shapes", "pixel_attention_mask"
@@ -158,7 +158,7 @@ class NaFlexViTBackbone(PatchInputs, Backbone):
     config_class = ViTConfig
     family = "vit"
     layout = LAYOUT
-    peft_names = staticmethod(peft.names)
+    peft_names = staticmethod(module_names.names)
     token_embedding = None
     pools: ClassVar[bool] = False
 
