@@ -179,7 +179,8 @@ class BytePairTokenizer(LayerTokenizer):
         build_core: makes the core of token to id, pairs and control tokens.
 
     Raises:
-        InputError: for files that are missing or no vocabulary.
+        InputError: for files that are missing or no vocabulary, and for merges or further control
+            tokens beside a `tokenizers.Tokenizer`.
     """
 
     control_tokens: ClassVar[tuple[str, ...]] = ()
@@ -194,7 +195,13 @@ class BytePairTokenizer(LayerTokenizer):
         misc_special_tokens: Iterable[str] = (),
         **kwargs: Any,
     ):
-        if not isinstance(vocabulary, tokenizers.Tokenizer):
+        if isinstance(vocabulary, tokenizers.Tokenizer):
+            if merges is not None or misc_special_tokens:
+                raise InputError(
+                    "a tokenizers.Tokenizer has its own merges and control tokens; leave out "
+                    "merges and misc_special_tokens"
+                )
+        else:
             named = [*filter(None, (bos_token, eos_token)), *sorted(misc_special_tokens)]
             special = tuple(dict.fromkeys([*self.control_tokens, *named]))
             vocabulary = byte_level.read(vocabulary, merges, special, self.build_core)
