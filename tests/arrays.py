@@ -10,7 +10,7 @@ from kmodels.weights import read_safetensors
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """The values of a tensor or a variable, bfloat16 as float32, which NumPy 1.26 can compare.
+    """The values of a tensor or a variable; of bfloat16 as float32 where NumPy compares none.
 
     Of outputs by name it is the first. Keras' `convert_to_numpy` warns on JAX when it is handed a
     variable.
@@ -18,7 +18,8 @@ def to_numpy(x: Any) -> np.ndarray:
     if isinstance(x, dict):
         return to_numpy(next(iter(x.values())))
     values = keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
-    return values.astype("float32") if values.dtype.name == "bfloat16" else values
+    old = np.lib.NumpyVersion(np.__version__) < "2.0.0"
+    return values.astype("float32") if old and values.dtype.name == "bfloat16" else values
 
 
 def assert_same_tensors(one: Path, other: Path) -> None:

@@ -37,7 +37,7 @@ RUNS = [
     ("resume", 0, "torch", rf"exit code 137\n(.*\n)*resumed from .* at step \d+\n(.*\n)*{END}"),
     ("many_gpus", 0, "jax", rf"{END}trained on cpu x8\n"),
     ("many_gpus", 1, "torch", rf"  test +accuracy .*\n{END}"),
-    ("slow_op", 0, "torch", r"  attention +2 x override\n  dense +9 x override\n(  .*\n)*"),
+    ("slow_op", 0, "torch", r"  attention +2 x override\n  dense +10 x override\n(  .*\n)*"),
     ("keras_model", 0, "tensorflow", r"held out: 0\.9\d\nstep_00000090\nstep_00000092\n"),
 ]
 # These ask for more than one environment has but the full one.
