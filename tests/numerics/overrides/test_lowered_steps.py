@@ -130,7 +130,7 @@ STEPS = {
 LARGE = {
     "ViT-B/16": Step(
         preset("vit_base_patch16_224", VIT, num_classes=1000),
-        *(8, 0, calls(1, 1, 3), {"tpu": "pays from 128 queries on"}),
+        *(8, 0, calls(2, 2, 3), {"tpu": "pays from 128 queries on"}),
         lora=False,
         settings=CLASSES,
     ),
