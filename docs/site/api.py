@@ -162,6 +162,8 @@ def versions_page() -> str:
     from kmodels.tools.doctor import VERSIONS
 
     rows = json.loads(VERSIONS.read_text(encoding="utf-8"))
+    if not rows:
+        return f"{VERSIONS_HEAD}\nNo run was recorded yet.\n"
     headings = list(dict.fromkeys(name for row in rows for name in row))
     parts = [VERSIONS_HEAD, f"\n| {' | '.join(headings)} |\n"]
     parts.append(f"| {' | '.join(['---'] * len(headings))} |\n")
