@@ -118,7 +118,10 @@ def table(rows: list[dict[str, Any]], content: dict[str, Any]) -> list[str]:
 def notes(row: dict[str, Any]) -> str:
     """The kernel that took longest, the planned memory, and the first call."""
     found = [f"`{kernel}`" for kernel in row.get("kernels", ())[:1]]
-    found += [f"planned {row['planned_mib']:,} MiB"] * ("planned_mib" in row)
-    found += [f"first call {row['first_s']:.0f} s"] * (row.get("first_s", 0) >= 1)
-    found += ["one call"] * (row.get("calls") == 1)
+    if "planned_mib" in row:
+        found.append(f"planned {row['planned_mib']:,} MiB")
+    if row.get("first_s", 0) >= 1:
+        found.append(f"first call {row['first_s']:.0f} s")
+    if row.get("calls") == 1:
+        found.append("one call")
     return ", ".join(found)
