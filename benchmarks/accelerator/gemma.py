@@ -92,6 +92,9 @@ def peers(model: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """Models of transformers with PEFT by name: SDPA, flash if installed, Liger's kernels."""
     if clock.absent(a="transformers", b="peft"):
         return {}
+    from torchvision_cpu import define_torchvision_operators
+
+    define_torchvision_operators()
     import peft
 
     kinds = {"transformers_sdpa": "sdpa"}
@@ -126,7 +129,9 @@ def run(settings: dict[str, Any]) -> clock.Parts:
 
     preset, rank, targets = settings["preset"], settings["rank"], settings["targets"]
     model = clock.build(GemmaCausalLM, preset, "bfloat16", preprocessor=None)
-    others = peers(model, settings) if clock.backend() == "torch" else {}
+    others: dict[str, Any] = {}
+    if clock.backend() == "torch":
+        others = clock.optional("transformers_peft", lambda: peers(model, settings))
     model.backbone.enable_lora(rank, targets=targets)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=training.AdamW(RATE), loss=loss)
