@@ -5,8 +5,9 @@ JOBS ?=
 ARGS ?=
 WHEELS ?=
 WHEELS_PYTHON ?= 3.12
+QUARTER ?=
 
-.PHONY: help vit gemma bench accelerator accelerator-wheels site test test-quick test-all test-nightly test-newest test-lowest shape audit lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
+.PHONY: help vit gemma bench accelerator accelerator-wheels accelerator-rehearsal site test test-quick test-all test-nightly test-newest test-lowest shape audit lint full-environment lint-ruff lint-format lint-types lint-docstrings lint-prose clean
 
 help:
 	@echo "make vit                   train a vision transformer on handwritten digits (ARGS='--epochs 3' to change it)"
@@ -20,6 +21,8 @@ help:
 	@echo "make test-lowest           the core of the tests with the oldest versions that are allowed"
 	@echo "make bench                 training steps beside the peers of each backend; hours (ARGS='--presets small --rounds 5' for less)"
 	@echo "make accelerator           all tables of a GPU, in pieces that resume (ARGS='--minutes 9', WHEELS=DIR, ARGS=--list)"
+	@echo "make accelerator QUARTER=1 the most telling ones in two commands of 8.5 minutes (then QUARTER=2)"
+	@echo "make accelerator-rehearsal both commands on this machine's CPU, small, in an environment of such a machine"
 	@echo "make accelerator-wheels    wheels that such a machine may lack, to carry there (WHEELS=DIR, default wheels/)"
 	@echo "make site                  the documentation as a site, in .site/, with executed notebooks"
 	@echo "make lint                  formatting, lint, types, docstrings and prose"
@@ -56,12 +59,30 @@ bench: full-environment
 # With the Python of the machine, which has the frameworks for its device.
 accelerator:
 	$(if $(WHEELS),test -d $(WHEELS)/site || $(PYTHON) -m pip install -q --no-index --no-deps --target $(WHEELS)/site $(WHEELS)/*.whl)
-	PYTHONPATH="src$(if $(WHEELS),:$(WHEELS)/site):$$PYTHONPATH" $(PYTHON) benchmarks/accelerator $(ARGS)
+	PYTHONPATH="src$(if $(WHEELS),:$(WHEELS)/site):$$PYTHONPATH" $(PYTHON) benchmarks/accelerator $(if $(QUARTER),--quarter $(QUARTER)) $(ARGS)
 
+# Such a machine has the frameworks, transformers, PEFT, timm and Flax, in versions that fit together.
 accelerator-wheels:
 	$(PYTHON) -m pip download -q --no-deps --only-binary=:all: --implementation cp --python-version $(WHEELS_PYTHON) \
 		$(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64) \
-		-c constraints.txt -d $(or $(WHEELS),wheels) keras namex optree gguf timm peft flax liger-kernel cut-cross-entropy
+		-c constraints.txt -d $(or $(WHEELS),wheels) keras namex optree gguf liger-kernel cut-cross-entropy
+
+REHEARSE = timeout 510 env KMODELS_SMALL=1 CUDA_VISIBLE_DEVICES= $(MAKE) accelerator \
+	PYTHON=$(VENV)/accelerator/bin/python WHEELS=$(or $(WHEELS),wheels)
+
+# Both commands twice within their limits, then with each piece killed at its limit: all files must be there.
+accelerator-rehearsal:
+	python$(WHEELS_PYTHON) tests/environments.py accelerator
+	test -d $(or $(WHEELS),wheels) || $(MAKE) accelerator-wheels
+	rm -rf .rehearsal
+	for run in 1 2; do for quarter in 1 2; do \
+		$(REHEARSE) QUARTER=$$quarter ARGS="--out .rehearsal/$$run" || exit 1; \
+	done; done
+	for quarter in 1 2; do \
+		KMODELS_ACCELERATOR_HANG=all $(REHEARSE) QUARTER=$$quarter ARGS="--out .rehearsal/cut"; \
+		test $$? -ne 124 || exit 1; \
+	done
+	test $$(grep -l '"state": "cut"' .rehearsal/cut/*.json | wc -l) = $$(ls .rehearsal/1/*.json | wc -l)
 
 site: full-environment
 	$(VENV)/full/bin/python docs/site/notebooks.py

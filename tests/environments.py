@@ -7,6 +7,7 @@ and the Python version. Otherwise it is made again, so that nothing old is left 
 
 Versions are those of constraints.txt. `nightly-*` has Keras' nightly build on top of them,
 `newest-*` the newest versions that pip finds, `lowest-*` those from which pyproject.toml begins.
+`accelerator` has MACHINE, and neither Keras nor kmodels: `make accelerator-rehearsal` brings both.
 """
 
 import hashlib
@@ -35,10 +36,18 @@ LOGS = FOLDER / "logs"
 BACKENDS = ("jax", "torch", "tensorflow")
 # Other versions than those of constraints.txt, and the prefixes of their environments.
 VERSIONS = ("nightly", "newest", "lowest")
+# What a machine with a GPU has installed, in builds for CPUs: it lacks Keras.
+MACHINE = (
+    *("torch==2.11.0", "torchvision==0.26.0", "jax==0.11.2", "jaxlib==0.11.2", "numpy==2.5.2"),
+    *("transformers==5.17.0", "tokenizers==0.23.2", "safetensors==0.8.0", "accelerate==1.15.0"),
+    *("peft", "timm", "flax", "optax", "h5py", "ml-dtypes", "absl-py", "pillow", "protobuf"),
+    *("jinja2", "packaging", "rich", "typer", "matplotlib", "pytest", "hypothesis"),
+)
 ENVIRONMENTS = {
     **{backend: f"{backend},test" for backend in BACKENDS},
     "full": "jax,torch,tensorflow,dev",
     "vit": "jax,plots",
+    "accelerator": ",".join(MACHINE),
     **{f"{kind}-{backend}": f"{backend},test" for kind in VERSIONS for backend in BACKENDS},
 }
 # Only asked when pip's own sources lack the wheels for CPUs.
@@ -132,7 +141,7 @@ def floors(extras: str) -> list[str]:
 
 def _versions(name: str) -> list[str | Path]:
     """Returns pip's options for the versions of an environment."""
-    if name.startswith("newest-"):
+    if name.startswith("newest-") or name == "accelerator":
         return []
     if not name.startswith("lowest-"):
         return ["-c", "constraints.txt"]
@@ -150,13 +159,16 @@ def _cpu_wheels(name: str) -> list[str | Path]:
 
     The plain wheels for Linux are built for CUDA, and bring gigabytes of it.
     """
-    if sys.platform != "linux" or not {"torch", "dev"} & set(ENVIRONMENTS[name].split(",")):
+    with_torch = {"torch", "dev", *MACHINE} & set(ENVIRONMENTS[name].split(","))
+    if sys.platform != "linux" or not with_torch:
         return []
     wheels = FOLDER / "wheels" / name.partition("-")[0]
     pinned = [] if name.startswith("newest-") else (ROOT / "constraints.txt").read_text().split()
     if name.startswith("lowest-"):
         pinned = floors("torch")
-    packages = "torch|torchvision" if name == "full" else "torch"
+    if name == "accelerator":
+        pinned = list(MACHINE)
+    packages = "torch|torchvision" if name in ("full", "accelerator") else "torch"
     pins = [f"{pin}+cpu" for pin in pinned if re.match(rf"({packages})==", pin)]
     index = ["--index-url", TORCH_CPU_INDEX, "--retries", "0"]
     log = LOGS / f"wheels-{name}.log"
@@ -229,14 +241,15 @@ def make_environment(name: str) -> bool:
         return True
     if place.exists():
         shutil.rmtree(place)
-    say(name, f"making an environment with .[{extras}]")
+    wanted = MACHINE if name == "accelerator" else ("-e", f".[{extras}]")
+    say(name, f"making an environment with {' '.join(wanted)}")
     begun = time.monotonic()
     venv.create(place, with_pip=True)
     log = LOGS / f"install-{name}.log"
     command: list[str | Path] = [
         *(python_of(name), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"),
         *("--progress-bar", "off", "--no-compile", *_versions(name), *_cpu_wheels(name)),
-        *("-e", f".[{extras}]"),
+        *wanted,
     ]
     status = run_logged(name, command, log, partial(_describe_install, place), 1500)
     if status:

@@ -11,36 +11,25 @@ import numpy as np
 
 from accelerator import clock
 
-KINDS = ("causal", "full", "window", "segments", "soft cap")
 LONGEST_PLAIN = 8192  # what holds T x T scores is left out beyond it
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row per kind, shape and system."""
-    rows: list[dict[str, Any]] = []
-    window, longest = settings["window"], max(settings["lengths"])
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields a row per call, heads and system."""
+    yield {"dtype": "bfloat16", "batch": 1}
     for heads in settings["heads"]:
-        for length in settings["lengths"]:
-            for kind in KINDS:
-                if length > LONGEST_PLAIN and kind not in ("window", "segments"):
-                    continue
-                if kind in ("full", "soft cap") and length < min(LONGEST_PLAIN, longest):
-                    continue
-                case = f"{kind}, T {length}, heads {'/'.join(map(str, heads))}"
-                rows += one(kind, length, heads, window, settings["rounds"], case)
-    return {"rows": rows, "dtype": "bfloat16", "batch": 1}
+        for kind, length in settings["calls"]:
+            yield from one(kind, length, heads, settings)
 
 
-def one(
-    kind: str, length: int, heads: Any, window: int, rounds: int, case: str
-) -> list[dict[str, Any]]:
+def one(kind: str, length: int, heads: Any, settings: dict[str, Any]) -> clock.Parts:
     import keras
 
     from kmodels import ops
 
     keywords: dict[str, Any] = {"causal": kind != "full"}
     if kind == "window":
-        keywords["window"] = window
+        keywords["window"] = settings["window"]
     if kind == "segments":
         ids = (np.arange(length)[None] * 4 // length).astype("int32")
         keywords["segment_ids"] = keras.ops.convert_to_tensor(ids)
@@ -56,20 +45,27 @@ def one(
     if length <= LONGEST_PLAIN:
         bodies["kmodels_generic"] = lambda *x: ops.attention.generic(*x, **keywords)
     if clock.backend() == "torch":
-        systems, told = torch_systems(bodies, arrays, kind, keywords, length)
+        with_flex = kind in settings["flex"]
+        systems, told = torch_systems(bodies, arrays, kind, keywords, length, with_flex)
     else:
         systems, told = jax_systems(bodies, arrays, kind, keywords)
-    rows = clock.measure(case, systems, rounds)
+    case = f"{kind}, T {length}, heads {'/'.join(map(str, heads))}"
+    rows = yield from clock.measure(case, systems, settings["rounds"])
     for row in rows:
         name = row["system"]
         if "median_ms" in row:
             row["kernels"] = told.get(name) or clock.kernels(systems[name])
     rows[0]["declines"] = ops.attention.declines(*arrays, **keywords)
-    return rows
+    yield {"rows": rows}
 
 
 def torch_systems(
-    bodies: dict[str, Any], arrays: list[Any], kind: str, keywords: dict[str, Any], length: int
+    bodies: dict[str, Any],
+    arrays: list[Any],
+    kind: str,
+    keywords: dict[str, Any],
+    length: int,
+    with_flex: bool,
 ) -> tuple[dict[str, clock.Run], dict[str, list[str]]]:
     """Our op, SDPA by each of its kernels where the call has no more than SDPA knows, and flex."""
     import torch
@@ -94,7 +90,7 @@ def torch_systems(
 
         if kind in ("causal", "full"):
             systems[f"sdpa_{name.split('_')[0].lower()}"] = step(by)
-    if clock.on_gpu():
+    if clock.on_gpu() and with_flex:
         systems |= clock.optional("flex", lambda: {"flex": step(flex(kind, keywords, length))})
     return systems, {}
 

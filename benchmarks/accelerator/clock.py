@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from accelerator.pieces import SMALL
 
 Run = Callable[[], Any]
+# The parts of a table's result, as they come: the file of a piece that is cut holds those before.
+Parts = Generator[dict[str, Any], None, Any]
 MIB = 2**20
 PACKAGES = (
     *("keras", "numpy", "jax", "jaxlib", "torch", "triton", "transformers", "timm", "flax", "peft"),
@@ -130,50 +132,75 @@ def compiled(function: Any) -> Any:
     return torch.compile(function, backend="eager" if SMALL else "inductor")
 
 
-def _first(run: Run) -> dict[str, Any]:
-    """The first call, which compiles, and the memory of the second."""
+def _first(run: Run) -> tuple[dict[str, Any], float]:
+    """The first call, which compiles, and the memory and the seconds of the second."""
     begun = time.perf_counter()
     wait(run())
     row: dict[str, Any] = {"first_s": round(time.perf_counter() - begun, 3)}
     before, earlier = held_bytes(), peak_bytes(reset=True)
+    begun = time.perf_counter()
     wait(run())
+    seconds = time.perf_counter() - begun
     peak = peak_bytes()
     if before is not None and peak is not None:
         # JAX's peak is that of the process: it tells of this system only where it is a new one.
         known = backend() == "torch" or peak > (earlier or 0)
         row["peak_above_held_mib"] = round((peak - before) / MIB) if known else None
-    return row
+    return row, seconds
 
 
-def measure(case: str, systems: dict[str, Run], rounds: int, count: int = 1) -> list[dict]:
-    """Times systems in turns after a first and a second call that count for nothing.
+def _times(seconds: list[float], count: int) -> dict[str, Any]:
+    taken = [1e3 * x / count for x in seconds]
+    extremes = [round(min(taken), 4), round(max(taken), 4)]
+    median = round(statistics.median(taken), 4)
+    return {"median_ms": median, "range_ms": extremes, "calls": len(taken)}
+
+
+def measure(
+    case: str,
+    systems: dict[str, Run],
+    rounds: int,
+    count: int = 1,
+    derive: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: {},
+) -> Generator[dict[str, Any], None, list[dict[str, Any]]]:
+    """Times systems in turns after a first call of each, which compiles, and a second one.
 
     Args:
         case: what all systems do.
         systems: name to what makes `count` steps and returns what `wait` waits for.
         rounds: calls of each.
         count: steps in a call.
+        derive: returns more fields of a row that has `median_ms`.
+
+    Yields:
+        The row of each system after its second call, whose time stands in it until the rounds are
+        over, and then all rows: `median_ms`, `range_ms`, `calls`, `first_s`, peak; or `failed` with
+        an error.
 
     Returns:
-        A row per system: `median_ms`, `range_ms`, `first_s`, peak; or `failed` with its error.
+        All rows.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name, run in systems.items():
         rows[name] = {"case": case, "system": name}
         try:
-            rows[name] |= _first(run)
+            first, seconds = _first(run)
+            rows[name] |= first | _times([seconds], count)
+            rows[name] |= derive(rows[name])
         except Exception as error:
             rows[name]["failed"] = one_line(error)
+        yield {"rows": [rows[name]]}
     ready = {name: run for name, run in systems.items() if "failed" not in rows[name]}
     times: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(rounds):
         for name, run in ready.items():
             begun = time.perf_counter()
             wait(run())
-            times[name].append(1e3 * (time.perf_counter() - begun) / count)
+            times[name].append(time.perf_counter() - begun)
     for name, taken in times.items():
-        rows[name]["median_ms"] = round(statistics.median(taken), 4)
-        rows[name]["range_ms"] = [round(min(taken), 4), round(max(taken), 4)]
+        rows[name] |= _times(taken, count)
+        rows[name] |= derive(rows[name])
+    yield {"rows": list(rows.values())}
     return list(rows.values())
 
 
@@ -228,7 +255,8 @@ def matmul_rate(size: int, dtype: str = "bfloat16", rounds: int = 5) -> float:
             x = product(a, x)
         return x
 
-    (row,) = measure("matmul", {"matmul": chain}, rounds, 4)
+    *_, last = measure("matmul", {"matmul": chain}, rounds, 4)
+    (row,) = last["rows"]
     if "failed" in row:
         raise RuntimeError(row["failed"])
     return 2 * size**3 / (row["median_ms"] / 1e3)

@@ -12,8 +12,8 @@ import numpy as np
 from accelerator import clock
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row per system; `loss` shows that all compute the same."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields a row per system; `loss` shows that all compute the same."""
     import keras
 
     from kmodels import ops
@@ -39,7 +39,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     else:
         losses["jax_plain"] = jax_plain(table, labels)
         systems = {name: jax_step(loss, hidden) for name, loss in losses.items()}
-    rows = clock.measure(f"{positions}x{width} on {words}", systems, settings["rounds"])
+    rows = yield from clock.measure(f"{positions}x{width} on {words}", systems, settings["rounds"])
     for row in rows:
         if "median_ms" in row:
             row["loss"] = round(float(systems[row["system"]]()[0]), 4)
@@ -47,7 +47,7 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     rows[0]["tile"] = tile(words, positions, clock.on_gpu())
     rows[0]["declines"] = op.declines(hidden, table, labels, weights)
     peers = {"liger": "liger_kernel", "cut_cross_entropy": "cut_cross_entropy"}
-    return {"rows": rows, "absent": clock.absent(**peers) if clock.backend() == "torch" else []}
+    yield {"rows": rows, "absent": clock.absent(**peers) if clock.backend() == "torch" else []}
 
 
 def with_tile(loss: Any, tile: int, positions: int) -> Any:

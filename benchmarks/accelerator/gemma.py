@@ -1,7 +1,7 @@
-"""Steps of LoRA through `fit`, padded and packed, beside transformers with PEFT.
+"""Steps of LoRA through `fit`, full, padded and packed, beside transformers with PEFT.
 
-All systems get the same examples; a token counts where it counts in the loss. `planned_mib` is what
-`kmodels plan` foretells for a padded step. Weights are random and drawn on the device.
+All systems get the same examples; a token counts if it counts in the loss. `planned_mib` is the
+estimate of `kmodels plan`. Weights are random and drawn on the device.
 """
 
 from functools import cache, partial
@@ -16,20 +16,24 @@ PEERS = {"transformers": "transformers", "peft": "peft", "flash_attention_2": "f
 PEERS |= {"liger": "liger_kernel"}
 
 
-def batches(length: int, tokens: int, words: int) -> dict[str, Any]:
-    """The rows of a step: examples of an eighth to a half of the length, padded and packed."""
+def batch_of(way: str, rows: int, length: int, words: int) -> Any:
+    """The rows of a step, of texts of an eighth to a half of the length.
+
+    They are "padded", one in a row, or "packed", several in a row; "full" rows are one long text.
+    """
     from kmodels.text import Example, pack, pad
 
     rng = np.random.default_rng(0)
-    rows = max(1, tokens // length)
     sizes = rng.integers(length // 8, length // 2, 12 * rows)
+    if way == "full":
+        sizes = np.full(rows, length + 1)
     examples = [
         Example(rng.integers(3, words, size).tolist(), [True] * int(size)) for size in sizes
     ]
-    packed = pack(examples, length, 0)
-    x, *rest = packed
-    packed = ({name: array[:rows] for name, array in x.items()}, *(y[:rows] for y in rest))
-    return {"padded": pad(examples[:rows], length, 0), "packed": packed}
+    if way != "packed":
+        return pad(examples[:rows], length, 0)
+    x, *rest = pack(examples, length, 0)
+    return {name: array[:rows] for name, array in x.items()}, *(y[:rows] for y in rest)
 
 
 def their_model(model: Any, attention: str) -> Any:
@@ -84,18 +88,23 @@ def theirs(model: Any, batch: Any) -> clock.Run:
     return step
 
 
-def peers(model: Any, rank: int) -> dict[str, Any]:
-    """Models of transformers with PEFT by name: SDPA, flash where installed, Liger's kernels."""
+def peers(model: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Models of transformers with PEFT by name: SDPA, flash if installed, Liger's kernels."""
     if clock.absent(a="transformers", b="peft"):
         return {}
+    from torchvision_cpu import define_torchvision_operators
+
+    define_torchvision_operators()
     import peft
 
     kinds = {"transformers_sdpa": "sdpa"}
     if not clock.absent(x="flash_attn"):
         kinds["transformers_flash"] = "flash_attention_2"
-    if clock.on_gpu() and not clock.absent(x="liger_kernel"):
+    if settings["liger"] and clock.on_gpu() and not clock.absent(x="liger_kernel"):
         kinds["transformers_liger"] = kinds.get("transformers_flash", "sdpa")
-    settings = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=["q_proj", "v_proj"])
+    targets = "all-linear" if settings["targets"] == "all-linear" else ["q_proj", "v_proj"]
+    rank = settings["rank"]
+    lora = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets)
 
     @cache
     def make(name: str) -> Any:
@@ -104,13 +113,13 @@ def peers(model: Any, rank: int) -> dict[str, Any]:
             from liger_kernel.transformers import monkey_patch
 
             monkey_patch._apply_liger_kernel_to_instance(model=base)
-        return peft.get_peft_model(base, settings).train()
+        return peft.get_peft_model(base, lora).train()
 
     return {name: partial(make, name) for name in kinds}
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns rows for padded and packed steps."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields a row per batch and system."""
     import keras
 
     from kmodels import training
@@ -118,35 +127,36 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     from kmodels.models import GemmaCausalLM
     from kmodels.tools.plan import Plan, Setup
 
-    preset, length, rank = settings["preset"], settings["length"], settings["rank"]
+    preset, rank, targets = settings["preset"], settings["rank"], settings["targets"]
     model = clock.build(GemmaCausalLM, preset, "bfloat16", preprocessor=None)
-    data = batches(length, settings["tokens"], model.backbone.config.vocabulary_size)
-    others = peers(model, rank) if clock.backend() == "torch" else {}
-    model.backbone.enable_lora(rank)
+    others: dict[str, Any] = {}
+    if clock.backend() == "torch":
+        others = clock.optional("transformers_peft", lambda: peers(model, settings))
+    model.backbone.enable_lora(rank, targets=targets)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=training.AdamW(RATE), loss=loss)
-    planned = Plan(
-        preset,
-        Setup(
-            batch_size=len(data["padded"][1]),
-            sequence_length=length,
-            precision="bfloat16",
-            lora=LoraSettings(rank=rank),
-            accelerator=clock.on_gpu(),
-        ),
-    ).estimate.bytes
-    rows: list[dict[str, Any]] = []
-    for way, batch in data.items():
+    held = sum(int(np.prod(v.shape)) * (2 if "16" in v.dtype else 4) for v in model.weights)
+    absent = clock.absent(**PEERS) if clock.backend() == "torch" else []
+    yield {"absent": absent, "weights_mib": round(held / clock.MIB)}
+    for way, size, length in settings["batches"]:
+        batch = batch_of(way, size, length, model.backbone.config.vocabulary_size)
         systems = {"kmodels": ours(model, batch)}
         for name, make in others.items():
             systems |= clock.optional(name, lambda n=name, m=make, b=batch: {n: theirs(m(), b)})
         useful = int(np.count_nonzero(batch[2]))
-        found = clock.measure(f"{preset} T {length}, {way}", systems, settings["rounds"])
-        for row in found:
-            if "median_ms" in row:
-                row["useful_tokens_per_s"] = round(1e3 * useful / row["median_ms"], 1)
-        rows += found
-    absent = clock.absent(**PEERS) if clock.backend() == "torch" else []
-    held = sum(int(np.prod(v.shape)) * (2 if "16" in v.dtype else 4) for v in model.weights)
-    found = {"rows": rows, "absent": absent, "planned_mib": round(planned / clock.MIB)}
-    return found | {"weights_mib": round(held / clock.MIB)}
+        setup = Setup(
+            batch_size=size,
+            sequence_length=length,
+            precision="bfloat16",
+            lora=LoraSettings(rank=rank, targets=targets),
+            packed=way == "packed",
+            accelerator=clock.on_gpu(),
+        )
+        planned = round(Plan(preset, setup).estimate.bytes / clock.MIB)
+
+        def derive(row: dict[str, Any], useful: int = useful, planned: int = planned) -> Any:
+            rate = {"useful_tokens_per_s": round(1e3 * useful / row["median_ms"], 1)}
+            return rate | ({"planned_mib": planned} if row["system"] == "kmodels" else {})
+
+        case = f"{preset} {size} x {length}, {way}"
+        yield from clock.measure(case, systems, settings["rounds"], derive=derive)

@@ -9,8 +9,8 @@ from accelerator.gemma import their_model
 from accelerator.pieces import SMALL
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row per batch and system."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields a row per batch and system."""
     from kmodels.models import GemmaCausalLM
 
     prompt, new, preset = settings["prompt"], settings["new"], settings["preset"]
@@ -18,21 +18,21 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     words = model.backbone.config.vocabulary_size
     on_torch = clock.backend() == "torch"
     absent = clock.absent(transformers="transformers") if on_torch else []
+    yield {"absent": absent}
     theirs = their_model(model, "sdpa").eval() if on_torch and not absent else None
-    rows: list[dict[str, Any]] = []
     for batch in settings["batches"]:
         ids = np.random.default_rng(0).integers(3, words, (batch, prompt)).astype("int32")
         systems = {"kmodels": ours(model, ids, new)}
         if theirs is not None:
             systems["transformers"] = transformers_run(theirs, ids, new, False)
-            if not SMALL and clock.on_gpu():
+            if settings["compiled"] and not SMALL and clock.on_gpu():
                 systems["transformers_compiled"] = transformers_run(theirs, ids, new, True)
-        found = clock.measure(f"{preset} x{batch}, {new} tokens", systems, settings["rounds"], new)
-        for row in found:
-            if "median_ms" in row:
-                row["tokens_per_s"] = round(1e3 * batch / row["median_ms"], 1)
-        rows += found
-    return {"rows": rows, "absent": absent}
+
+        def rate(row: dict[str, Any], batch: int = batch) -> dict[str, Any]:
+            return {"tokens_per_s": round(1e3 * batch / row["median_ms"], 1)}
+
+        case = f"{preset} x{batch}, {new} tokens"
+        yield from clock.measure(case, systems, settings["rounds"], new, rate)
 
 
 def ours(model: Any, ids: Any, new: int) -> clock.Run:

@@ -7,13 +7,13 @@ import numpy as np
 from accelerator import clock
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns times, and how far float32 products lie from float64."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields times, and how far float32 products lie from float64."""
     import keras
 
     import kmodels
 
-    size, rounds, rows = settings["size"], settings["rounds"], []
+    size, rounds = settings["size"], settings["rounds"]
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((size, size), "float32") for _ in range(2))
     expected = a[:8].astype("float64") @ b.astype("float64")
@@ -31,10 +31,9 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
             return product(x, y)
 
         case = f"{dtype} {size}" + ("" if name == "bfloat16" else f", precision {name}")
-        (row,) = clock.measure(case, {"matmul": call}, rounds)
+        (row,) = yield from clock.measure(case, {"matmul": call}, rounds)
         if "failed" not in row:
             row["tera_operations_per_s"] = round(2 * size**3 / row["median_ms"] / 1e9, 2)
             output = keras.ops.convert_to_numpy(keras.ops.cast(call()[:8], "float32"))
             row["largest_error"] = float(np.abs(output - expected).max() / np.abs(expected).max())
-        rows.append(row)
-    return {"rows": rows}
+        yield {"rows": [row]}

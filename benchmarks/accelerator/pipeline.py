@@ -24,8 +24,8 @@ def write_files(folder: Path, count: int) -> None:
         path.write_bytes(content)
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row per number of workers, beside arrays that are there already."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields a row per number of workers, beside arrays that are there already."""
     from kmodels.data import ImageLoader, open_dataset
     from kmodels.data.pipeline.kinds import pipeline
 
@@ -38,9 +38,9 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
     clock.wait(arrays())
     seconds = time.perf_counter() - begun
     case = f"{settings['preset']} x{batch}"
-    rows: list[dict[str, Any]] = [{"case": case, "system": "kmodels, arrays"}]
-    rows[0] |= {"median_ms": round(1e3 * seconds * batch / count, 3)}
-    rows[0] |= {"images_per_s": round(count / seconds, 1)}
+    row: dict[str, Any] = {"case": case, "system": "kmodels, arrays"}
+    row |= {"median_ms": round(1e3 * seconds * batch / count, 3)}
+    yield {"rows": [row | {"images_per_s": round(count / seconds, 1)}]}
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder), count)
         opened = open_dataset(f"folder:{folder}", validation_split=0.0, image_size=shape[:2])
@@ -53,8 +53,8 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
                 clock.wait(model.fit(feed, verbose=0))
                 seconds = time.perf_counter() - begun
             loader.close()
-            row: dict[str, Any] = {"case": case, "system": f"kmodels, JPEG, {workers} workers"}
+            row = {"case": case, "system": f"kmodels, JPEG, {workers} workers"}
             row |= {"median_ms": round(1e3 * seconds * batch / count, 3)}
             row |= {"images_per_s": round(count / seconds, 1)}
-            rows.append(row | {"wait_share": round(feed.clock.share, 3) if feed else None})
-    return {"rows": rows}
+            row |= {"wait_share": round(feed.clock.share, 3) if feed else None}
+            yield {"rows": [row]}

@@ -9,8 +9,8 @@ from accelerator import clock, waits
 from accelerator.pieces import SMALL
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns times by question, and on torch two rows on synchronisation."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields times by question, and on torch two rows on synchronisation."""
     import keras
     import overhead
 
@@ -20,13 +20,11 @@ def run(settings: dict[str, Any]) -> dict[str, Any]:
         overhead.IMAGES, overhead.LABELS = overhead.IMAGES[:6], overhead.LABELS[:6]
     keras.utils.set_random_seed(0)
     systems = on_torch(overhead) if clock.backend() == "torch" else overhead.on_jax()
-    rows: list[dict[str, Any]] = []
     for question, members in systems.items():
         count = overhead.COUNTS[question]
-        rows += clock.measure(question, members, settings["rounds"], count)
+        yield from clock.measure(question, members, settings["rounds"], count)
     if clock.backend() == "torch":
-        rows += synchronisation(overhead)
-    return {"rows": rows}
+        yield {"rows": synchronisation(overhead)}
 
 
 def on_torch(overhead: Any) -> dict[str, dict[str, clock.Run]]:

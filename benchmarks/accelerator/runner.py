@@ -1,17 +1,22 @@
 """All accelerator tables, in pieces that resume.
 
     make accelerator [ARGS='--only vit attention --minutes 9']
+    make accelerator QUARTER=1; make accelerator QUARTER=2
 
 Each piece is a process of its own and leaves one JSON file in `--out`. A piece whose file is there,
-of the same source and settings, does not run again, whether it succeeded or failed (`--retry` runs
-those that failed). No piece starts whose estimate does not fit into `--minutes`: call again to
-continue. The exit code is 0 if all chosen pieces ran and found nothing outside its tolerance.
+of the same source and settings, does not run again, whether it succeeded, failed or was cut at its
+limit (`--retry` runs those that failed or were cut). No piece starts whose estimate does not fit
+into `--minutes`: call again to continue. `--quarter` runs the most telling pieces in two commands,
+each of which ends within 8.5 minutes. The exit code is 0 if all chosen pieces ran to their end and
+found nothing outside its tolerance.
 """
 
 import argparse
 import json
+import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from accelerator.child import ROOT, key, source, write
-from accelerator.pieces import SMALL, Piece, pieces
+from accelerator.pieces import SMALL, Piece, pieces, quarter
 
 RESULTS = ROOT / "benchmarks" / "results"
-MINUTES = 9.0  # a piece that takes longer is stopped
 
 
 def device() -> str:
@@ -36,9 +40,9 @@ def device() -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def chosen(only: list[str], parser: argparse.ArgumentParser) -> list[Piece]:
-    """The pieces whose name, table or backend is named."""
-    found = pieces()
+def chosen(only: list[str], command: int | None, parser: argparse.ArgumentParser) -> list[Piece]:
+    """The pieces of a run, or of a command of the quarter, that `--only` names."""
+    found = pieces() if command is None else quarter(command)
     known = {word for piece in found for word in (piece.name, piece.table, piece.backend)}
     if unknown := [word for word in only if word not in known]:
         parser.error(f"no piece is called {', '.join(unknown)}; --list names all")
@@ -56,46 +60,79 @@ def result(out: Path, piece: Piece, digest: str) -> dict[str, Any] | None:
     return found if found["key"] == key(piece, digest) else None
 
 
-def start(group: list[Piece], out: Path, digest: str, minutes: float) -> None:
-    """Runs pieces of one backend in one process; a process that dies is a failure of its pieces.
+def start(group: list[Piece], out: Path, digest: str, seconds: float) -> None:
+    """Runs pieces: those of a backend in one process, backends side by side.
 
-    One that is stopped although it had less than its nine minutes is left for the next call.
+    When the time is over, what still runs is killed. Its piece keeps the rows that it has written
+    and is "cut"; that of a process that died has failed. The pieces after it are left.
     """
+    until = time.monotonic() + seconds
+    names = dict.fromkeys(piece.backend for piece in group)
+    parts = [[piece for piece in group if piece.backend == name] for name in names]
+    processes: list[subprocess.Popen[bytes]] = []
+    codes: list[int | None] = []
+    try:
+        for part in parts:
+            processes.append(launch(part, out))
+        for process in processes:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+            codes.append(process.poll())
+    finally:
+        for process in processes:
+            try:  # with the processes that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+    for part, code in zip(parts, codes, strict=True):
+        for piece in part:
+            content = result(out, piece, digest) or {"state": "cut", "rows": []}
+            if content["state"] != "cut":
+                continue
+            if code is None:
+                content["error"] = f"stopped after {seconds:.0f} s"
+            else:
+                said = log_of(part, out).read_text(errors="replace").split("\n")
+                last = next((line for line in reversed(said) if line.strip()), "")
+                content["state"] = "failed"
+                content["error"] = f"the process ended with {code}: {last}"[:300]
+            write(out, piece, digest, content)
+            break
+
+
+def launch(part: list[Piece], out: Path) -> "subprocess.Popen[bytes]":
+    """Starts the process of pieces of one backend."""
     path = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
     environment = {
         **os.environ,
-        "KERAS_BACKEND": group[0].backend,
+        "KERAS_BACKEND": part[0].backend,
         "PYTHONPATH": path.rstrip(os.pathsep),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, "-m", "accelerator.child", str(out), *(x.name for x in group)]
-    log = out / f"{group[0].name}.log"
-    with log.open("w") as stream:
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                stdout=stream,
-                stderr=stream,
-                timeout=60 * minutes,
-                check=False,
-            )
-            code = f"the process ended with {done.returncode}"
-        except subprocess.TimeoutExpired:
-            if minutes < MINUTES:
-                return
-            code = f"the process was stopped after {minutes:.0f} minutes"
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    for piece in group:
-        if result(out, piece, digest) is None:
-            error = f"{code}: {said[-1] if said else ''}"[:300]
-            write(out, piece, digest, state="failed", error=error, rows=[])
+    command = [sys.executable, "-m", "accelerator.child", str(out), *(x.name for x in part)]
+    with log_of(part, out).open("w") as stream:
+        return subprocess.Popen(
+            command, env=environment, stdout=stream, stderr=stream, start_new_session=True
+        )
 
 
-def groups(waiting: list[Piece]) -> list[list[Piece]]:
-    """One piece a process; small pieces of a backend share one, since imports take longest."""
+def log_of(part: list[Piece], out: Path) -> Path:
+    return out / f"{part[0].name}.log"
+
+
+def groups(waiting: list[Piece], command: int | None) -> list[list[Piece]]:
+    """One piece a process, but small pieces of a backend share one, since imports take longest.
+
+    In a quarter each piece has its limit, and the correctness of both backends is one group.
+    """
+    if command is not None:
+        together = [piece for piece in waiting if piece.table == "correctness"]
+        return [together] * bool(together) + [[x] for x in waiting if x not in together]
     if not SMALL:
         return [[piece] for piece in waiting]
     backends = dict.fromkeys(piece.backend for piece in waiting)
@@ -103,10 +140,10 @@ def groups(waiting: list[Piece]) -> list[list[Piece]]:
 
 
 def say(number: int, total: int, piece: Piece, found: dict[str, Any]) -> None:
+    rows = "the time was up"
     if found:
-        text = found.get("error") or f"{len(found['rows'])} rows in {found['seconds']:.0f} s"
-    else:
-        text = "the time was up"
+        rows = f"{len(found['rows'])} rows in {found.get('seconds', 0):.0f} s"
+    text = f"{rows}, {found['error']}" if "error" in found else rows
     state = found.get("state", "left")
     print(f"[{number}/{total}] {piece.name:<28} {state:<7} {text}", flush=True)
 
@@ -138,13 +175,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="default: results/accelerator-DEVICE")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="pieces, tables")
+    parser.add_argument("--quarter", type=int, choices=(1, 2), help="a command of the quarter hour")
     parser.add_argument("--minutes", type=float, help="start nothing that would take longer")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="cut pieces after these")
     parser.add_argument("--list", action="store_true", help="name the pieces and their estimates")
-    parser.add_argument("--retry", action="store_true", help="run pieces that failed again")
+    parser.add_argument(
+        "--retry", action="store_true", help="run pieces again that failed or were cut"
+    )
     parser.add_argument("--pictures", action="store_true", help="only draw what is there")
+    parser.add_argument("--page", action="store_true", help="only write docs/gpu.md")
     options = parser.parse_args(arguments)
+    if options.page:
+        from accelerator import page, pictures
+
+        for folder, contents in page.quarters(page.RESULTS).items():
+            pictures.draw({content["piece"]: content for content in contents}, folder)
+        page.PAGE.write_text(page.text(page.RESULTS))
+        return 0
     out = (options.out or RESULTS / f"accelerator-{device()}").resolve()
-    wanted, digest = chosen(options.only, parser), source()
+    wanted, digest = chosen(options.only, options.quarter, parser), source()
     found = {piece.name: result(out, piece, digest) for piece in wanted}
     if options.list:
         for piece in wanted:
@@ -157,42 +206,51 @@ def main(arguments: list[str] | None = None) -> int:
     there = {name: content for name, content in found.items() if content is not None}
     from accelerator import pictures
 
-    for path in pictures.draw(there, out) if done or options.pictures else ():
-        print(path)
+    # The time of a quarter is for measuring; --pictures draws later.
+    if options.pictures or (done and options.quarter is None):
+        print(*pictures.draw(there, out), sep="\n")
     print(*summary(there), sep="\n")
     left = [name for name, content in found.items() if content is None]
-    failed = [name for name, content in there.items() if content["state"] == "failed"]
-    outside = sum(len(content.get("outside", [])) for content in there.values())
-    good = len(there) - len(failed)
-    print(f"{done} ran now, {good} done, {len(failed)} failed, {len(left)} left")
+    by_state = {
+        state: [name for name, content in there.items() if content["state"] == state]
+        for state in ("done", "failed", "cut")
+    }
+    counts = [f"{len(names)} {state}" for state, names in by_state.items()]
+    print(f"{done} ran now, {', '.join(counts)}, {len(left)} left")
     if left:
         print(f"left: {', '.join(left)}; call again to continue")
-    for name in failed:
-        print(f"failed: {name}: {there[name]['error']}")
-    return int(bool(left or failed or outside))
+    for state in ("failed", "cut"):
+        for name in by_state[state]:
+            print(f"{state}: {name}: {there[name]['error']}")
+    outside = sum(len(content.get("outside", [])) for content in there.values())
+    return int(bool(left or by_state["failed"] or by_state["cut"] or outside))
 
 
 def run_all(
     wanted: list[Piece], found: dict[str, Any], out: Path, digest: str, options: argparse.Namespace
 ) -> int:
     """Runs what waits, as long as there is time; returns how many pieces ran."""
-    begun, number = time.monotonic(), 0
+    begun, number, until = time.monotonic(), 0, 0.0
     waiting = [
         piece
         for piece in wanted
-        if found[piece.name] is None
-        or (options.retry and (found[piece.name] or {})["state"] == "failed")
+        if found[piece.name] is None or (options.retry and found[piece.name]["state"] != "done")
     ]
-    for group in groups(waiting):
-        spent = (time.monotonic() - begun) / 60
-        needed = sum(piece.minutes for piece in group)
-        if options.minutes is not None and spent + needed > options.minutes:
+    for group in groups(waiting, options.quarter):
+        spent = time.monotonic() - begun
+        needed = 60 * sum(piece.minutes for piece in group)
+        if options.minutes is not None and spent + needed > 60 * options.minutes:
             break
         for piece in group:
             (out / f"{piece.name}.json").unlink(missing_ok=True)
             found[piece.name] = None
-        left = MINUTES if options.minutes is None else options.minutes - spent
-        start(group, out, digest, min(MINUTES, left))
+        limit = min(group[0].limit, options.limit or math.inf)
+        until += limit
+        if options.quarter is not None:
+            limit = until - spent  # with what the pieces before did not need
+        elif options.minutes is not None:
+            limit = min(limit, 60 * options.minutes - spent)
+        start(group, out, digest, limit)
         for piece in group:
             number += 1
             found[piece.name] = result(out, piece, digest)

@@ -22,14 +22,21 @@ def model_operations(config: Any, tokens: int) -> float:
     return 3.0 * (config.num_layers * block + 2 * patches * config.patch_size**2 * 3 * width)
 
 
-def kmodels_fit(preset: str, images: Any, labels: Any, batch: int, jit: Any = "auto") -> Any:
+def kmodels_fit(
+    preset: str,
+    images: Any,
+    labels: Any,
+    batch: int,
+    jit: Any = "auto",
+    dtype: str = "mixed_bfloat16",
+) -> Any:
     """Returns the model and a run of one epoch."""
     import keras
 
     from kmodels import training
     from kmodels.models import ViTImageClassifier
 
-    model = clock.build(ViTImageClassifier, preset, "mixed_bfloat16", num_classes=CLASSES)
+    model = clock.build(ViTImageClassifier, preset, dtype, num_classes=CLASSES)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(training.AdamW(RATE), loss, jit_compile=jit)
     return model, lambda: model.fit(images, labels, batch_size=batch, shuffle=False, verbose=0)
@@ -59,12 +66,14 @@ def torch_loop(model: Any, images: Any, labels: Any, batch: int, compile_it: boo
     return epoch
 
 
-def torch_peers(config: Any, images: Any, labels: Any, batch: int) -> dict[str, clock.Run]:
+def torch_peers(
+    config: Any, images: Any, labels: Any, batch: int, peers: Any
+) -> dict[str, clock.Run]:
     from torchvision_cpu import define_torchvision_operators
 
     define_torchvision_operators()
     image, found = config.image_shape[0], {}
-    if not clock.absent(timm="timm"):
+    if "timm" in peers and not clock.absent(timm="timm"):
         from timm.models import VisionTransformer
 
         for name in ("timm_eager", "timm_compiled"):
@@ -78,7 +87,7 @@ def torch_peers(config: Any, images: Any, labels: Any, batch: int) -> dict[str, 
                 mlp_ratio=config.mlp_dim / config.hidden_dim,
             )
             found[name] = torch_loop(model, images, labels, batch, name.endswith("compiled"))
-    if not clock.absent(transformers="transformers"):
+    if "transformers" in peers and not clock.absent(transformers="transformers"):
         import transformers
 
         for name in ("transformers_sdpa", "transformers_compiled"):
@@ -132,35 +141,40 @@ def flax_peer(config: Any, images: Any, labels: Any, batch: int) -> dict[str, cl
     return {"flax": epoch}
 
 
-def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row per system: milliseconds a step, images per second, MFU, peak."""
+def run(settings: dict[str, Any]) -> clock.Parts:
+    """Yields a row per system: milliseconds a step, images per second, MFU, peak."""
     preset, batch, steps = settings["preset"], settings["batch"], settings["steps"]
     rng = np.random.default_rng(0)
     rate = clock.matmul_rate(64 if SMALL else 8192)
     labels = rng.integers(0, 10, batch * steps).astype("int32")
     outline = shape_of(preset)
     images = rng.standard_normal((batch * steps, *outline.image_shape), "float32")
+    tokens = (outline.image_shape[0] // outline.patch_size) ** 2 + 1
+    operations = model_operations(outline, tokens)
     model, ours = kmodels_fit(preset, images, labels, batch)
+    peers = settings["peers"] if clock.backend() == "torch" else ("flax", "optax")
+    yield {
+        "absent": clock.absent(**dict(zip(peers, peers, strict=True))),
+        "matmul_operations_per_s": rate,
+        "model_operations": operations,
+        "parameters": model.count_params(),
+    }
     systems = {"kmodels": ours}
     if clock.backend() == "torch":
         if not SMALL:  # a C++ compiler takes half a minute
             systems["kmodels_compiled"] = kmodels_fit(preset, images, labels, batch, True)[1]
         systems |= clock.optional(
-            "torch_peers", lambda: torch_peers(outline, images, labels, batch)
+            "torch_peers", lambda: torch_peers(outline, images, labels, batch, peers)
         )
     else:
         systems |= clock.optional("flax", lambda: flax_peer(outline, images, labels, batch))
-    rows = clock.measure(f"{preset} x{batch}", systems, settings["rounds"], steps)
-    tokens = (outline.image_shape[0] // outline.patch_size) ** 2 + 1
-    operations = model_operations(outline, tokens)
-    for row in rows:
-        if "median_ms" in row:
-            row["images_per_s"] = round(1e3 * batch / row["median_ms"], 1)
-            row["mfu"] = round(operations * row["images_per_s"] / rate, 4)
-    peers = {"timm": "timm", "transformers": "transformers"}
-    peers = peers if clock.backend() == "torch" else {"flax": "flax", "optax": "optax"}
-    found = {"rows": rows, "absent": clock.absent(**peers), "matmul_operations_per_s": rate}
-    return found | {"model_operations": operations, "parameters": model.count_params()}
+
+    def rates(row: dict[str, Any]) -> dict[str, Any]:
+        images_per_s = round(1e3 * batch / row["median_ms"], 1)
+        return {"images_per_s": images_per_s, "mfu": round(operations * images_per_s / rate, 4)}
+
+    case = f"{preset} x{batch}"
+    yield from clock.measure(case, systems, settings["rounds"], steps, rates)
 
 
 def shape_of(preset: str) -> Any:

@@ -6,7 +6,7 @@ synchronisation debug mode torch raises where the host would wait.
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def finding(call: Callable[[], Any]) -> str:
     return FREE if clock.on_gpu() else NOT_ASKED
 
 
-def op_calls() -> dict[str, Callable[[], Any]]:
+def op_calls(few: bool) -> dict[str, Callable[[], Any]]:
     """Forward and backward pass of each case of the tests, and the draws of a seed."""
     import keras
     import torch
@@ -49,7 +49,7 @@ def op_calls() -> dict[str, Callable[[], Any]]:
     from kmodels import ops
 
     found: dict[str, Callable[[], Any]] = {}
-    for name, label, arrays, keywords in op_cases():
+    for name, label, arrays, keywords in op_cases(few):
         given = [keras.ops.convert_to_tensor(x, "bfloat16").requires_grad_() for x in arrays]
         held = {
             key: keras.ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
@@ -104,10 +104,8 @@ def step_calls() -> dict[str, Callable[[], Any]]:
     return found
 
 
-def rows() -> list[dict[str, Any]]:
-    """Returns a row per call with its finding."""
-    calls = {**op_calls(), **step_calls()}
-    return [
-        {"case": case, "system": "synchronisation", "finding": finding(call)}
-        for case, call in calls.items()
-    ]
+def rows(few: bool) -> Iterator[dict[str, Any]]:
+    """Yields a row per call with its finding."""
+    calls = {**op_calls(few), **step_calls()}
+    for case, call in calls.items():
+        yield {"case": case, "system": "synchronisation", "finding": finding(call)}
