@@ -13,8 +13,7 @@ HEAD = """# On a GPU
 `make accelerator QUARTER=1` and `QUARTER=2` measure what follows in two commands of 8.5 minutes
 ([pieces and limits](../benchmarks/README.md#a-quarter-of-an-hour)), and
 `python benchmarks/accelerator --page` writes this page from their files.
-A peak is that of the allocator during a step above what it held before, to which Gemma's weights
-are added.
+The peak is the memory that the allocator adds during a step; Gemma's weights are added to it.
 """
 NOT_RUN = "\nIt has not been run yet: no GPU was at hand.\n"
 TITLES = {

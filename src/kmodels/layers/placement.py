@@ -1,4 +1,4 @@
-"""What decides how a variable is placed over devices: its family, and how far it may be cut.
+"""The placement of a variable over devices: the family it belongs to, and how far it may be cut.
 
 Families call the parts of a model by the same names, so a path alone does not say which family's
 layout table applies. A layer takes the family of the model that is being made, and its variables

@@ -1,8 +1,8 @@
 """Attention for torch by its kernels, none of which holds all attention weights.
 
 On CUDA, `choose` in `_attention_cuda_torch` picks the kernel; none was measured there yet. On CPUs
-`scaled_dot_product_attention` serves all that it takes without losing its fused form; the op's own
-body serves the rest.
+`scaled_dot_product_attention` serves the calls for which its kernel stays fused; the op's own body
+serves the others.
 """
 
 from functools import partial
@@ -89,7 +89,7 @@ def attention_torch(
     query, key, value = as_tensor(query), as_tensor(key), as_tensor(value)
     mask = None if mask is None else as_tensor(mask)
     segments = None if segment_ids is None else as_tensor(segment_ids)
-    if query.shape[1] == 1 and segments is not None:  # a row of the mask is all that it hides
+    if query.shape[1] == 1 and segments is not None:  # for one query, segments are a mask of a row
         mask, segments = allowed_pairs(query, key, Hidden(mask, segments)), None
     rate = 0.0 if seed is None else dropout
     if query.shape[1] == 1 and window is None and soft_cap is None and not rate:

@@ -65,13 +65,13 @@ def report() -> dict[str, Any]:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
     """
     load_environment(strict=True)
-    engine = backend_module("kmodels.tools.doctor", DoctorBackend)
+    engine, versions = backend_module("kmodels.tools.doctor", DoctorBackend), _versions()
     return {
         "backend": backend(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": _versions(),
-        "untested": _untested(_versions()),
+        "versions": versions,
+        "untested": _untested(versions),
         "devices": engine.devices(),
         "dtype_policy": keras.config.dtype_policy().name,
         "matmul_precision": runtime.matmul_precision(),

@@ -87,7 +87,7 @@ class Head:
             )
             for name in (names if num_classes else ())
         ]
-        # The loss needs float32 at least, whatever the head's own policy.
+        # The loss needs float32 at least, under every policy of the head.
         last = policy if num_classes or self.norm or self.pre_logits else pool_policy
         self.dtype = "float64" if last.compute_dtype == "float64" else "float32"
         self.activation = keras.activations.get(activation)
