@@ -196,35 +196,39 @@ def products(
         may_be_empty: whether a query may see no key; it gets zeros.
         scale: multiplies the scores; `None` for 1 / sqrt(H).
         soft_cap: as in `kmodels.ops.attention`.
-        drop: applies dropout to the weights, (B, N, T, S) or (B, K, N // K, T, S).
+        drop: applies dropout to the weights, (B, N, T, S).
     """
     heads, groups, head_dim = query.shape[2], key.shape[2], query.shape[3]
-    batch, length = ops.shape(query)[0], ops.shape(query)[1]
-    grouped = heads != groups
-    if grouped:
-        query = ops.reshape(query, (batch, length, groups, heads // groups, head_dim))
+    batch, length, keys = *ops.shape(query)[:2], ops.shape(key)[1]
     dtype, factor = wide(query), head_dim**-0.5 if scale is None else scale
     narrow = ops.dtype(query) == "float16"
     if narrow:  # products would overflow before they are scaled
         query = ops.cast(ops.cast(query, dtype) * factor, "float16")
-    scores = ops.einsum("btkgh,bskh->bkgts" if grouped else "btkh,bskh->bkts", query, key)
-    scores = ops.cast(scores, dtype)
+    # Heads stand in front of tokens, and those of a group in a row: only inputs are transposed.
+    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+    rows = (batch, groups, heads // groups * length)
+    if heads != groups:
+        query = ops.reshape(query, (*rows, head_dim))
+    scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), dtype)
+    if heads != groups:
+        scores = ops.reshape(scores, (batch, heads, length, keys))
     if not narrow:
         scores = scores * factor
     if soft_cap is not None:
         scores = ops.tanh(scores / soft_cap) * soft_cap
     if allowed is not None:
-        if grouped:
-            allowed = _group(allowed, groups)
         scores = ops.where(allowed, scores, ops.cast(MASKED, dtype))
     weights = drop(ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value)))
-    output = ops.einsum("bkgts,bskh->btkgh" if grouped else "bkts,bskh->btkh", weights, value)
+    if heads != groups:
+        weights = ops.reshape(weights, (*rows, keys))
+    output = ops.matmul(weights, value)
+    if heads != groups:
+        output = ops.reshape(output, (batch, heads, length, head_dim))
     if may_be_empty and allowed is not None:
         # Only a mask can leave a query without keys; its weights are uniform here.
         some = ops.any(allowed, axis=-1, keepdims=True)
-        some = ops.transpose(some, (0, 3, 1, 2, 4) if grouped else (0, 2, 1, 3))
         output = ops.where(some, output, ops.zeros((), dtype=ops.dtype(output)))
-    return ops.reshape(output, (batch, length, heads, head_dim)) if grouped else output
+    return ops.transpose(output, (0, 2, 1, 3))
 
 
 def allowed_pairs(query: Tensor, key: Tensor, hidden: Hidden) -> Any:
@@ -292,14 +296,6 @@ def _same(own: Tensor, ids: Tensor) -> Any:
     """(b, t), (b, s) -> (b, 1, t, s), True if query and key have the same id."""
     same = ops.equal(ops.expand_dims(own, 2), ops.expand_dims(ids, 1))
     return ops.expand_dims(same, 1)
-
-
-def _group(allowed: Tensor, groups: int) -> Tensor:
-    """(B, N or 1, T, S) -> (B, K or 1, N // K or 1, T, S)."""
-    batch, heads, length, keys = ops.shape(allowed)
-    if heads == 1:
-        return ops.expand_dims(allowed, 1)
-    return ops.reshape(allowed, (batch, groups, heads // groups, length, keys))
 
 
 # Blocks share a loop if the widest sees at most this many times the keys of the narrowest.
