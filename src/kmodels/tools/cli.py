@@ -12,7 +12,7 @@ from kmodels import __version__
 from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import local_path
-from kmodels.runs import console, recipe
+from kmodels.runs import console, recipe, settings
 from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
 from kmodels.tools import use
 
@@ -86,6 +86,19 @@ def _add_recipe(name: str, summary: str) -> None:
 
 for _name, _summary in recipe.SUMMARIES.items():
     _add_recipe(_name, _summary)
+
+
+@command("recipe")
+def show_recipe(
+    name: Annotated[str | None, typer.Argument(help="A name that the list shows.")] = None,
+) -> None:
+    """List the settings that come with kmodels for --config, or print a file of them."""
+    if name is not None:
+        print(settings.settings_file(name).read_text(encoding="utf-8"), end="")
+        return
+    for key, file in settings.shipped().items():
+        print(f"{key:<18} {file.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+
 
 command("chat")(use.chat)
 command("predict")(use.predict)
@@ -476,6 +489,9 @@ Train, resume or evaluate:
   kmodels mae --data folder:IMAGES        masked autoencoder, without labels
   kmodels dino --data folder:IMAGES       self-distillation, without labels
   kmodels dpo --data PAIRS.jsonl          direct preference optimization
+
+Settings for --config:
+  kmodels recipe vit_fine_tune        print a settings file, or list them
 
 Use a model or the model of a run:
   kmodels predict RUN FILES           classify or segment images
