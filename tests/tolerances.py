@@ -4,26 +4,11 @@ Absolute, on values of order one; gradients use the same figure times the larges
 A test never loosens a figure of its own: where one does not hold, the code is wrong.
 """
 
-# float16 (eps 1e-3): as many roundings as 2e-2 is in bfloat16 (eps 8e-3). float64 (eps 2e-16): a
-# hundred times as many as 1e-5 is in float32, and far less than a single rounding to float32.
-HALF_AND_DOUBLE = {"float16": 2.5e-3, "float64": 1e-12}
+from kmodels.tools.op_cases import HALF_AND_DOUBLE
+from kmodels.tools.op_cases import TOLERANCES as OF_OPS
 
 TOLERANCES: dict[str, dict[str, float]] = {
-    "attention": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "layer_norm": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "rms_norm": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "rotary_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "rotary_embedding_2d": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "gated_gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "gated_silu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "mlp": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "grouped_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
-    "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "quantized_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
-    "patch_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
+    **OF_OPS,
     # Four roundings to bfloat16, one after the other: input, product, gradient and its gradient.
     "second_derivatives": {"bfloat16": 5e-2},
     "transforms": {"float32": 1e-5, "bfloat16": 2e-2},

@@ -16,6 +16,7 @@ _EXPORTS = {
     "evaluate": "kmodels.training.loop",
     "fit": "kmodels.training.loop",
     "generic_only": "kmodels.core.dispatch",
+    "override": "kmodels.overrides.user",
     "predict": "kmodels.training.loop",
     "reset_decisions": "kmodels.core.dispatch",
     "set_matmul_precision": "kmodels.core.runtime",

@@ -107,21 +107,25 @@ class Presets(keras.Model if TYPE_CHECKING else object):
 
         return presets.load(cls, preset, dtype=dtype, load_weights=load_weights, **overrides)
 
-    def save_to_preset(self, directory: str | Path) -> Path:
+    def save_to_preset(self, directory: str | Path, card: bool | Mapping[str, Any] = False) -> Path:
         """Writes config and weights, atomically, to a directory that `from_preset` reads.
 
         Args:
             directory: to make or replace; local, or an address such as "gs://bucket/model".
+            card: also writes README.md, a model card that the Hugging Face Hub reads, with an
+                example that runs. True, or facts for it: `license`, `base_model`, `datasets`,
+                `metrics` (names, or values by name), `language`, `tags` and `description`.
 
         Returns:
             The directory.
 
         Raises:
-            InputError: if it has other files, or cannot be written; its content then stays.
+            InputError: if it has other files, or cannot be written, or for an unknown fact; its
+                content then stays.
         """
         from kmodels import presets
 
-        return presets.save(self, directory)
+        return presets.save(self, directory, card)
 
     def export(
         self,

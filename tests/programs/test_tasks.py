@@ -38,6 +38,9 @@ RUNS = [
     ("many_gpus", 0, "jax", rf"{END}trained on cpu x8\n"),
     ("many_gpus", 1, "torch", rf"  test +accuracy .*\n{END}"),
     ("slow_op", 0, "torch", r"  attention +2 x override\n  dense +10 x override\n(  .*\n)*"),
+    ("own_kernel", 0, "torch", r"your overrides +│ sdpa \(attention\)(.*\n)*\d+ calls of sdpa\n"),
+    ("own_kernel", 1, "jax", r"\d+ of 52 calls ran on jax; values and gradients within .*\n"),
+    ("own_kernel", 2, "tensorflow", r"\n2 of 6 calls ran on tensorflow; values and .*\n"),
     ("keras_model", 0, "tensorflow", r"held out: 0\.9\d\nstep_00000090\nstep_00000092\n"),
 ]
 # These ask for more than one environment has but the full one.

@@ -2,7 +2,8 @@
 
 An op is a function in `ops/`, written with `keras.ops`, right on every backend. An override is a
 function `<op>_<backend>` with the same signature in a file `overrides/*_<backend>.py`. Importing
-`kmodels.ops` imports the files of the running backend only.
+`kmodels.ops` imports the files of the running backend only. `kmodels.override` in
+`kmodels.overrides.user` registers a user's body, which comes before the override.
 
 The path is chosen when Python runs the op, which for a compiled step means when it is traced.
 Steps of kmodels' models are traced again if `generic_only()` changed, see `kmodels.core.traced`;
@@ -28,6 +29,7 @@ from typing import (
     Literal,
     NoReturn,
     ParamSpec,
+    Protocol,
     TypeAlias,
     TypeVar,
     overload,
@@ -47,6 +49,7 @@ ENVIRONMENT = "KMODELS_GENERIC_OPS"
 OVERRIDE, GENERIC = "override", "generic"
 
 _OPS: dict[str, "Op[Any, Any]"] = {}
+_users: tuple["UserBody", ...] = ()
 _DECISIONS: dict[str, Counter[str]] = {}
 _ALL = frozenset({"all"})
 _switched_off: ContextVar[frozenset[str]] = ContextVar("kmodels_generic_ops", default=frozenset())
@@ -151,13 +154,27 @@ def _is_abstract(values: Iterable[object]) -> bool:
     return any(isinstance(value, keras.KerasTensor) for value in values)
 
 
+def compiles() -> bool:
+    """Returns True if torch.compile is tracing; JAX and TensorFlow trace plain Python."""
+    return False
+
+
+def lost_gradient(arguments: Iterable[object], result: object) -> bool:
+    """Returns True if autograd would silently take the gradient of a result for zero."""
+    return False
+
+
 if backend() == "torch":
     import torch
 
+    from kmodels.core import internals_torch
     from kmodels.core.internals_torch import autocasts as _autocasts
     from kmodels.core.internals_torch import is_special as _is_special
     from kmodels.core.internals_torch import transformed as _transformed
     from kmodels.core.internals_torch import without_autocast
+
+    compiles = torch.compiler.is_compiling
+    lost_gradient = internals_torch.lost_gradient
 
     # Both run while torch.compile traces and leave nothing in the graph. Traced themselves, the
     # counter would be guarded by value and recompile at each call; the ContextVar breaks the graph.
@@ -221,15 +238,31 @@ def _call_type(generic: Callable[..., Any]) -> type[OpCall]:
     return type("OpCall", (OpCall,), {"__slots__": tuple(names), "__init__": init})
 
 
+class UserBody(Protocol):
+    """A body of an op that the user registered, see `kmodels.override`."""
+
+    name: str
+
+    def declines(self, call: OpCall) -> str | None:
+        """Returns the reason why it does not take a call, or None."""
+        ...
+
+    def run(self, call: OpCall) -> Any:
+        """Returns the op's result."""
+        ...
+
+
 class Op(Generic[P, R]):
-    """A function with a body for all backends and, maybe, one for the running backend.
+    """A function with a body for all backends and, maybe, faster ones for the running backend.
 
     Attributes:
         name: the function's name.
         generic: the `keras.ops` body.
         override: the backend's own body, `None` if there is none.
+        user: the user's body, which comes before `override`; `None` if there is none.
         supports: takes an `OpCall`; returns `None` or why the override declines it.
         bind: makes the `OpCall` of the op's arguments.
+        plain: True if there is the generic body alone.
         always: True if the override serves all calls that are not compiled or recorded.
     """
 
@@ -237,6 +270,8 @@ class Op(Generic[P, R]):
         self.name = generic.__name__
         self.generic = generic
         self.override: Callable[..., R] | None = None
+        self.user: UserBody | None = None
+        self.plain = True
         self.supports: Supports | None = None
         self.bind: Callable[..., OpCall] = _call_type(generic)
         self.always = False
@@ -249,28 +284,48 @@ class Op(Generic[P, R]):
         if self.always and _settled.eager:
             _count(self.name, OVERRIDE)
             return self.override(*args, **kwargs)  # type: ignore[misc]
-        if self.override is None or not _settled.overrides:
+        if self.plain or not _settled.overrides:
             if _environment_error is not None:
                 raise InputError(_environment_error)
             if _is_abstract(args) or (kwargs and _is_abstract(kwargs.values())):
                 return self.generic(*args, **kwargs)
             # Nearly always nothing but the arguments decides; the rest is asked only where it may.
-            if self.override is None or _is_special() or _has_switches():
+            if self.plain or _is_special() or _has_switches():
                 if _autocasts(args):
                     return without_autocast(self, self.generic, args, kwargs)
-                if self.override is None or switched_off(self.name) is not None:
+                if self.plain or switched_off(self.name) is not None:
                     _count(self.name, GENERIC)
                     return self.generic(*args, **kwargs)
+        if self.user is not None:
+            call = self.bind(*args, **kwargs)
+            reason = self.user.declines(call)
+            _count(self.name, reason or self.user.name)
+            if reason is None:
+                return self.user.run(call)
+            if self.override is None:
+                _count(self.name, GENERIC)
+                return self.generic(*args, **kwargs)
         if self.supports is not None:
             reason = self.supports(self.bind(*args, **kwargs))
             if reason is not None:
                 _count(self.name, reason)
                 return self.generic(*args, **kwargs)
         _count(self.name, OVERRIDE)
-        return self.override(*args, **kwargs)
+        return self.override(*args, **kwargs)  # type: ignore[misc]
+
+    def set_user(self, body: UserBody | None) -> None:
+        """Registers the user's body in place of an earlier one, or removes it."""
+        global _users
+        self.user = body
+        self.plain = self.override is None and body is None
+        self.always = self.override is not None and body is None and _is_always(self.supports)
+        _users = tuple(op.user for op in _OPS.values() if op.user is not None)
 
     def declines(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
-        """Returns why a call with these arguments would take the generic path, or `None`."""
+        """Returns why `override` would not take a call with these arguments, or `None`.
+
+        A body of the user is not considered.
+        """
         if self.override is None:
             return f"no override for {backend()}"
         reason = switched_off(self.name)
@@ -346,10 +401,14 @@ def override(
             )
         target.override = function
         target.supports = supports
-        target.always = supports is None or supports in _OF_MODE
+        target.set_user(target.user)
         return function
 
     return register
+
+
+def _is_always(supports: Supports | None) -> bool:
+    return supports is None or supports in _OF_MODE
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
@@ -378,10 +437,14 @@ def generic_only(*names: "str | Op[Any, Any]") -> Iterator[None]:
         _switched_off.reset(token)
 
 
-def generic_now() -> frozenset[str]:
-    """Returns the names of the ops that are turned off here, or "all", for traced code."""
+def paths_now() -> tuple[frozenset[str], tuple[UserBody, ...]]:
+    """Returns what decides the paths of traced code, apart from arguments.
+
+    Returns:
+        The names of the ops that are turned off here, or "all", and the user's bodies.
+    """
     off = _switched_off.get() | _environment_off
-    return off if _off_for_all is None else off | _ALL
+    return off if _off_for_all is None else off | _ALL, _users
 
 
 def ops() -> dict[str, Op[Any, Any]]:
@@ -393,8 +456,9 @@ def decisions() -> dict[str, dict[str, int]]:
     """Counts the paths of the calls of each op since the start or `reset_decisions()`.
 
     Keys of the inner dictionary: `"override"`, `"generic"` (there is no override, or it is turned
-    off) and each reason for declining. Shape inference is not counted; a compiled step counts
-    when it is traced.
+    off), the name of your own body (see `kmodels.override`) and each reason for declining. A call
+    that your own body declines counts twice: with the reason, and with the path that it then takes.
+    Shape inference is not counted; a compiled step counts when it is traced.
     """
     return {
         name: {OVERRIDE: 0, GENERIC: 0} | dict(_DECISIONS.get(name, {})) for name in sorted(_OPS)
@@ -406,11 +470,23 @@ def reset_decisions() -> None:
     _DECISIONS.clear()
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Forgets the counts of the block."""
+    counts = {name: Counter(paths) for name, paths in _DECISIONS.items()}
+    try:
+        yield
+    finally:
+        _DECISIONS.clear()
+        _DECISIONS.update(counts)
+
+
 def summary() -> dict[str, str]:
     """Returns the path of most calls of each op.
 
     Returns:
-        Returns for each op `"override"`, `"generic"`, the reason for declining, or `"not called"`.
+        For each op `"override"`, `"generic"`, the name of the user's body, the reason for
+        declining, or `"not called"`.
     """
     return {
         name: _DECISIONS[name].most_common(1)[0][0] if name in _DECISIONS else "not called"

@@ -5,7 +5,7 @@ Modules that are slow to import (torch's compiler) are imported where they are c
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -249,6 +249,16 @@ def transformed() -> str | None:
     if in_trace():
         return "inside torch.jit.trace"
     return None
+
+
+def lost_gradient(arguments: Iterable[object], result: object) -> bool:
+    """Returns True if autograd would silently take the gradient of a result for zero."""
+    return (
+        torch.is_grad_enabled()
+        and isinstance(result, torch.Tensor)
+        and not result.requires_grad
+        and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+    )
 
 
 def autocasts(args: tuple) -> bool:

@@ -1,8 +1,9 @@
 """Tests whether code that was traced from a model is still valid.
 
 A compiled step repeats the calls that Python made while it was traced. Adapters that were added,
-merged or disabled later, quantized kernels, frozen variables and `generic_only` are not in it. So
-whoever keeps compiled code keeps the `TracedState` of its trace, and compares it before each call.
+merged or disabled later, quantized kernels, frozen variables, `generic_only` and later bodies of
+`kmodels.override` are not in it. So whoever keeps compiled code keeps the `TracedState` of its
+trace, and compares it before each call.
 """
 
 import logging
@@ -30,8 +31,7 @@ class TracedState:
     """The state that traced code depends on; equal states can share one trace.
 
     It consists of the variables and their `trainable`, the `variant` of layers (adapters, quantized
-    kernels), copies of variables, dtype policies, and the ops that are generic. It keeps nothing
-    alive.
+    kernels), copies of variables, dtype policies, and the paths of ops. It keeps no variable alive.
 
     Args:
         *models: built models.
@@ -41,7 +41,7 @@ class TracedState:
 
     def __init__(self, *models: keras.Layer):
         held: list[Any] = []
-        values: list[Any] = [dispatch.generic_now()]
+        values: list[Any] = [dispatch.paths_now()]
         for model in models:
             variables = model.variables
             held += variables
@@ -81,12 +81,12 @@ class Watch:
     def __init__(self, models: Sequence[keras.Layer], changed: Callable[[], None]):
         self._models = models
         self._changed = changed
-        self._seen: Any = _changes, dispatch.generic_now()
+        self._seen: Any = _changes, dispatch.paths_now()
         self._state = TracedState(*models)
 
     def state(self) -> TracedState:
         """Returns the current state."""
-        if self._seen != (now := (_changes, dispatch.generic_now())):
+        if self._seen != (now := (_changes, dispatch.paths_now())):
             self._changed()
             self._seen, self._state = now, TracedState(*self._models)
         return self._state

@@ -13,7 +13,7 @@ import keras
 import torch
 
 from kmodels.core import internals_torch, keras_internals
-from kmodels.core.dispatch import generic_now
+from kmodels.core.dispatch import paths_now
 from kmodels.core.errors import InputError
 from kmodels.layers.direct_calls import direct_calls
 
@@ -47,8 +47,8 @@ def put(blocks: Iterable[Any]) -> None:
     # A graph is bound to whether this thread has ever had a scope of autocast.
     with keras_internals.no_autocast():
         pass
-    # The setting of `generic_only` is a constant in a graph.
-    step = functools.cache(lambda generic: internals_torch.compiled_alone(_call, GRAPHS))
+    # The settings of `generic_only` and `override` are constants in a graph.
+    step = functools.cache(lambda paths: internals_torch.compiled_alone(_call, GRAPHS))
     for block in waiting:
         block.call = _compiled(block, step)
 
@@ -86,7 +86,7 @@ def _compiled(block: keras.Layer, step: Callable[..., Any]) -> Callable[..., Any
         if any(getattr(value, "is_meta", False) for value in (*args, *kwargs.values())):
             return _call(block, args, kwargs)
         with direct_calls(bool(kwargs.get("training")), compiled=True):
-            return step(generic_now())(block, args, kwargs)
+            return step(paths_now())(block, args, kwargs)
 
     vars(call)["graph"] = True
     return call

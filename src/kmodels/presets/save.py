@@ -15,6 +15,7 @@ from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import changes
+from kmodels.presets import card as cards
 from kmodels.weights import engine, native, read_safetensors, write_safetensors
 from kmodels.weights.tensors import LazyArray
 
@@ -77,8 +78,11 @@ def _settings(preprocessor: keras.Layer | None) -> dict[str, Any] | None:
     return settings | ({"tokenizer": native.TOKENIZER[0]} if "tokenizer" in settings else {})
 
 
-def save(model: keras.Model, directory: str | Path) -> Path:
+def save(model: keras.Model, directory: str | Path, card: bool | Mapping[str, Any] = False) -> Path:
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
+    name = str(directory).rstrip("/").rpartition("/")[2]
+    facts = card if isinstance(card, Mapping) else {}
+    readme = cards.text(model, name, facts) if card or isinstance(card, Mapping) else None
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
     with staged(directory) as (folder, finish):
@@ -86,7 +90,7 @@ def save(model: keras.Model, directory: str | Path) -> Path:
         def write_by(tensors: Mapping[str, LazyArray], write: Callable[[Any], Path]) -> Path:
             return write_on_rank_zero(tensors, lambda held: finish(write(held)))
 
-        return native.save(model, folder, _describe(model), more, write_by)
+        return native.save(model, folder, _describe(model), more, write_by, readme)
 
 
 def export_to_transformers(

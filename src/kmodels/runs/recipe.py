@@ -24,7 +24,16 @@ from kmodels.runs import report, trackers
 from kmodels.runs.console import introduce, say, say_facts, say_metrics, working, wrapped
 from kmodels.runs.console import short as _short
 from kmodels.runs.run_folder import Folder, check_new, has_checkpoints, joined_processes, path_of
-from kmodels.runs.settings import Common, at_least, check_fractions, flag, given, numbers, parse
+from kmodels.runs.settings import (
+    FOLDERS,
+    Common,
+    at_least,
+    check_fractions,
+    flag,
+    given,
+    numbers,
+    parse,
+)
 from kmodels.runs.terminal import checked_output
 
 if TYPE_CHECKING:
@@ -64,10 +73,6 @@ _NOT_TRAINING = "stopped; no training was in progress, so nothing was saved"
 _ARRIVES_SECONDS = 1.0
 
 
-# The recipes that `kmodels` runs by name have one source, recipes/*.py of the repository. A wheel
-# holds copies in kmodels/recipes, an editable installation reads them in place.
-PACKAGE = Path(__file__).parents[1]
-FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
 # Commands and the files of their recipes.
 RECIPES = {
     "vit": "vit",

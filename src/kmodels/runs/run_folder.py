@@ -79,7 +79,7 @@ PREDICTED: Shape = {
     "groups": Needed({"*": [Needed(_PICTURE)]}),
 }
 # Settings that belong to one call rather than to the run.
-OF_A_CALL = ("out", "resume", "evaluate")
+OF_A_CALL = ("config", "out", "resume", "evaluate")
 
 
 def path_of(recipe: str, out: str | None) -> Path:

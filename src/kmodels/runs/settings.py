@@ -1,18 +1,22 @@
 """A recipe's settings: a dataclass, its flags as Typer parses them, and checks of their values."""
 
 import dataclasses
+import difflib
 import inspect
+import json
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
-from kmodels.core.errors import HIDDEN, InputError
+from kmodels.core.errors import HIDDEN, InputError, check_names, one_line
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
+from kmodels.runs.run_folder import OF_A_CALL
 from kmodels.runs.terminal import GroupedCommand, invoke
 from kmodels.runs.trackers import MODULES
 
@@ -44,8 +48,8 @@ GROUPS = {
     "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",
     "Cluster": "mesh on resources max_failures",
     "Output": (
-        "out resume evaluate checkpoint_every keep log_every log_to export samples sample_tokens "
-        "answers answer_tokens pooling probe_images neighbours"
+        "config out resume evaluate checkpoint_every keep log_every log_to export samples "
+        "sample_tokens answers answer_tokens pooling probe_images neighbours"
     ),
 }
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
@@ -81,6 +85,7 @@ class Common:
     mesh: str | None = flag(None, "device mesh, e.g. data=4, fsdp=8 or data=2,model=2")
     workers: int = flag(0, "processes that prepare batches; with --on, processes that train")
     seed: int = flag(0, "random seed for initial weights, shuffling, augmentation and dropout")
+    config: str | None = flag(None, "settings in YAML or JSON: a file, or a name of kmodels recipe")
     out: str | None = flag(None, "directory of the run; default: runs/<recipe>-<time>")
     resume: bool = flag(False, "continue from the newest checkpoint in --out, or of the newest run")
     evaluate: bool = flag(
@@ -106,8 +111,9 @@ def parse(
 ) -> Any:
     """Returns settings from the command line.
 
-    With --resume or --evaluate, missing flags have the values of the run in --out. --resume without
-    --out continues the newest run of the recipe.
+    Flags take precedence over the file of --config, and the file over defaults. With --resume or
+    --evaluate, missing flags have the values of the run in --out. --resume without --out continues
+    the newest run of the recipe.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
@@ -117,11 +123,15 @@ def parse(
         program: name of the program in --help; the recipe's file by default.
 
     Raises:
-        InputError: for an unknown flag, a wrong value, or if there is no run to continue.
+        InputError: for an unknown flag or setting, a wrong value, or if no run can be continued.
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
     flags = _flags(settings, defaults, argv, description, program)
+    if flags.get("config"):
+        values = _of_file(settings, flags["config"], recipe)
+        _check_whole_addresses(values, flags)
+        flags = {**values, **flags}
     if recipe and flags.get("resume") and not flags.get("out"):
         flags["out"] = _newest_run(recipe)
     if flags.get("out") and (flags.get("resume") or flags.get("evaluate")):
@@ -234,9 +244,114 @@ def _newest_run(recipe: str) -> str:
 def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of the continued run, except those of a single call."""
     config = read_json(file) if file.exists() else {}
-    return {
-        k: v for k, v in config.items() if k in known and k not in ("out", "resume", "evaluate")
-    }
+    return {k: v for k, v in config.items() if k in known and k not in OF_A_CALL}
+
+
+# Most bytes of a settings file.
+LARGEST = 1_000_000
+# Recipes and their settings have one source, recipes/ of the repository. A wheel holds copies in
+# kmodels/recipes, an editable installation reads them in place.
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "recipes", PACKAGE.parents[1] / "recipes")
+
+
+def shipped() -> dict[str, Path]:
+    """Returns the settings files that come with kmodels, by name."""
+    files = [file for folder in FOLDERS for file in (folder / "settings").glob("*.yaml")]
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
+
+
+def settings_file(name: str) -> Path:
+    """Returns the settings file of a path or of a name that `kmodels recipe` lists.
+
+    Raises:
+        InputError: if there is no such file.
+    """
+    path, files = local_path(name), shipped()
+    if path.is_file():
+        return path
+    if name in files:
+        return files[name]
+    near = difflib.get_close_matches(name, files, 1)
+    instead = f"did you mean {near[0]}?" if near else f"names are {', '.join(files)}"
+    raise InputError(f"--config {name} is neither a file nor a name of kmodels recipe; {instead}")
+
+
+def _of_file(settings: type, name: str, recipe: str) -> dict[str, Any]:
+    """Returns the settings of a file, checked like flags.
+
+    Args:
+        settings: a dataclass whose fields are made by `flag`.
+        name: the value of --config.
+        recipe: name of the recipe.
+    """
+    path = settings_file(name)
+    content = {str(key).replace("-", "_"): value for key, value in _read(path).items()}
+    owner = content.pop("recipe", recipe)
+    if owner != recipe:
+        raise InputError(f"--config {path} has settings of the recipe {owner}; this is {recipe}")
+    if path.name == "config.json":  # of a run, whose directory and resumption are its own
+        content = {key: value for key, value in content.items() if key not in OF_A_CALL}
+    hints = typing.get_type_hints(settings)
+    check_names(f"{path}: the recipe {recipe}", content, list(hints))
+    values, words = {}, []
+    for key, value in content.items():
+        if isinstance(value, list):  # as in [query, value] for "query,value"
+            value = ",".join(map(str, value)) if all(map(_is_word, value)) else {}
+        if isinstance(value, bool) if hints[key] is bool else value is None:
+            values[key] = value
+        elif hints[key] is not bool and _is_word(value):
+            words.append(f"--{key.replace('_', '-')}={value}")
+        else:
+            allowed = "true or false" if hints[key] is bool else "a text or a number, in quotes"
+            raise InputError(f"{path}: {key} is {value!r}; give {allowed}")
+        if value is None and type(None) not in typing.get_args(hints[key]):
+            raise InputError(f"{path}: {key} is null; give a value, or leave it out")
+    try:
+        values |= _flags(settings, _defaults(settings), words, "", "")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return values
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _read(path: Path) -> dict[Any, Any]:
+    """Returns the mapping in a YAML or JSON file.
+
+    Raises:
+        InputError: for a file that is too large, has a key twice, or is not a mapping.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise InputError(f"--config {path} has more than {LARGEST:,} characters")
+        if path.suffix == ".json":
+            content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, path))
+        else:
+            # PyYAML takes the last of equal keys, so the nodes are read first.
+            node = yaml.compose(text, yaml.SafeLoader)
+            if isinstance(node, yaml.MappingNode):
+                _once([(key.value, None) for key, _ in node.value], path)
+            content = yaml.safe_load(text)
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"--config {path} is not readable: {one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"--config {path} is not a mapping; write lines such as epochs: 10")
+    return content
+
+
+def _once(pairs: list[tuple[Hashable, Any]], path: Path) -> dict[Any, Any]:
+    """Returns pairs as a dictionary; raises InputError for a repeated key."""
+    keys = [key for key, _ in pairs]
+    if repeated := [str(key) for key in keys if keys.count(key) > 1]:
+        raise InputError(f"--config {path} has {repeated[0]} twice")
+    return dict(pairs)
 
 
 def _check_whole_addresses(former: dict[str, Any], flags: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
@@ -12,7 +12,7 @@ from kmodels import __version__
 from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import local_path
-from kmodels.runs import console, recipe
+from kmodels.runs import console, recipe, settings
 from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
 from kmodels.tools import use
 
@@ -87,6 +87,19 @@ def _add_recipe(name: str, summary: str) -> None:
 for _name, _summary in recipe.SUMMARIES.items():
     _add_recipe(_name, _summary)
 
+
+@command("recipe")
+def show_recipe(
+    name: Annotated[str | None, typer.Argument(help="A name that the list shows.")] = None,
+) -> None:
+    """List the settings that come with kmodels for --config, or print a file of them."""
+    if name is not None:
+        print(settings.settings_file(name).read_text(encoding="utf-8"), end="")
+        return
+    for key, file in settings.shipped().items():
+        print(f"{key:<18} {file.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+
+
 command("chat")(use.chat)
 command("predict")(use.predict)
 command("generate")(use.generate)
@@ -100,11 +113,18 @@ def doctor(
             "--ops", help="Also show each op with its override, or the reason for having none."
         ),
     ] = False,
+    override: Annotated[
+        Path | None, typer.Option(help="Python file with a kmodels.override, loaded first.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show backend, versions, devices, precision, and how many ops run an override."""
     from kmodels.tools import doctor as checks
 
+    if override is not None:
+        from kmodels.overrides import user
+
+        user.load(override)
     facts = checks.report()
     if as_json:
         print(json.dumps(facts, indent=1))
@@ -289,11 +309,19 @@ def bench(
 
 @command()
 def parity(
-    preset: Preset,
+    preset: Annotated[
+        str | None, typer.Argument(help="A registered name or a directory; none with --op.")
+    ] = None,
     backends: Annotated[str, option("Sides", "Two of jax, torch, tensorflow.")] = "jax,torch",
     preset_b: Annotated[str | None, option("Sides", "Preset of the second side.")] = None,
     precision: Annotated[str, option("Sides", "One precision for both sides, or A,B.")] = "float32",
     ops: Annotated[str, option("Sides", "override or generic, or both as A,B.")] = "override",
+    op: Annotated[
+        str | None, option("Ops", "Compare an op's override with its generic body, by cases.")
+    ] = None,
+    override: Annotated[
+        Path | None, option("Ops", "Python file with a kmodels.override, compared instead.")
+    ] = None,
     batch_size: BatchSize = 2,
     sequence_length: SequenceLength = 16,
     image_size: ImageSize = None,
@@ -307,13 +335,17 @@ def parity(
     limit: Limit = 900.0,
     out: Annotated[Path | None, option("Output", "Directory for parity.json.")] = None,
 ) -> None:
-    """Train on two backends with one seed; name the first layer that differs (exit code 1)."""
-    from rich.console import Console
-
-    from kmodels.core.files import atomic_write
+    """Train on two backends and name the first layer that differs (exit code 1), or check an op."""
     from kmodels.tools.compare_backends import parity as parities
-    from kmodels.tools.compare_backends import report as reports
 
+    if op is not None or override is not None:
+        if preset is not None:
+            raise InputError("--op and --override compare ops without a model; leave PRESET out")
+        from kmodels.tools import op_parity
+
+        _end_parity(shown(op_parity.run(op.split(",") if op else (), override)), out)
+    if preset is None:
+        raise InputError("parity needs a preset, or --op NAME")
     names, precisions, paths = (
         _pair(what, text)
         for what, text in (("backends", backends), ("precision", precision), ("ops", ops))
@@ -337,6 +369,16 @@ def parity(
     except KeyboardInterrupt:
         print("kmodels: stopped", file=sys.stderr)
         raise typer.Exit(130) from None
+    _end_parity(result, out)
+
+
+def _end_parity(result: dict[str, Any], out: Path | None) -> NoReturn:
+    """Prints and saves the result of a comparison, and ends with its exit code."""
+    from rich.console import Console
+
+    from kmodels.core.files import atomic_write
+    from kmodels.tools.compare_backends import report as reports
+
     reports.show(result, Console(markup=False, emoji=False))
     if out is not None:
         text = json.dumps(result, indent=1) + "\n"
@@ -447,6 +489,9 @@ Train, resume or evaluate:
   kmodels mae --data folder:IMAGES        masked autoencoder, without labels
   kmodels dino --data folder:IMAGES       self-distillation, without labels
   kmodels dpo --data PAIRS.jsonl          direct preference optimization
+
+Settings for --config:
+  kmodels recipe vit_fine_tune        print a settings file, or list them
 
 Use a model or the model of a run:
   kmodels predict RUN FILES           classify or segment images

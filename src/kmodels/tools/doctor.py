@@ -13,7 +13,7 @@ from rich.table import Table
 
 from kmodels import __version__, ops
 from kmodels.core import runtime
-from kmodels.core.dispatch import Op, backend, backend_module, load_environment
+from kmodels.core.dispatch import Op, backend, backend_module, load_environment, switched_off
 from kmodels.layers import block_compile as compiling
 
 PACKAGES = (
@@ -55,11 +55,12 @@ def report() -> dict[str, Any]:
         `untested` (a line for each package older or newer than those that the tests ran with),
         `devices` (names), `dtype_policy`, `matmul_precision`, `jit_compile` (the effect of "auto"
         on the blocks, with the reason), and `ops`: for each op `override` (name of its function or
-        `None`), `path` (`"override"` or `"generic"`), `reason` (why the override is not used, or
-        `None`) in its plainest case, and `cases`, a list of: `case` and `dtype` of tensors on the
-        default device, `path` (`"generic"`, or the body of the override), `reason`, `platforms`
-        (by platform, the path and the reason against a faster one), and `measured`: by result
-        file, `time` and `memory` of the override over those of the generic body.
+        `None`), `user` (name of the function that `kmodels.override` registered, or `None`), `path`
+        (`"override"` or `"generic"`), `reason` (why the override is not used, or `None`) in its
+        plainest case, and `cases`, a list of: `case` and `dtype` of tensors on the default device,
+        `path` (`"generic"`, the body of the override, or the user's function), `reason`,
+        `platforms` (by platform, the path and the reason against a faster one), and `measured`: by
+        result file, `time` and `memory` of the override over those of the generic body.
 
     Raises:
         InputError: if `KMODELS_GENERIC_OPS` names an unknown op.
@@ -173,6 +174,7 @@ def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
                 op.name,
                 {
                     "override": name,
+                    "user": op.user and op.user.name,
                     "path": "generic" if reason else "override",
                     "reason": reason,
                     "cases": [],
@@ -180,6 +182,12 @@ def _ops(engine: DoctorBackend) -> dict[str, dict[str, Any]]:
             )
             path = "generic" if reason else engine.way(op, *arguments, **keywords) or "override"
             ratios = {} if reason else measured.get((name, case, dtype), {})
+            if op.user is not None and switched_off(op.name) is None:
+                declined = op.user.declines(op.bind(*arguments, **keywords))
+                if declined is None:
+                    path, reason, ratios = op.user.name, None, {}
+                else:
+                    reason = f"{declined}; {reason}" if reason else declined
             row = {"case": case, "dtype": dtype, "path": path, "reason": reason}
             elsewhere = engine.platforms(op, *arguments, **keywords)
             entry["cases"].append({**row, "platforms": elsewhere, "measured": ratios})
@@ -224,6 +232,9 @@ def show(content: dict[str, Any], console: Console, ops: bool = False) -> None:
     ]
     counts = f"{len(fast)} of {len(content['ops'])} run an override"
     facts.add_row("ops", counts + (f": {', '.join(fast)}" if fast else ""))
+    mine = [f"{entry['user']} ({name})" for name, entry in content["ops"].items() if entry["user"]]
+    if mine:
+        facts.add_row("your overrides", ", ".join(mine))
     console.print(facts)
     if not ops:
         console.print("kmodels doctor --ops shows each op and the reason if it runs no override")

@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Any
 
 from kmodels.core import traced
-from kmodels.core.dispatch import generic_now
+from kmodels.core.dispatch import paths_now
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor, Tree
 from kmodels.transforms import trees
@@ -181,7 +181,7 @@ def _value(leaf: object) -> Any:
 def _key(leaves: list[Any], join: trees.Join) -> Any:
     """Returns the key of a trace: it is valid for arguments with an equal key."""
     kinds = tuple((tuple(x.shape), x.dtype) for x in leaves)
-    key = generic_now(), join.spec, join.places, join.rest, kinds
+    key = paths_now(), join.spec, join.places, join.rest, kinds
     try:
         hash(key)
     except TypeError:

@@ -69,7 +69,7 @@ def verify_manifest(
 
 
 FORMAT = 1
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Keys of the description: changes of a model after it was built, and under "head" of its head.
 CHANGES = ("quantization", "lora", "rows", "copies", "frozen", "head")
@@ -102,6 +102,7 @@ def save(
     description: dict[str, Any],
     write_more: Callable[[Path], None] | None = None,
     write_by: WriteBy = lambda tensors, write: write(tensors),
+    card: str | None = None,
 ) -> Path:
     """Writes a model's weights with a description; the directory appears whole or not at all.
 
@@ -111,10 +112,12 @@ def save(
         description: content of config.json.
         write_more: writes the files of the tokenizer into the directory.
         write_by: calls the function that writes the tensors, in one of several processes.
+        card: text of README.md, which the manifest leaves out, since people edit it.
     """
+    mine = (CONFIG, WEIGHTS, NAME, *TOKENIZER, *(() if card is None else (CARD,)))
 
     def write(tensors: Tensors) -> Path:
-        refuse_to_replace(directory, (CONFIG, WEIGHTS, NAME, *TOKENIZER))
+        refuse_to_replace(directory, mine)
         with atomic_directory(directory) as folder:
             text = json.dumps(description, indent=2) + "\n"
             (folder / CONFIG).write_text(text, encoding="utf-8")
@@ -122,6 +125,8 @@ def save(
             if write_more is not None:
                 write_more(folder)
             write_manifest(folder)
+            if card is not None:
+                (folder / CARD).write_text(card, encoding="utf-8")
         return directory
 
     return write_by(export(model, paths_as_names(variables(model))), write)

@@ -101,7 +101,7 @@ def test_the_wheel_holds_every_recipe():
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     included = wheel["targets"]["wheel"]["force-include"]
     files = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.py")}
-    assert included == {file: f"kmodels/{file}" for file in files}
+    assert included == {file: f"kmodels/{file}" for file in (*files, "recipes/settings")}
     assert {f"recipes/{name}.py" for name in recipe.RECIPES.values()} == files
 
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from kmodels.runs.settings import GROUPS, Common, flag, parse
+from command_line import run
+from kmodels.runs.settings import GROUPS, Common, flag, parse, shipped
 from recipe_modules import RECIPES, load
 from refusals import refused
 
@@ -55,6 +56,92 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
     assert (found.rate, found.flip, found.evaluate) == (0.5, False, True)
     assert (found.out, found.resume) == (str(tmp_path), False)
     assert parse(Settings, ["--out", str(tmp_path)]).flip
+
+
+def written(folder, text, name="settings.yaml"):
+    (folder / name).write_text(text)
+    return ["--config", str(folder / name)]
+
+
+def test_a_file_comes_before_defaults_and_after_flags(tmp_path):
+    text = "recipe: r\nrate: 1e-3\nname: [a, 2]\nflip: false\nkind: b\nbatch-size: 8\nsteps: null\n"
+    words = written(tmp_path, text)
+    values = {"rate": 1e-3, "name": "a,2", "flip": False, "kind": "b", "batch_size": 8}
+    assert parse(Settings, words, recipe="r") == Settings(**values, config=words[1])
+    found = parse(Settings, [*words, "--rate", "0.5", "--flip"], recipe="r")
+    assert (found.rate, found.flip, found.kind) == (0.5, True, "b")
+    assert parse(Settings, written(tmp_path, "out: there\n")).out == "there"
+
+
+def test_the_config_of_a_run_starts_another_one(tmp_path):
+    run = Settings(rate=0.1, out="former", resume=True, mesh="data=2")
+    text = json.dumps({"recipe": "r", **dataclasses.asdict(run)})
+    words = written(tmp_path, text, "config.json")
+    assert parse(Settings, words, recipe="r") == Settings(rate=0.1, mesh="data=2", config=words[1])
+    other = "config.json has settings of the recipe r; this is other"
+    refused(other, parse, Settings, words, recipe="other")
+
+
+def test_a_file_comes_after_the_run_that_continues(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"rate": 0.1, "kind": "b"}))
+    words = written(tmp_path, "rate: 0.2\n")
+    found = parse(Settings, [*words, "--out", str(tmp_path), "--resume"])
+    assert (found.rate, found.kind) == (0.2, "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rat: 1", "yaml: the recipe r takes no rat; did you mean rate?"),
+        ("xyzzy: 1", "the recipe r takes no xyzzy; it takes batch_size, "),
+        ("versions: {}\nrate: 1", "the recipe r takes no versions"),
+        ("recipe: q\nrate: 1", "has settings of the recipe q; this is r"),
+        ("rate: much", "settings.yaml: .*'--rate'.* number|float.*'much'"),
+        ("steps: 2.5", "settings.yaml: .*'--steps'.* integer.*'2.5'"),
+        ("kind: c", "'--kind': 'c' is not one of 'a', 'b'"),
+        ("kind: null", "kind is null; give a value, or leave it out"),
+        ("name: yes", "name is True; give a text or a number, in quotes"),
+        ("name: 2026-01-02", "name is datetime.date.*; give a text or a number"),
+        ("name: {a: 1}", "name is .*; give a text or a number"),
+        ("name: [[a]]", "name is .*; give a text or a number"),
+        ("flip: 1", "flip is 1; give true or false"),
+        ("rate: 1\nrate: 2", "has rate twice"),
+        ("- rate", "is not a mapping; write lines such as epochs: 10"),
+        ("", "is not a mapping"),
+        ("rate: [", "is not readable: while parsing"),
+        ("name: !!python/object/apply:os.getcwd []", "is not readable: could not determine a con"),
+        ("name: &a [*a]", "is not readable|name is .*; give a text"),
+        ("name: 2026-99-99", "is not readable: month must be in"),
+        ("[" * 9000, "is not readable: "),
+        ("name: " + "x" * 1_000_001, "has more than 1,000,000 characters"),
+        ("data: s3://b:***@x", "takes no data|passwords are not saved"),
+    ],
+)
+def test_a_wrong_file_is_one_line(text, message, tmp_path):
+    refused(message, parse, Settings, written(tmp_path, text), recipe="r")
+
+
+def test_wrong_json_and_missing_files_are_one_line(tmp_path):
+    for text, message in (('{"rate": 1, "rate": 2}', "has rate twice"), ("{", "is not readable")):
+        refused(message, parse, Settings, written(tmp_path, text, "a.json"), recipe="r")
+    refused("json is not a mapping", parse, Settings, written(tmp_path, "[]", "a.json"))
+    wrong = "--config vit_finetune is neither a file nor a name .*; did you mean vit_fine_tune?"
+    refused(wrong, parse, Settings, ["--config", "vit_finetune"])
+    hidden = written(tmp_path, "name: s3://user:***@bucket/x\n")
+    refused("passwords are not saved; give --name again", parse, Settings, hidden)
+    assert parse(Settings, [*hidden, "--name", "x"]).name == "x"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_settings_are_those_of_their_recipe(name, capsys):
+    text = shipped()[name].read_text()
+    [recipe] = re.findall("^recipe: (\\w+)$", text, re.MULTILINE)
+    module = load(recipe)
+    assert parse(module.Settings, ["--config", name], recipe=recipe).config == name
+    assert f" --config {name} " in text.splitlines()[0]
+    assert run("recipe", name) == 0 and capsys.readouterr().out == text
+    assert run("recipe") == 0
+    assert re.search(rf"^{name} +[A-Z].*--config {name} ", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,15 @@ def show(result: dict[str, Any], console: Console) -> None:
     """Prints a benchmark or a comparison as a table, followed by failures or the first difference.
 
     Args:
-        result: result of `bench.run` or `parity.run`.
+        result: result of `bench.run`, `parity.run` or `op_parity.run`.
         console: the console to print to.
     """
-    (_show_bench if result["kind"] == "kmodels bench" else _show_parity)(result, console)
+    kinds = {
+        "kmodels bench": _show_bench,
+        "kmodels parity": _show_parity,
+        "kmodels op parity": _show_op_parity,
+    }
+    kinds[result["kind"]](result, console)
 
 
 def _show_bench(result: dict[str, Any], console: Console) -> None:
@@ -219,3 +224,27 @@ def _show_parity(result: dict[str, Any], console: Console) -> None:
     )
     for line in first["weights"]:
         console.print(f"already different before that step: {line}", **plain)
+
+
+def _show_op_parity(result: dict[str, Any], console: Console) -> None:
+    table = Table(title="differences over the tolerance", title_justify="left")
+    for heading in ("op", "case", "dtype", "body"):
+        table.add_column(heading)
+    for heading in ("value", "gradients"):
+        table.add_column(heading, justify="right")
+    plain: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False}
+    notes: dict[str, int] = {}
+    for row in result["rows"]:
+        note = row["error"] or row["declined"]
+        number = f" ({notes.setdefault(note, len(notes) + 1)})" if note else ""
+        cells = ["" if row[key] is None else f"{row[key]:.2g}" for key in ("value", "gradients")]
+        body = "declined" if row["declined"] else row["body"]
+        table.add_row(row["op"], row["case"], row["dtype"], body + number, *cells)
+    console.print(table)
+    for note, number in notes.items():
+        console.print(f"({number}) {note}", **plain)
+    ran = [row for row in result["rows"] if row["declined"] is None]
+    wrong = sum(row["error"] is not None for row in ran)
+    counts = f"{len(ran)} of {len(result['rows'])} calls ran on {result['backend']}"
+    verdict = f"{wrong} of them failed" if wrong else "values and gradients within the tolerance"
+    console.print(f"{counts}; {verdict if ran else 'the rest was declined'}", **plain)
