@@ -87,12 +87,12 @@ class GradientTransformation(Protocol):
 
     @property
     def init(self) -> Callable[..., Any]:
-        """init(params) returns the first state, a pytree."""
+        """Function of the params, a pytree, that returns the first state, another one."""
         ...
 
     @property
     def update(self) -> Callable[..., Any]:
-        """update(gradients, state, params) returns the changes of the params and the next state."""
+        """Function of (gradients, state, params) that returns changes of the params and a state."""
         ...
 
 

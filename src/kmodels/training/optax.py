@@ -56,8 +56,8 @@ class OptaxOptimizer(keras_internals.StepOverAll):
     "block_0/mlp/up/kernel", on which masks and labels of `optax.masked` and
     `optax.multi_transform` can be based. Decay, clipping and accumulation are the transformation's.
 
-    `learning_rate` is the one of `optax.inject_hyperparams`, anywhere in the transformation; without
-    it optax does not show the rate, and callbacks that read or set it raise `InputError`.
+    `learning_rate` is the one of `optax.inject_hyperparams`, anywhere in the transformation.
+    Otherwise optax does not show the rate, and callbacks that read or set it raise `InputError`.
 
     A file cannot hold the functions of optax, so a `.keras` file is saved without the arguments of
     `compile`; a Checkpoint saves the state, and resumes if the model is compiled with the same
@@ -76,9 +76,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
         InputError: on another backend than JAX.
     """
 
-    def __init__(
-        self, transformation: GradientTransformation, name: str = "optax", **kwargs: Any
-    ):
+    def __init__(self, transformation: GradientTransformation, name: str = "optax", **kwargs: Any):
         if _native is None:
             raise InputError(
                 f"optax computes with JAX, and Keras' backend is {backend()}; set "
@@ -120,9 +118,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             for path, weight in weights.items()
         }
         state = {name: variable.value for name, variable in self.by_slot.items()}
-        params, state = _native.step(
-            self.transformation, self._structure, gradients, state, params
-        )
+        params, state = _native.step(self.transformation, self._structure, gradients, state, params)
         for path, weight in weights.items():
             if id(weight) in given:
                 weight.assign(params[path])
@@ -158,8 +154,8 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             InputError: always.
         """
         raise InputError(
-            "an optimizer of optax is made of functions, which no file can hold; use save_weights or "
-            "kmodels.callbacks.Checkpoint"
+            "an optimizer of optax is made of functions, which no file can hold; use save_weights "
+            "or kmodels.callbacks.Checkpoint"
         )
 
 

@@ -21,7 +21,9 @@ class Structure:
     generators: list[Any]
 
 
-def begin(transformation: GradientTransformation, params: Arrays) -> tuple[dict[str, Any], Structure]:
+def begin(
+    transformation: GradientTransformation, params: Arrays
+) -> tuple[dict[str, Any], Structure]:
     """See `OptaxBackend`; random keys are arrays of their words."""
     state = transformation.init(dict(params))
     leaves, tree = jax.tree_util.tree_flatten_with_path(state)
