@@ -1,6 +1,7 @@
 """The methods that every model has, whatever its family."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
 from kmodels.training.loop import Loop, Predicts, TaskStep, like
 from kmodels.training.losses import warn_of_logits
+from kmodels.training.optax import as_optimizer, is_optax
 from kmodels.training.other_variables import follow_variables
 from kmodels.weights import gather
 
@@ -338,7 +340,9 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         """Keras' `compile`, with the defaults of the task for arguments that are "auto".
 
         Args:
-            optimizer: as in Keras; "auto", here and below, as `with_defaults` of the class says.
+            optimizer: as in Keras, or an optimizer of optax on JAX, see
+                `kmodels.training.OptaxOptimizer`; "auto", here and below, as `with_defaults` of the
+                class says.
             loss: as in Keras.
             loss_weights: for models with several outputs.
             metrics: metrics of outputs and labels.
@@ -365,7 +369,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         object.__setattr__(self, "_as_given", options)
         forget_metrics(self)
         super().compile(
-            **arguments._asdict(),
+            **arguments._replace(optimizer=as_optimizer(arguments.optimizer))._asdict(),
             loss_weights=loss_weights,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
@@ -403,7 +407,18 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         """Compiles a model that was just made, in families whose tasks have defaults for it."""
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Returns the arguments of `compile` for a `.keras` file, and if the optimizer is built."""
+        """Returns the arguments of `compile` for a `.keras` file, and if the optimizer is built.
+
+        They are left out, with a warning, if the optimizer is one of optax.
+        """
+        if is_optax(self.optimizer):
+            warnings.warn(
+                "the file has no optimizer, loss and metrics, since it cannot hold functions of "
+                "optax; call compile after loading it, or use kmodels.callbacks.Checkpoint to "
+                "continue the run",
+                stacklevel=2,
+            )
+            return {}
         config = super().get_compile_config()
         if not config:
             return config

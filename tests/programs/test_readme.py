@@ -40,6 +40,7 @@ MARKS = {
     **dict.fromkeys(EACH_BACKEND, pytest.mark.each_backend),
     "interop.md": pytest.mark.needs("keras_hub", "keras_cv"),
     "remote.md": pytest.mark.needs("fsspec"),
+    "flax_and_optax.md": [pytest.mark.across("jax"), pytest.mark.needs("flax", "optax")],
 }
 
 

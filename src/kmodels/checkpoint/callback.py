@@ -338,8 +338,11 @@ class Checkpoint(FitCallback):
             self._last_loss = loss
         elif isinstance(loss, float) and self._stop_on_non_finite:
             keras_internals.sync_values(self.model)
-            rate = keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)
-            raise self.not_finite(loss, self.step, float(rate), self._last_loss)
+            try:
+                rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+            except InputError:  # An optimizer of optax need not show it.
+                rate = math.nan
+            raise self.not_finite(loss, self.step, rate, self._last_loss)
         if self.fit is None:
             self.after_step()
 

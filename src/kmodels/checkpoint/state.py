@@ -318,10 +318,11 @@ def slots(optimizer: keras.Optimizer) -> dict[str, Any]:
         for weight, variable in zip(weights, variables, strict=True):
             path = getattr(weight, "path", weight.name)
             owners.setdefault(id(variable), (path, attribute.strip("_")))
+    own_names = {id(variable): name for name, variable in getattr(optimizer, "by_slot", {}).items()}
     for variable in optimizer.variables:
         if id(variable) in inside:
             continue
-        name = variable.name
+        name = own_names.get(id(variable), variable.name)
         if id(variable) in owners:
             path, attribute = owners[id(variable)]
             prefix = path.replace("/", "_") + "_"
@@ -662,6 +663,8 @@ def _decode(value: Any, arrays: Arrays) -> Any:
 # The identity of a run, and the hyperparameters of its optimizer
 
 _SET_RATES = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
+# A user's own schedule need not have a config, and an optimizer of optax has none.
+_NO_CONFIG = (NotImplementedError, InputError)
 _FIRST_RATES: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
 
 
@@ -732,7 +735,7 @@ def _schedule(optimizer: keras.Optimizer) -> Any:
         # A LossScaleOptimizer has its rate from the optimizer inside.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         rate = inner.get_config().get("learning_rate")
-    except NotImplementedError:  # A user's own schedule need not have a config.
+    except _NO_CONFIG:
         return None
     return rate if isinstance(rate, dict) else None
 
@@ -747,11 +750,11 @@ def given_numbers(optimizer: keras.Optimizer, beside: Iterable[Any] = ()) -> dic
 
     Returns:
         Plain values; for example "learning_rate.decay_steps" for a schedule's. The rates alone if
-        a user's own schedule has no config.
+        the optimizer or its schedule has no config.
     """
     try:
         config = dict(_flat("", optimizer.get_config()))
-    except NotImplementedError:
+    except _NO_CONFIG:
         config = {}
     # Rates are read by slot below, since those of several objectives have names of their own.
     numbers = {

@@ -877,6 +877,19 @@ class ParallelSteps:
         self.average_all(trainable_variables)
 
 
+class StepOverAll(keras.optimizers.Optimizer):
+    """An optimizer whose update is one function of all variables."""
+
+    def move_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
+        """Updates variables by their gradients."""
+        raise NotImplementedError
+
+    def _backend_update_step(
+        self, grads: list[Any], trainable_variables: Sequence[keras.Variable], learning_rate: Tensor
+    ) -> None:
+        self.move_all(grads, trainable_variables)
+
+
 class ReplicatedSteps:
     """The parts of a step in which replicas communicate, if the backend has them."""
 

@@ -5,7 +5,7 @@ of them can do, and the others say in which forms Keras takes an argument.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import keras
 
@@ -14,6 +14,7 @@ __all__ = [
     "ConstraintLike",
     "DTypeLike",
     "Data",
+    "GradientTransformation",
     "InitializerLike",
     "LearningRateLike",
     "Logs",
@@ -79,8 +80,24 @@ ConstraintLike: TypeAlias = str | Mapping[str, Any] | keras.constraints.Constrai
 ActivationLike: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
 DTypeLike: TypeAlias = str | Mapping[str, Any] | keras.DTypePolicy | None
 
+
+@runtime_checkable
+class GradientTransformation(Protocol):
+    """An `optax.GradientTransformation`, an `optax.MultiSteps`, or any pair of such functions."""
+
+    @property
+    def init(self) -> Callable[..., Any]:
+        """Function of the params, a pytree, that returns the first state, another one."""
+        ...
+
+    @property
+    def update(self) -> Callable[..., Any]:
+        """Function of (gradients, state, params) that returns changes of the params and a state."""
+        ...
+
+
 # Arguments of `compile`; for several outputs lists or dictionaries of them.
-OptimizerLike: TypeAlias = str | Mapping[str, Any] | keras.Optimizer | None
+OptimizerLike: TypeAlias = str | Mapping[str, Any] | keras.Optimizer | GradientTransformation | None
 LearningRateLike: TypeAlias = (
     float | Mapping[str, Any] | keras.optimizers.schedules.LearningRateSchedule
 )

@@ -17,6 +17,7 @@ _EXPORTS = {
     "DINOLoss": "training.losses",
     "Interrupted": "checkpoint.preemption",
     "MeanIoU": "training.metrics",
+    "OptaxOptimizer": "training.optax",
     "PixelCrossentropy": "training.losses",
     "Runner": "runs.runner",
     "SetCriterion": "training.set_criterion",

@@ -9,7 +9,8 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
-from kmodels.core.types import MetricsLike, Tensor, Tree
+from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.training.optax import as_optimizer
 from kmodels.training.other_variables import follow_variables
 
 
@@ -216,7 +217,9 @@ class Objectives:
         """True if all models have their variables."""
         return all(part.built for layer in self.layers for part in keras_internals.sublayers(layer))
 
-    def set_optimizers(self, optimizer: keras.Optimizer, auto_scale_loss: bool = True) -> None:
+    def set_optimizers(
+        self, optimizer: OptimizerLike | Mapping[str, OptimizerLike], auto_scale_loss: bool = True
+    ) -> None:
         """Gives each objective its optimizer.
 
         Args:
@@ -239,7 +242,8 @@ class Objectives:
             )
         configured: Any = optimizer
         optimizers = [
-            keras.optimizers.get(configured[n] if several else configured) for n in self.names
+            keras.optimizers.get(as_optimizer(configured[n] if several else configured))
+            for n in self.names
         ]
         if len(set(map(id, optimizers))) < len(optimizers):
             raise InputError("two objectives have the same optimizer; give each one of its own")

@@ -11,7 +11,7 @@ import keras
 from kmodels.core import keras_internals, traced
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
-from kmodels.core.types import MetricsLike, Tensor, Tree
+from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.arrays import one_piece
 from kmodels.layers import block_compile as compiling
@@ -148,7 +148,7 @@ class TrainStep(_Step):
 
     def compile(
         self,
-        optimizer: keras.Optimizer = "rmsprop",
+        optimizer: OptimizerLike | Mapping[str, OptimizerLike] = "rmsprop",
         metrics: MetricsLike = None,
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
@@ -158,7 +158,8 @@ class TrainStep(_Step):
         """Sets the optimizer, the metrics and how the step is compiled.
 
         Args:
-            optimizer: as in Keras; with several objectives one for each, by name.
+            optimizer: as in Keras, or an optimizer of optax on JAX; with several objectives one
+                for each, by name.
             metrics: `keras.metrics` objects, in a list or by name. Each is updated by the
                 log of its name.
             run_eagerly: compiles nothing.
@@ -302,7 +303,7 @@ class TrainStep(_Step):
 
 def train_state(
     model: keras.Model,
-    optimizer: keras.Optimizer,
+    optimizer: OptimizerLike | Mapping[str, OptimizerLike],
     train: Train = None,
     auto_scale_loss: bool = True,
 ) -> "TrainState":
@@ -319,7 +320,7 @@ def train_state(
     Args:
         model: a built model; or models, layers and seed generators by name, as in
             `kmodels.training.TrainStep`.
-        optimizer: one optimizer; or one for each objective, by name.
+        optimizer: one optimizer, of Keras or, on JAX, of optax; or one for each objective, by name.
         train: names of the models that are trained, or of those of each objective; see `TrainStep`.
         auto_scale_loss: under "mixed_float16".
 

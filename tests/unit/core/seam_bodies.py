@@ -67,6 +67,7 @@ from kmodels.tools.plan import facts_jax as tools_plan_facts_jax
 from kmodels.tools.plan import facts_tensorflow as tools_plan_facts_tensorflow
 from kmodels.tools.plan import facts_torch as tools_plan_facts_torch
 from kmodels.tools.plan.estimate import FactsBackend
+from kmodels.training import optax_jax as training_optax_jax
 from kmodels.training import optimizers_tensorflow as training_optimizers_tensorflow
 from kmodels.training import optimizers_torch as training_optimizers_torch
 from kmodels.training import set_criterion_torch as training_set_criterion_torch
@@ -77,6 +78,7 @@ from kmodels.training import train_step_jax as training_train_step_jax
 from kmodels.training import train_step_tensorflow as training_train_step_tensorflow
 from kmodels.training import train_step_torch as training_train_step_torch
 from kmodels.training.loop import ReplicasBackend, StepBackend
+from kmodels.training.optax import OptaxBackend
 from kmodels.training.optimizers import OptimizersBackend
 from kmodels.training.set_criterion import AssignmentBackend
 from kmodels.training.train_step import TrainStepBackend
@@ -134,6 +136,7 @@ _tools_op_parity_tensorflow: OpParityBackend = tools_op_parity_tensorflow
 _tools_plan_facts_jax: FactsBackend = tools_plan_facts_jax
 _tools_plan_facts_torch: FactsBackend = tools_plan_facts_torch
 _tools_plan_facts_tensorflow: FactsBackend = tools_plan_facts_tensorflow
+_training_optax_jax: OptaxBackend = training_optax_jax
 _training_optimizers_torch: OptimizersBackend = training_optimizers_torch
 _training_optimizers_tensorflow: OptimizersBackend = training_optimizers_tensorflow
 _training_set_criterion_torch: AssignmentBackend = training_set_criterion_torch
