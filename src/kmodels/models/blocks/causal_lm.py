@@ -330,11 +330,11 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         sample_weight, divisor = by_token(sample_weight, y), self.divisor
         if not self.head.active:
             if divisor is not None and y is not None:
-                y, sample_weight, _ = mask_ignored(y, y_pred, sample_weight)
-                sample_weight, weight = normalized(divisor, sample_weight)
+                y, weights, _ = mask_ignored(y, y_pred, sample_weight)
+                weights, weight = normalized(divisor, weights)
                 # Keras divides by the number of positions.
-                count = keras.ops.cast(keras.ops.size(sample_weight), "float32")
-                sample_weight = sample_weight * mean_loss(count, weight)
+                count = keras.ops.cast(keras.ops.size(weights), "float32")
+                sample_weight = weights * mean_loss(count, weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         table = self.backbone.token_embedding
         loss = self.head.loss(y_pred, table, y, sample_weight, training, divisor)
@@ -509,7 +509,7 @@ class Head(InsideStep):
         hidden: Tensor,
         embedding: Embedding,
         labels: Tensor,
-        weights: Tensor | None,
+        weights: Any,
         training: bool = True,
         divisor: str | None = None,
     ) -> Any:
