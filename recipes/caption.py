@@ -51,6 +51,11 @@ class Settings(recipe.Common):
     weight_decay: float = flag(0.01, "decoupled weight decay of matrices")
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     accumulate: int = flag(1, "gradient accumulation: batches per update")
+    loss_normalization: str = flag(
+        "tokens",
+        "divisor of the loss of an update: its learnt tokens, its positions, or its examples",
+        choices=("tokens", "positions", "examples"),
+    )
     # Output
     answers: int = flag(200, "held-out records answered at the end", small=8)
     answer_tokens: int = flag(8, "longest answer in tokens")
@@ -134,6 +139,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        loss_normalization=settings.loss_normalization,
     )
     runner = None
     if settings.evaluate:

@@ -65,6 +65,11 @@ class Settings(recipe.Common):
     weight_decay: float = flag(0.0, "decoupled weight decay of the adapters")
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     accumulate: int = flag(1, "gradient accumulation: batches per update")
+    loss_normalization: str = flag(
+        "tokens",
+        "divisor of the loss of an update: its learnt tokens, its positions, or its examples",
+        choices=("tokens", "positions", "examples"),
+    )
     non_finite: str = flag(
         "stop",
         "what to do when the loss or a gradient is NaN or infinite",
@@ -187,6 +192,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         optimizer=optimizer(settings, schedule),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        loss_normalization=settings.loss_normalization,
     )
     recipe.working("evaluating before the training")
     before |= evaluate(model, validation)
@@ -207,6 +213,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     # === Results ===
     recipe.working("evaluating after the training")
     after = evaluate(model, validation)
+    metrics = runner.metrics if runner else {f"val_{name}": value for name, value in after.items()}
     recipe.working(f"answering {len(prompts)} samples after the training")
     after |= {"answers": answers(model, prompts, settings)}
     recipe.working(None)
@@ -214,7 +221,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     for record, old, new in zip(prompts, before["answers"], after["answers"], strict=True):
         replies = {"before": one_line(old), "after": one_line(new)}
         recipe.say_facts(f"\n{recipe_prompt(record)}", replies, fold=True)
-    metrics = runner.metrics if runner else {f"val_{name}": after[name] for name in METRICS}
     content = results.result(folder, model, metrics, runner)
     content |= {
         "before": before,
@@ -243,9 +249,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         if settings.export:
             model.export_to_transformers(folder.path / "transformers")
     folder.write_json("result.json", content)
-
-
-METRICS = ("loss", "accuracy")
 
 
 def optimizer(settings: Settings, learning_rate: Any) -> Any:
@@ -339,9 +342,9 @@ def first_training(settings: Settings) -> Any:
 
 
 def evaluate(model: Any, batches: Any) -> dict[str, Any]:
-    """Returns loss and accuracy per token of the loss."""
+    """Returns loss, accuracy and perplexity of the tokens in the loss."""
     logs = model.evaluate(batches, return_dict=True, verbose=0)
-    return {name: float(logs[name]) for name in METRICS}
+    return {name: float(value) for name, value in logs.items() if name != "step_loss"}
 
 
 def answers(model: Any, records: list[Any], settings: Settings) -> list[str]:

@@ -435,6 +435,7 @@ class Checkpoint(FitCallback):
             numbers=dict(self._numbers),
             settings=dict(self._settings),
             ahead=epochs is None or batches_ahead() > 0,
+            loss_normalization=getattr(model, "loss_normalization", "positions"),
             data=None if epochs is None else epochs.data.position.state(),
             **state.identity(model.optimizer, self.epoch),
         )

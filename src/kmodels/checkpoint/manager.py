@@ -21,6 +21,7 @@ import math
 import re
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -460,11 +461,19 @@ def restore(path: Path, run: RunState, model: keras.Model) -> None:
     Args:
         path: path of the checkpoint, verified.
         run: its state.
-        model: compiled as the run's.
+        model: compiled as the run's; it gets the `loss_normalization` of the run.
 
     Raises:
         CheckpointError: lists all misfits, or says that the frozen weights are others.
     """
+    former = run.loss_normalization
+    if getattr(model, "loss_normalization", former) != former:
+        if processes.is_rank_zero():
+            warnings.warn(
+                f"{path} is of a run with loss_normalization={former!r}; it continues with that",
+                stacklevel=2,
+            )
+        model.normalize_loss(former)
     base = run.base
     wanted = state.parts(model, base is not None)
     if base is not None and state.base_digest(model) != base["sha256"]:

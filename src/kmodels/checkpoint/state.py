@@ -378,6 +378,7 @@ STATE_SHAPE: Shape = {
     "callbacks": {"*": {}},
     "ended": bool,
     "ahead": bool,
+    "loss_normalization": str,
 }
 
 
@@ -404,6 +405,7 @@ class RunState:
         versions: versions of packages.
         callbacks: attributes that changed in training, by callback and name.
         ahead: True if batches were made before the steps that take them.
+        loss_normalization: see `kmodels.models.GemmaCausalLM.compile`.
         data: state of the loader, in this process; None if it has none.
         rng: states of the random generators and learning rates of this process: "now", and at the
             beginning of the "epoch".
@@ -428,6 +430,8 @@ class RunState:
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ended: bool = False
     ahead: bool = False
+    # Checkpoints from before this setting lack it.
+    loss_normalization: str = "positions"
     data: Any = None
     rng: Mapping[str, Arrays] = field(default_factory=dict)
     callback_arrays: Arrays = field(default_factory=dict)

@@ -775,6 +775,11 @@ def unbuild(optimizer: "keras.Optimizer", restart: bool) -> None:
         optimizer._iterations.assign(0)
 
 
+def remove_variable(optimizer: "keras.Optimizer", variable: "keras.Variable") -> None:
+    """Removes a variable from an optimizer's own."""
+    optimizer._tracker.untrack(variable)
+
+
 # === Moving averages of the weights under gradient accumulation: one step for each update ===
 
 
@@ -832,6 +837,13 @@ def _apply_and_overwrite(
 
 class OwnDecay(keras.optimizers.Optimizer):
     """An optimizer that decays the weights in its own step, without Keras' decay before it."""
+
+    def before_clipping(self, grads: list[Any]) -> list[Any]:
+        """Returns the mean gradients of the batches of an update, before they are clipped."""
+        return grads
+
+    def _clip_gradients(self, grads: list[Any]) -> Any:
+        return super()._clip_gradients(self.before_clipping(grads))
 
     def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
         """Does nothing."""

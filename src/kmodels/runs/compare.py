@@ -17,6 +17,7 @@ NAME = "compare.html"
 # Numbers of result.json whose best is not marked, since they do not measure quality.
 SPEED = {
     "samples_per_s": "samples per second",
+    "learnt_tokens_per_s": "learnt tokens per second",
     "step_ms_median": "ms per step",
     "peak_memory_mb": "peak memory, MB",
     "parameters": "parameters",

@@ -99,7 +99,13 @@ class History:
         )
 
     def add_epoch(
-        self, epoch: int, step: int, logs: Mapping[str, float], seconds: float, speed: float | None
+        self,
+        epoch: int,
+        step: int,
+        logs: Mapping[str, float],
+        seconds: float,
+        speed: float | None,
+        tokens: float | None = None,
     ) -> None:
         """Appends the row of an epoch.
 
@@ -109,9 +115,11 @@ class History:
             logs: Keras' names and numbers.
             seconds: duration of the epoch.
             speed: samples per second, or None if not measured.
+            tokens: learnt tokens per second, or None if not measured.
         """
         row = {"row": "epoch", "epoch": epoch, "step": step, **logs, "seconds": round(seconds, 3)}
-        self.add([row if speed is None else {**row, "samples_per_s": round(speed, 1)}])
+        speeds = {"samples_per_s": speed, "learnt_tokens_per_s": tokens}
+        self.add([row | {k: round(v, 1) for k, v in speeds.items() if v is not None}])
 
     def sync(self) -> None:
         """Waits until all rows are on the disk, so that a power failure loses none."""

@@ -18,7 +18,10 @@ OTHERS = {"samples_per_s": ("Throughput", "samples per second, by epoch")}
 # The colour of a part of the data in all charts.
 COLOURS = {"each step": 0, "training": 0, "validation": 1}
 # Columns of history.csv that are not metrics.
-NOT_METRICS = ("row", "epoch", "step", "learning_rate", "seconds", *OTHERS)
+NOT_METRICS = (
+    *("row", "epoch", "step", "learning_rate", "learnt_tokens_per_s", "seconds"),
+    *OTHERS,
+)
 Points = Mapping[int, float]
 # With more classes the page shows the most confused pairs and the hardest classes, not a matrix.
 MOST_CLASSES = 12
@@ -270,6 +273,7 @@ def _cell(
 # Facts of result.json: (key, label, how it is written).
 SPEED: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("samples_per_s", "{unit} per second", number),
+    ("learnt_tokens_per_s", "learnt tokens per second", number),
     ("step_ms_median", "median of a step", lambda value: console.seconds(value / 1000)),
     ("compile_s", "additional time of the first step", console.seconds),
     ("peak_memory_mb", "peak memory", lambda value: f"{value:,.0f} MB"),

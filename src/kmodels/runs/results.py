@@ -88,6 +88,8 @@ def result(
             "compile_s": round(runner.speed.compile_s, 3),
             "wait_for_data_share": round(runner.feed.clock.share, 4),
         }
+        if (tokens := runner.learnt_tokens_per_s) is not None:
+            content["learnt_tokens_per_s"] = round(tokens, 1)
     return content
 
 

@@ -55,9 +55,10 @@ RESULT: Shape = {
         ("steps", "epochs", "parameters", "trainable_parameters", "skipped_steps"), int
     ),
     **dict.fromkeys(
-        ("samples_per_s", "step_ms_median", "compile_s", "peak_memory_mb", "wait_for_data_share"),
+        ("samples_per_s", "learnt_tokens_per_s", "step_ms_median", "compile_s", "peak_memory_mb"),
         NUMBER,
     ),
+    "wait_for_data_share": NUMBER,
     "metrics": {"*": NUMBER},
     "versions": {"*": str},
     "overrides": {"*": str},

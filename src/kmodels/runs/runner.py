@@ -120,6 +120,8 @@ class Runner(FitCallback):
             console.say(f"logging to {log_to}: {tracker.shown_by}")
         self.progress = Progress(self.total_steps, self.step, self.epochs)
         self.speed = Speed(batch_size)
+        tokens = getattr(loader, "tokens", None)  # those to learn, of a loader of texts
+        self._tokens_of_sample = None if tokens is None else tokens / loader.samples
         self._advised = False
         self._skipped_in_a_row = 0
         # Losses on the device, of the steps since the last fetch.
@@ -158,8 +160,15 @@ class Runner(FitCallback):
     def metrics(self) -> dict[str, float]:
         """Returns the logs of the last epoch by Keras' names."""
         rows = self.history.epochs
-        left_out = {"row", "epoch", "step", "samples_per_s", "seconds"}
+        left_out = {"row", "epoch", "step", "samples_per_s", "learnt_tokens_per_s", "seconds"}
         return {k: v for k, v in rows[-1].items() if k not in left_out} if rows else {}
+
+    @property
+    def learnt_tokens_per_s(self) -> float | None:
+        """Returns the learnt tokens per second of training, or None if not known."""
+        if self._tokens_of_sample is None or not self.speed.windows:
+            return None
+        return self.speed.samples_per_s * self._tokens_of_sample
 
     @property
     def skipped(self) -> int:
@@ -215,7 +224,8 @@ class Runner(FitCallback):
         numbers = {k: v for k, v in (logs or {}).items() if not k.endswith(KEY)}
         # An earlier process may have run all steps of the epoch.
         speed = self.speed.samples_per_s if self.speed.windows else None
-        self.history.add_epoch(epoch + 1, self.step, numbers, seconds, speed)
+        tokens = self.learnt_tokens_per_s
+        self.history.add_epoch(epoch + 1, self.step, numbers, seconds, speed, tokens)
         self.progress.epoch(epoch + 1, numbers, speed, self._seconds_left)
         line = self.feed.clock.line()  # It ends the epoch's count, too.
         if line is not None and not self._advised:

@@ -33,9 +33,9 @@ GROUPS = {
     ),
     "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
     "Loss": (
-        "loss_on label_smoothing beta temperature share points mask_ratio raw_pixels "
-        "temperature_warmup student_temperature teacher_temperature first_temperature momentum "
-        "centering center_momentum"
+        "loss_on loss_normalization label_smoothing beta temperature share points mask_ratio "
+        "raw_pixels temperature_warmup student_temperature teacher_temperature first_temperature "
+        "momentum centering center_momentum"
     ),
     "Optimizer": (
         "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "

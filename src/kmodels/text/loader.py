@@ -94,8 +94,10 @@ class TextLoader(_Loader):
 class RecordLoader(_Loader):
     """Batches of records that are preprocessed batch by batch, for data that memory cannot hold.
 
-    All batches are full: rows with weight 0 fill the last one. The weights of a batch have the mean
-    1, so its loss is the mean over its tokens to learn, as in transformers.
+    All batches are full: rows with weight 0 fill the last one. In `fit` and `evaluate` of a model
+    that divides its loss by learnt tokens or examples, see `CausalLM.compile`, the weights are
+    those of the preprocessor. Otherwise those of a batch are scaled to the mean 1, so that a mean
+    over its positions is the mean over its tokens to learn.
 
     Args:
         records: records that the preprocessor takes; images may be paths.
@@ -104,6 +106,9 @@ class RecordLoader(_Loader):
         shuffle: a new order in each epoch, a function of seed and epoch.
         seed: seed of the order.
 
+    Attributes:
+        scales_weights: False to leave the weights as they are.
+
     Raises:
         InputError: if there is no record.
 
@@ -111,6 +116,8 @@ class RecordLoader(_Loader):
         records = kmodels.text.read_records("captions.jsonl").rows
         model.fit(kmodels.text.RecordLoader(records, model.preprocessor, 8, shuffle=True))
     """
+
+    scales_weights = True
 
     def __init__(
         self,
@@ -130,6 +137,7 @@ class RecordLoader(_Loader):
         filled, count = self._numbers(index)
         inputs, labels, weights = self.preprocessor([self.records[i] for i in filled])
         weights[count:] = 0.0
-        weights = weights * np.float32(weights.size / max(float(weights.sum()), 1e-9))
+        if self.scales_weights:
+            weights = weights * np.float32(weights.size / max(float(weights.sum()), 1e-9))
         rows = self._rows
         return {name: x[rows] for name, x in inputs.items()}, labels[rows], weights[rows]

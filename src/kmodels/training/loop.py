@@ -26,6 +26,7 @@ from kmodels.data.pipeline.request import FitCallback, FitRequest, Method, Runni
 from kmodels.data.pipeline.shard import BatchSharding, Shard
 from kmodels.distribution import current
 from kmodels.distribution.rank_zero import followers
+from kmodels.training.step_loss import PERPLEXITY
 from kmodels.weights import deferred
 
 
@@ -596,7 +597,8 @@ def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
     """Returns logs as a list in the order of the metrics, or the only one."""
     metrics = [part for one in model.metrics for part in getattr(one, "metrics", [one])]
     first = [part.name for part in metrics if part.name in logs]
-    values = [logs[name] for name in (*first, *sorted(logs.keys() - first))]
+    # Without the perplexity, so that `loss, accuracy = model.evaluate(...)` works as in Keras.
+    values = [logs[name] for name in (*first, *sorted(logs.keys() - {*first, PERPLEXITY}))]
     return values[0] if len(values) == 1 else values
 
 

@@ -7,6 +7,7 @@ steps from `ParamGroupOptimizer`. `WarmupSchedule` is the learning rate by step.
 import math
 import re
 from collections.abc import Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
@@ -15,6 +16,7 @@ from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
+from kmodels.training.normalization import UNIT, batch_weight, nonzero
 
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
@@ -65,7 +67,8 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         no_decay: regular expressions; a variable whose path one of them finds is not decayed.
         layer_decay: factor of the learning rate from each block to the one below, or None.
         clip_norm: largest global norm of the gradients, or None.
-        accumulate: micro-batches whose gradients are averaged before one update.
+        accumulate: micro-batches whose gradients are averaged before one update; by their learnt
+            tokens if the loss is divided by those, see `CausalLM.compile`.
         ema: momentum of the moving average of the weights by update, or None. `swap_average`
             and `finalize_average` put it into the model; `fit` alone never does.
         skip_non_finite: skips a step if a gradient is not finite, and counts such
@@ -106,8 +109,9 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         self.ema = ema
         self.skip_non_finite = skip_non_finite
         self.skipped: Any = None
+        self.total_weight: Any = None
         self.swapped = False
-        self._checked = False
+        self._weighs = self._checked = False
 
     def build(self, variables: list[Any]) -> None:
         """Makes the slots, and settles decay and learning rate of each variable."""
@@ -116,6 +120,8 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         super().build(variables)
         if self.skip_non_finite:
             self.skipped = self.add_variable((), dtype="int", name="skipped")
+        self.total_weight = None
+        self.weigh(self._weighs)
         pattern = re.compile("|".join(self.no_decay) or r"(?!)")
         self._decays = tuple(
             len(v.shape) > 1 and not pattern.search(getattr(v, "path", v.name)) for v in variables
@@ -125,17 +131,58 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
             paths = [getattr(v, "path", v.name) for v in variables]
             self._multipliers = depth_multipliers(paths, self.layer_decay)
 
+    def weigh(self, active: bool) -> None:
+        """Sets if an update weighs its batches; it then has the variable `total_weight`.
+
+        A step that sets `batch_weight` divides its loss by that weight. The update undoes this:
+        its gradient is that of the sum of the losses of its batches, divided by the sum of their
+        weights; zero if no batch has a weight.
+        """
+        self._weighs = active
+        has = self.total_weight is not None
+        if active and self.accumulate > 1 and self.built and not has:
+            self.total_weight = self.add_variable((), name="total_weight")
+        elif has and not active:
+            keras_internals.remove_variable(self, self.total_weight)
+            self.total_weight = None
+
+    def _unit_weight(self) -> Any:
+        """Returns the weight of the batch of this step; None if the update does not weigh it."""
+        weight = batch_weight()
+        return None if weight is None or self.total_weight is None else weight.total / UNIT
+
+    def scale_loss(self, loss: Tensor) -> Any:
+        """Multiplies the mean loss of a batch by its weight, if the update divides by it."""
+        if (weight := self._unit_weight()) is not None:
+            loss = keras.ops.multiply(loss, keras.ops.cast(weight, loss.dtype))
+        return super().scale_loss(loss)
+
+    def before_clipping(self, grads: list[Any]) -> list[Any]:
+        """Returns the mean over the weights of the batches, from that over their number."""
+        if self._unit_weight() is None:
+            return grads
+        factor = self.accumulate / nonzero(self.total_weight.value)
+        return [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Makes one step, unless it is to be skipped."""
         if not self.skip_non_finite or self._checked:
+            if (weight := self._unit_weight()) is not None:
+                first = keras_internals.batches_seen(self) % self.accumulate == 0
+                total = self.total_weight.value
+                total = keras.ops.where(first, keras.ops.zeros_like(total), total)
+                self.total_weight.assign(total + weight)
             return super().apply(grads, trainable_variables)
         if not self.built:
             with keras.name_scope(self.name, caller=self):
                 self.build(trainable_variables)
-        update = super().apply
 
         def step() -> None:
-            update(grads, trainable_variables)
+            self._checked = True
+            try:
+                self.apply(grads, trainable_variables)
+            finally:
+                self._checked = False
 
         def skip() -> None:
             self.skipped.assign_add(1)
@@ -220,6 +267,34 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
             "ema": self.ema,
             "skip_non_finite": self.skip_non_finite,
         }
+
+
+def weigh_batches(optimizer: Any, active: bool) -> None:
+    """Makes an optimizer that accumulates weigh the batches of an update by `batch_weight`.
+
+    Args:
+        optimizer: an optimizer, one around another, or None.
+        active: False has it average the batches, as Keras does.
+
+    Raises:
+        InputError: for an optimizer of Keras that accumulates, which can only average them.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, ParamGroupOptimizer):
+        inner.weigh(active)
+        if inner is not optimizer:
+            # Keras' method multiplies by the scale alone.
+            optimizer.scale_loss = MethodType(_scale_both, optimizer)
+    elif active and (steps := getattr(inner, "gradient_accumulation_steps", None)):
+        raise InputError(
+            f"{type(inner).__name__} with gradient_accumulation_steps={steps} averages batches "
+            "that have different numbers of learnt tokens; use kmodels.training.AdamW or SGD with "
+            f"accumulate={steps}, or compile with loss_normalization='positions'"
+        )
+
+
+def _scale_both(optimizer: Any, loss: Tensor) -> Any:
+    return type(optimizer).scale_loss(optimizer, optimizer.inner_optimizer.scale_loss(loss))
 
 
 def _all_finite(gradients: Sequence[Any]) -> Any:

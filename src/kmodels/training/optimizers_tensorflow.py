@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from kmodels.core import keras_internals, replicas_tensorflow
 from kmodels.core.types import Tensor
+from kmodels.training.normalization import BatchWeight, batch_weight, weighed
 
 
 class _Replicated(keras_internals.ReplicatedSteps):
@@ -24,8 +25,9 @@ class _Replicated(keras_internals.ReplicatedSteps):
         if replica is None or not self.looks_at_sums:
             return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
         gradients, variables = map(list, zip(*grads_and_vars, strict=True))
+        weight = batch_weight()
 
-        def together(strategy: tf.distribute.Strategy, gradients: list[Any]) -> None:
+        def together(strategy: tf.distribute.Strategy, gradients: list[Any], total: Any) -> None:
             pairs = [
                 (g, v.value) for g, v in zip(gradients, variables, strict=True) if g is not None
             ]
@@ -34,9 +36,13 @@ class _Replicated(keras_internals.ReplicatedSteps):
                 None if g is None else strategy.experimental_local_results(next(sums))[0]
                 for g in gradients
             ]
-            self.apply(whole, variables)
+            # It runs in the thread of no replica.
+            if weight is not None:
+                total = BatchWeight(strategy.experimental_local_results(total)[0], weight.shards)
+            with weighed(total):
+                self.apply(whole, variables)
 
-        replica.merge_call(together, args=(gradients,))
+        replica.merge_call(together, args=(gradients, weight and weight.total))
         return self.iterations
 
     @property

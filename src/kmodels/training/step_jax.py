@@ -17,6 +17,10 @@ Values = tuple[list[Any], ...]
 class TaskStep:
     """First base of a task: Keras' own `train_step` is a function of values already."""
 
+    def over_devices(self, weight: jax.Array) -> tuple[jax.Array, int]:
+        """Returns the scalar itself: a batch is that of all devices."""
+        return weight, 1
+
 
 class Step:
     """Runs a compiled step, and carries the values of the variables from one call to the next.

@@ -11,31 +11,46 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.types import Logs, Tensor
+from kmodels.training.normalization import batch_weight
 
-KEY = "step_loss"
+KEY, PERPLEXITY = "step_loss", "perplexity"
 
 
 class LossTracker(keras.metrics.Mean):
-    """Keras' loss tracker that also keeps the last value.
+    """Keras' loss tracker that also keeps the last value, and weighs batches by `batch_weight`.
 
     Args:
         finite_only: leaves values that are not finite out of the average.
         name: name of the average.
+        keeps_last: False for the average alone.
+        perplexity: logs the perplexity too, the exponential of the average.
         **kwargs: as in `keras.metrics.Mean`.
     """
 
-    def __init__(self, finite_only: bool = False, name: str = "loss", **kwargs: Any):
+    def __init__(
+        self,
+        finite_only: bool = False,
+        name: str = "loss",
+        keeps_last: bool = True,
+        perplexity: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(name=name, **kwargs)
-        self.finite_only = finite_only
-        self.last = self.add_variable(
-            shape=(), initializer="zeros", aggregation="mean", name="last"
-        )
+        self.finite_only, self.perplexity = finite_only, perplexity
+        self.last: Any = None
+        if keeps_last:
+            self.last = self.add_variable(
+                shape=(), initializer="zeros", aggregation="mean", name="last"
+            )
 
-    def update_state(self, values: Tensor, sample_weight: Tensor | None = None) -> None:
+    def update_state(self, values: Tensor, sample_weight: Any = None) -> None:
         """Adds a scalar loss to the average and keeps it."""
-        self.last.assign(keras.ops.cast(values, self.last.dtype))
+        if (weight := batch_weight()) is not None:
+            sample_weight = weight.share
+        if self.last is not None:
+            self.last.assign(keras.ops.cast(values, self.last.dtype))
         if self.finite_only:
-            ops, dtype = keras.ops, self.last.dtype
+            ops, dtype = keras.ops, self.dtype
             finite = ops.isfinite(values)
             values = ops.where(finite, values, ops.zeros_like(values))
             weight = ops.cast(1.0 if sample_weight is None else sample_weight, dtype)
@@ -43,14 +58,19 @@ class LossTracker(keras.metrics.Mean):
         super().update_state(values, sample_weight=sample_weight)
 
     def result(self) -> dict[str, Any]:
-        """Returns the average as "loss" and the last value as "step_loss"."""
-        # A copy: on torch the variable is written in place by the next step.
-        return {self.name: super().result(), KEY: keras.ops.copy(self.last.value)}
+        """Returns the average as "loss", the last value as "step_loss", and "perplexity"."""
+        mean = super().result()
+        results = {self.name: mean}
+        if self.last is not None:
+            # A copy: on torch the variable is written in place by the next step.
+            results[KEY] = keras.ops.copy(self.last.value)
+        return results | ({PERPLEXITY: keras.ops.exp(mean)} if self.perplexity else {})
 
     def reset_state(self) -> None:
         """Goes back to zero."""
         super().reset_state()
-        self.last.assign(keras.ops.zeros((), dtype=self.last.dtype))
+        if self.last is not None:
+            self.last.assign(keras.ops.zeros((), dtype=self.last.dtype))
 
 
 def track_step_loss(model: keras.Model) -> None:
@@ -60,7 +80,8 @@ def track_step_loss(model: keras.Model) -> None:
     optimizer skips, since they are not finite, do not count in the averages.
     """
     skips = getattr(model.optimizer, "skip_non_finite", False)
-    keras_internals.set_loss_tracker(model, LossTracker(skips))
+    perplexity = getattr(keras_internals.loss_tracker(model), "perplexity", False)
+    keras_internals.set_loss_tracker(model, LossTracker(skips, perplexity=perplexity))
     # Functions that were traced before count with the former one, which nobody resets any more.
     model.train_function = model.test_function = None
 

@@ -14,6 +14,7 @@ from kmodels.core import keras_internals, replicas_tensorflow, runtime
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.data.pipeline.arrays import rows
+from kmodels.training.normalization import batch_weight
 
 _MEANS = ("sum_over_batch_size", "mean")
 _TOGETHER = ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps")
@@ -28,6 +29,13 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
             check_replicated(self.optimizer, self.distribute_strategy, self.loss)
         return super().make_train_function(force)
 
+    def over_devices(self, weight: tf.Tensor) -> tuple[Any, int]:
+        """Returns the sum of a scalar over the replicas, and the number of replicas."""
+        replica = replicas_tensorflow.inside()
+        if replica is None:
+            return weight, 1
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, weight), replicas_tensorflow.count()
+
     def train_step(self, data: Tree) -> Any:
         """Moves the weights by one batch and returns the logs.
 
@@ -41,7 +49,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
             y_pred = keras_internals.predictions(self, x, training=True)
             loss = keras_internals.loss_of(self, x, y, y_pred, sample_weight, training=True)
             part = loss
-            if replicas_tensorflow.inside() is not None and _is_mean(self.loss):
+            by_rows = batch_weight() is None and _is_mean(self.loss)
+            if replicas_tensorflow.inside() is not None and by_rows:
                 part = loss * tf.cast(replicas_tensorflow.share(rows(x)), loss.dtype)
             if variables:
                 part = self.optimizer.scale_loss(part)

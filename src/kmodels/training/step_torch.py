@@ -61,6 +61,10 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
             return super().get_metrics_result()
         return self.parallel.results(self.metrics)
 
+    def over_devices(self, weight: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Returns the sum of a scalar over the processes, and the number of processes."""
+        return (weight, 1) if self.parallel is None else self.parallel.over_devices(weight)
+
     def train_step(self, data: Tree) -> Any:
         """Moves the weights by one batch and returns the logs.
 

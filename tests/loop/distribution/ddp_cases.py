@@ -13,6 +13,7 @@ import kmodels
 from kmodels.distribution import distribute
 from kmodels.training import AdamW, TrainStep
 from kmodels.training.step_loss import track_step_loss
+from kmodels.weights import gather
 from refusals import messages
 
 BATCH, ROWS = 8, 32
@@ -137,6 +138,27 @@ def gemma_lora(plan):
     }
 
 
+def learnt_tokens(plan):
+    """Batches of one update with 3, 17, 61 and 0 learnt tokens, most of them on the first rank."""
+    keras.utils.set_random_seed(5)
+    model = small_models.gemma()
+    rng = np.random.default_rng(1)
+    ids = rng.integers(1, 50, (ROWS, 9))
+    weights = np.arange(BATCH * 8) < np.array([3, 17, 61, 0])[:, None]
+    weights = weights.reshape(ROWS, 8).astype("float32")
+    x = {"token_ids": ids[:, :-1], "padding_mask": np.ones((ROWS, 8))}
+    data = (x, ids[:, 1:], weights)
+    model = model if plan is None else plan.prepare(model)
+    # Keras would divide by the weights of each process.
+    by_weights = {"from_logits": True, "reduction": "mean_with_sample_weight"}
+    loss = keras.losses.SparseCategoricalCrossentropy(**by_weights)
+    model.compile(AdamW(1e-2, accumulate=4, clip_norm=0.5), loss)
+    track_step_loss(model)
+    found = fitted(model, data, validation_data=data)
+    norms = [float(np.linalg.norm(gather.values(v))) for v in model.trainable_variables]
+    return found | {"scores": {"norms": norms}}
+
+
 def split(plan):
     """Layers over `model`, on Keras 3.16."""
     return trained(vit(), plan, AdamW(1e-2, clip_norm=0.5), images(weighted=True))
@@ -222,6 +244,6 @@ CASES = {
     case.__name__: case
     for case in (
         plain, accumulated_by_keras, accumulated_by_kmodels, accumulated_or_skipped, half, dropped,
-        gemma_lora, objectives,
+        gemma_lora, learnt_tokens, objectives,
     )
 }  # fmt: skip

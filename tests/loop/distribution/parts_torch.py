@@ -19,6 +19,7 @@ from ddp_cases import (
     accumulated_or_skipped,
     fitted,
     images,
+    learnt_tokens,
     objectives,
     plain,
     refused,
@@ -249,7 +250,7 @@ CASES = {
     case.__name__: case
     for case in (
         plain, accumulated_by_keras, accumulated_or_skipped, objectives, momentum, lora, tied,
-        untied, drawn, settled,
+        untied, drawn, settled, learnt_tokens,
     )
 }  # fmt: skip
 

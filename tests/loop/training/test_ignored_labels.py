@@ -22,6 +22,7 @@ NEXT[0, 2:] = NEXT[3] = -100
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 COMPILED = {
     "default": dict,
+    "positions": lambda: {"loss_normalization": "positions"},
     "logits": lambda: {
         "loss": LOSS,
         "metrics": [keras.metrics.SparseCategoricalAccuracy("of_all")],
@@ -36,8 +37,11 @@ MODELS = {
 METHODS = ("fit", "test_on_batch")
 
 
-def of_transformers(logits, labels, weights):
-    """torch's cross_entropy(ignore_index=-100), and the share of labels that are the best."""
+def of_transformers(logits, labels, weights, by_weight):
+    """torch's cross_entropy(ignore_index=-100), and the share of labels that are the best.
+
+    `by_weight` divides by the weights of the labels, not by their number.
+    """
     logits = np.asarray(keras.ops.convert_to_numpy(logits), "float64")
     rows = logits - logits.max(-1, keepdims=True)
     rows = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
@@ -46,14 +50,18 @@ def of_transformers(logits, labels, weights):
     weights = np.ones(labels.shape) if weights is None else weights
     hits = (rows.argmax(-1) == labels) & there
     shares = (weights * there).sum()
-    return -(found * there * weights).sum() / there.sum(), (hits * weights).sum() / shares
+    count = shares if by_weight else there.sum()
+    return -(found * there * weights).sum() / count, (hits * weights).sum() / shares
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("kind", "compiled"),
-    [*product(["language model"], ["default", "logits"]), *product(["classifier"], COMPILED)],
+    [
+        *product(["language model"], ["default", "positions", "logits"]),
+        *product(["classifier"], ["default", "logits", "own loss"]),
+    ],
 )
 def test_labels_of_minus_100_do_not_count(kind, compiled, method, weighted):
     name, settings, inputs, labels = MODELS[kind]
@@ -63,7 +71,8 @@ def test_labels_of_minus_100_do_not_count(kind, compiled, method, weighted):
             model.compile(weighted_metrics=[SparseAccuracy("accuracy")], metrics=None)
         else:
             model.compile(**COMPILED[compiled]())
-        wanted, share = of_transformers(model(inputs), labels, weights)
+        by_weight = kind == "language model" and compiled != "positions"
+        wanted, share = of_transformers(model(inputs), labels, weights, by_weight)
         options = {"sample_weight": weights}
         if method in ("fit", "evaluate"):
             options |= {"verbose": 0, "batch_size": 4}

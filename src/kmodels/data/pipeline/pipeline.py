@@ -105,7 +105,13 @@ class Pipeline(keras_internals.DataAdapter):
         """
         self._started = True
         self.close()
+        self._scale_weights(getattr(self.model, "divisor", None) is None)
         self.source.start()
+
+    def _scale_weights(self, scales: bool) -> None:
+        """Sets if a loader of records scales its weights for a model that divides by positions."""
+        if hasattr(self.source.data, "scales_weights"):
+            self.source.data.scales_weights = scales
 
     def close(self) -> None:
         """Ends the thread that prefetches."""
@@ -116,6 +122,7 @@ class Pipeline(keras_internals.DataAdapter):
     def end(self) -> None:
         """Ends the thread and the recording of positions, at the end of a call."""
         self.close()
+        self._scale_weights(True)
         self._position = None
 
     def set_epoch(self, epoch: int) -> None:

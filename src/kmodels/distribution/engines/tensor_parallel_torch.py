@@ -71,6 +71,10 @@ class _Whole(DDPTrainer):
         """Returns the loss as it is."""
         return loss
 
+    def over_devices(self, weight: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Returns the scalar itself, which is that of the global batch."""
+        return weight, 1
+
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
         """Returns the results as they are, which are those of the global batch."""
         return results_of(metrics)

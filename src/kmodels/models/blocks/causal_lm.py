@@ -1,6 +1,7 @@
 """A decoder with its output layer: text generation, and training without logits."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,16 @@ from kmodels.ops.linear_cross_entropy import IGNORED, without_ignored
 from kmodels.overrides import meshes
 from kmodels.task import Compiled, Task
 from kmodels.training.losses import InsideStep
-from kmodels.training.sparse_labels import SparseLabels, check_classes
+from kmodels.training.normalization import (
+    BatchWeight,
+    check_normalization,
+    mean_loss,
+    normalized,
+    weighed,
+)
+from kmodels.training.optimizers import weigh_batches
+from kmodels.training.sparse_labels import SparseLabels, check_classes, mask_ignored
+from kmodels.training.step_loss import LossTracker
 
 
 class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
@@ -43,6 +53,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
     Attributes:
         gguf_export: writes the family's models as GGUF files.
         projector: writes the vision encoder as a separate GGUF file; None without one.
+        loss_normalization: argument of the last `compile`.
 
     Call:
         inputs of the backbone -> logits (B, T, V), float32, with the soft cap of the config.
@@ -50,6 +61,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
     gguf_export: ClassVar[GGUFExport]
     projector: ClassVar[Projector | None] = None
+    loss_normalization = "tokens"
 
     def __init__(
         self,
@@ -110,11 +122,13 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         auto_scale_loss: bool = True,
         *,
         sampler: str | Mapping[str, Any] | Sampler = "greedy",
+        loss_normalization: str = "tokens",
     ) -> None:
         """Same as `Task.compile`, with a loss that avoids storing logits if it can.
 
         Args:
-            optimizer: as in `Task.compile`, like the other arguments except `sampler`.
+            optimizer: as in `Task.compile`, like the other arguments except the last two. One of
+                Keras with `gradient_accumulation_steps` supports only "positions".
             loss: as in `Task.compile`.
             loss_weights: as in `Task.compile`.
             metrics: as in `Task.compile`.
@@ -127,7 +141,21 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
                 `kmodels.generation.Sampler`, or "generation_config" for the settings of the
                 checkpoint's generation_config.json.
+            loss_normalization: what a `SparseCategoricalCrossentropy` that is a mean is divided by.
+                "tokens": the sum of the weighted losses of an update by the sum of the weights,
+                over all its batches and all devices, as transformers' Trainer does. "examples": the
+                mean over the rows of an update of each row's mean over its learnt tokens; a packed
+                row counts once. "positions": the mean over all positions with a label other than
+                -100, whatever they weigh, then over the batches of an update, as Keras does. An
+                update without a learnt token has a gradient of zero. Another loss keeps its own
+                reduction.
+
+        Raises:
+            InputError: for an unknown normalization or sampler, and an optimizer that does not
+                support it; see `Task.compile` too.
         """
+        check_normalization(loss_normalization)
+        self.loss_normalization = loss_normalization
         super().compile(
             optimizer,
             loss,
@@ -139,7 +167,45 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             jit_compile,
             auto_scale_loss,
         )
+        self.normalize_loss(loss_normalization)
         self.use_sampler(sampler, jit_compile)
+
+    def normalize_loss(self, loss_normalization: str) -> None:
+        """Changes the `loss_normalization` of a compiled model.
+
+        Args:
+            loss_normalization: see `compile`.
+
+        Raises:
+            InputError: for an optimizer that does not support it.
+        """
+        self.loss_normalization = loss_normalization
+        divisor = self.divisor
+        weigh_batches(self.optimizer, divisor is not None)
+        tracker = LossTracker(keeps_last=False, perplexity=divisor == "tokens")
+        keras_internals.set_loss_tracker(self, tracker)
+        # Functions that were traced before divide the loss as before.
+        self.train_function = self.test_function = None
+
+    @property
+    def divisor(self) -> str | None:
+        """The normalization if the loss is divided by a weight, else None: "tokens", "examples"."""
+        applies = self.has_sparse_labels and self.loss.reduction == REDUCTIONS[0]
+        return self.loss_normalization if applies and self.loss_normalization in DIVISORS else None
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """See `Task.get_compile_config`; the loss has the normalization too."""
+        config = super().get_compile_config()
+        if config and self.has_sparse_labels:
+            # Keras ignores it, also if `clone_model` gives the arguments to a plain model.
+            config["loss"] = {**config["loss"], "normalization": self.loss_normalization}
+        return config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """See `Task.compile_from_config`; files from before this setting have "positions"."""
+        loss = config.get("loss")
+        name = loss.get("normalization", "positions") if isinstance(loss, Mapping) else "tokens"
+        super().compile_from_config({**config, "loss_normalization": name})
 
     def with_defaults(self, given: Compiled) -> Compiled:
         """Returns the compiled loss and metrics, by default for the next token.
@@ -148,7 +214,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         metric `SparseCategoricalAccuracy`. With that loss, from logits, and that metric `fit` and
         `evaluate` stop at the hidden states; calling the model and `predict` still give logits, and
         so do other losses and metrics need them. Labels of -100 count neither in the sum nor in the
-        mean of a `SparseCategoricalCrossentropy` without an `ignore_class`, as in transformers.
+        mean of a `SparseCategoricalCrossentropy` without an `ignore_class`, as in transformers. Its
+        reduction "mean_with_sample_weight" is that of `loss_normalization="tokens"`.
         """
         given = super().with_defaults(
             given.filled(
@@ -157,21 +224,38 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
                 weighted_metrics=lambda: ["sparse_categorical_accuracy"],
             )
         )
+        loss: Any = given.loss
+        if (
+            self.loss_normalization in DIVISORS
+            and isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+            and loss.get_config().get("ignore_class") is None
+            and loss.reduction in ("mean", "mean_with_sample_weight")
+        ):
+            settings = {**loss.get_config(), "reduction": REDUCTIONS[0]}
+            given = given._replace(loss=type(loss).from_config(settings))
         if isinstance(given.weighted_metrics, list | tuple):
             weighted = [accuracy(metric) for metric in given.weighted_metrics]
             given = given._replace(weighted_metrics=weighted)
         self.head.choose(given.loss, given.metrics, given.weighted_metrics)
         return given
 
-    def train_step(self, *args: object) -> Any:
+    def train_step(self, *args: Any) -> Any:
         """Runs one step of `fit`."""
-        with self.head.inside_step():
+        with self.head.inside_step(), self._weighed(args[-1]):
             return super().train_step(*args)
 
-    def test_step(self, *args: object) -> Any:
+    def test_step(self, *args: Any) -> Any:
         """Runs one step of `evaluate`."""
-        with self.head.inside_step():
+        with self.head.inside_step(), self._weighed(args[-1]):
             return super().test_step(*args)
+
+    def _weighed(self, batch: Tree) -> AbstractContextManager:
+        """Returns a block with the weight of a batch on all devices."""
+        _, labels, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        if (divisor := self.divisor) is None or labels is None:
+            return weighed(None)
+        _, weight = normalized(divisor, token_weights(labels, by_token(weights, labels)))
+        return weighed(BatchWeight(*self.over_devices(weight)))
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns logits, or inside a step of `fit` or `evaluate` the hidden states."""
@@ -243,11 +327,17 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             InputError: for a weight of each row, (B,), which Keras would take for one of each place
                 in a row; `class_weight` makes such.
         """
-        sample_weight = by_token(sample_weight, y)
+        sample_weight, divisor = by_token(sample_weight, y), self.divisor
         if not self.head.active:
+            if divisor is not None and y is not None:
+                y, weights, _ = mask_ignored(y, y_pred, sample_weight)
+                weights, weight = normalized(divisor, weights)
+                # Keras divides by the number of positions.
+                count = keras.ops.cast(keras.ops.size(weights), "float32")
+                sample_weight = weights * mean_loss(count, weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         table = self.backbone.token_embedding
-        loss = self.head.loss(y_pred, table, y, sample_weight, training)
+        loss = self.head.loss(y_pred, table, y, sample_weight, training, divisor)
         for extra in keras_internals.additional_losses(self):
             loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
@@ -257,6 +347,9 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
     ) -> Any:
         """Returns the metrics that `compute_loss` updated, else Keras' usual ones."""
         if not self.head.active:
+            if self.divisor == "examples" and y is not None:
+                weights = token_weights(y, by_token(sample_weight, y))
+                sample_weight = normalized("examples", weights)[0]
             return super().compute_metrics(x, y, y_pred, sample_weight)
         keras_internals.build_metrics(self, y, y_pred)
         return self.get_metrics_result()
@@ -380,6 +473,8 @@ def _check_vocabulary(rows: int, preprocessor: CausalLMPreprocessor | None) -> N
 
 ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean_with_sample_weight")
+# The normalizations by the sum of the weights of an update.
+DIVISORS = ("tokens", "examples")
 
 
 class Head(InsideStep):
@@ -414,10 +509,11 @@ class Head(InsideStep):
         hidden: Tensor,
         embedding: Embedding,
         labels: Tensor,
-        weights: Tensor | None,
+        weights: Any,
         training: bool = True,
+        divisor: str | None = None,
     ) -> Any:
-        """Returns the loss as Keras reduces it, a float32 scalar; the metrics count along.
+        """Returns the loss of a batch, a float32 scalar; the metrics count along.
 
         Args:
             hidden: (B, T, D).
@@ -425,10 +521,12 @@ class Head(InsideStep):
             labels: (B, T) int; -100 does not count, neither in the sum nor in the mean.
             weights: (B, T), or None for ones.
             training: whether an adapter of the table drops out.
+            divisor: "tokens" or "examples", or None for the loss as Keras reduces it.
         """
-        if weights is None:
-            weights = keras.ops.ones_like(labels, dtype="float32")
-        weights = meshes.merged(without_ignored(labels, keras.ops.cast(weights, "float32")))
+        weights, weight = token_weights(labels, weights), None
+        if divisor is not None:
+            weights, weight = normalized(divisor, weights)
+        weights = meshes.merged(weights)
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
         total, hits = embedding.with_table(
             _cross_entropy, flat, labels, weights, embedding=embedding, training=training
@@ -438,6 +536,8 @@ class Head(InsideStep):
         for metric in self._metrics:
             # A mean of hits, whose sum is known already.
             keras.metrics.Mean.update_state(metric, share, sample_weight=count)
+        if weight is not None:
+            return keras_internals.part_of_loss(mean_loss(total, weight))
         if self._reduction == "sum":
             return total
         if self._reduction != "mean_with_sample_weight":
@@ -472,6 +572,16 @@ def by_token(weights: Any, labels: Tensor) -> Any:
             "token, or for each row as (rows, 1), and no class_weight"
         )
     return weights * keras.ops.ones_like(labels, dtype=weights.dtype) if shape[1] == 1 else weights
+
+
+def token_weights(labels: Any, weights: Any) -> Any:
+    """Returns float32 weights (B, T), 0 for labels of -100, from labels (B, T) or (B, T, 1)."""
+    labels = keras.ops.convert_to_tensor(labels)
+    if len(labels.shape) == 3:
+        labels = keras.ops.squeeze(labels, -1)
+    if weights is None:
+        weights = keras.ops.ones_like(labels, dtype="float32")
+    return without_ignored(labels, keras.ops.cast(weights, "float32"))
 
 
 def accuracy(metric: object) -> Any:
