@@ -40,8 +40,10 @@ def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) 
         return x, np.zeros((rows, model.output_shape[-1]), "float32")
     if isinstance(model, models.ImageTextSimilarity):
         vision = config.vision
-        seen = patches(vision, rows) if config.naflex else {"images": images(vision, rows)}
-        return {**x, **seen}, np.zeros(rows, "int32")
+        if not config.naflex:
+            return {**x, "images": images(vision, rows)}, np.zeros(rows, "int32")
+        seen = patches(vision, rows)
+        return {**x, **seen, SHAPES: seen[SHAPES][:, 0]}, np.zeros(rows, "int32")
     if isinstance(model, DecoderEmbedder):
         pairs = {name: np.stack([ids, ids], 1) for name, ids in x.items()}
         return pairs, np.zeros(rows, "int32")

@@ -102,7 +102,8 @@ class Step:
         change: changes the model before it is compiled.
         settings: arguments of `compile`.
         packed: whether a row holds several texts.
-        rule: arguments of AdamW.
+        rule: arguments of AdamW, or with "momentum" of SGD.
+        rows: of the batch.
     """
 
     make: Callable[[], Any]
@@ -113,6 +114,7 @@ class Step:
     settings: Mapping[str, Any] = field(default_factory=dict)
     packed: bool = False
     rule: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = 2
 
 
 def preset(name: str, cls: Any = models.GemmaCausalLM, dtype: str = BF16, **more: Any) -> Any:
@@ -165,6 +167,7 @@ STEPS = {
     "EoMT": Step(public(models.EoMTImageSegmenter), TOWER, "sdpa", {**PATCHES, "gelu": "generic"}),
     "CLIP": Step(preset("clip_debug", TOWERS), TOWER, "sdpa", PATCHES),
     "SigLIP": Step(preset("siglip_debug", TOWERS), TOWER, "sdpa", PATCHES),
+    "SigLIP, NaFlex": Step(preset("siglip_debug", TOWERS, naflex=True), TOWER),
     "CLIP text": Step(
         preset("clip_text_debug", models.CLIPTextModelWithProjection),
         TOWER,
@@ -175,6 +178,7 @@ STEPS = {
         preset("gemma_debug"), DECODER, change=lambda model: layers.rematerialize(model, "block")
     ),
     "Gemma 2": Step(preset("gemma2_debug"), f"{DECODER} dropout", "flex", change=lora),
+    "Gemma 2, a packed row": Step(preset("gemma2_debug"), DECODER, "flex", packed=True, rows=1),
     "Gemma 3": Step(preset("gemma3_debug"), f"{DECODER} dropout", "sdpa varlen", change=lora),
     "Gemma 3, bfloat16": Step(preset("gemma3_debug", dtype="bfloat16"), DECODER, "sdpa varlen"),
     "Gemma 3, float32": Step(preset("gemma3_debug", dtype="float32"), DECODER),
@@ -204,6 +208,9 @@ STEPS = {
     ),
     "Gemma 4 unified": Step(
         preset("gemma4_unified_debug", GEMMA4), f"{DECODER} layer_norm", "flex sdpa"
+    ),
+    "Gemma 4 unified, a row": Step(
+        *(preset("gemma4_unified_debug", GEMMA4), f"{DECODER} layer_norm", "flex sdpa"), rows=1
     ),
     "EmbeddingGemma": Step(preset("embedding_gemma_debug", models.GemmaTextEmbedder), TEXT),
     "Llama 3": Step(preset("llama3_debug", models.Llama3CausalLM), f"{SILU} dropout", change=lora),
@@ -247,7 +254,7 @@ def test_a_training_step_stays_on_the_device(kernels, monkeypatch, label: str) -
     model = compiled(step)
     matched = matched_elsewhere(monkeypatch)
     kmodels.reset_decisions()
-    logs = steps(model, on_device(batch_of(model, packed=step.packed)))
+    logs = steps(model, on_device(batch_of(model, step.rows, packed=step.packed)))
     assert all(x.is_cuda and x.shape == () for x in logs.values())
     assert matched == ["cuda"] * (2 * (label == "EoMT"))
     overrides, declined = paths()
@@ -350,7 +357,8 @@ def test_parameters_beyond_this_machine(kernels, name: str) -> None:
 @pytest.mark.parametrize(("cls", "name"), SIZES)
 def test_a_step_of_each_size_stays_on_the_device(kernels, monkeypatch, cls: Any, name: str) -> None:
     matched_elsewhere(monkeypatch)
-    more = {"num_classes": 10} if cls is models.ViTImageClassifier else {}
+    labelled = cls in (models.ViTImageClassifier, models.EoMTImageSegmenter)
+    more = {"num_classes": 10} if labelled else {}
     model = outlined(preset(name, cls, "bfloat16", **more))
     if isinstance(model.backbone, models.GemmaBackbone):
         lora(model)
