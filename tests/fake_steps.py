@@ -1,12 +1,13 @@
 """Tasks and a batch for a training step of each, of zeros: for steps that compute nothing."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kmodels import models
 from kmodels.models.blocks.embedder.task import DecoderEmbedder
+from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
+from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEmbedder
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
 from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
 
@@ -38,18 +39,23 @@ def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) 
     if isinstance(model, models.CLIPTextModelWithProjection):
         return x, np.zeros((rows, model.output_shape[-1]), "float32")
     if isinstance(model, models.ImageTextSimilarity):
-        return {**x, "images": images(config.vision_encoder, rows)}, np.zeros(rows, "int32")
+        vision = config.vision
+        if not config.naflex:
+            return {**x, "images": images(vision, rows)}, np.zeros(rows, "int32")
+        seen = patches(vision, rows)
+        return {**x, **seen, SHAPES: seen[SHAPES][:, 0]}, np.zeros(rows, "int32")
     if isinstance(model, DecoderEmbedder):
         pairs = {name: np.stack([ids, ids], 1) for name, ids in x.items()}
         return pairs, np.zeros(rows, "int32")
     ids = x["token_ids"]
-    return {**x, **pictures(config, rows, length)}, ids, np.ones(ids.shape, "float32")
+    encoder = getattr(model.backbone, "vision_encoder", None)
+    seen = {} if encoder is None else pictures(encoder, rows, length)
+    return {**x, **seen}, ids, np.ones(ids.shape, "float32")
 
 
 def images(config: Any, rows: int) -> np.ndarray:
-    """Returns images of a config or of its fields."""
-    fields = config if isinstance(config, Mapping) else vars(config)
-    return np.zeros((rows, *fields["image_shape"]), "float32")
+    """Returns images of the size that a config names."""
+    return np.zeros((rows, *config.image_shape), "float32")
 
 
 def texts(rows: int, length: int, packed: bool = False) -> dict[str, np.ndarray]:
@@ -70,18 +76,15 @@ def patches(config: Any, rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def pictures(config: Any, rows: int, length: int) -> Mapping[str, np.ndarray]:
-    """Returns an image for each row, if the model reads images."""
-    encoder = getattr(config, "vision_encoder", None)
-    if encoder is None:
-        return {}
+def pictures(encoder: Any, rows: int, length: int) -> dict[str, np.ndarray]:
+    """Returns an image for each row, as a vision encoder reads it."""
     mask = {"vision_mask": np.zeros((rows, length), "int32")}
-    if "image_size" in encoder:
-        size = encoder["image_size"]
+    if isinstance(encoder, Gemma3VisionEncoder):
+        size = encoder.image_size
         return {**mask, "images": np.zeros((rows, 1, size, size, 3), "float32")}
     # Without a tower, the squares that it would pool are patches.
-    pool = encoder["pool_size"]
-    side = encoder["patch_size"] * (1 if "num_layers" in encoder else pool)
+    pool = encoder.pool_size
+    side = encoder.patch_size * (pool if isinstance(encoder, Gemma4VisionEmbedder) else 1)
     count, width = 4 * pool**2, 3 * side**2
     return {
         **mask,

@@ -23,15 +23,19 @@ from typing import Any
 import keras
 import pytest
 import torch
+import torch.distributed as collectives
 from keras.src.backend.common import global_state
 from keras.src.backend.torch import core as keras_torch
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import flex_attention as flexible
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kmodels.core import keras_internals, runtime_torch, seeds_torch
+from kmodels.core import keras_internals, processes, runtime_torch
+from kmodels.distribution import distribute
+from kmodels.distribution.engines import fsdp_torch
+from kmodels.distribution.engines.ddp_torch import DDPTrainer
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides import (
     _tensors_torch,
@@ -219,6 +223,10 @@ def stop_pretending() -> None:
 # One mode for a process: tensors of different modes do not mix, and ops keep constants.
 _MODE = FakeTensorMode()
 _strict = [False]
+STREAMS = (
+    *((torch.cuda, name) for name in ("Stream", "Event", "stream", "current_stream")),
+    *((torch.accelerator, "current_stream"), (torch, "Event")),
+)
 
 
 def _dispatch(function: Any, types: Any, args: Any = (), kwargs: Any = None, **more: Any) -> Any:
@@ -309,6 +317,111 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         stop_pretending()
 
 
+class _Group(collectives.ProcessGroup):
+    """The second of two processes; the other one sends nothing."""
+
+    def __init__(self, rank: int, size: int):
+        super().__init__(rank, size)
+        self.sent: list[tuple[str, torch.dtype, int]] = []
+
+    def _send(self, name: str, tensor: torch.Tensor, outputs: Any) -> Any:
+        # Those of the host would go over gloo, for which the device waits.
+        assert tensor.is_cuda, f"{name} of a tensor on {tensor.device}"
+        self.sent.append((name, tensor.dtype, tensor.numel()))
+        done = torch.futures.Future()
+        done.set_result(outputs)
+        return torch._C._distributed_c10d._create_work_from_future(done)
+
+    def allreduce(self, tensors: list[torch.Tensor], options: object = None) -> Any:
+        return self._send("all_reduce", *tensors, tensors)
+
+    def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, options: Any = None) -> Any:
+        return self._send("all_gather", x, [output])
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, x: torch.Tensor, options: Any = None
+    ) -> Any:
+        return self._send("reduce_scatter", x, [output])
+
+    # Their names in torch 2.11.
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
+
+    def size(self) -> int:
+        return 2
+
+    def getBackendName(self) -> str:
+        return "recorded"
+
+    @property
+    def group_name(self) -> str:
+        return collectives.distributed_c10d._world.pg_names[self]
+
+
+class _Stream:
+    """A stream or an event of CUDA, which orders work of the device alone."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *args: object, **kwargs: object):
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def record_event(self, event: object = None) -> "_Stream":
+        return self
+
+    def wait(self, *others: object) -> None:
+        pass
+
+    record = wait_event = wait_stream = wait
+
+    def synchronize(self) -> None:
+        _refuse("a stream's synchronize")
+
+
+def _mesh_of_host(make: Callable[..., Any]) -> Callable[..., Any]:
+    # A mesh of devices reads its ranks from a tensor on the host.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return make(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def two_processes(
+    monkeypatch: pytest.MonkeyPatch, mesh: str
+) -> Iterator[tuple[Any, list[tuple[str, torch.dtype, int]]]]:
+    """Makes this process the second of two; yields a plan, and a list of what is sent.
+
+    The list has name, dtype and size of each collective's input. Bits of weights are not compared,
+    since they have no numbers. DDP does not write its log nor change its buckets after the first
+    step, for which it reads memory of the device.
+    """
+    monkeypatch.setattr(processes._engine, "exchange", lambda key, text, seconds: [text] * 2)
+    monkeypatch.setattr(DDPTrainer, "facts", lambda self, model: {})
+    monkeypatch.setattr(collectives.Logger, "set_runtime_stats_and_log", lambda self: None)
+    monkeypatch.setattr(collectives.Reducer, "_rebuild_buckets", lambda self: False)
+    monkeypatch.setattr(fsdp_torch, "init_device_mesh", _mesh_of_host(fsdp_torch.init_device_mesh))
+    for owner, name in STREAMS:
+        monkeypatch.setattr(owner, name, _Stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    if "recorded" not in collectives.Backend.backend_list:
+        collectives.Backend.register_backend(
+            "recorded", lambda store, rank, size, limit: _Group(rank, size), devices=["cpu", "cuda"]
+        )
+    collectives.init_process_group("recorded", rank=1, world_size=2, store=collectives.HashStore())
+    try:
+        yield distribute(mesh), collectives.group.WORLD.sent
+    finally:
+        distribute(None)
+        collectives.destroy_process_group()
+
+
 def outlined(make: Callable[[], Any]) -> Any:
     """Returns a model whose weights are fake: none is drawn, and a large one takes no memory.
 
@@ -326,10 +439,15 @@ def outlined(make: Callable[[], Any]) -> Any:
 
 
 def know_seeds(model: Any) -> None:
-    """Has the host know the words of a model's seeds."""
+    """Has the host know the words of a model's seeds, as after the first draw."""
     for variable in model.variables:
         if variable.path.endswith("seed_generator_state"):
-            seeds_torch._note(keras_internals.value_of(variable, cast=False), (1, 0))
+            runtime_torch.note(keras_internals.value_of(variable, cast=False), (1, 0))
+
+
+def know_batches(optimizer: Any) -> None:
+    """Has the host know the count of batches, as after the first step."""
+    runtime_torch.note(keras_internals.batches_seen(optimizer).value, (0,))
 
 
 def on_device(arrays: Any) -> Any:

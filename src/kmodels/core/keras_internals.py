@@ -856,6 +856,31 @@ class ParallelSteps:
         """Updates all variables by clipped gradients, with accumulation and averages."""
         super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
 
+    def accumulate_all(
+        self: Any, grads: list[Any], variables: Sequence[keras.Variable], is_last: bool
+    ) -> None:
+        """Does the same as `apply_all` with gradient accumulation.
+
+        Keras reads from the device whether a batch is the last of its update.
+
+        Args:
+            grads: gradients of this batch.
+            variables: their variables.
+            is_last: True for the last batch of an update.
+        """
+        sums = [accumulated_gradient(self, variable) for variable in variables]
+        if is_last:
+            steps = self.gradient_accumulation_steps
+            grads = [(g + total) / steps for g, total in zip(grads, sums, strict=True)]
+            grads = self._clip_gradients(grads)
+            self._apply_weight_decay(variables)
+            self._backend_update_step(grads, variables, self.learning_rate)
+            self._backend_reset_gradient_accumulators()
+        else:
+            self._backend_increment_gradient_accumulators(grads, sums)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
+
     def clip_all(self: Any, grads: list[Any]) -> Any:
         """Returns the gradients clipped by `clipnorm`, `global_clipnorm` or `clipvalue`."""
         return super()._clip_gradients(grads)  # type: ignore[misc]

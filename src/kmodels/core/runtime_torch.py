@@ -1,17 +1,22 @@
-"""The machine that torch runs on, and numbers of the host that are sent to CUDA without a wait.
+"""The machine that torch runs on, and numbers that go between host and CUDA without a wait.
 
 Keras makes a tensor of each number that it computes with: a learning rate, a number of rows, the 1
 that is added to a counter. torch copies such a number from pageable memory, and waits until the
 device has done all earlier work. A kernel that fills a tensor has the number among its arguments,
 and a copy from pinned memory is ordered in the stream.
+
+Reading an integer such as a seed or a count of batches waits as well. After one read the host keeps
+count itself, unless somebody else writes into the tensor: torch counts changes in place, and a
+value that replaces it is another tensor. Then the tensor is read again.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kmodels.core import internals_torch, keras_internals
 from kmodels.core.types import Tensor
@@ -146,3 +151,41 @@ def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
 def _is_short(x: object) -> bool:
     # Lists that Keras tracks are of another class, as those of a metric are.
     return isinstance(x, list | tuple) and len(x) <= FEW and all(type(n) in _KINDS for n in x)
+
+
+# === Numbers of the device that the host has counted ===
+
+
+class _Known(NamedTuple):
+    """The integers of a tensor, and its count of changes at that time."""
+
+    version: int
+    numbers: tuple[int, ...]
+
+
+# By tensor: copies of a model and values in a `StatelessScope` have other tensors.
+_known = WeakTensorKeyDictionary()
+
+
+def known(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Returns the integers of a tensor if they were noted and it has not changed since."""
+    entry = _known.get(tensor)
+    if entry is None or entry.version != internals_torch.version_of(tensor):
+        return None
+    return entry.numbers
+
+
+def note(tensor: torch.Tensor, numbers: Sequence[int]) -> None:
+    """Notes the current integers of a tensor, for `known`."""
+    version = internals_torch.version_of(tensor)
+    if version >= 0:  # changes of a tensor of inference mode are not counted
+        _known[tensor] = _Known(version, tuple(numbers))
+
+
+def count(variable: keras.Variable) -> int:
+    """Returns an integer variable; waits for the device only if its number is not known."""
+    value = keras_internals.value_of(variable, cast=False)
+    if (numbers := known(value)) is None:
+        numbers = (int(value),)
+        note(value, numbers)
+    return numbers[0]

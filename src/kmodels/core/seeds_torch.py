@@ -2,8 +2,7 @@
 
 torch's own generators take a Python number as seed. A seed is state of the model on the device, and
 reading it waits for all work on the device. Each draw adds one to its second word, so after one
-read the words are known, unless somebody else writes into the tensor: torch counts changes in
-place, and a value that replaces it is another tensor. Then the seed is read again.
+read the words are known, see `runtime_torch.known`.
 
 Seeds are the same in all processes: saved, restored and compared like weights. The offset of a
 process is added only when it draws, and is not in the state.
@@ -16,9 +15,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from kmodels.core import internals_torch, keras_internals
+from kmodels.core import keras_internals, runtime_torch
 
 WORD = 0xFFFFFFFF
 # Odd and large: far from the number of calls, which Keras adds to the seed.
@@ -44,16 +42,6 @@ def apart(state: torch.Tensor) -> torch.Tensor:
     return state
 
 
-class _Known(NamedTuple):
-    """The words of a state, and the tensor's count of changes at that time."""
-
-    version: int
-    words: tuple[int, int]
-
-
-# By the tensor of the state: copies of a model, values in a `StatelessScope` and seeds made after
-# `clear_session` have other tensors.
-_known = WeakTensorKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -61,13 +49,10 @@ def take(seed: keras.random.SeedGenerator) -> tuple[int, int]:
     """Returns the words that this process draws from, as `seed.next()` does; the seed moves on."""
     with _lock:
         state = _state(seed.state)
-        words = _words(state)
-        if words is None:
-            first, second = state.tolist()
-            words = first, second
+        first, second = runtime_torch.known(state) or state.tolist()
         _advance(seed.state, state)
-        _note(_state(seed.state), (words[0], words[1] + 1))
-    return words[0] + _offset, words[1]
+        runtime_torch.note(_state(seed.state), (first, second + 1))
+    return first + _offset, second
 
 
 def uniform(shape: Sequence[Any], seed: Any, low: float, high: float, dtype: str) -> Any:
@@ -94,7 +79,7 @@ class Held(NamedTuple):
     """A copy of a seed's state, and its words if they are known."""
 
     state: torch.Tensor
-    words: tuple[int, int] | None
+    words: tuple[int, ...] | None
 
 
 def hold(variable: keras.Variable) -> Held:
@@ -103,7 +88,7 @@ def hold(variable: keras.Variable) -> Held:
         return Held(_state(variable).clone(), None)
     with _lock:
         state = _state(variable)
-        return Held(state.clone(), _words(state))
+        return Held(state.clone(), runtime_torch.known(state))
 
 
 def give_back(variable: keras.Variable, held: Held) -> None:
@@ -114,26 +99,13 @@ def give_back(variable: keras.Variable, held: Held) -> None:
     with _lock:
         variable.assign(held.state)
         if held.words is not None:
-            _note(_state(variable), held.words)
+            runtime_torch.note(_state(variable), held.words)
 
 
 def _state(variable: keras.Variable) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return variable.value
     return keras_internals.value_of(variable, cast=False)
-
-
-def _words(state: torch.Tensor) -> tuple[int, int] | None:
-    known = _known.get(state)
-    if known is None or known.version != internals_torch.version_of(state):
-        return None
-    return known.words
-
-
-def _note(state: torch.Tensor, words: tuple[int, int]) -> None:
-    version = internals_torch.version_of(state)
-    if version >= 0:  # changes of a tensor of inference mode are not counted
-        _known[state] = _Known(version, words)
 
 
 def _advance(variable: keras.Variable, state: torch.Tensor) -> None:

@@ -242,9 +242,13 @@ def _allowed(
     blocks: torch.Tensor | None,
 ) -> Callable[..., torch.Tensor]:
     """Returns a function of (row, head, query, key) that is True if the query sees the key."""
+    # Inside the function, torch would send the 0 to the device, and wait for it.
+    segments, blocks = (
+        x[0] if x is not None and x.shape[0] == 1 else x for x in (segments, blocks)
+    )
 
     def number(ids: torch.Tensor, row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        return ids[row, place] if ids.shape[0] > 1 else ids[0][place]
+        return ids[row, place] if ids.ndim == 2 else ids[place]
 
     def allowed(
         row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor

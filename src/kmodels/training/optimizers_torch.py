@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import torch
 
-from kmodels.core import internals_torch, keras_internals
+from kmodels.core import internals_torch, keras_internals, runtime_torch
 from kmodels.core.types import Tensor
 
 # Keras answers the constructor on torch with a class of its own that has the parallel step; a
@@ -19,10 +19,24 @@ _KerasSGD: Any = type(keras.optimizers.SGD())
 class _Groups(keras_internals.ParallelSteps):
     """Keras' parallel step with decay and learning rate by variable."""
 
-    def apply_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
+    def apply(self: Any, grads: list[Any], trainable_variables: Any = None) -> Any:
+        """Keras' `apply`; with gradient accumulation the host counts the batches too."""
+        if not _counts(self) or not grads:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        batches = keras_internals.batches_seen(self)
+        count = runtime_torch.count(batches)
+        result = super().apply(grads, trainable_variables)  # type: ignore[misc]
+        runtime_torch.note(_value(batches), (count + 1,))
+        return result
+
+    def apply_all(self: Any, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
         """Keras' step, with gradients that lie as the weights do."""
-        both = zip(grads, variables, strict=True)
-        super().apply_all([_like(gradient, variable) for gradient, variable in both], variables)
+        grads = [_like(gradient, v) for gradient, v in zip(grads, variables, strict=True)]
+        if not _counts(self):
+            super().apply_all(grads, variables)
+            return
+        count = runtime_torch.count(keras_internals.batches_seen(self)) + 1
+        self.accumulate_all(grads, variables, count % self.gradient_accumulation_steps == 0)
 
     @torch.no_grad()
     def clip_all(self: Any, grads: list[Any]) -> Any:
@@ -97,6 +111,35 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
         )  # fmt: skip
 
 
+class _Descent(keras_internals.ParallelSteps, _KerasSGD):
+    """Keras' SGD; on CUDA the learning rate, which Keras reads in each step, stays there."""
+
+    def move_all(
+        self: Any, grads: list[Any], variables: Sequence[keras.Variable], learning_rate: Tensor
+    ) -> None:
+        """Keras' step in few kernels, without a read."""
+        if not runtime_torch.on_cuda():
+            super().move_all(grads, variables, learning_rate)
+            return
+        weights = [_own(_value(variable)) for variable in variables]
+        moves = internals_torch.multiply_all([_own(g) for g in grads], -learning_rate)
+        if self.momentum:
+            indices = [keras_internals.variable_index(self, variable) for variable in variables]
+            slots = [_own(_value(self.momentums[index])) for index in indices]
+            internals_torch.multiply_all_(slots, self.momentum)
+            internals_torch.add_all_(slots, moves)
+            if self.nesterov:
+                internals_torch.add_all_(weights, moves)
+                slots = internals_torch.multiply_all(slots, self.momentum)
+            moves = slots
+        internals_torch.add_all_(weights, moves)
+
+
+def _counts(optimizer: Any) -> bool:
+    """Returns True if the host decides which batch is the last of an update."""
+    return bool(optimizer.gradient_accumulation_steps) and not torch.compiler.is_compiling()
+
+
 def _value(variable: keras.Variable) -> Any:
     return keras_internals.value_of(variable, cast=False)
 
@@ -155,5 +198,5 @@ class AdamW(_Groups, _Fused):
     """AdamW by torch's fused kernel, or by Keras' step if torch does not support the dtypes."""
 
 
-class SGD(_Groups, _KerasSGD):
-    """Keras' SGD."""
+class SGD(_Groups, _Descent):
+    """SGD with Keras' step, or one that leaves the learning rate on the device."""

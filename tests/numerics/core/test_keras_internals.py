@@ -236,13 +236,16 @@ STEPS = {
     "_apply_weight_decay": ["variables"],
     "_backend_apply_gradients": ["grads", "trainable_variables"],
     "_backend_increment_gradient_accumulators": ["grads", "acc_grads"],
+    "_backend_reset_gradient_accumulators": [],
     "_backend_update_step": ["grads", "trainable_variables", "learning_rate"],
     "_clip_gradients": ["grads"],
     "_update_model_variables_moving_average": ["trainable_variables"],
 }
 # Without an average, and where the backend accumulates in a way of its own.
 UNASKED = {"_update_model_variables_moving_average"} | (
-    {"_backend_increment_gradient_accumulators"} if BACKEND == "jax" else set()
+    {"_backend_increment_gradient_accumulators", "_backend_reset_gradient_accumulators"}
+    if BACKEND == "jax"
+    else set()
 )
 
 

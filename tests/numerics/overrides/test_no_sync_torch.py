@@ -23,7 +23,7 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from kmodels.core import runtime_torch, seeds_torch
+from kmodels.core import keras_internals, runtime_torch, seeds_torch
 from kmodels.generation.loop_torch import Loop
 from kmodels.overrides import dropout_torch
 from pretended_cuda_torch import WaitsForDevice, pretend, stop_pretending, without_waiting
@@ -255,14 +255,14 @@ def test_loss_with_positions_of_weight_0_is_that_of_the_op(device: list) -> None
         )  # fmt: skip
 
 
-def vit() -> tuple[Any, Any]:
+def vit(kind: Any = training.AdamW, **rule: Any) -> tuple[Any, Any]:
     keras.utils.set_random_seed(0)
     drops = {"dropout_rate": 0.1, "attention_dropout": 0.1, "drop_path_rate": 0.1}
     model = ViTImageClassifier.from_preset(
         "vit_debug", num_classes=10, dtype="mixed_bfloat16", **drops
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(training.AdamW(1e-3, clip_norm=1.0), loss, metrics=["accuracy"])
+    model.compile(kind(1e-3, clip_norm=1.0, **rule), loss, metrics=["accuracy"])
     rng = np.random.default_rng(0)
     x = rng.random((4, *model.backbone.config.image_shape)).astype("float32")
     return model, (x, rng.integers(0, 10, 4).astype("int32"))
@@ -284,6 +284,8 @@ def gemma(preset: str = "gemma_debug", remat: bool = False) -> tuple[Any, Any]:
 
 MODELS = {
     "ViT": vit,
+    "ViT, accumulated": lambda: vit(accumulate=2, ema=0.9),
+    "ViT, SGD": lambda: vit(training.SGD, momentum=0.9, accumulate=2),
     "Gemma": gemma,
     "Gemma, rematerialized": lambda: gemma(remat=True),
     "Gemma 2": lambda: gemma("gemma2_debug"),
@@ -308,6 +310,38 @@ def test_no_training_step_waits(device: list, label: str) -> None:
     values = [float(logs["loss"]) for logs in losses]
     assert np.isfinite(values).all() and len(set(values)) == 4
     assert bool(device) == label.endswith(("2", "3"))
+
+
+@pytest.mark.parametrize(
+    "rule", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str
+)
+def test_descent_on_the_device_is_that_of_keras(device: list, monkeypatch, rule) -> None:
+    rng = np.random.default_rng(0)
+    start, gradient = (rng.normal(size=(3, 4)).astype("float32") for _ in range(2))
+
+    def moved() -> np.ndarray:
+        weight = keras.Variable(start)
+        optimizer = training.SGD(0.1, weight_decay=0.3, **rule)
+        for size in (1.0, 0.5, 2.0):
+            optimizer.apply([torch.from_numpy(size * gradient)], [weight])
+        return keras.ops.convert_to_numpy(weight)
+
+    found = moved()
+    monkeypatch.setattr(runtime_torch, "on_cuda", lambda: False)
+    np.testing.assert_allclose(found, moved(), rtol=0, atol=tolerance("optimizer"))
+
+
+def test_an_update_follows_a_count_that_others_change(device: list) -> None:
+    """As a checkpoint does: the next update is counted from there."""
+    weight, gradient = keras.Variable([0.0]), torch.ones(1)
+    optimizer = training.SGD(1.0, accumulate=3)
+    found = []
+    for others in (None, None, None, None, 1, None, 0, None, None):
+        if others is not None:
+            keras_internals.batches_seen(optimizer).assign(others)
+        optimizer.apply([gradient], [weight])
+        found.append(weight.value.item())
+    assert found == [0, 0, -1, -1, -1, -2, -2, -2, -3]
 
 
 def test_what_is_computed_again_drops_what_it_dropped(device: list) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from kmodels.core import keras_internals, processes, seeds_torch
+from kmodels.core import keras_internals, processes, runtime_torch, seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
 from kmodels.distribution.mesh import Mesh
@@ -159,9 +159,8 @@ class _Reducer:
     def joined(self, loss: torch.Tensor) -> Any:
         inner = False
         if self._steps > 1:
-            inner = (
-                int(keras_internals.batches_seen(self._optimizer).value) + 1
-            ) % self._steps != 0
+            count = runtime_torch.count(keras_internals.batches_seen(self._optimizer)) + 1
+            inner = count % self._steps != 0
             if not inner:
                 self._take_accumulated()
         with self._reduce.no_sync() if inner else nullcontext():

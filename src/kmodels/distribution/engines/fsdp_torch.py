@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from kmodels.core import internals_torch, keras_internals, processes
+from kmodels.core import internals_torch, keras_internals, processes, runtime_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution.engines.ddp_torch import DDPEngine, DDPTrainer
 from kmodels.distribution.mesh import Mesh
@@ -426,7 +426,7 @@ class FSDPTrainer(DDPTrainer):
         """
         if self._waits(variables, optimizer):
             steps = optimizer.gradient_accumulation_steps
-            inner = (int(keras_internals.batches_seen(optimizer).value) + 1) % steps != 0
+            inner = (runtime_torch.count(keras_internals.batches_seen(optimizer)) + 1) % steps != 0
             self._reduces(not inner)
             self._waiting = (variables, optimizer) if inner else None
             for variable in variables:
