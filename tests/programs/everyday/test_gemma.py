@@ -42,12 +42,16 @@ def test_some_rows_weigh_more():
     model = GemmaCausalLM(GemmaBackbone.from_preset("gemma_debug", num_layers=1))
     token_ids = np.random.default_rng(0).integers(3, 300, (4, 6))
     x, y = {"token_ids": token_ids, "padding_mask": np.ones_like(token_ids)}, token_ids[:, ::-1]
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    weights, found = np.array([[1.0], [2.0], [0.0], [5.0]]), []
-    for each in (model, keras.Model(model.input, model.output)):
-        each.compile("sgd", loss, weighted_metrics=["sparse_categorical_accuracy"])
-        found.append(each.evaluate(x, y, sample_weight=weights, verbose=0))
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    weights, plain = np.array([[1.0], [2.0], [0.0], [5.0]]), keras.Model(model.input, model.output)
+    # What Keras' reductions divide by: the weights, or the positions.
+    reductions = {"tokens": "mean_with_sample_weight", "positions": "sum_over_batch_size"}
+    for normalization, reduction in reductions.items():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        plain.compile("sgd", loss, weighted_metrics=["sparse_categorical_accuracy"])
+        wanted = plain.evaluate(x, y, sample_weight=np.repeat(weights, 6, 1), verbose=0)
+        model.compile("sgd", loss_normalization=normalization)
+        found = model.evaluate(x, y, sample_weight=weights, verbose=0)
+        assert found == pytest.approx(wanted, rel=1e-5)
     message = r"sample_weight has the shape \(4,\) beside targets of \(4, 6\)"
     with pytest.raises(InputError, match=message):
         model.fit(x, y, sample_weight=weights[:, 0], verbose=0)
@@ -173,7 +177,8 @@ def test_only_responses_count_and_some_count_more(tokenizer):
     logits = np.asarray(model.predict(x, verbose=0), "float64")
     chosen = np.take_along_axis(logits, y[..., None], -1)[..., 0]
     each = np.log(np.exp(logits).sum(-1)) - chosen
-    wanted = (each * weights * importance[:, None]).mean()
+    weights = weights * importance[:, None]
+    wanted = (each * weights).sum() / weights.sum()
     assert loss == pytest.approx(wanted, rel=1e-5)
 
 

@@ -65,7 +65,9 @@ def test_a_run_leaves_its_files(whole):
     found = result(whole)
     assert set(found) >= {"recipe", "step_losses", "overrides", "weights_digest", *EXTRA.split()}
     assert (found["steps"], found["epochs"], len(found["step_losses"])) == (5, 1, 5)
-    assert set(found["metrics"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    names = ("loss", "accuracy", "perplexity")
+    assert set(found["metrics"]) == {*names, *(f"val_{name}" for name in names)}
+    assert found["learnt_tokens_per_s"] > 0
     assert found["metrics"]["val_loss"] == pytest.approx(found["after"]["loss"], abs=1e-5)
     assert (found["examples"], found["rows"], found["skipped"]) == (18, 18, 0)
     # Two layers, query 32 -> 32 and value 32 -> 16.
