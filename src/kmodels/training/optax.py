@@ -34,7 +34,7 @@ class OptaxBackend(Protocol):
     def step(
         self,
         transformation: GradientTransformation,
-        structure: object,
+        structure: Any,
         gradients: Values,
         state: Values,
         params: Values,
@@ -86,7 +86,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             )
         # The base makes no variable of a function, and `learning_rate` below never calls it.
         super().__init__(learning_rate=_Hidden, name=name, **kwargs)
-        self.transformation = transformation
+        self.transformation, self._pytrees = transformation, _native
         self.by_slot: dict[str, Any] = {}
         self._structure: Any = None
 
@@ -97,7 +97,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
         super().build(variables)
         weights = named(variables)
         params = {path: weight.value for path, weight in weights.items()}
-        state, self._structure = _native.begin(self.transformation, params)
+        state, self._structure = self._pytrees.begin(self.transformation, params)
         self.by_slot = {}
         for name in list(state):
             value = state.pop(name)  # So that the memory of two states is never taken.
@@ -122,7 +122,9 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             for path, weight in weights.items()
         }
         state = {name: variable.value for name, variable in self.by_slot.items()}
-        params, state = _native.step(self.transformation, self._structure, gradients, state, params)
+        params, state = self._pytrees.step(
+            self.transformation, self._structure, gradients, state, params
+        )
         for path, weight in weights.items():
             if id(weight) in given:
                 weight.assign(params[path])

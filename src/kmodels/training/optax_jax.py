@@ -41,7 +41,7 @@ def _name(path: tuple[Any, ...], params: Arrays) -> str:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _words(leaf: Any) -> Any:
