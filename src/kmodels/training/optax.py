@@ -22,8 +22,10 @@ Values = Mapping[str, Any]
 class OptaxBackend(Protocol):
     """The functions over pytrees, on the backend that optax is written for."""
 
-    def begin(self, transformation: GradientTransformation, params: Values) -> tuple[Values, Any]:
-        """Returns the first state by name, each array a copy, and the structure of the state.
+    def begin(
+        self, transformation: GradientTransformation, params: Values
+    ) -> tuple[dict[str, Any], Any]:
+        """Returns the arrays of the first state by name, and the structure of the state.
 
         The name of an array for one weight is `<path of the weight>:<path within the state>`.
         """
@@ -32,7 +34,7 @@ class OptaxBackend(Protocol):
     def step(
         self,
         transformation: GradientTransformation,
-        structure: object,
+        structure: Any,
         gradients: Values,
         state: Values,
         params: Values,
@@ -84,7 +86,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             )
         # The base makes no variable of a function, and `learning_rate` below never calls it.
         super().__init__(learning_rate=_Hidden, name=name, **kwargs)
-        self.transformation = transformation
+        self.transformation, self._pytrees = transformation, _native
         self.by_slot: dict[str, Any] = {}
         self._structure: Any = None
 
@@ -95,9 +97,10 @@ class OptaxOptimizer(keras_internals.StepOverAll):
         super().build(variables)
         weights = named(variables)
         params = {path: weight.value for path, weight in weights.items()}
-        state, self._structure = _native.begin(self.transformation, params)
+        state, self._structure = self._pytrees.begin(self.transformation, params)
         self.by_slot = {}
-        for name, value in state.items():
+        for name in list(state):
+            value = state.pop(name)  # So that the memory of two states is never taken.
             weight = weights.get(name.partition(":")[0])
             alike = weight is not None and tuple(weight.shape) == tuple(value.shape)
             self.by_slot[name] = self.add_variable(
@@ -106,7 +109,8 @@ class OptaxOptimizer(keras_internals.StepOverAll):
                 layout=keras_internals.layout_of(weight) if alike else None,
                 name=name.replace("/", "_"),
             )
-            self.by_slot[name].assign(value)
+            # A value may be a weight itself, or twice in the state, and steps donate their arrays.
+            self.by_slot[name].assign(keras.ops.copy(value))
 
     def move_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
         """Makes one step of the transformation; a weight without a gradient stays."""
@@ -118,7 +122,9 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             for path, weight in weights.items()
         }
         state = {name: variable.value for name, variable in self.by_slot.items()}
-        params, state = _native.step(self.transformation, self._structure, gradients, state, params)
+        params, state = self._pytrees.step(
+            self.transformation, self._structure, gradients, state, params
+        )
         for path, weight in weights.items():
             if id(weight) in given:
                 weight.assign(params[path])

@@ -27,8 +27,7 @@ def begin(
     """See `OptaxBackend`; random keys are arrays of their words."""
     state = transformation.init(dict(params))
     leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-    # A leaf may be a param itself, or twice in the state; steps take their arrays over.
-    values = {_name(path, params): jnp.array(_words(leaf)) for path, leaf in leaves}
+    values = {_name(path, params): jnp.asarray(_words(leaf)) for path, leaf in leaves}
     keys = [jax.random.key_impl(leaf) if _is_key(leaf) else None for _, leaf in leaves]
     return values, Structure(tree, keys)
 
@@ -42,7 +41,7 @@ def _name(path: tuple[Any, ...], params: Arrays) -> str:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _words(leaf: Any) -> Any:
