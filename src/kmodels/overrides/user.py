@@ -1,7 +1,6 @@
 """`kmodels.override`: your own body of an op for one backend."""
 
 import difflib
-import functools
 import inspect
 import logging
 import runpy
@@ -90,9 +89,11 @@ class UserOverride:
 
     def __init__(self, op: Op[Any, Any], function: Callable[..., Any], supports: Supports | None):
         self.op, self.function, self.supports = op, function, supports
-        functools.update_wrapper(self, function)
-        self.name = function.__name__
-        taken = inspect.signature(function).parameters
+        self.name = self.__name__ = getattr(function, "__name__", type(function).__name__)
+        try:
+            taken = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            raise InputError(f"{self} has no signature; call it in a function of yours") from None
         known = inspect.signature(op.generic).parameters
         required = [name for name, p in known.items() if p.default is p.empty]
         if (

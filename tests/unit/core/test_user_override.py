@@ -1,5 +1,7 @@
 """`kmodels.override`: registration, order, switches, and one line for each mistake."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -86,6 +88,8 @@ def test_wrong_registrations_are_one_line() -> None:
     refused("backend 'tpu'; give one of jax, torch", kmodels.override, "gelu", backend="tpu")
     for wrong in (lambda y: y, lambda x, rate: x, lambda *x: x, lambda x, /: x):
         refused("takes .*; it must take x by name, and may take approx", register, "gelu", wrong)
+    refused("override max of gelu has no signature; call it in", register, "gelu", max)
+    register("gelu", functools.partial(lambda x, approximate: x, approximate=False))
     refused(
         "supports must take one parameter, the OpCall", register, "gelu", ones, supports=lambda: 1
     )
