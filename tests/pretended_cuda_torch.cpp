@@ -23,6 +23,8 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return false; }
+  long versionCuDNN() const override { return 91300; }
+  long versionRuntimeCuDNN() const override { return 91300; }
 };
 
 Guard guard;

@@ -399,12 +399,12 @@ def two_processes(
     """Makes this process the second of two; yields a plan, and a list of what is sent.
 
     The list has name, dtype and size of each collective's input. Bits of weights are not compared,
-    since they have no numbers. DDP does not write its log nor change its buckets after the first
-    step, for which it reads memory of the device.
+    since they have no numbers. DDP measures no times and keeps its first buckets, for both of which
+    it would read from the device.
     """
     monkeypatch.setattr(processes._engine, "exchange", lambda key, text, seconds: [text] * 2)
     monkeypatch.setattr(DDPTrainer, "facts", lambda self, model: {})
-    monkeypatch.setattr(collectives.Logger, "set_runtime_stats_and_log", lambda self: None)
+    monkeypatch.setattr(collectives.Reducer, "prepare_for_forward", lambda self: None)
     monkeypatch.setattr(collectives.Reducer, "_rebuild_buckets", lambda self: False)
     monkeypatch.setattr(fsdp_torch, "init_device_mesh", _mesh_of_host(fsdp_torch.init_device_mesh))
     for owner, name in STREAMS:

@@ -27,6 +27,8 @@ PAIRS = 2**18
 # The widest heads of the flash kernels.
 WIDEST = 256
 HALF = (torch.float16, torch.bfloat16)
+# From torch 2.12 on, `varlen_attn` takes fewer heads of keys than of queries.
+SHARES_KEYS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,12 @@ def varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     batch, length = query.shape[:2]
+    groups = query.shape[2] // key.shape[2]
+    shares: dict[str, Any] = {}
+    if groups > 1 and SHARES_KEYS:
+        shares = {"enable_gqa": True}
+    elif groups > 1:
+        key, value = (x.repeat_interleave(groups, 2) for x in (key, value))
     ends = torch.arange(batch + 1, dtype=torch.int32, device=query.device) * length
     output: Any = varlen_attn(
         query.flatten(0, 1),
@@ -150,7 +158,7 @@ def varlen(
         length,
         scale=scale,
         window_size=(window - 1, 0),
-        enable_gqa=query.shape[2] != key.shape[2],
+        **shares,
     )
     return output.unflatten(0, (batch, length))
 

@@ -330,7 +330,11 @@ def test_a_step_of_generate_stays_on_the_device(kernels, name: str, rows: int) -
 
 # === All sizes ===
 
-PREFIXES = {"eomt_": models.EoMTImageSegmenter, "vit_mae_": models.ViTMAEForPreTraining}
+PREFIXES = {
+    "eomt_": models.EoMTImageSegmenter,
+    "vit_mae_": models.ViTMAEForPreTraining,
+    "embedding_gemma_": models.GemmaTextEmbedder,
+}
 SIZES = [
     pytest.param(
         next((cls for prefix, cls in PREFIXES.items() if name.startswith(prefix)), family.tasks[0]),
