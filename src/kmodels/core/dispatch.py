@@ -95,7 +95,9 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False, of: str 
 class _Settled(threading.local):
     """A thread's flags: an op's arguments alone decide; nothing is compiled or recorded either."""
 
-    overrides = eager = False
+    def __init__(self):
+        # Not on the class: torch.compile before 2.13 reads a class's value, not the thread's.
+        self.overrides = self.eager = False
 
 
 _settled = _Settled()
