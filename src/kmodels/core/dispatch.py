@@ -96,7 +96,7 @@ class _Settled(threading.local):
     """A thread's flags: an op's arguments alone decide; nothing is compiled or recorded either."""
 
     def __init__(self):
-        # Not on the class: torch.compile before 2.13 reads a class's value, not the thread's.
+        # Not on the class: torch.compile of 2.11 and older reads that value, not the thread's.
         self.overrides = self.eager = False
 
 
