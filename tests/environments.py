@@ -131,12 +131,16 @@ def _stamp(name: str) -> str:
 
 
 def floors(extras: str) -> list[str]:
-    """Returns a pin of the lowest version for each dependency and for those of the extras."""
+    """Returns a pin of the lowest version for each dependency and for those of the extras.
+
+    If an extra repeats a dependency, its floor counts: JAX needs a newer NumPy than kmodels.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"]]
     for extra in set(extras.split(",")) & set(BACKENDS):
         wanted += project["optional-dependencies"][extra]
-    return [requirement.replace(">=", "==") for requirement in wanted]
+    lowest = dict(requirement.split(">=") for requirement in wanted)
+    return [f"{name}=={version}" for name, version in lowest.items()]
 
 
 def _versions(name: str) -> list[str | Path]:

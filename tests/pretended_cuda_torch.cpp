@@ -1,7 +1,10 @@
 // A device of CUDA for fake tensors, in a torch that has none. Autograd's engine asks a device for
 // its stream, and the build whether it has an accelerator; nothing is computed and nothing waits.
 #include <ATen/detail/CUDAHooksInterface.h>
+// Torch 2.9 lets nothing derive from NoOpDeviceGuardImpl.
+#define final
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#undef final
 
 #include <utility>
 

@@ -98,7 +98,9 @@ def backend_module(stem: str, seam: type[Seam], optional: bool = False, of: str 
 class _Settled(threading.local):
     """A thread's flags: an op's arguments alone decide; nothing is compiled or recorded either."""
 
-    overrides = eager = False
+    def __init__(self):
+        # Not on the class: torch.compile of 2.11 and older reads that value, not the thread's.
+        self.overrides = self.eager = False
 
 
 _settled = _Settled()

@@ -167,6 +167,12 @@ def onednn_linear(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | No
     return torch.ops.mkldnn._linear_pointwise(x, kernel.T, bias, "none", [], "")
 
 
+# Torch 2.9 has it under a private name only.
+grouped_mm: Callable[..., torch.Tensor] = getattr(
+    torch.nn.functional, "grouped_mm", torch._grouped_mm
+)
+
+
 def zero_without_memory() -> Any:
     """Returns the op with which forward mode makes zeros without memory."""
     return torch.ops.aten._efficientzerotensor.default

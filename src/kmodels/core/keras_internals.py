@@ -407,7 +407,8 @@ def draws_later() -> bool:
 class _Reading(threading.local):
     """A thread's flag: after `read_stored` no scope changes the values of variables."""
 
-    stored = False
+    def __init__(self):
+        self.stored = False  # not on the class: see `kmodels.core.dispatch._Settled`
 
 
 _reading = _Reading()

@@ -118,9 +118,11 @@ def sent(make: Callable[..., Any], x: Any, dtype: object = None) -> torch.Tensor
         x: its value.
         dtype: its dtype, or None.
     """
+    if torch.compiler.is_compiling() or internals_torch.in_trace():
+        return None
     kind = type(x)
     few = kind in _KINDS or (kind is np.ndarray and x.size <= FEW) or _is_short(x)
-    if not few or not on_cuda() or torch.compiler.is_compiling() or internals_torch.in_trace():
+    if not few or not on_cuda():
         return None
     host = on_host(make, x, dtype)
     device = keras_internals.device()

@@ -29,10 +29,10 @@ class _Calls(threading.local):
         through_keras: inside `through_keras`.
     """
 
-    direct = False
-    sealed = False
-    training: bool | None = False
-    through_keras = False
+    def __init__(self):
+        # Not on the class: see `kmodels.core.dispatch._Settled`.
+        self.direct = self.sealed = self.through_keras = False
+        self.training: bool | None = False
 
 
 calls = _Calls()

@@ -99,7 +99,8 @@ def add_weight(layer: keras.Layer, granularity: Granularity | None, **settings: 
 class _Use(threading.local):
     """A thread's flag for reads inside a layer's call; torch.compile reads no ContextVar."""
 
-    active = False
+    def __init__(self):
+        self.active = False  # not on the class: see `kmodels.core.dispatch._Settled`
 
 
 _use = _Use()

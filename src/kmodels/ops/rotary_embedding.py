@@ -93,7 +93,7 @@ def _frequencies(
 ) -> list[float]:
     # Plain numbers: torch.compile takes them as constants, and NumPy's arrays it does not trace.
     pairs, half = int(turned * head_dim // 2), head_dim // 2
-    divisors = [scaling] * half if isinstance(scaling, int | float) else [*scaling]
+    divisors = [scaling] * half if isinstance(scaling, (int, float)) else [*scaling]
     if len(divisors) != half:
         raise InputError(
             f"rotary_embedding got scaling of {len(divisors)} pairs of channels; heads of width "

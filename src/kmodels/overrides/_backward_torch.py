@@ -86,6 +86,14 @@ def backward(again: Again | None = None) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
+def written(output: torch.Tensor) -> torch.Tensor:
+    """Returns the output of a forward pass that wrote it in place.
+
+    Under torch.compile, torch 2.11 computes wrong gradients if it is the written tensor itself.
+    """
+    return output.detach() if torch.compiler.is_compiling() else output
+
+
 def _recorded(
     ctx: Context,
     inputs: Sequence[Any],

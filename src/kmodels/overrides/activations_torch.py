@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kmodels.core.dispatch import override
 from kmodels.ops.activations import gated_gelu, gated_silu
-from kmodels.overrides._backward_torch import Context, backward
+from kmodels.overrides._backward_torch import Context, backward, written
 from kmodels.overrides._tensors_torch import as_tensor
 
 
@@ -23,7 +23,7 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Context, gate: torch.Tensor, up: torch.Tensor, is_silu: bool) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
         ctx.is_silu = is_silu
-        return _active(gate, is_silu).mul_(up)
+        return written(_active(gate, is_silu).mul_(up))
 
     @staticmethod
     @backward(_again)

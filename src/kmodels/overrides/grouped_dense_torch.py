@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from torch.nn.functional import grouped_mm
 
 from kmodels.core.dispatch import OpCall, override
+from kmodels.core.internals_torch import grouped_mm
 from kmodels.ops.grouped_dense import check_grouped, grouped_dense
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor, widens

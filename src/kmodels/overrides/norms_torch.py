@@ -10,7 +10,7 @@ import torch
 
 from kmodels.core.dispatch import override
 from kmodels.ops.norms import layer_norm, rms_norm
-from kmodels.overrides._backward_torch import Context, backward, outside_graph
+from kmodels.overrides._backward_torch import Context, backward, outside_graph, written
 from kmodels.overrides._tensors_torch import PLAIN, as_tensor
 
 # Elements up to which calls of torch take longer on CPUs than the arithmetic.
@@ -48,7 +48,7 @@ class _RMSNorm(torch.autograd.Function):
         y, inverse = _normalise(x, scale, epsilon, offset)
         ctx.save_for_backward(x, scale, inverse)
         ctx.epsilon, ctx.offset = epsilon, offset
-        return y
+        return written(y)
 
     @staticmethod
     @backward(_again)
