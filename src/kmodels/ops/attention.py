@@ -239,11 +239,11 @@ def allowed_pairs(query: Tensor, key: Tensor, hidden: Hidden) -> Any:
     """
     length, keys = ops.shape(query)[1], ops.shape(key)[1]
     offset = keys - length
-    own = [
+    segments, blocks = [
         None if ids is None else ops.convert_to_tensor(ids)[:, offset:]
         for ids in (hidden.segment_ids, hidden.block_ids)
     ]
-    return pairs(hidden, *own, (offset, length), (0, keys))
+    return pairs(hidden, segments, blocks, (offset, length), (0, keys))
 
 
 def pairs(
