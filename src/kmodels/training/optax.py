@@ -133,7 +133,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate of `optax.inject_hyperparams`; without, an object that is not a number."""
+        """The learning rate of `optax.inject_hyperparams`; an object that shows none without it."""
         names = self._rates()
         return self.by_slot[names[0]] if len(names) == 1 else _Hidden(len(names))
 
