@@ -40,7 +40,9 @@ class BatchWeight(NamedTuple):
 
 
 class _Step(threading.local):  # Replicas on TensorFlow are threads.
-    weight: BatchWeight | None = None
+    def __init__(self):
+        # Not on the class: see `kmodels.core.dispatch._Settled`.
+        self.weight: BatchWeight | None = None
 
 
 _step = _Step()
