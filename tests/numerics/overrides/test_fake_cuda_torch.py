@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from kmodels.core import keras_internals, runtime_torch
+from kmodels.core.errors import InputError
 from kmodels.distribution.engines import ddp_torch, fsdp_torch
 from kmodels.generation import loop_torch
 from kmodels.training import optimizers_torch, set_criterion_torch
@@ -50,6 +51,7 @@ from pretended_cuda_torch import (
 )
 
 BF16 = "mixed_bfloat16"
+OLDER_THAN_2_12 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 
 
 @pytest.fixture
@@ -275,6 +277,10 @@ def test_a_step_of_several_processes_stays_on_the_device(
     kernels, monkeypatch, mesh: str, label: str
 ) -> None:
     with two_processes(monkeypatch, mesh) as (plan, sent):
+        if mesh == "fsdp=2" and label.endswith("int4") and OLDER_THAN_2_12:
+            with pytest.raises(InputError, match="cannot shard the integer weights of"):
+                compiled(STEPS[label], plan.prepare)
+            return
         model = compiled(STEPS[label], plan.prepare)
         batch = on_device(batch_of(model))
         logs = steps(model, batch)

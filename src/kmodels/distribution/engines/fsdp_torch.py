@@ -170,7 +170,7 @@ def shard(model: keras.Model, mesh: DeviceMesh) -> Any:
         The root of the groups, an `FSDPModule`.
 
     Raises:
-        InputError: for weights that belong to several layers, or that cannot be reduced together.
+        InputError: for weights that belong to several layers, or that cannot be sharded or reduced.
     """
     layers = _layers(model)
     owned = [id(variable) for layer in layers for variable in layer.weights]
@@ -211,13 +211,21 @@ def _cut(layer: keras.Layer, mesh: DeviceMesh) -> Group:
         )
     values = [v.value.detach() if keras_internals.has_value(v) else None for v in variables]
     group = Group(variables)
-    fully_shard(
-        group,
-        mesh=mesh,
-        reshard_after_forward=True,
-        shard_placement_fn=functools.partial(_dimension, parts=mesh.size(-1)),
-        mp_policy=_precision(layer),
-    )
+    try:
+        fully_shard(
+            group,
+            mesh=mesh,
+            reshard_after_forward=True,
+            shard_placement_fn=functools.partial(_dimension, parts=mesh.size(-1)),
+            mp_policy=_precision(layer),
+        )
+    except RuntimeError as error:
+        if all(parameter.is_floating_point() for parameter in group.parameters()):
+            raise
+        raise InputError(
+            f"torch {torch.__version__} cannot shard the integer weights of {layer.path} by fsdp; "
+            "install torch 2.12 or newer, or give --mesh data=-1"
+        ) from error
     group.to_empty(device=mesh.device_type)
     for index, variable in enumerate(variables):
         put_in(variable, group, f"p{index}")
