@@ -411,7 +411,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
         They are left out, with a warning, if the optimizer is one of optax.
         """
-        if is_optax(self.optimizer):
+        if is_optax(getattr(self, "optimizer", None)):
             warnings.warn(
                 "the file has no optimizer, loss and metrics, since it cannot hold functions of "
                 "optax; call compile after loading it, or use kmodels.callbacks.Checkpoint to "

@@ -209,7 +209,7 @@ def products(
     rows = (batch, groups, heads // groups * length)
     if heads != groups:
         query = ops.reshape(query, (*rows, head_dim))
-    scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), dtype)
+    scores = ops.cast(ops.einsum("bkth,bksh->bkts", query, key), dtype)
     if heads != groups:
         scores = ops.reshape(scores, (batch, heads, length, keys))
     if not narrow:
@@ -221,7 +221,7 @@ def products(
     weights = drop(ops.cast(ops.softmax(scores, axis=-1), ops.dtype(value)))
     if heads != groups:
         weights = ops.reshape(weights, (*rows, keys))
-    output = ops.matmul(weights, value)
+    output = ops.einsum("bkts,bksh->bkth", weights, value)
     if heads != groups:
         output = ops.reshape(output, (batch, heads, length, head_dim))
     if may_be_empty and allowed is not None:

@@ -74,7 +74,8 @@ def test_training_without_logits_is_training_with_them():
         logs.append([*steps, model.test_on_batch(INPUTS, LABELS, WEIGHTS, return_dict=True)])
     for one, other in zip(*logs, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=tolerance("losses"))
-        name = next(key for key in other if key not in ("loss", "sparse_categorical_accuracy"))
+        assert one["perplexity"] == pytest.approx(np.exp(one["loss"]), rel=1e-6)
+        (name,) = other.keys() - {"loss", "perplexity", "sparse_categorical_accuracy"}
         assert one["sparse_categorical_accuracy"] == pytest.approx(other[name], abs=1e-6)
 
 
