@@ -320,7 +320,8 @@ class Op(Generic[P, R]):
         global _users
         self.user = body
         self.plain = self.override is None and body is None
-        self.always = self.override is not None and body is None and _is_always(self.supports)
+        of_mode = self.supports is None or self.supports in _OF_MODE
+        self.always = self.override is not None and body is None and of_mode
         _users = tuple(op.user for op in _OPS.values() if op.user is not None)
 
     def declines(self, *args: P.args, **kwargs: P.kwargs) -> str | None:
@@ -407,10 +408,6 @@ def override(
         return function
 
     return register
-
-
-def _is_always(supports: Supports | None) -> bool:
-    return supports is None or supports in _OF_MODE
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:

@@ -27,7 +27,7 @@ def pairs(length: int) -> np.ndarray:
 KEYS = np.random.default_rng(4).random((2, 1, 1, S)) > 0.4
 KEYS[1] = False
 
-# Label, shapes, and what the call is given besides.
+# Label, shapes, and the other arguments of the call.
 ATTENTION: tuple[tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]], ...] = (
     ("plain", FULL, {}),
     ("scale", FULL, {"scale": 0.7}),

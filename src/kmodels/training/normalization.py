@@ -1,4 +1,4 @@
-"""Normalization: what the loss of a language task is divided by, over a whole update.
+"""The divisor of the loss of a language task, over a whole update.
 
 The sum of the weighted losses is divided by the sum of the weights, over all batches of an update
 and over all devices. A step divides by the weight of its batch on all devices. An optimizer that
@@ -27,7 +27,7 @@ class BatchWeight(NamedTuple):
 
     Attributes:
         total: the weight on all devices, a float32 scalar.
-        shards: number of devices, each with a loss of its own rows; the loss is the mean of theirs.
+        shards: number of devices; each computes the loss of its rows, and the loss is their mean.
     """
 
     total: Tensor

@@ -141,7 +141,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             sampler: for `generate`: "greedy", "random", "top_k", "top_p", "beam", "contrastive", a
                 `kmodels.generation.Sampler`, or "generation_config" for the settings of the
                 checkpoint's generation_config.json.
-            loss_normalization: what a `SparseCategoricalCrossentropy` that is a mean is divided by.
+            loss_normalization: the divisor of a `SparseCategoricalCrossentropy` that is a mean.
                 "tokens": the sum of the weighted losses of an update by the sum of the weights,
                 over all its batches and all devices, as transformers' Trainer does. "examples": the
                 mean over the rows of an update of each row's mean over its learnt tokens; a packed
