@@ -6,7 +6,9 @@ Needs valgrind. Seconds of equal processes differ by a tenth where a step takes 
 callgrind counts the same program to within a percent, whatever else the machine is doing. Counted
 are 40 steps of a tiny ViT (two blocks of width 32, two pictures of 32 by 32, SGD), after 9 others.
 The bare loop calls the same model in a compiled step of JAX or TensorFlow, or eagerly on torch.
-Each source, a folder that holds the package, is counted in turn; the first is the one compared to.
+"lora" counts `fit` of Gemma 3's debug preset with adapters (four rows of 64 tokens), "positions"
+the same with its loss divided by positions instead of learnt tokens. Each source, a folder that
+holds the package, is counted in turn; the first is the one compared to.
 """
 
 import argparse
@@ -46,19 +48,41 @@ def turns() -> Iterator[int]:
     count(False)
 
 
-def fit(model: Any, x: Any, y: Any) -> None:
+def counted_fit(model: Any, x: Any, y: Any, rows: int) -> None:
     import keras
-
-    from kmodels import training
 
     class Switch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch in (WARM - 1, WARM + COUNTED - 1):
                 count(batch == WARM - 1)
 
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(training.SGD(RATE), loss)
-    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[Switch()])
+    model.fit(x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=[Switch()])
+
+
+def fit(model: Any, x: Any, y: Any) -> None:
+    import keras
+
+    from kmodels import training
+
+    model.compile(training.SGD(RATE), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    counted_fit(model, x, y, ROWS)
+
+
+def lora(**normalization: str) -> None:
+    """The child of "lora" and "positions"."""
+    import keras
+    import numpy as np
+
+    from kmodels import training
+    from kmodels.models import Gemma3CausalLM
+
+    keras.utils.set_random_seed(0)
+    model = Gemma3CausalLM.from_preset("gemma3_debug")
+    model.backbone.enable_lora(4)
+    model.compile(training.AdamW(1e-3), **normalization)
+    ids = (np.arange(4 * (WARM + COUNTED) * 65).reshape(-1, 65) * 7) % 200
+    counted_fit(model, ids[:, :-1], ids[:, 1:], 4)
+    os._exit(0)
 
 
 def bare_torch(model: Any, x: Any, y: Any) -> None:
@@ -162,8 +186,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--sources", type=Path, nargs="+", default=[ROOT / "src"])
     parser.add_argument("--write", action="store_true", help="the results, as JSON")
-    parser.add_argument("--child", choices=("fit", "bare"), help=argparse.SUPPRESS)
+    loops = ("fit", "bare", "lora", "positions")
+    parser.add_argument("--loops", nargs="+", choices=loops, default=loops[:2])
+    parser.add_argument("--child", choices=loops, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.child in ("lora", "positions"):
+        lora(**({"loss_normalization": "positions"} if options.child == "positions" else {}))
     if options.child:
         train(fit if options.child == "fit" else BARE[BACKEND])
         return
@@ -171,8 +199,10 @@ def main() -> None:
     for source in options.sources:
         source = source.resolve()
         row: dict[str, Any] = {"revision": revision(source)}
-        row |= {loop: round(instructions(source, loop), 3) for loop in ("fit", "bare")}
-        row["fit / bare"] = round(row["fit"] / row["bare"], 4)
+        row |= {loop: round(instructions(source, loop), 3) for loop in options.loops}
+        for over, under in (("fit", "bare"), ("lora", "positions")):
+            if over in row and under in row:
+                row[f"{over} / {under}"] = round(row[over] / row[under], 4)
         rows.append(row)
         print(BACKEND, row, flush=True)
     if options.write:
