@@ -1,21 +1,23 @@
 """Fine-tune Gemma with LoRA on your own instructions.
 
     python recipes/gemma_lora.py  # a demonstration, offline, in minutes
-    python recipes/gemma_lora.py --weights DIR_OR_GGUF --data FILE.jsonl \\
-        --sequence-length 512 --pack --precision bfloat16 --learning-rate 2e-4
+    python recipes/gemma_lora.py --weights DIR_OR_GGUF --data FILE.jsonl
     python recipes/gemma_lora.py --weights DIR --data CHATS.jsonl \\
-        --loss-on responses --targets all-linear --rank 16 --alpha 32
+        --rank 64 --rslora --sequence-length 1024 --accumulate 4
 
 A line of FILE.jsonl holds instruction, context and response (or input and output), prompts and
 responses, messages with role and content, or text. The run's directory gets result.json with losses
 and samples before and after, the adapter in PEFT's format, and the merged model.
+
+Precision, loss, length of rows, packing and learning rate are chosen from the device, the data and
+the model, and printed with their reasons, unless a flag sets them.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kmodels.runs import recipe
@@ -35,13 +37,21 @@ class Settings(recipe.Common):
         "auto (chat template for messages, else instruction) | chat_template | instruction | "
         "alpaca | gemma | gemma4, or your own text",
     )
-    loss_on: str = flag("all", "tokens in the loss", choices=("all", "responses"))
-    sequence_length: int = flag(128, "tokens per row", small=64)
-    pack: bool = flag(False, "pack several examples into each row")
+    loss_on: str = flag(
+        "auto",
+        "tokens in the loss; auto: of responses, if all records have one",
+        choices=("auto", "all", "responses"),
+    )
+    sequence_length: int | None = flag(
+        None, "tokens per row; default: 99 of 100 examples fit, at most 2048", small=64
+    )
+    pack: bool | None = flag(
+        None, "pack several examples into each row; default: if that saves a tenth of the rows"
+    )
     # LoRA
-    rank: int = flag(4, "LoRA rank")
-    alpha: float | None = flag(None, "LoRA alpha; default: the rank (scale 1)")
-    targets: str = flag("query,value", "layers with adapters: names or patterns, or all-linear")
+    rank: int = flag(16, "LoRA rank")
+    alpha: float | None = flag(32.0, "LoRA alpha, divided by the rank")
+    targets: str = flag("all-linear", "layers with adapters: names or patterns, or all-linear")
     lora_dropout: float = flag(0.0, "LoRA dropout")
     rslora: bool = flag(False, "rank-stabilized LoRA: divide alpha by the root of the rank")
     dora: bool = flag(False, "DoRA: train magnitude and direction separately")
@@ -54,10 +64,16 @@ class Settings(recipe.Common):
         choices=("none", "block", "attention", "mlp"),
     )
     # Optimizer
-    precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
+    precision: str = flag(
+        "auto",
+        "policy; auto: bfloat16 on accelerators, float32 on CPUs",
+        choices=("auto", "float32", "bfloat16", "mixed_bfloat16"),
+    )
     batch_size: int = flag(8, "rows per step, over all devices")
     epochs: int = flag(3, "passes over the training rows", small=1)
-    learning_rate: float = flag(2e-3, "highest learning rate")
+    learning_rate: float | None = flag(
+        None, "highest learning rate; default: by the width of the model"
+    )
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
@@ -92,6 +108,7 @@ FIXED = (
 # The demonstration's base model is wider than the preset, which is made for tests.
 DEMO = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 384, "head_dim": 32}
 VOCABULARY = 1024
+BASE_LENGTH = 128
 # Longer prompts are cut when the model answers samples.
 LONGEST_PROMPT = 2048
 
@@ -106,6 +123,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.lora import LoraSettings
     from kmodels.runs import plots, results
     from kmodels.text import TextLoader, demo, read_records
+    from kmodels.tools.plan import recommend
 
     recipe.prepare(settings)
     if settings.weights is None:
@@ -132,24 +150,32 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         rslora=settings.rslora,
         dora=settings.dora,
     )
-    recipe.working("estimating the memory of a step")
-    check_memory(settings, lora)
-    optimizer(settings, settings.learning_rate)  # Raises for wrong values before reading the model.
+    optimizer(settings, settings.learning_rate or 1.0)  # Raises for wrong values.
     if settings.weights is None:
         origin = folder.path / "base"
         if not (origin / "config.json").is_file():
             first_training(settings).save_to_preset(origin)
     else:
         origin = settings.weights
+    kind = recipe.causal_lm_of(origin)
+    recipe.working("tokenizing the examples")
+    text = kind.preprocessor_class.from_preset(origin, template=settings.template)
+    choices = recommend.chosen(settings, trained_on, text)
+    settings = replace(settings, **{name: value for name, value, _ in choices})
+    recipe.working("estimating the memory of a step")
+    check_memory(settings, lora)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
-    model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
-    if model.preprocessor is None:
-        raise recipe.InputError(
-            f"{origin} holds no tokenizer; put tokenizer.json next to the weights"
-        )
+    model = kind.from_preset(origin, dtype=settings.precision)
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, settings.loss_on
     text.template = settings.template
+    if settings.learning_rate is None:
+        choices.append(recommend.learning_rate(model.backbone))
+        settings = replace(settings, learning_rate=choices[-1].value)
+    folder.settings = settings
+    if choices:
+        facts = {f"--{c.name.replace('_', '-')}": f"{c.value}: {c.reason}" for c in choices}
+        recipe.say_facts("chosen settings", facts)
 
     # === Batches ===
     recipe.working("tokenizing the examples")
@@ -317,7 +343,7 @@ def first_training(settings: Settings) -> Any:
     # LoRA trains on the other half of the instructions.
     texts = demo.texts() + [demo.plain(row) for row in demo.instructions().rows[:550]]
     text = GemmaCausalLMPreprocessor(
-        train_tokenizer(texts, VOCABULARY), settings.sequence_length, template=settings.template
+        train_tokenizer(texts, VOCABULARY), BASE_LENGTH, template=settings.template
     )
     model = GemmaCausalLM.from_preset(
         settings.preset,

@@ -205,7 +205,8 @@ def test_nothing_is_proposed_that_does_not_help_enough():
 
 def test_the_command(capsys):
     small = "--preset gemma3_270m --batch-size 4 --sequence-length 512 --precision bfloat16"
-    assert run("plan", *small.split(), "--rank", "4", "--generate", "600", "--json") == 0
+    lora = "--rank 4 --targets query,value --generate 600 --json"
+    assert run("plan", *small.split(), *lora.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 268_098_176 + 184_320
     # keys and values, 18 layers, 4 rows, one head of 256, two bytes

@@ -296,14 +296,15 @@ def _of_file(settings: type, name: str, recipe: str) -> dict[str, Any]:
     check_names(f"{path}: the recipe {recipe}", content, list(hints))
     values, words = {}, []
     for key, value in content.items():
+        switch = bool in (hints[key], *typing.get_args(hints[key]))
         if isinstance(value, list):  # as in [query, value] for "query,value"
             value = ",".join(map(str, value)) if all(map(_is_word, value)) else {}
-        if isinstance(value, bool) if hints[key] is bool else value is None:
+        if value is None or (switch and isinstance(value, bool)):
             values[key] = value
-        elif hints[key] is not bool and _is_word(value):
+        elif not switch and _is_word(value):
             words.append(f"--{key.replace('_', '-')}={value}")
         else:
-            allowed = "true or false" if hints[key] is bool else "a text or a number, in quotes"
+            allowed = "true or false" if switch else "a text or a number, in quotes"
             raise InputError(f"{path}: {key} is {value!r}; give {allowed}")
         if value is None and type(None) not in typing.get_args(hints[key]):
             raise InputError(f"{path}: {key} is null; give a value, or leave it out")

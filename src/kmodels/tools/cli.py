@@ -136,15 +136,29 @@ def doctor(
 
 @command()
 def plan(
-    preset: Annotated[str, option("Model", "A registered name or a directory.")],
+    context: typer.Context,
+    preset: Annotated[
+        str, option("Model", "A registered name or a directory.", "--preset", "--weights")
+    ],
     precision: Annotated[str, option("Model", "float32, bfloat16 or mixed_*.")] = "float32",
+    recommend: Annotated[
+        bool,
+        option(
+            "Data",
+            "Show the settings of kmodels gemma for --weights and --data, with reasons and costs.",
+            "--recommend",
+        ),
+    ] = False,
+    data: Annotated[
+        str | None, option("Data", "With --recommend: a .jsonl file of instructions or chats.")
+    ] = None,
     batch_size: BatchSize = 8,
     sequence_length: SequenceLength = 512,
     image_size: ImageSize = None,
     num_classes: NumClasses = None,
     lora: Lora = None,
-    rank: Rank = 4,
-    targets: Annotated[str, option("LoRA", "Layers that get adapters.")] = "query,value",
+    rank: Rank = 16,
+    targets: Annotated[str, option("LoRA", "Layers that get adapters.")] = "all-linear",
     dora: Annotated[
         bool, option("LoRA", "DoRA: train magnitude and direction separately.", "--dora")
     ] = False,
@@ -177,6 +191,9 @@ def plan(
     from kmodels.presets import family_of
     from kmodels.tools import plan as plans
 
+    if recommend or data is not None:
+        _recommend(context, recommend, preset, data, as_json)
+        return
     check_whole("generate", generate, 0)
     text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
     adapters = LoraSettings(rank, targets=targets.split(","), dora=dora)
@@ -204,6 +221,34 @@ def plan(
     from rich.console import Console
 
     plans.show(estimate, Console(markup=False, emoji=False), generate)
+
+
+def _recommend(
+    context: typer.Context, recommend: bool, weights: str, data: str | None, as_json: bool
+) -> None:
+    """Runs `kmodels plan --recommend` with the flags that are settings of the recipe."""
+    if not recommend or data is None:
+        raise InputError("--recommend and --data FILE belong together; give both or neither")
+    from rich.console import Console
+
+    from kmodels.tools.plan import recommend as recommending
+
+    known = recipe.load(recipe.RECIPES["gemma"]).Settings
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        and name not in ("preset", "recommend", "data", "as_json")
+    }
+    supported = ("precision", "batch_size", "sequence_length", "rank", "targets", "dora")
+    for name in given.keys() - {*supported, "quantize", "accumulate", "remat"}:
+        flag = f"--{name.replace('_', '-')}"
+        raise InputError(f"{flag} has no meaning with --recommend; leave it out")
+    recommended = recommending.recommendations(known(weights=weights, data=data, **given))
+    if as_json:
+        print(json.dumps(shown(recommended), indent=1))
+    else:
+        recommending.show(recommended, Console(markup=False, emoji=False))
 
 
 @command()

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from command_line import run as run_command
 from kmodels.models import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -14,14 +15,16 @@ from kmodels.models import (
     Qwen3CausalLMPreprocessor,
     ViTBackbone,
 )
-from kmodels.text import demo
+from kmodels.text import demo, read_records
 from kmodels.text.training import train_tokenizer
+from kmodels.tools.plan import recommend
 from recipe_modules import check_same_run, load, result, stop_at
 
 EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
 # 18 records to learn, in 5 batches of 4, the last one filled up.
-ARGUMENTS = ("--batch-size", "4", "--sequence-length", "96", "--loss-on", "responses")
-ONCE = ("--epochs", "1", "--lora-dropout", "0.1", "--rank", "2", "--log-every", "2")
+ARGUMENTS = ("--batch-size", "4", "--sequence-length", "96", "--loss-on", "responses", "--no-pack")
+ADAPTERS = ("--rank", "2", "--targets", "query,value", "--alpha", "2")
+ONCE = ("--epochs", "1", "--lora-dropout", "0.1", *ADAPTERS, "--log-every", "2")
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +118,66 @@ def test_a_qwen_3_is_trained_too(recipe, references, data, tmp_path):
     assert len(losses) == 2 and losses[1] != losses[0]
 
 
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 # Each flag at least once, in as few runs as tell them apart: quantised bases are not merged, DoRA
 # and rsLoRA scale in their own ways, and rows are packed with either template.
 COMBINATIONS = {
     "int8": "--quantize int8 --remat block --rslora --template gemma --pack",
-    "int4": "--quantize int4 --targets all-linear --alpha 8 --precision bfloat16 --remat attention",
-    "dora": "--dora --targets all-linear --loss-on responses --pack --accumulate 2 --export",
+    "int4": "--quantize int4 --alpha 8 --precision bfloat16 --remat attention --no-pack",
+    "dora": "--dora --loss-on responses --pack --accumulate 2 --export",
 }
+
+
+def test_settings_follow_data_and_model(recipe, base, data, tmp_path, capsys):
+    run = ["--weights", str(base), "--data", str(data), "--steps", "1", "--samples", "0"]
+    assert recipe.main([*run, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    wanted = {"loss_on": "responses", "pack": True, "precision": "float32", "learning_rate": 0.013}
+    assert config.items() >= wanted.items()
+    text = GemmaCausalLMPreprocessor.from_preset(base)
+    trained = recipe.split(read_records(data).rows, 0.1, 0)[0]
+    lengths = [len(example.ids) - 1 for example in text.encode(trained, 10_000)]
+    row = config["sequence_length"]
+    assert row % 16 == 0 and row - 16 < np.percentile(lengths, 99) <= row
+    assert "--pack" in said and "by the width 32" in said
+
+    plan = ["plan", "--recommend", "--weights", str(base), "--data", str(data), "--json"]
+    assert run_command(*plan, "--rank", "2", "--batch-size", "4") == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in found["settings"]}
+    assert {name: rows[name]["value"] for name in wanted} == wanted and rows["rank"]["value"] == 2
+    assert all(row["reason"] for row in rows.values()) and rows["targets"]["bytes"] > 0
+    assert found["batch_size"] == 4 and found["peak_bytes"] > 0
+    assert run_command(*plan[:-1]) == 0
+    assert "--sequence-length" in capsys.readouterr().out
+    for wrong in (["--mesh", "data=2"], ["--generate", "9"]):
+        assert run_command(*plan, *wrong) == 2
+        assert f"{wrong[0]} has no meaning with --recommend" in capsys.readouterr().err
+    assert run_command("plan", "--weights", base, "--data", data) == 2
+    assert "--recommend and --data FILE belong together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("records", "loss_on", "reason"),
+    [
+        ([{"text": "a b c"}, {"instruction": "a", "response": "b"}], "all", "without a response"),
+        ([{"messages": CHAT}, {"prompts": "a", "responses": "b"}], "responses", "not learnt"),
+    ],
+)
+def test_the_loss_follows_the_records(recipe, base, records, loss_on, reason):
+    text = GemmaCausalLMPreprocessor.from_preset(base)
+    choices = {c.name: c for c in recommend.chosen(recipe.Settings(), records, text)}
+    assert choices["loss_on"].value == loss_on and reason in choices["loss_on"].reason
+
+
+def test_all_tokens_are_learnt_if_replies_cannot_be_told_apart(recipe, base):
+    text = GemmaCausalLMPreprocessor.from_preset(base)
+    turn = "{% filter upper %}{% generation %}{{ m.content }}{% endgeneration %}{% endfilter %}"
+    template = "{% for m in messages %}" + turn + "{% endfor %}"
+    text.tokenizer.settings = {**text.tokenizer.settings, "chat_template": template}
+    choices = recommend.chosen(recipe.Settings(), [{"messages": CHAT}], text)
+    assert choices[1][:2] == ("loss_on", "all") and "take it out of filters" in choices[1].reason
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)

@@ -137,6 +137,15 @@ class Plan:
         """True if the step fits into the available memory; None if that is unknown."""
         return None if self.available is None else self.bytes <= self.available
 
+    @property
+    def backbone(self) -> Any:
+        """The backbone, without values."""
+        return self._model.backbone
+
+    def saved_by(self, setup: Setup) -> int:
+        """Returns the bytes by which another setup lowers the peak."""
+        return self.bytes - self._estimate(setup).bytes
+
     def cache_bytes(self, slots: int) -> int:
         """Returns the bytes of a KV cache of so many tokens for a device's rows of a batch."""
         return estimate.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
