@@ -16,7 +16,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kmodels.runs import recipe
@@ -43,7 +43,11 @@ class Settings(recipe.Common):
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
     batch_size: int = flag(64, "rows per step, over all devices")
     epochs: int = flag(6, "passes over the training rows", small=1)
-    learning_rate: float = flag(3e-3, "highest learning rate")
+    learning_rate: float | None = flag(
+        None,
+        "highest learning rate; default: 3e-3, with --weights by the width of the model, a tenth "
+        "of it without --rank",
+    )
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
@@ -85,6 +89,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels import training
     from kmodels.runs import plots, results
     from kmodels.text import RecordLoader
+    from kmodels.tools.plan import recommend
 
     recipe.prepare(settings)
     if (settings.weights is None) != (settings.data is None):
@@ -110,6 +115,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         model = load(origin, settings)
     model.preprocessor.sequence_length = settings.sequence_length
     trained = choose_trained(model, settings)
+    if settings.learning_rate is None:
+        rate = 3e-3
+        if settings.weights:
+            rate = recommend.learning_rate(model.backbone).value * (1 if settings.rank else 0.1)
+        settings = folder.settings = replace(settings, learning_rate=rate)
 
     # === Batches ===
     order = {"shuffle": True, "seed": settings.seed}

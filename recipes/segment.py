@@ -19,7 +19,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -44,14 +44,16 @@ class Settings(recipe.Common):
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
     # Optimizer
-    learning_rate: float = flag(3e-3, "highest learning rate")
+    learning_rate: float | None = flag(
+        None, "highest learning rate; default: 3e-3, for all --weights 3e-4"
+    )
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
     layer_decay: float | None = flag(
-        None, "learning-rate factor per block, from the head down (e.g. 0.75)"
+        None, "learning-rate factor per block, from the head down; default: for all --weights 0.75"
     )
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     accumulate: int = flag(1, "gradient accumulation: batches per update")
@@ -66,6 +68,8 @@ class Settings(recipe.Common):
     )
 
 
+FROM_SCRATCH = {"learning_rate": 3e-3}
+PRETRAINED = {"learning_rate": 3e-4, "layer_decay": 0.75}
 # Settings that a resumed run must share with the one it continues.
 FIXED = (
     *("preset", "weights", "data", "image_size", "ignore", "tune", "rank", "batch_size"),
@@ -87,6 +91,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.runs import results
 
     recipe.prepare(settings)
+    rates = PRETRAINED if settings.weights and settings.tune == "all" else FROM_SCRATCH
+    chosen = {name: value for name, value in rates.items() if getattr(settings, name) is None}
+    settings = folder.settings = replace(settings, **chosen)
 
     # === Data ===
     recipe.working(f"reading the data: {settings.data}")

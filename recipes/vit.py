@@ -12,14 +12,14 @@ Other examples:
         --precision mixed_bfloat16
             # 33 minutes on torch, two CPU cores: validation 0.914, test 0.913
     python recipes/vit.py --preset vit_small_patch16_224 --data folder:PATH \\
-        --weights PATH --layer-decay 0.75 --mixup 0.2 --rand-augment 2,9 \\
+        --weights PATH --mixup 0.2 --rand-augment 2,9 \\
         --precision mixed_bfloat16
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -40,14 +40,16 @@ class Settings(recipe.Common):
         choices=("none", "block", "attention", "mlp"),
     )
     # Optimizer
-    learning_rate: float = flag(3e-3, "highest learning rate")
+    learning_rate: float | None = flag(
+        None, "highest learning rate; default: 3e-3, with --weights 3e-4"
+    )
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
     layer_decay: float | None = flag(
-        None, "learning-rate factor per block, from the head down (e.g. 0.75)"
+        None, "learning-rate factor per block, from the head down; default: with --weights 0.75"
     )
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     accumulate: int = flag(1, "gradient accumulation: batches per update")
@@ -84,6 +86,9 @@ class Settings(recipe.Common):
     ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
 
 
+FROM_SCRATCH = {"learning_rate": 3e-3}
+# 3e-3 for all blocks would destroy what the weights know (docs/tasks/fine_tune_vit.md).
+PRETRAINED = {"learning_rate": 3e-4, "layer_decay": 0.75}
 # Settings that a resumed run must share with the one it continues.
 FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", "seed")
 
@@ -101,6 +106,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.tools import plan
 
     recipe.prepare(settings)
+    rates = PRETRAINED if settings.weights else FROM_SCRATCH
+    chosen = {name: value for name, value in rates.items() if getattr(settings, name) is None}
+    settings = folder.settings = replace(settings, **chosen)
 
     # === Data ===
     recipe.working(f"reading the data: {settings.data}")

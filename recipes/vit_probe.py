@@ -25,7 +25,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -45,7 +45,9 @@ class Settings(recipe.Common):
     rank: int = flag(8, "LoRA rank")
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
-    learning_rate: float = flag(1e-3, "highest learning rate; a tenth of it suits --tune full")
+    learning_rate: float | None = flag(
+        None, "highest learning rate; default: 1e-3, for --tune full 1e-4"
+    )
     warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
     weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
@@ -72,6 +74,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         )
     probe.check_installed()
     recipe.prepare(settings)
+    if settings.learning_rate is None:
+        rate = 1e-4 if settings.tune == "full" else 1e-3
+        settings = folder.settings = replace(settings, learning_rate=rate)
 
     # === Data ===
     recipe.working(f"reading the data: {settings.data}")

@@ -96,8 +96,10 @@ def show_recipe(
     if name is not None:
         print(settings.settings_file(name).read_text(encoding="utf-8"), end="")
         return
-    for key, file in settings.shipped().items():
-        print(f"{key:<18} {file.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+    files = settings.shipped()
+    for key, file in files.items():
+        first = file.read_text(encoding="utf-8").splitlines()[0]
+        print(f"{key:<{max(map(len, files))}} {first.lstrip('# ')}")
 
 
 command("chat")(use.chat)
