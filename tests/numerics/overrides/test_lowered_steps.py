@@ -7,7 +7,7 @@ read: the kernels of attention, and arrays that must not be there.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -181,3 +181,16 @@ def test_memory_of_a_small_step_is_that_of_its_shapes() -> None:
 
     assert memory.argument_size_in_bytes == size(values) + size(batch)
     assert memory.alias_size_in_bytes == size(values)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("label", ["Gemma 3", "Qwen 3"])
+def test_temporaries_of_a_step_grow_with_its_tokens(label: str) -> None:
+    """Scores of all pairs of tokens would grow fourfold; what is as long as a tile grows by steps."""
+
+    def temporaries(length: int) -> int:
+        program, _ = traced(replace(STEPS[label], length=length))
+        return program.lower().compile().memory_analysis().temp_size_in_bytes
+
+    sizes = [temporaries(length) for length in (512, 1024, 2048)]
+    assert all(more <= 2.6 * fewer for fewer, more in zip(sizes, sizes[1:], strict=False)), sizes
