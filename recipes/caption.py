@@ -16,7 +16,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kmodels.runs import recipe
@@ -115,11 +115,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         model = load(origin, settings)
     model.preprocessor.sequence_length = settings.sequence_length
     trained = choose_trained(model, settings)
-    if settings.learning_rate is None:
-        rate = 3e-3
-        if settings.weights:
-            rate = recommend.learning_rate(model.backbone).value * (1 if settings.rank else 0.1)
-        settings = folder.settings = replace(settings, learning_rate=rate)
+    rate = 3e-3
+    if settings.weights:
+        rate = recommend.learning_rate(model.backbone).value * (1 if settings.rank else 0.1)
+    settings = recipe.filled(settings, folder, learning_rate=rate)
 
     # === Batches ===
     order = {"shuffle": True, "seed": settings.seed}

@@ -17,7 +17,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 
 import math
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kmodels.runs import recipe
@@ -161,7 +161,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working("tokenizing the examples")
     text = kind.preprocessor_class.from_preset(origin, template=settings.template)
     choices = recommend.chosen(settings, trained_on, text)
-    settings = replace(settings, **{name: value for name, value, _ in choices})
+    settings = recipe.filled(settings, folder, **{c.name: c.value for c in choices})
     recipe.working("estimating the memory of a step")
     check_memory(settings, lora)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
@@ -171,8 +171,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     text.template = settings.template
     if settings.learning_rate is None:
         choices.append(recommend.learning_rate(model.backbone))
-        settings = replace(settings, learning_rate=choices[-1].value)
-    folder.settings = settings
+        settings = recipe.filled(settings, folder, learning_rate=choices[-1].value)
     if choices:
         facts = {f"--{c.name.replace('_', '-')}": f"{c.value}: {c.reason}" for c in choices}
         recipe.say_facts("chosen settings", facts)

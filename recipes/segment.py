@@ -19,7 +19,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -92,8 +92,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     recipe.prepare(settings)
     rates = PRETRAINED if settings.weights and settings.tune == "all" else FROM_SCRATCH
-    chosen = {name: value for name, value in rates.items() if getattr(settings, name) is None}
-    settings = folder.settings = replace(settings, **chosen)
+    settings = recipe.filled(settings, folder, **rates)
 
     # === Data ===
     recipe.working(f"reading the data: {settings.data}")

@@ -25,7 +25,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -74,9 +74,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         )
     probe.check_installed()
     recipe.prepare(settings)
-    if settings.learning_rate is None:
-        rate = 1e-4 if settings.tune == "full" else 1e-3
-        settings = folder.settings = replace(settings, learning_rate=rate)
+    rate = 1e-4 if settings.tune == "full" else 1e-3
+    settings = recipe.filled(settings, folder, learning_rate=rate)
 
     # === Data ===
     recipe.working(f"reading the data: {settings.data}")

@@ -49,6 +49,7 @@ __all__ = [
     "causal_lm_of",
     "check_backend",
     "check_fractions",
+    "filled",
     "flag",
     "given",
     "introduce",
@@ -123,6 +124,21 @@ def prepare(settings: Any) -> None:
         raise InputError(f"--seed is {settings.seed}; give a whole number from 0 to 2**32 - 1")
     keras_internals.set_random_seed(settings.seed)
     working(None)
+
+
+def filled(settings: Any, folder: Folder, **values: object) -> Any:
+    """Returns the settings with values for those that are open: None, or "auto".
+
+    The run's config.json will hold them.
+
+    Args:
+        settings: a `Common`.
+        folder: directory of the run.
+        **values: values by name.
+    """
+    chosen = {name: v for name, v in values.items() if getattr(settings, name) in (None, "auto")}
+    folder.settings = dataclasses.replace(settings, **chosen)
+    return folder.settings
 
 
 def causal_lm_of(path: Any) -> type:

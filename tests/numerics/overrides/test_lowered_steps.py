@@ -186,11 +186,11 @@ def test_memory_of_a_small_step_is_that_of_its_shapes() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("label", ["Gemma 3", "Qwen 3"])
 def test_temporaries_of_a_step_grow_with_its_tokens(label: str) -> None:
-    """Scores of all pairs of tokens would grow fourfold; what is as long as a tile grows by steps."""
+    """Scores of all pairs of tokens would grow fourfold; tiles of keys grow by steps."""
 
     def temporaries(length: int) -> int:
         program, _ = traced(replace(STEPS[label], length=length))
         return program.lower().compile().memory_analysis().temp_size_in_bytes
 
     sizes = [temporaries(length) for length in (512, 1024, 2048)]
-    assert all(more <= 2.6 * fewer for fewer, more in zip(sizes, sizes[1:], strict=False)), sizes
+    assert sizes[1] <= 2.6 * sizes[0] and sizes[2] <= 2.6 * sizes[1], sizes
