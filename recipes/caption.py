@@ -192,7 +192,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if not settings.rank or recipe.can_merge(model, origin, adapter):
         if settings.rank:
             model.merge_lora()
-        model.save_to_preset(folder.path / "model")
+        results.save_model(folder, model, content["metrics"])
     folder.write_json("result.json", content)
 
 

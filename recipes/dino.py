@@ -260,7 +260,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         recipe.working("saving the teacher")
         plots.curves(folder.path / "curves.png", runner.history.rows)
         features.preprocessor = preprocessor
-        features.save_to_preset(folder.path / "model")
+        results.save_model(folder, features, content["metrics"])
         folder.write_json("result.json", content)
         if metrics["entropy"] > 0.99 or metrics["marginal_entropy"] < 0.1:
             recipe.say(

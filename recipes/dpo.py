@@ -193,7 +193,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     model.save_adapter(adapter)
     if recipe.can_merge(model, origin, adapter):
         model.merge_lora()
-        model.save_to_preset(folder.path / "model")
+        results.save_model(folder, model, content["metrics"])
     folder.write_json("result.json", content)
 
 

@@ -270,7 +270,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     model.save_adapter(adapter)
     if not settings.quantize and recipe.can_merge(model, origin, adapter):
         model.merge_lora()
-        model.save_to_preset(folder.path / "model")
+        results.save_model(folder, model, content["metrics"])
         if settings.export:
             model.export_to_transformers(folder.path / "transformers")
     folder.write_json("result.json", content)

@@ -188,7 +188,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         draw(folder, model, ImageLoader(data.test, 1, **common), indices, preprocessor)
         plots.curves(folder.path / "curves.png", runner.history.rows)
         model.preprocessor = preprocessor
-        model.save_to_preset(folder.path / "model")
+        results.save_model(folder, model, content["metrics"])
         folder.write_json("result.json", content)
     recipe.working(None)
     recipe.say(f"\n  {'test accuracy':24}neighbours  linear", 0)

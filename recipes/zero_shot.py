@@ -185,7 +185,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         return
     recipe.working("saving the model")
     plots.curves(folder.path / "curves.png", runner.history.rows)
-    model.save_to_preset(folder.path / "model")
+    results.save_model(folder, model, content["metrics"])
     folder.write_json("result.json", content)
 
 

@@ -60,7 +60,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
 
 
-IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+IMPORT = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
 USES_KERAS = ("keras", "keras_hub", "keras_cv", "keras_nlp")
 
 

@@ -90,7 +90,7 @@ def test_a_class_shows_what_it_inherits(site, name, methods, of_keras):
         ("tasks/many_gpus", 390),
         ("tasks/fine_tune_gemma", 1280),
         ("api/models/GemmaCausalLM", 390),
-        ("notebooks/01_vit", 390),
+        ("notebooks/01_fine_tune_vit", 390),
         ("benchmarks/index", 1280),
     ],
 )

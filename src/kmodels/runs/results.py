@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -28,6 +28,7 @@ __all__ = [
     "report_classes",
     "report_masks",
     "result",
+    "save_model",
 ]
 
 # Longer runs have their step losses in history.csv only.
@@ -157,12 +158,33 @@ def _finish(
     else:
         console.working("saving the model")
         plots.curves(folder.path / "curves.png", runner.history.rows, curve)
-        model.save_to_preset(folder.path / "model")
+        save_model(folder, model, metrics)
     if runner is not None or not (folder.path / "result.json").exists():
         folder.write_json("result.json", content)
     console.working(None)
     console.say_metrics(metrics)
     return content
+
+
+def save_model(folder: "Folder", model: keras.Model, metrics: Mapping[str, float]) -> None:
+    """Saves a trained model with a model card, as the directory "model" of the run.
+
+    Args:
+        folder: directory of the run; its settings name the data, the base model and the license.
+        model: in its final state.
+        metrics: the numbers of result.json.
+    """
+    settings = folder.settings
+    base = getattr(settings, "weights", None) or ""
+    facts = {
+        "license": settings.license,
+        # A path on this machine means nothing to other users.
+        "base_model": base if base.startswith("hf://") else None,
+        "datasets": str(getattr(settings, "data", None) or "").rstrip("/").rpartition("/")[2],
+        "metrics": {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)},
+        "description": f"Trained with the recipe `{folder.recipe}` of kmodels.",
+    }
+    model.save_to_preset(folder.path / "model", card={k: v for k, v in facts.items() if v})
 
 
 def final_metrics(

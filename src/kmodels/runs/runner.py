@@ -120,8 +120,6 @@ class Runner(FitCallback):
             console.say(f"logging to {log_to}: {tracker.shown_by}")
         self.progress = Progress(self.total_steps, self.step, self.epochs)
         self.speed = Speed(batch_size)
-        tokens = getattr(loader, "tokens", None)  # those to learn, of a loader of texts
-        self._tokens_of_sample = None if tokens is None else tokens / loader.samples
         self._advised = False
         self._skipped_in_a_row = 0
         # Losses on the device, of the steps since the last fetch.
@@ -166,9 +164,8 @@ class Runner(FitCallback):
     @property
     def learnt_tokens_per_s(self) -> float | None:
         """Returns the learnt tokens per second of training, or None if not known."""
-        if self._tokens_of_sample is None or not self.speed.windows:
-            return None
-        return self.speed.samples_per_s * self._tokens_of_sample
+        tokens = self.feed.learned_tokens_per_row
+        return self.speed.samples_per_s * tokens if tokens and self.speed.windows else None
 
     @property
     def skipped(self) -> int:

@@ -49,7 +49,7 @@ GROUPS = {
     "Cluster": "mesh on resources max_failures",
     "Output": (
         "config out resume evaluate checkpoint_every keep log_every log_to export samples "
-        "sample_tokens answers answer_tokens pooling probe_images neighbours"
+        "sample_tokens answers answer_tokens pooling probe_images neighbours license"
     ),
 }
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
@@ -97,6 +97,7 @@ class Common:
     keep: int = flag(2, "newest checkpoints to keep")
     log_every: int = flag(10, "steps between fetches of the losses")
     log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
+    license: str | None = flag(None, "license of the trained model for its card, e.g. apache-2.0")
     on: str | None = flag(None, "run on a cluster", choices=("ray",))
     resources: str = flag("CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4")
     max_failures: int = flag(3, "with --on: how often lost workers are replaced")

@@ -23,6 +23,7 @@ def test_a_resumed_run_ends_at_the_same_weights(recipe, tmp_path):
     assert recipe.main([*settings, "--out", str(whole)]) == 0
     found = result(whole)
     assert {"loss", "val_loss", "exact_match"} <= set(found["metrics"])
+    assert found["learnt_tokens_per_s"] > 0
     assert len(found["captions"]) == 8 and len(found["step_losses"]) == 6
     assert (whole / "predictions.png").is_file() and (whole / "model/config.json").is_file()
     check_killed_run(recipe, settings, whole, tmp_path / "parts", 5)

@@ -3,7 +3,7 @@
 The first cell says where a notebook runs, on a line of its own or at the start of one:
 "Backends: `jax`, `torch`." is executed in the run of each; "Backends: `jax`, `torch` together."
 needs them all at once and is executed once, in the full environment. A notebook that runs on torch
-runs on the other backends with --nightly, or always if it has sections for each backend.
+runs on the other backends with --nightly.
 """
 
 import os
@@ -17,7 +17,6 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BACKENDS = ("jax", "torch", "tensorflow")
-OWN_SECTIONS = ("03_function_transforms",)
 NAMED = re.compile(r"^Backends: ((?:`\w+`(?:, )?)+)( together)?\.", re.MULTILINE)
 
 
@@ -34,7 +33,7 @@ def _for_this_backend():
         if together:
             chosen.append(pytest.param(path, id=path.stem, marks=pytest.mark.across))
         elif (backend := os.environ["KERAS_BACKEND"]) in backends:
-            waits = backend != "torch" and "torch" in backends and path.stem not in OWN_SECTIONS
+            waits = backend != "torch" and "torch" in backends
             mark = pytest.mark.each_backend(*(["nightly"] if waits else []))
             chosen.append(pytest.param(path, id=path.stem, marks=mark))
     return chosen
@@ -54,6 +53,14 @@ def test_each_is_listed():
         backends, together = _named(path)
         found.append((path.name, ", ".join(backends) + " together" * together))
     assert NOTEBOOKS and listed == found
+
+
+def test_each_begins_with_a_cell_that_installs():
+    for path in NOTEBOOKS:
+        _, cell, *_ = nbformat.read(path, as_version=4).cells
+        assert re.search(
+            r"import kmodels\n.*%pip install -q \"kmodels\[", cell.source, re.DOTALL
+        ), path
 
 
 def test_no_outputs_are_stored():

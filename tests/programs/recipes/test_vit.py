@@ -33,7 +33,8 @@ def whole(recipe, tmp_path_factory):
     """A run of 10 steps that nothing interrupts."""
     out = tmp_path_factory.mktemp("whole")
     arguments = [*SMALL, "--epochs", "2", "--steps", "10", "--ema", "0.5", "--mixup", "0.2"]
-    assert recipe.main([*arguments, "--log-every", "4", "--out", str(out)]) == 0
+    arguments += ["--log-every", "4", "--license", "mit"]
+    assert recipe.main([*arguments, "--out", str(out)]) == 0
     return out
 
 
@@ -57,6 +58,16 @@ def test_a_run_leaves_its_files(whole):
     checkpoints = sorted((whole / "checkpoints").glob("step_*"))
     assert [path.name for path in checkpoints] == ["step_00000006", "step_00000010"]
     assert json.loads((checkpoints[-1] / "state.json").read_text())["batch"] == 4
+
+
+def test_the_model_has_a_card(whole, monkeypatch, capsys):
+    card = (whole / "model" / "README.md").read_text()
+    assert "license: mit\n" in card and "datasets:\n- synthetic:48\n" in card
+    assert f"| val_accuracy | {result(whole)['metrics']['val_accuracy']:.4g} |" in card
+    [example] = re.findall("```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(whole)
+    exec(example, {})
+    assert capsys.readouterr().out.startswith("[[")
 
 
 @pytest.mark.each_backend

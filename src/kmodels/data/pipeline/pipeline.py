@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import keras
+import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, pluralize
@@ -57,6 +58,7 @@ class Pipeline(keras_internals.DataAdapter):
         self.taken = 0
         self._ahead: Ahead | None = None
         self._started = self._checked = False
+        self._rows = self._learned = 0
 
     def give_to(self, model: keras.Model) -> None:
         """Sets the model that takes the batches, and checks arrays before the first step.
@@ -85,6 +87,14 @@ class Pipeline(keras_internals.DataAdapter):
         """Number of samples of all processes in an epoch, over a mesh."""
         assert self.shard is not None
         return self.shard.samples
+
+    @property
+    def learned_tokens_per_row(self) -> float | None:
+        """Mean number of tokens of a row that weigh more than 0, or None if rows have no tokens.
+
+        Rows are counted as their batches are made, so every kind of data has this number.
+        """
+        return self._learned / self._rows if self._learned else None
 
     def preprocess_by(self, preprocess: Preprocess | None) -> None:
         """Sets the preprocessor of a model, unless the data has one.
@@ -175,7 +185,16 @@ class Pipeline(keras_internals.DataAdapter):
             if not self._checked:
                 check_batch(self.model, batch)
             self.clock.made(perf_counter() - begun, time.thread_time() - cpu)
+            self._count_tokens(batch)
             yield batch
+
+    def _count_tokens(self, batch: tuple) -> None:
+        """Counts the rows and the learned tokens of a batch with a weight (B, T) for each label."""
+        if len(batch) < 3 or not isinstance(weights := batch[2], np.ndarray):
+            return
+        if weights.ndim == 2 and weights.shape == getattr(batch[1], "shape", None):
+            self._rows += len(weights)
+            self._learned += int(np.count_nonzero(weights))
 
     def _taken(self, batches: Iterator[tuple], placed: bool) -> Iterator[tuple]:
         count, ahead = batches_ahead() if self._started and placed else 0, None
