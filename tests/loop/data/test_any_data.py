@@ -248,6 +248,7 @@ def halved(x, y=None):
 
 def check(model, folder, make, told, whole=True):
     """Goes through the data in `fit` and `predict`, and if `whole` with all that a user may ask."""
+
     def given():
         made = make(folder)
         return made if isinstance(made, tuple) else (made, None)
