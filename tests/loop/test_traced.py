@@ -163,14 +163,14 @@ def test_fit_after_enable_lora_is_fit_after_compile(make, steps_before, method, 
         model, backbone, jit_compile = make()
         settings = {} if jit_compile is None else {"jit_compile": jit_compile}
         quiet = {"verbose": 0, "shuffle": False} if method == "fit" else {}
-        model.compile(keras.optimizers.Adam(1e-2), LOSS, **settings)
+        model.compile(keras.optimizers.SGD(1e-2, momentum=0.9), LOSS, **settings)
         for _ in range(steps_before):
             model.fit(IMAGES, LABELS, **quiet)
         backbone.enable_lora(2)
         if jit_compile is not None:
             assert "has slots for other variables than functional" in caplog.text
         if again:
-            model.compile(keras.optimizers.Adam(1e-2), LOSS, **settings)
+            model.compile(keras.optimizers.SGD(1e-2, momentum=0.9), LOSS, **settings)
         frozen = [
             (v, to_numpy(v)) for v in backbone.non_trainable_variables if "seed" not in v.path
         ]
@@ -185,7 +185,7 @@ def test_fit_after_enable_lora_is_fit_after_compile(make, steps_before, method, 
         assert_equal(*zip(*frozen, strict=True))
         # Nothing that is frozen has slots, and what was put in trains.
         slots = [v for v in model.optimizer.variables if v.shape != ()]
-        assert len(slots) == 2 * len(model.trainable_variables)
+        assert len(slots) == len(model.trainable_variables)
         found.append({v.path: to_numpy(v.value) for v in model.variables})
     moved = [np.abs(v).max() > 0 for path, v in found[0].items() if path.endswith("lora_b")]
     assert len(moved) == 2 and all(moved)

@@ -603,7 +603,6 @@ def _in_order(model: keras.Model, logs: Mapping[str, Any]) -> Any:
 
 
 def _on_batch(model: keras.Model, kind: str, batch: tuple, return_dict: bool) -> Any:
-    _check_compiled(model, f"{kind}_on_batch")
     batch = _placed(model, batch)
     build(model, lambda: batch)
     step = step_of(model, kind)
@@ -712,6 +711,8 @@ class Loop(keras.Model if TYPE_CHECKING else object):
 
         if deferred.used:
             deferred.check(self, method)
+        if method != "predict_on_batch":
+            _check_compiled(self, method)  # Before the batch is checked: labels are by the loss.
         batch = kinds.one_batch(parts, _preprocessor(self))
         check_batch(self, batch)
         return *batch, *(None,) * (len(parts) - len(batch))

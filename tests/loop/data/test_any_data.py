@@ -246,7 +246,9 @@ def halved(x, y=None):
     return x, y / 2
 
 
-def check(model, folder, make, told):
+def check(model, folder, make, told, whole=True):
+    """Goes through the data in `fit` and `predict`, and if `whole` with all that a user may ask."""
+
     def given():
         made = make(folder)
         return made if isinstance(made, tuple) else (made, None)
@@ -261,10 +263,12 @@ def check(model, folder, make, told):
     steps = {"steps": told["steps_per_epoch"]} if told else {}
     history = fit(shuffle=False)
     assert history["seen"] == history.get("val_seen", [WANTED] * 2) == [WANTED] * 2
-    logs = run(model, "evaluate", *given(), return_dict=True, **quiet, **steps)
-    assert logs["seen"] == WANTED
     predicted = run(model, "predict", given()[0], **quiet, **steps)
     np.testing.assert_array_equal(predicted, SEEN)
+    if not whole:
+        return
+    logs = run(model, "evaluate", *given(), return_dict=True, **quiet, **steps)
+    assert logs["seen"] == WANTED
     history = fit(shuffle=True, preprocess=halved)
     quarter = [TOTAL / 4] * 2
     assert history["total"] == history.get("val_total", quarter) == quarter
@@ -281,7 +285,8 @@ def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset's shards
 def test_the_model_sees_every_value_of_other_packages_data_in_turn(model, tmp_path, kind):
-    check(model, tmp_path, *ELSEWHERE[kind])
+    # Each loader starts workers of its own, which takes seconds.
+    check(model, tmp_path, *ELSEWHERE[kind], whole="workers" not in kind)
     gc.collect()  # here, where what webdataset leaves open is allowed
 
 

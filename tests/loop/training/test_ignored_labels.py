@@ -1,12 +1,11 @@
 """Labels of -100 do not count; other labels that no class has are refused."""
 
-from itertools import product
-
 import keras
 import numpy as np
 import pytest
 
 import kmodels
+from kmodels import models
 from kmodels.training.metrics import SparseAccuracy
 from pool import pool
 from refusals import refused
@@ -21,7 +20,6 @@ NEXT = RNG.integers(0, 50, (4, 6))
 NEXT[0, 2:] = NEXT[3] = -100
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 COMPILED = {
-    "default": dict,
     "positions": lambda: {"loss_normalization": "positions"},
     "logits": lambda: {
         "loss": LOSS,
@@ -30,11 +28,18 @@ COMPILED = {
     },
     "own loss": lambda: {"loss": LOSS, "weighted_metrics": [SparseAccuracy("accuracy")]},
 }
-MODELS = {
-    "language model": ("gemma3_debug", {}, INPUTS, NEXT),
-    "classifier": ("vit_debug", {"num_classes": 3}, IMAGES, CLASSES),
-}
+BATCHES = {"language model": (INPUTS, NEXT), "classifier": (IMAGES, CLASSES)}
 METHODS = ("fit", "test_on_batch")
+
+
+def task(kind):
+    """A small task with its default loss."""
+    if kind == "language model":
+        model = models.GemmaCausalLM.from_preset("gemma3_debug", num_layers=1)
+    else:
+        model = models.ViTImageClassifier.from_preset("vit_debug", num_classes=3, num_layers=1)
+    model.compile()
+    return model
 
 
 def of_transformers(logits, labels, weights, by_weight):
@@ -54,22 +59,27 @@ def of_transformers(logits, labels, weights, by_weight):
     return -(found * there * weights).sum() / count, (hits * weights).sum() / shares
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+# Each method has labels with weights and without, of each kind of model.
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("kind", "compiled"),
+    ("kind", "compiled", "fit_is_weighted"),
     [
-        *product(["language model"], ["default", "positions", "logits"]),
-        *product(["classifier"], ["default", "logits", "own loss"]),
+        ("language model", "default", False),
+        ("language model", "positions", True),
+        ("language model", "logits", True),
+        ("classifier", "default", True),
+        ("classifier", "logits", False),
+        ("classifier", "own loss", False),
     ],
 )
-def test_labels_of_minus_100_do_not_count(kind, compiled, method, weighted):
-    name, settings, inputs, labels = MODELS[kind]
+def test_labels_of_minus_100_do_not_count(kind, compiled, method, fit_is_weighted):
+    weighted = fit_is_weighted == (method == "fit")
+    inputs, labels = BATCHES[kind]
     weights = RNG.uniform(0.5, 1.5, labels.shape).astype("float32") if weighted else None
-    with pool(name, **settings) as model:
+    with pool(task, kind=kind) as model:
         if weighted and kind == "classifier" and compiled == "default":
             model.compile(weighted_metrics=[SparseAccuracy("accuracy")], metrics=None)
-        else:
+        elif compiled != "default":
             model.compile(**COMPILED[compiled]())
         by_weight = kind == "language model" and compiled != "positions"
         wanted, share = of_transformers(model(inputs), labels, weights, by_weight)
@@ -91,12 +101,11 @@ def test_labels_of_minus_100_do_not_count(kind, compiled, method, weighted):
     [("language model", 100_000), ("language model", -1), ("classifier", 3), ("classifier", -2)],
 )
 def test_a_label_that_no_class_has_is_refused(kind, label, method):
-    name, settings, inputs, labels = MODELS[kind]
+    inputs, labels = BATCHES[kind]
     wrong = labels.copy()
     wrong.flat[2] = label
     options = {"verbose": 0} if method in ("fit", "evaluate") else {}
-    with pool(name, **settings) as model:
-        model.compile()
+    with pool(task, kind=kind) as model:
         refused(f"^a label is {label}; give 0 to", getattr(model, method), inputs, wrong, **options)
         if method != "fit":
             return
@@ -106,8 +115,15 @@ def test_a_label_that_no_class_has_is_refused(kind, label, method):
         refused(f"^a label is {label}; give 0 to", model.fit, inputs, labels, **held_out)
 
 
+def test_the_first_batch_compiles_a_task_and_is_checked():
+    with pool("gemma3_debug", num_layers=1) as model:
+        assert not model.compiled
+        wrong = np.where(NEXT == -100, 320, NEXT)
+        refused("^a label is 320; give 0 to 319", model.test_on_batch, INPUTS, wrong)
+
+
 def test_an_adapter_learns_nothing_of_them():
-    with pool("gemma3_debug") as model:
+    with pool(task, kind="language model") as model:
         model.enable_lora(2)
         model.compile()
         changed = NEXT.copy()
@@ -119,8 +135,7 @@ def test_an_adapter_learns_nothing_of_them():
 
 
 def test_the_loss_of_no_label_is_nothing():
-    with pool("gemma3_debug") as model:
-        model.compile()
+    with pool(task, kind="language model") as model:
         found = model.evaluate(INPUTS, np.full_like(NEXT, -100), verbose=0)
         losses = model.score(TOKENS, scoring_mode="loss", target_ids=NEXT)
     assert found[0] == 0

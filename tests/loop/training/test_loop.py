@@ -122,6 +122,13 @@ def made(cls=keras.Sequential, optimizer=None, dropout=0.3, **settings):
     return model
 
 
+def built(loop, **settings):
+    """A model for the pool, of which each loop has one, with a step that it compiled itself."""
+    model = made(**settings)
+    model.build((None, 5))
+    return model
+
+
 def averaged():
     return keras.optimizers.AdamW(
         0.01, gradient_accumulation_steps=2, use_ema=True, ema_momentum=0.9, global_clipnorm=1.0
@@ -129,17 +136,22 @@ def averaged():
 
 
 class Case:
-    """One way to call `fit`: arguments of `made`, of `fit`, and what to compare beside weights."""
+    """One way to call `fit`: its arguments, and those of `made`.
 
-    def __init__(self, _made=None, **fit):
-        self.made, self.fit = _made or {}, fit
+    All but `anew` share a model for each loop, whose step is compiled once.
+    """
+
+    def __init__(self, _made=None, anew=False, **fit):
+        self.made, self.anew, self.fit = _made or {}, anew, fit
 
 
 # Without an order of its own: kmodels draws the same on every backend, Keras another on each.
 ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "epochs": 2, "shuffle": False}
+WHOLE = {**ARRAYS, "x": X[:20], "y": Y[:20]}
 FITS = {
+    "a new model": Case(anew=True, **ARRAYS),
     "arrays": Case(**ARRAYS),
-    "whole batches": Case(x=X[:20], y=Y[:20], batch_size=BATCH, epochs=2, shuffle=False),
+    "whole batches": Case(**WHOLE),
     "sample_weight": Case({"weighted_metrics": ["accuracy"]}, **ARRAYS, sample_weight=WEIGHTS),
     "class_weight": Case(**ARRAYS, class_weight={0: 0.5, 2: 3.0}),
     "validation_data": Case(**ARRAYS, validation_data=(X[:9], Y[:9])),
@@ -171,7 +183,7 @@ FITS = {
             keras.callbacks.EarlyStopping("accuracy", mode="min", restore_best_weights=True)
         ],
     ),
-    "run_eagerly": Case({"run_eagerly": True}, **ARRAYS),
+    "run_eagerly": Case({"run_eagerly": True}, **WHOLE),
     "without XLA": Case({"jit_compile": False}, **ARRAYS),
     "logs of its own": Case({"cls": OwnStep}, **ARRAYS, validation_data=(X, Y)),
     "no metrics": Case({"metrics": None}, **ARRAYS),
@@ -181,7 +193,13 @@ FITS = {
 
 def run(function, case):
     """What one call of a `fit` leaves: weights, slots, history, hooks, and what callbacks saw."""
-    model = made(**case.made)
+    if case.anew:
+        return run_on(made(**case.made), function, case)
+    with pool(built, loop=function.__module__, **case.made) as model:
+        return run_on(model, function, case)
+
+
+def run_on(model, function, case):
     told = Told()
     settings = dict(case.fit)
     callbacks = [*settings.pop("callbacks", list)(), told]
@@ -210,7 +228,7 @@ def test_fit_is_what_keras_own_is(name, backend):
         pytest.skip("torch runs one step a call")
     if backend == "torch":
         # Keras begins passes that nothing comes of, and each draws from the generator of dropout.
-        case = Case({**case.made, "dropout": 0.0}, **case.fit)
+        case = Case({**case.made, "dropout": 0.0}, case.anew, **case.fit)
     found, wanted = run(kmodels.fit, case), run(keras.Model.fit, case)
     for part in wanted:
         assert found[part] == wanted[part], part
@@ -230,10 +248,11 @@ EVALUATIONS = {
 def test_evaluate_is_what_keras_own_is(name):
     found = []
     for function in (kmodels.evaluate, keras.Model.evaluate):
-        model, told = made(), Told()
+        told = Told()
         settings = {"x": X, "y": Y, "batch_size": BATCH, "verbose": 0, **EVALUATIONS[name]}
         settings["callbacks"] = [*settings.pop("callbacks", list)(), told]
-        found.append((function(model, **settings), told.hooks))
+        with pool(built, loop=function.__module__) as model:
+            found.append((function(model, **settings), told.hooks))
     assert found[0] == found[1]
     assert found[0][1]
 
@@ -245,8 +264,10 @@ def test_predict_is_what_keras_own_is(steps, at_once, backend):
         pytest.skip("torch runs one step a call")
     found = []
     for function in (kmodels.predict, keras.Model.predict):
-        model, told = made(steps_per_execution=at_once), Told()
-        outputs = function(model, X, batch_size=BATCH, steps=steps, verbose=0, callbacks=[told])
+        told = Told()
+        settings = {} if at_once == 1 else {"steps_per_execution": at_once}
+        with pool(built, loop=function.__module__, **settings) as model:
+            outputs = function(model, X, batch_size=BATCH, steps=steps, verbose=0, callbacks=[told])
         found.append((outputs.tolist(), told.hooks))
     assert found[0] == found[1]
 
@@ -373,8 +394,9 @@ class OwnLoss(models.ViTImageClassifier):
         return {**logs, "rows": keras.ops.sum(y_pred[:, 0] * 0 + 1)}
 
 
-@pytest.mark.parametrize("kind", [models.ViTImageClassifier, OwnLoss])
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(models.ViTImageClassifier, "float32"), (OwnLoss, "mixed_float16")]
+)
 def test_the_step_of_a_task_is_what_keras_own_is(kind, dtype):
     class KerasStep(kind):
         train_step = keras.Model.train_step
@@ -386,8 +408,9 @@ def test_the_step_of_a_task_is_what_keras_own_is(kind, dtype):
         model = cls.from_preset("vit_debug", num_classes=3, num_layers=1, dtype=dtype)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(
-            keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"], weighted_metrics=["accuracy"]
-        )
+            keras.optimizers.AdamW(0.01), loss, metrics=["accuracy"],
+            weighted_metrics=["accuracy"],
+        )  # fmt: skip
         history = model.fit(
             images, Y[:10], sample_weight=WEIGHTS[:10], batch_size=4, epochs=2, shuffle=False,
             verbose=0,

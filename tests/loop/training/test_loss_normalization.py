@@ -1,5 +1,6 @@
 """The loss of an update is a mean over its learnt tokens, however it is cut into batches."""
 
+import functools
 import json
 
 import keras
@@ -13,6 +14,7 @@ from kmodels.distribution import distribute
 from kmodels.models import GemmaCausalLM
 from kmodels.text import RecordLoader
 from kmodels.training import SGD, AdamW
+from pool import pool
 from refusals import refused
 from stopped_runs import Kill, Killed
 
@@ -22,6 +24,9 @@ STEPS = len(LEARNT)
 # So large that what a weight moves by is not lost in the rounding of the weight.
 RATE = 100.0
 JIT = keras.backend.backend() == "jax"
+# Many programs of a step or two: on JAX what is slow is to run operations one by one, on TensorFlow
+# to trace them.
+QUICK = {"jit_compile": JIT, "run_eagerly": not JIT}
 CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
 # A metric without weights needs logits.
 LOGITS = {"metrics": ["sparse_categorical_accuracy"]}
@@ -41,9 +46,9 @@ def as_one(batches):
     return [np.reshape(part, (-1, LENGTH)) for part in batches]
 
 
-def model_of(make_optimizer, plan=None, **settings):
+def model_of(make_optimizer, plan=None, num_layers=1, **settings):
     keras.utils.set_random_seed(1)
-    model = GemmaCausalLM.from_preset("gemma_debug", dropout=0.0)
+    model = GemmaCausalLM.from_preset("gemma_debug", dropout=0.0, num_layers=num_layers)
     model = model if plan is None else plan.prepare(model)
     model.compile(make_optimizer(), jit_compile=JIT, **settings)
     return model
@@ -65,6 +70,12 @@ def updated(make_optimizer, batches, batch_size, plan=None, **settings):
     begun = values(model)
     history = fit(model, batches, batch_size)
     return [now - before for now, before in zip(values(model), begun, strict=True)], history
+
+
+@functools.cache
+def updated_at_once(clip_norm=None):
+    """Trains with all rows as one batch; see `updated`."""
+    return updated(lambda: SGD(RATE, clip_norm=clip_norm), rows(), STEPS * ROWS)
 
 
 def losses_of(model, batches):
@@ -89,10 +100,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("normalization", ["tokens", "examples"])
-@pytest.mark.parametrize("settings", [{}, LOGITS], ids=["hidden", "logits"])
-def test_four_batches_are_one(settings, normalization):
-    settings = {**settings, "loss_normalization": normalization}
+# Hidden states and tokens: the tests below.
+@pytest.mark.parametrize(
+    ("logits", "normalization"), [(False, "examples"), (True, "tokens")], ids=["hidden", "logits"]
+)
+def test_four_batches_are_one(logits, normalization):
+    settings = {**(LOGITS if logits else {}), "loss_normalization": normalization, "num_layers": 2}
     whole, one = updated(lambda: SGD(RATE, clip_norm=0.1), rows(), STEPS * ROWS, **settings)
     parts, four = updated(OPTIMIZERS["clipped"], rows(), ROWS, **settings)
     assert_near(parts, whole)
@@ -102,7 +115,7 @@ def test_four_batches_are_one(settings, normalization):
 
 @pytest.mark.parametrize("name", ["skipping", "around"])
 def test_optimizers_that_look_at_each_batch(name):
-    whole, _ = updated(lambda: SGD(RATE), rows(), STEPS * ROWS)
+    whole, _ = updated_at_once()
     parts, _ = updated(OPTIMIZERS[name], rows(), ROWS)
     assert_near(parts, whole)
 
@@ -112,12 +125,12 @@ MESHES = {"jax": "data=4", "tensorflow": "data=2"}
 if mesh := MESHES.get(keras.backend.backend()):
 
     def test_devices_with_different_numbers_of_tokens():
-        def whole():
+        def at_once():
             return SGD(RATE, clip_norm=0.1)
 
-        alone, logs = updated(whole, rows(), STEPS * ROWS)
+        alone, logs = updated_at_once(0.1)
         # A device has whole batches of the update, or a part of each.
-        for make, batch_size in ((whole, STEPS * ROWS), (OPTIMIZERS["clipped"], ROWS)):
+        for make, batch_size in ((at_once, STEPS * ROWS), (OPTIMIZERS["clipped"], ROWS)):
             try:
                 found, over = updated(make, rows(), batch_size, distribute(mesh))
             finally:
@@ -136,16 +149,20 @@ def test_what_each_normalization_divides_by():
         "examples": by_row.mean(),
         "positions": total / weights.size,
     }
-    for name, loss in wanted.items():
-        for settings in ({}, LOGITS):
-            model.compile("sgd", jit_compile=JIT, loss_normalization=name, **settings)
-            logs = evaluated(model, rows(), 3)
-            assert logs["loss"] == pytest.approx(loss, rel=1e-5), name
-            assert ("perplexity" in logs) == (name == "tokens")
+    for name, settings in (
+        ("tokens", {}),
+        ("examples", LOGITS),
+        ("positions", {}),
+        ("positions", LOGITS),
+    ):
+        model.compile("sgd", **QUICK, loss_normalization=name, **settings)
+        logs = evaluated(model, rows(), 3)
+        assert logs["loss"] == pytest.approx(wanted[name], rel=1e-5), name
+        assert ("perplexity" in logs) == (name == "tokens")
         if name == "tokens":
-            assert logs["perplexity"] == pytest.approx(np.exp(loss), rel=1e-4)
+            assert logs["perplexity"] == pytest.approx(np.exp(wanted[name]), rel=1e-4)
     # The list is that of Keras, without the perplexity.
-    model.compile("sgd", jit_compile=JIT)
+    model.compile("sgd", **QUICK)
     x, y, weights = as_one(rows())
     loss, _ = model.evaluate(x, y, sample_weight=weights, verbose=0)
     assert loss == pytest.approx(wanted["tokens"], rel=1e-5)
@@ -160,14 +177,14 @@ def evaluated(model, batches, batch_size):
 
 def test_the_reduction_by_weights_is_that_by_tokens():
     loss = CROSS_ENTROPY(from_logits=True, reduction="mean_with_sample_weight")
-    whole, _ = updated(lambda: SGD(RATE), rows(), STEPS * ROWS)
+    whole, _ = updated_at_once()
     parts, _ = updated(OPTIMIZERS["free"], rows(), ROWS, loss=loss)
     assert_near(parts, whole)
 
 
 def test_labels_of_minus_100_are_not_learnt():
     x, y, weights = rows()
-    whole, _ = updated(lambda: SGD(RATE), (x, y, weights), STEPS * ROWS)
+    whole, _ = updated_at_once()
     masked = np.where(weights > 0, y, -100)
     parts, _ = updated(OPTIMIZERS["free"], (x, masked, np.ones_like(weights)), ROWS)
     assert_near(parts, whole)
@@ -212,28 +229,31 @@ def test_what_is_refused():
 # === Files ===
 
 
+def clipped_adam(**settings):
+    return model_of(lambda: AdamW(0.01, accumulate=STEPS, clip_norm=1.0), **settings)
+
+
 @pytest.mark.parametrize("normalization", ["tokens", "positions"])
 def test_a_checkpoint_goes_on_within_an_update_with_its_own_normalization(tmp_path, normalization):
-    def model(**settings):
-        return model_of(lambda: AdamW(0.01, accumulate=STEPS, clip_norm=1.0), **settings)
-
     twice = [np.concatenate([part, part]) for part in rows()]
-    whole = model(loss_normalization=normalization)
-    fit(whole, twice, ROWS)
-    stopped = model(loss_normalization=normalization)
-    with pytest.raises(Killed):
-        fit(stopped, twice, ROWS, callbacks=[Checkpoint(tmp_path, every=1), Kill(3)])
+    with pool(clipped_adam, loss_normalization=normalization) as whole:
+        keras.utils.set_random_seed(1)  # a checkpoint has the seed of its run
+        fit(whole, twice, ROWS)
+        wanted = values(whole)
+    with pool(clipped_adam, loss_normalization=normalization) as stopped:
+        keras.utils.set_random_seed(1)
+        with pytest.raises(Killed):
+            fit(stopped, twice, ROWS, callbacks=[Checkpoint(tmp_path, every=1), Kill(3)])
+    again = clipped_adam()
     if normalization == "positions":
         for path in tmp_path.glob("step_*"):
             without_normalization(path)
-        again = model()
         with pytest.warns(UserWarning, match="loss_normalization='positions'; it continues"):
             fit(again, twice, ROWS, callbacks=[Checkpoint(tmp_path)])
     else:
-        again = model()
         fit(again, twice, ROWS, callbacks=[Checkpoint(tmp_path)])
     assert again.loss_normalization == normalization
-    for one, other in zip(values(again), values(whole), strict=True):
+    for one, other in zip(values(again), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -276,14 +296,14 @@ def test_a_loader_of_records_leaves_the_weights_to_the_model():
         )
 
     loader = RecordLoader(range(len(x)), preprocessor, ROWS)
-    whole, logs = updated(lambda: SGD(RATE), rows(), STEPS * ROWS)
+    whole, logs = updated_at_once()
     model = model_of(OPTIMIZERS["free"])
     begun = values(model)
     history = model.fit(loader, verbose=0, shuffle=False).history
     assert_near([now - b for now, b in zip(values(model), begun, strict=True)], whole)
     np.testing.assert_allclose(history["loss"], logs["loss"], rtol=1e-6)
     # By position the mean of a batch is the mean over its tokens.
-    model.compile("sgd", jit_compile=JIT, loss_normalization="positions")
+    model.compile("sgd", **QUICK, loss_normalization="positions")
     losses, _ = losses_of(model, rows())
     found = model.evaluate(loader, verbose=0, return_dict=True)["loss"]
     parts = zip(np.split(losses, STEPS), np.split(weights, STEPS), strict=True)

@@ -107,9 +107,13 @@ def test_gradients_and_weights_of_images():
         return criterion(labels, logits, kinds, seed=3)
 
     given = [keras.ops.convert_to_tensor(x) for x in (masks, classes)]
+
+    def value(labels, logits, kinds, *weights):
+        return criterion(labels, logits, kinds, 3, *weights)
+
     gradient = transforms.grad(loss, argnums=(0, 1))
     if keras.backend.backend() == "jax":  # which would compile each of its operations alone
-        gradient = transforms.jit(gradient)
+        gradient, value = transforms.jit(gradient), transforms.jit(value)
     gradients = gradient(*given)
     slopes, kinds = map(to_numpy, gradients)
     matched = np.abs(slopes).max((2, 3)) > 0
@@ -119,10 +123,10 @@ def test_gradients_and_weights_of_images():
         for own in row[queries]:
             left, right = own[:, :4].sum(), own[:, 4:].sum()
             assert left * right < 0
-    alone = to_numpy(criterion(labels[:1], masks[:1], classes[:1], 3))
-    weighted = criterion(labels, masks, classes, 3, np.array([1.0, 0.0], "float32"))
+    alone = to_numpy(value(labels[:1], masks[:1], classes[:1]))
+    weighted = value(labels, masks, classes, np.array([1.0, 0.0], "float32"))
     assert np.isfinite(alone) and np.isfinite(to_numpy(weighted))
-    empty = criterion(np.full_like(labels, 255), masks, classes, 3)
+    empty = value(np.full_like(labels, 255), masks, classes)
     shares = np.exp(classes) / np.exp(classes).sum(-1, keepdims=True)
     assert to_numpy(empty) == pytest.approx(2 * -np.log(shares[..., 3]).mean(), abs=1e-5)
     with pytest.raises(InputError, match="train_num_points is 0; give at least 1"):

@@ -28,7 +28,7 @@ if BACKEND == "jax":
 if BACKEND == "torch":
     WAYS["sdpa"] = {}
 each_way = pytest.mark.parametrize("way", WAYS, indirect=True)
-QUERIES, KEYS = 150, 170
+QUERIES, KEYS = 100, 117
 RNG = np.random.default_rng(2)
 SEGMENTS = np.sort(RNG.integers(0, 4, (2, KEYS)), axis=1).astype("int32")
 IMAGES = np.where(RNG.random((2, KEYS)) > 0.7, -1, np.arange(KEYS) // 30).astype("int32")
@@ -148,16 +148,16 @@ LENGTHS = {
     ),
     "2049, window to both sides": (2049, 2049, 2, 1, 4, {"window": 200}),
     "8192": (8192, 8192, 1, 1, 4, {"causal": True}),
-    "8192, window, segments, cap": (
-        *(8192, 8192, 1, 1, 4),
-        {"causal": True, "window": 1024, "segment_ids": segments(8192, 3000), "soft_cap": 2.0},
+    "4096, window, segments, cap": (
+        *(4096, 4096, 1, 1, 4),
+        {"causal": True, "window": 700, "segment_ids": segments(4096, 1500), "soft_cap": 2.0},
     ),
 }
 
 
 @pytest.mark.parametrize(
     "label",
-    # The other case of this length has what this one has.
+    # The shorter cases have what this one has.
     [pytest.param(label, marks=[pytest.mark.nightly] * (label == "8192")) for label in LENGTHS],
 )
 def test_lengths(label: str) -> None:
@@ -275,19 +275,22 @@ def test_tensorflow_leaves_long_texts_to_the_op() -> None:
     assert reason is None or "rounds its own products" in reason
 
 
-@pytest.mark.parametrize("label", ["causal", "segments, cap", "window, dropout", "override"])
+@pytest.mark.parametrize("label", ["window", "segments, cap, dropout", "override"])
 def test_no_array_is_as_long_as_queries_and_keys(label: str) -> None:
     length, keywords = 1536 if label == "override" else 1024, {"causal": True}
-    if label in ("segments, cap", "override"):
+    if label == "window":
+        keywords |= {"window": 900}
+    else:
         keywords |= {"segment_ids": segments(length, 300), "soft_cap": 3.0}
-    if label == "window, dropout":
-        keywords |= {"window": 100, "dropout": 0.1, "seed": keras.random.SeedGenerator(1)}
+    if "dropout" in label:
+        keywords |= {"dropout": 0.1, "seed": keras.random.SeedGenerator(1)}
     tensors = [keras.ops.ones((1, length, heads, 4)) for heads in (2, 1, 1)]
 
     def run(*x):
         return (ops.attention if label == "override" else ops.attention.generic)(*x, **keywords)
 
-    assert not squares(shapes_made(run, *tensors), length)
+    shapes = shapes_made(run, *tensors)
+    assert not squares(shapes, length)
     if label != "override":
-        assert squares(shapes_made(run, *tensors), 256)  # the blocks themselves are seen
+        assert squares(shapes, 256)  # the blocks themselves are seen
         assert squares(one_block(shapes_made, run, *tensors), length)

@@ -25,6 +25,8 @@ if BACKEND == "jax":
     DTYPES.remove("float64")  # of which JAX makes float32, unless it is told not to
 
 
+# JAX compiles in any case, a program for each operation that runs by itself.
+COMPILED = BACKEND == "jax"
 HALF = ("bfloat16", "float16")
 MULTIPLY = {"attention", "dense", "grouped_dense", "linear_cross_entropy", "mlp", "patch_embedding"}
 
@@ -84,7 +86,8 @@ def by_the_generic_body(number: int, dtype: str):
     op = getattr(ops, name)
     held = [to_numpy(keras.ops.convert_to_tensor(x, dtype)) for x in arrays]
     wide = "float64" if dtype == "float64" else "float32"
-    found = value_and_grad(lambda *x: first(op.generic(*x, **keywords)), *held, dtype=wide)
+    generic = lambda *x: first(op.generic(*x, **keywords))  # noqa: E731
+    found = value_and_grad(generic, *held, dtype=wide, compiled=COMPILED)
     right = DEFINITIONS[name](*(x.astype("float64") for x in held), **keywords)
     assert_near([found[0]], [right], tolerance(name, wide))
     if name == "attention" and keywords:  # without what it is given the result would be another one
@@ -105,7 +108,9 @@ def test_parity(number, dtype, lacks) -> None:
         assert served or name not in ("attention", "dense")
     body = op.override if served else op
     dispatch.reset_decisions()
-    value, gradients = value_and_grad(lambda *x: first(body(*x, **keywords)), *arrays, dtype=dtype)
+    value, gradients = value_and_grad(
+        lambda *x: first(body(*x, **keywords)), *arrays, dtype=dtype, compiled=COMPILED
+    )
     if not served:
         counts = {"override": 0, "generic": 0, reason: 1} if reason else {"generic": 1}
         assert kmodels.decisions()[name] == {"override": 0, **counts}
@@ -125,7 +130,9 @@ def test_parity(number, dtype, lacks) -> None:
 def test_a_batch_of_0(name, label, arrays, keywords) -> None:
     """As a filter may leave one: a result of the right shape, and gradients of zeros."""
     op = getattr(ops, name)
-    value, gradients = value_and_grad(lambda *x: first(op(*x, **keywords)), *arrays)
+    value, gradients = value_and_grad(
+        lambda *x: first(op(*x, **keywords)), *arrays, compiled=COMPILED
+    )
     expected = first(op.generic(*map(keras.ops.convert_to_tensor, arrays), **keywords))
     assert value.dtype == expected.dtype
     assert tuple(value.shape) == tuple(expected.shape)
