@@ -57,7 +57,7 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_default_loss_follows_the_kind_of_problem(name):
     settings, y, loss = LOSSES[name]
-    with pool("vit_debug", preprocessor=None, **settings) as model:
+    with pool("vit_debug", preprocessor=None, num_layers=1, **settings) as model:
         logits = to_numpy(model(IMAGES)).astype("float64")
         found = model.fit(IMAGES, y, epochs=3, verbose=0).history
         np.testing.assert_allclose(found["loss"][0], loss(logits, y), rtol=tolerance("first_loss"))
