@@ -147,18 +147,20 @@ class PatchRows(Reference):
         return [held[str(i)] for i in range(len(held))]
 
     def results(self) -> Iterator[Result]:
-        """Tokens, embeddings and logits at both lengths, logits of raw images, and classes."""
+        """Tokens of both lengths, embeddings of one, logits of the other, raw images, and classes.
+
+        Each call beside the tokens is a graph of its own on JAX and TensorFlow.
+        """
         ids, tower = self.expected["token_ids"].astype("int32"), self.model.backbone.vision_encoder
         for size in ("24", "60"):
             given = self.patches(size)
             mask = given["pixel_attention_mask"].astype(bool)
-            expected = {x: self.expected[f"{size}_{x}"] for x in ("tokens", "embeds", "logits")}
             tokens = to_numpy(tower.intermediates(given)["final_norm"])
-            yield "tokens", tokens[mask], expected["tokens"][mask], "logits"
-            embeds = self.model.encode_image(given, batch_size=3, normalize=False)
-            yield "embeds", embeds, expected["embeds"], "logits"
-            logits = self.model.predict({**given, "token_ids": ids[:4]}, verbose=0)
-            yield "logits", logits, expected["logits"][:, :4], "logits"
+            yield "tokens", tokens[mask], self.expected[f"{size}_tokens"][mask], "logits"
+        embeds = self.model.encode_image(self.patches("24"), batch_size=3, normalize=False)
+        yield "embeds", embeds, self.expected["24_embeds"], "logits"
+        logits = self.model.predict({**self.patches("60"), "token_ids": ids[:4]}, verbose=0)
+        yield "logits", logits, self.expected["60_logits"][:, :4], "logits"
         raw = self.model.similarity(self.pictures, ids)
         yield "raw", raw, self.expected["24_logits"], "logits"
         classifier = NaFlexViTImageClassifier.from_preset(self.root / self.name / "classes")

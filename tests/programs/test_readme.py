@@ -27,15 +27,9 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
     ]
 
 
-# Pages whose programs depend on the backend, and those about packages of one environment.
-EACH_BACKEND = (
-    "README.md",
-    "data.md",
-    "distribution.md",
-    "training.md",
-    "transforms.md",
-    "keras.md",
-)
+# Pages whose programs depend on the backend, and those about packages of one environment. What
+# data.md says of `fit` is proved on each backend by tests/loop/data/test_any_data.py.
+EACH_BACKEND = ("README.md", "distribution.md", "training.md", "transforms.md", "keras.md")
 MARKS = {
     **dict.fromkeys(EACH_BACKEND, pytest.mark.each_backend),
     "interop.md": pytest.mark.needs("keras_hub", "keras_cv"),

@@ -209,7 +209,7 @@ def _pictures(
     rows = -(-len(images) // columns)
     figure, axes = _figure(rows, columns, (1.7 * columns, 2.0 * rows))
     for axis in np.ravel(axes):
-        axis.axis("off")
+        _hide(axis)
     for axis, image, text, instead in zip(np.ravel(axes), images, texts, right, strict=False):
         grey = image.shape[-1] == 1
         axis.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=1)
@@ -250,7 +250,7 @@ def masks(
     figure, axes = _figure(down, 3 * across, (4.8 * across, 1.7 * down + 0.6))
     axes = np.reshape(axes, (-1, 3))
     for axis in axes.flat:
-        axis.axis("off")
+        _hide(axis)
     for row, image, mask, prediction in zip(axes, images, truth, predicted, strict=False):
         shown = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
         parts = {"image": shown, "truth": painted(mask), "prediction": painted(prediction)}
@@ -364,6 +364,12 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns)
+
+
+def _hide(axes: "Axes") -> None:
+    """Leaves out the axes; of ticks that are only not drawn, the layout is computed."""
+    axes.set(xticks=[], yticks=[])
+    axes.set_axis_off()
 
 
 def _line(axes: "Axes", epochs: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:

@@ -81,7 +81,7 @@ def assert_same_model(again, model, x, wanted):
 
 @cases
 def test_config_file_and_copies(make, x, tmp_path):
-    """Under a policy; `test_clones` has the files and copies of float32."""
+    """Under a policy; `test_clones` has float32, and copies, which Keras makes by such files."""
     model = random(make(dtype="mixed_bfloat16", name="mine"))
     described = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
     assert described["registered_name"] == f"kmodels>{type(model).__name__}"
@@ -91,8 +91,6 @@ def test_config_file_and_copies(make, x, tmp_path):
     model.save(tmp_path / "model.keras")
     wanted = to_numpy(model(x))
     assert_same_model(keras.saving.load_model(tmp_path / "model.keras"), model, x, wanted)
-    assert_same_model(copy.deepcopy(model), model, x, wanted)
-    assert_same_model(pickle.loads(pickle.dumps(model)), model, x, wanted)
     model.save_weights(tmp_path / "model.weights.h5")
     again.load_weights(tmp_path / "model.weights.h5")
     assert_same_model(again, model, x, wanted)

@@ -58,8 +58,9 @@ LAYERS = {
 }
 
 
-# A layer of each kind; the computation is TensorFlow's whatever the backend is.
-KINDS = ("RandomFlip", "RandAugment", "MixUp", "Mosaic")
+# One for images alone, and one that mixes them with labels and boxes; the computation is
+# TensorFlow's whatever the backend is.
+KINDS = ("RandomFlip", "MixUp")
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +86,24 @@ def test_every_layer_on_pictures_labels_and_boxes(name, layers):
     settings, has_boxes = LAYERS[name]
     step = Augmentation(getattr(layers, name)(**settings), seed=1)
     pictures, labels, boxes = batch()
-    found, mixed = step(pictures, labels)
-    assert isinstance(found, np.ndarray) and found.dtype == np.float32
-    assert found.shape[0] == 4 and found.shape[-1] == 3 and np.isfinite(found).all()
-    assert np.allclose(mixed.sum(-1), 1.0, atol=1e-5)
     both = {"labels": labels, "bounding_boxes": boxes}
-    if not has_boxes:
+    results = []
+    # TensorFlow traces a layer for each form of its input, which takes all of the time.
+    if not has_boxes or name in KINDS:
+        results.append(step(pictures, labels))
+    if has_boxes:
+        found, y = step(pictures, both)
+        assert y.keys() == both.keys()
+        count = y["bounding_boxes"]["boxes"].shape[1]
+        assert y["bounding_boxes"]["boxes"].shape == (4, count, 4) and count >= 2
+        assert y["bounding_boxes"]["classes"].shape == (4, count)
+        results.append((found, y["labels"]))
+    else:
         refused("cannot augment images and labels and bounding_boxes", step, pictures, both)
-        return
-    found, y = step(pictures, both)
-    assert y.keys() == both.keys()
-    count = y["bounding_boxes"]["boxes"].shape[1]
-    assert y["bounding_boxes"]["boxes"].shape == (4, count, 4) and count >= 2
-    assert y["bounding_boxes"]["classes"].shape == (4, count)
+    for found, mixed in results:
+        assert isinstance(found, np.ndarray) and found.dtype == np.float32
+        assert found.shape[0] == 4 and found.shape[-1] == 3 and np.isfinite(found).all()
+        assert np.allclose(mixed.sum(-1), 1.0, atol=1e-5)
 
 
 @ALL

@@ -77,14 +77,22 @@ def test_a_full_disk_behind_the_output_costs_no_training(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 12
 
 
-@pytest.mark.parametrize("words", [["--help"], ["vit", "--help"], ["--version"], ["doctor"]])
+@pytest.mark.parametrize("words", [["--help"], ["vit", "--help"], ["--version"]])
 def test_no_command_shows_a_traceback(words):
     with open("/dev/full", "w") as full:
         code, lines = end(start(*COMMAND, *words, stdout=full))
     assert (code, len(lines)) == (74, 1)
+    check_closed_pipe(words)
+
+
+def check_closed_pipe(words):
     child = start(*COMMAND, *words)
     child.stdout.close()
     assert end(child)[0] == 141
+
+
+def test_a_command_with_children_shows_no_traceback():
+    check_closed_pipe(["doctor"])
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -195,7 +195,9 @@ def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cp
     model = task.from_preset(preset, **scale)
     for weight in model.weights:  # so that no norm is without effect
         weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.02))
-    for dtype in FORMATS["gguf"].dtypes:
+    # How numbers are rounded is the same for each family.
+    dtypes = FORMATS["gguf"].dtypes if preset == "gemma3_debug" else ("float32", "q8_0")
+    for dtype in dtypes:
         found = convert(model, tmp_path / "model.gguf", "gguf", dtype=dtype)
         assert found.runtime.startswith("transformers ") and found.difference is not None
         assert found.difference <= tolerance("logits")
@@ -285,7 +287,9 @@ def test_the_table_in_the_docs_is_that_of_the_formats():
 
 
 @pytest.mark.needs("gguf")
-def test_adapters_are_merged_on_the_way(sources, tmp_path):
+def test_adapters_are_merged_on_the_way(sources, tmp_path, monkeypatch):
+    # That transformers reads such files is `test_transformers_gives_what_a_gguf_holds`.
+    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*names])
     model = GemmaCausalLM.from_preset(sources("gemma"))
     model.backbone.enable_lora(2)
     for weight in model.trainable_variables:
@@ -303,7 +307,6 @@ def test_adapters_are_merged_on_the_way(sources, tmp_path):
     assert (tmp_path / "beside.gguf").read_bytes() == merged
     convert(sources("gemma"), tmp_path / "without.gguf", "gguf")
     assert (tmp_path / "without.gguf").read_bytes() != merged
-    # What is compared is what the Hugging Face directory gives, too.
     model.export_to_transformers(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "again.gguf", "gguf")
     assert (tmp_path / "again.gguf").read_bytes() == merged

@@ -17,10 +17,10 @@ HOSTILE = ("kmodels.py", "json.py", "pickle.py", "signal.py", "multiprocessing.p
 # A loader of torch whose processes come from the forkserver, which Python starts by `-c`.
 LOADER = """
 import multiprocessing, torch
-from kmodels.data.pipeline import stream
-stream.device_put.FORKS = False
 data = torch.utils.data.TensorDataset(torch.zeros(4, 2))
 if __name__ == "__main__":
+    from kmodels.data.pipeline import stream
+    stream.device_put.FORKS = False
     multiprocessing.set_start_method("fork")
     print(len(list(stream.started(torch.utils.data.DataLoader(data, 2, num_workers=1)))))
 """
