@@ -33,7 +33,7 @@ MODULES = (
         "kmodels.tools.compare_backends.parity",
         "kmodels.tools.compare_backends.report",
     ),
-    *("kmodels.tools.convert", "kmodels.tools.plan"),
+    *("kmodels.tools.convert", "kmodels.tools.plan", "kmodels.tools.plan.recommend"),
 )
 HEAD = """# The public names
 

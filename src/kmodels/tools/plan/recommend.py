@@ -16,6 +16,8 @@ from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.text import read_records
 from kmodels.tools.plan import Plan, Setup
 
+__all__ = ["Choice", "chosen", "learning_rate", "recommendations", "show"]
+
 # The lengths of so many records stand for those of all.
 SAMPLE = 2000
 # Rows are a multiple of LENGTHS_OF long and not longer than LONGEST, unless a flag says so.
