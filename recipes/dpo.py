@@ -39,7 +39,9 @@ class Settings(recipe.Common):
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
     batch_size: int = flag(8, "pairs per step, over all devices")
     epochs: int = flag(2, "passes over the training pairs", small=1)
-    learning_rate: float = flag(1e-3, "highest learning rate")
+    learning_rate: float | None = flag(
+        None, "highest learning rate; default: 1e-3, with --weights 5e-6"
+    )
     schedule: str = flag(
         "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
     )
@@ -108,6 +110,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     from kmodels.text import TextLoader, encode_pairs
 
     recipe.prepare(settings)
+    # TRL's examples/scripts/dpo.py has this rate for adapters of real models.
+    rate = 5e-6 if settings.weights else 1e-3
+    settings = recipe.filled(settings, folder, learning_rate=rate)
 
     # === Data ===
     recipe.working(f"reading the data: {settings.data or 'pairs that come with kmodels'}")
