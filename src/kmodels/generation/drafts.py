@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
 
 import keras
@@ -24,7 +24,6 @@ LONGEST = 3
 _vocabularies: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-@runtime_checkable
 class Generating(Protocol):
     """A task that generates, see `kmodels.generation.task.Generates`."""
 
@@ -170,7 +169,7 @@ def drafter_of(
         return LookupDrafter(prompt_lookup_num_tokens)
     if assistant is None:
         return None
-    if not isinstance(assistant, Generating):
+    if not _generates(assistant):
         raise InputError(
             f"assistant is of type {type(assistant).__name__}; give a task that generates, such as "
             "a GemmaCausalLM"
@@ -179,6 +178,11 @@ def drafter_of(
     rows = model.backbone.config.vocabulary_size
     _check_vocabularies(model, assistant, rows)
     return AssistantDrafter(assistant, num_assistant_tokens, rows)
+
+
+def _generates(model: object) -> TypeGuard[Generating]:
+    # From Python 3.12 on `isinstance` does not find the layers of a module of torch.
+    return all(hasattr(model, name) for name in ("backbone", "preprocessor", "generator"))
 
 
 def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> None:

@@ -12,6 +12,7 @@ from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
 from kmodels.data import ImageLoader, StatefulLoader, as_dataset
+from kmodels.data.pipeline import position
 from kmodels.models import ViTImageClassifier
 from kmodels.text import TextLoader
 from refusals import refused
@@ -358,6 +359,27 @@ def test_states_are_asked_for_only_where_a_checkpoint_is(tmp_path):
         run(made(quick), "fit", data, verbose=0, callbacks=callbacks)
         counts.append(Asked.asked)
     assert counts[0] > STEPS and counts[1] == counts[0]
+
+
+class Wrapper:
+    """A loader around another one, which passes on what it does not have."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
+
+@pytest.mark.once
+def test_a_state_that_a_wrapper_passes_on_is_found():
+    # `isinstance` of a protocol finds it up to Python 3.11 alone.
+    accessors = position._accessors(Wrapper(image_loader(Pictures())))
+    assert accessors is not None and accessors[0]()["batch"] == 0
+    assert position._accessors(Wrapper([1])) is None
 
 
 @pytest.mark.once

@@ -9,7 +9,7 @@ import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
@@ -171,7 +171,7 @@ class Position:
         Raises:
             InputError: with the name of the loader and its state.
         """
-        if not isinstance(self._loader, StatefulLoader):
+        if not _is_stateful(self._loader):
             return
         state = self._loader.state_dict()
         try:
@@ -274,7 +274,7 @@ class Position:
             True if the loader, or its iterator, can load a state.
         """
         state, after, _ = _parts(state)
-        if isinstance(self._loader, StatefulLoader):
+        if _is_stateful(self._loader):
             self._loader.load_state_dict(state)
             if not over:
                 self._begun = [self._with_generator(self._source.begin(), after)]
@@ -320,8 +320,15 @@ def _parts(state: Tree) -> tuple[Any, Any, Any]:
     return state, None, None
 
 
+def _is_stateful(thing: object) -> TypeGuard[StatefulLoader]:
+    # From Python 3.12 on `isinstance` does not find methods that a wrapper passes on.
+    return callable(getattr(thing, "state_dict", None)) and callable(
+        getattr(thing, "load_state_dict", None)
+    )
+
+
 def _accessors(thing: object) -> tuple[Read, Load] | None:
-    if isinstance(thing, StatefulLoader):
+    if _is_stateful(thing):
         return thing.state_dict, thing.load_state_dict
     read, load = getattr(thing, "get_state", None), getattr(thing, "set_state", None)
     return (read, load) if callable(read) and callable(load) else None
