@@ -292,20 +292,11 @@ def optimizer(settings: Settings, learning_rate: Any) -> Any:
 def check_memory(settings: Settings, lora: Any) -> None:
     """Raises InputError if a step needs clearly more memory than is available."""
     from kmodels.tools import plan
+    from kmodels.tools.plan import recommend
 
-    setup = plan.Setup(
-        settings.batch_size,
-        settings.sequence_length,
-        precision=settings.precision,
-        lora=lora,
-        quantize=settings.quantize,
-        remat=settings.remat,
-        accumulate=settings.accumulate,
-        packed=settings.pack,
-    )
     estimate = plan.Plan(
         settings.weights or settings.preset,
-        setup,
+        recommend.setup_of(settings, lora),
         overrides=None if settings.weights else demo_size(settings),
     )
     if not settings.ignore_memory_check:

@@ -87,7 +87,7 @@ class Settings(recipe.Common):
 
 
 FROM_SCRATCH = {"learning_rate": 3e-3}
-# 3e-3 for all blocks would destroy what the weights know (docs/tasks/fine_tune_vit.md).
+# A rate of 3e-3 for all blocks destroys pretrained features (docs/tasks/fine_tune_vit.md).
 PRETRAINED = {"learning_rate": 3e-4, "layer_decay": 0.75}
 # Settings that a resumed run must share with the one it continues.
 FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", "seed")

@@ -16,7 +16,7 @@ from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.text import read_records
 from kmodels.tools.plan import Plan, Setup
 
-__all__ = ["Choice", "chosen", "learning_rate", "recommendations", "show"]
+__all__ = ["Choice", "chosen", "learning_rate", "recommendations", "setup_of", "show"]
 
 # The lengths of so many records stand for those of all.
 SAMPLE = 2000
@@ -75,10 +75,9 @@ def chosen(settings: Any, rows: Sequence[Any], text: CausalLMPreprocessor) -> li
         value = "bfloat16" if there else "float32"
         reason = "half the memory; adapters stay float32" if there else "CPUs compute it exactly"
         choices.append(Choice("precision", value, reason))
-    step = max(len(rows) // SAMPLE, 1)
-    rows = rows[::step]
     if settings.loss_on == "auto":
         choices.append(_loss_on(rows, text))
+    rows = rows[:: max(len(rows) // SAMPLE, 1)]
     length = settings.sequence_length
     if length is None:
         sizes = np.array([len(example.ids) - 1 for example in text.encode(rows, UNCUT)])
@@ -105,6 +104,25 @@ def _loss_on(rows: Sequence[Any], text: CausalLMPreprocessor) -> Choice:
     return Choice("loss_on", "responses", "the prompts are given, not learnt")
 
 
+def setup_of(settings: Any, lora: LoraSettings) -> Setup:
+    """Returns the step of a run.
+
+    Args:
+        settings: of recipes/gemma_lora.py, none of them open.
+        lora: its adapters.
+    """
+    return Setup(
+        settings.batch_size,
+        settings.sequence_length,
+        precision=settings.precision,
+        lora=lora,
+        quantize=settings.quantize,
+        remat=settings.remat,
+        accumulate=settings.accumulate,
+        packed=settings.pack,
+    )
+
+
 def recommendations(settings: Any) -> dict[str, Any]:
     """Returns the settings that matter, with reasons and costs, as plain values for JSON.
 
@@ -126,16 +144,7 @@ def recommendations(settings: Any) -> dict[str, Any]:
     settings = replace(settings, **{name: value for name, value, _ in choices})
     targets = tuple(settings.targets.split(","))
     lora = LoraSettings(settings.rank, settings.alpha, targets=targets, dora=settings.dora)
-    setup = Setup(
-        settings.batch_size,
-        settings.sequence_length,
-        precision=settings.precision,
-        lora=lora,
-        quantize=settings.quantize,
-        remat=settings.remat,
-        accumulate=settings.accumulate,
-        packed=settings.pack,
-    )
+    setup = setup_of(settings, lora)
     plan = Plan(weights, setup)
     others = {
         "precision": ("bfloat16", replace(setup, precision="bfloat16")),
