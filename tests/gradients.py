@@ -104,6 +104,8 @@ def _differentiate(
         import torch
 
         tensors = [tensor.detach().clone().requires_grad_(True) for tensor in tensors]
+        if compiled:
+            torch.compiler.reset()  # each case of a test compiles the same code object
         run = torch.compile(function, backend="eager", fullgraph=True) if compiled else function
         value, rest = run(*tensors)
         gradients = torch.autograd.grad(value, tensors, materialize_grads=unused)
