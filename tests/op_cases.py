@@ -103,6 +103,21 @@ def linear_cross_entropy(
     return (losses * weights).sum()
 
 
+def linear_log_probs(
+    hidden: np.ndarray,
+    table: np.ndarray,
+    labels: np.ndarray,
+    weights: Any = 1.0,
+    soft_cap: float | None = None,
+    temperature: float = 1.0,
+    **_: Any,
+) -> np.ndarray:
+    scores = hidden @ table.T
+    scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
+    scores = scores / temperature
+    return weights * (scores[np.arange(len(labels)), labels] - np.log(np.exp(scores).sum(1)))
+
+
 # What each op is, of arrays in float64.
 DEFINITIONS = {
     "attention": attention,
@@ -113,6 +128,7 @@ DEFINITIONS = {
     "grouped_dense": grouped_dense,
     "layer_norm": layer_norm,
     "linear_cross_entropy": linear_cross_entropy,
+    "linear_log_probs": linear_log_probs,
     "mlp": mlp,
     "patch_embedding": patch_embedding,
     "quantized_dense": lambda x, kernel, scale: x @ (kernel / scale),
@@ -127,7 +143,7 @@ TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
-    *("places of each", "neighbors", "quarters"),
+    *("soft cap, temperature", "places of each", "neighbors", "quarters"),
 )
 
 

@@ -1,6 +1,6 @@
-"""Cross-entropy of a linear classifier over a large vocabulary."""
+"""Cross-entropy and log-probabilities of a linear classifier over a large vocabulary."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -16,6 +16,14 @@ BUDGET = 2**28
 IGNORED = -100
 # Least classes of such a tile, and positions assumed if their number is unknown.
 NARROWEST, USUAL = 2048, 8192
+
+
+class Scoring(NamedTuple):
+    """The scores s = cap(hidden @ table.T) / temperature, and which of their results are wanted."""
+
+    soft_cap: float | None = None
+    temperature: float = 1.0
+    with_entropy: bool = False
 
 
 @op
@@ -67,6 +75,82 @@ def linear_cross_entropy(
     """
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     check_rows(table, rows, row_ids, trainable_table)
+    scores, best, weights = _scores(
+        *(hidden, table, labels, weights, rows, row_ids), trainable_table, Scoring(soft_cap)
+    )
+    return -ops.sum(ops.multiply(weights, scores[0])), ops.stop_gradient(
+        ops.sum(ops.multiply(weights, best))
+    )
+
+
+@op
+def linear_log_probs(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    soft_cap: float | None = None,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    trainable_table: bool = False,
+    rows: Tensor | None = None,
+    row_ids: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Log-probability of each label under the softmax of the logits `hidden @ table.T`.
+
+    This body builds the logits; no override does, as in `linear_cross_entropy`, which is minus the
+    sum of the log-probabilities.
+
+    Shapes: hidden (M, D), table (V, D), labels (M,), weights (M,) -> (M,), or two of them.
+    Dtypes: as in `linear_cross_entropy`.
+
+    Args:
+        hidden: the states to classify.
+        table: a row per class, such as the token embedding.
+        labels: the class of each position, as in `linear_cross_entropy`.
+        weights: multiply the results; None for ones. Values at a position of weight 0, or labeled
+            -100, play no part, not even NaN, and its results are 0.
+        soft_cap: logits are squashed to `soft_cap * tanh(logits / soft_cap)`.
+        temperature: divides the logits after the soft cap.
+        with_entropy: returns the entropy of each softmax too, in nats. Its gradient takes another
+            product of each tile, also if it is not used.
+        trainable_table: whether the table gets a gradient; without, it gets none or zeros.
+        rows: (N, D) float, which stand in place of some rows of a frozen table and are trained.
+        row_ids: (N,) integer, which rows those are, each once.
+
+    Returns:
+        The log-probabilities, or (log-probabilities, entropies). All have gradients by `hidden`
+        and, if requested, by `table`, or by `rows`.
+
+    Raises:
+        InputError: as in `linear_cross_entropy`, and for a temperature that is not positive.
+
+    Parity: `torch.log_softmax` and `torch.distributions.Categorical.entropy` of the logits.
+    Source: as for `linear_cross_entropy`
+    """
+    weights = ops.ones(ops.shape(labels), wide(hidden)) if weights is None else weights
+    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
+    check_rows(table, rows, row_ids, trainable_table)
+    scoring = Scoring(soft_cap, temperature, with_entropy)
+    scores, _, weights = _scores(
+        *(hidden, table, labels, weights, rows, row_ids), trainable_table, scoring
+    )
+    results = tuple(ops.multiply(weights, each) for each in scores)
+    return results if with_entropy else results[0]
+
+
+def _scores(
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    rows: Tensor | None,
+    row_ids: Tensor | None,
+    trainable_table: bool,
+    scoring: Scoring,
+) -> tuple[list[Any], Any, Any]:
+    """Returns [log-probabilities] or [log-probabilities, entropies], the hits, and the weights."""
     dtype = wide(hidden)
     weights = ops.stop_gradient(ops.cast(without_ignored(labels, weights), dtype))
     counted = ops.not_equal(weights, 0)
@@ -79,16 +163,19 @@ def linear_cross_entropy(
         places = ops.expand_dims(ops.cast(row_ids, "int32"), 1)
         table = ops.scatter_update(table, places, ops.cast(rows, ops.dtype(table)))
     logits = ops.cast(matmul(hidden, ops.transpose(table)), dtype)
-    if soft_cap is not None:
-        logits = ops.tanh(logits / soft_cap) * soft_cap
+    if scoring.soft_cap is not None:
+        logits = ops.tanh(logits / scoring.soft_cap) * scoring.soft_cap
+    if scoring.temperature != 1:
+        logits = logits / scoring.temperature
     right = ops.squeeze(ops.take_along_axis(logits, ops.expand_dims(labels, 1), axis=1), 1)
-    losses = ops.subtract(ops.logsumexp(logits, axis=1), right)
+    total = ops.logsumexp(logits, axis=1)
+    results = [ops.subtract(right, total)]
+    if scoring.with_entropy:
+        log_shares = ops.subtract(logits, ops.expand_dims(total, 1))
+        results.append(-ops.sum(ops.multiply(ops.exp(log_shares), log_shares), axis=1))
     # Keras wants `initial` for no rows, and on torch puts it on the CPU.
     highest = ops.max(logits, axis=1) if logits.shape[0] != 0 else logits[:, 0]
-    best = ops.cast(ops.greater_equal(right, highest), dtype)
-    return ops.sum(ops.multiply(weights, losses)), ops.stop_gradient(
-        ops.sum(ops.multiply(weights, best))
-    )
+    return results, ops.cast(ops.greater_equal(right, highest), dtype), weights
 
 
 def without_ignored(labels: Tensor, weights: Tensor) -> Any:
@@ -98,7 +185,12 @@ def without_ignored(labels: Tensor, weights: Tensor) -> Any:
 
 
 def check_linear_cross_entropy(
-    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, soft_cap: float | None
+    hidden: Tensor,
+    table: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    soft_cap: float | None,
+    temperature: float = 1.0,
 ) -> None:
     """Checks the arguments, as far as static shapes are known.
 
@@ -117,6 +209,8 @@ def check_linear_cross_entropy(
         raise InputError(
             f"linear_cross_entropy got soft_cap {soft_cap}; it must be positive, or None."
         )
+    if not temperature > 0:
+        raise InputError(f"linear_log_probs got temperature {temperature}; it must be positive.")
 
 
 def check_rows(
@@ -146,9 +240,11 @@ def gradient_of_rows(
     rows: Tensor,
     row_ids: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    for_loss: Tensor,
+    for_entropy: Tensor | None,
     total: Tensor,
-    soft_cap: float | None,
+    entropy: Tensor | None,
+    scoring: Scoring,
 ) -> Any:
     """Returns the gradient of `rows` (N, D), for overrides that hold no logits.
 
@@ -157,22 +253,29 @@ def gradient_of_rows(
         rows: (N, D).
         row_ids: (N,).
         labels: (M,).
-        weights: (M,), float32 or wider, times the upstream gradient.
-        total: (M,), logarithm of the sum of the exponentials of all logits.
-        soft_cap: soft cap of the logits.
+        for_loss: (M,), the gradient of minus the log-probabilities, float32 or wider.
+        for_entropy: (M,), the gradient of the entropies, or None.
+        total: (M,), logarithm of the sum of the exponentials of all scores.
+        entropy: (M,), or None.
+        scoring: how the scores are computed.
     """
     dtype = ops.dtype(total)
     score = ops.cast(matmul(hidden, ops.transpose(ops.cast(rows, ops.dtype(hidden)))), dtype)
-    slope = 1.0
-    if soft_cap is not None:
-        score = ops.tanh(score / soft_cap)
-        slope = 1 - ops.square(score)
-        score = score * soft_cap
+    slope = 1.0 / scoring.temperature
+    if scoring.soft_cap is not None:
+        score = ops.tanh(score / scoring.soft_cap)
+        slope = (1 - ops.square(score)) * slope
+        score = score * scoring.soft_cap
+    score = score / scoring.temperature
     labels, row_ids = ops.cast(labels, "int32"), ops.cast(row_ids, "int32")
     own = ops.cast(ops.equal(labels[:, None], row_ids[None]), dtype)
-    score = (ops.exp(score - total[:, None]) - own) * weights[:, None] * slope
-    found = matmul(ops.transpose(ops.cast(score, ops.dtype(hidden))), hidden)
-    return ops.cast(found, ops.dtype(rows))
+    log_share = score - total[:, None]
+    share = ops.exp(log_share)
+    gradient = (share - own) * for_loss[:, None]
+    if for_entropy is not None and entropy is not None:
+        gradient = gradient - share * (log_share + entropy[:, None]) * for_entropy[:, None]
+    gradient = ops.cast(gradient * slope, ops.dtype(hidden))
+    return ops.cast(matmul(ops.transpose(gradient), hidden), ops.dtype(rows))
 
 
 def tile_of(vocabulary: int, positions: int | None = None, accelerator: bool = False) -> int:

@@ -11,10 +11,12 @@ from jax import lax
 
 from kmodels.core.dispatch import OpCall, override
 from kmodels.ops.linear_cross_entropy import (
+    Scoring,
     check_linear_cross_entropy,
     check_rows,
     gradient_of_rows,
     linear_cross_entropy,
+    linear_log_probs,
     tile_of,
     without_ignored,
 )
@@ -51,6 +53,55 @@ def linear_cross_entropy_jax(
     """See `kmodels.ops.linear_cross_entropy`; XLA must not see the table as a whole in a dot."""
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
     check_rows(table, rows, row_ids, trainable_table)
+    scores, best, weights = _scores(
+        *(hidden, table, labels, weights, rows, row_ids), trainable_table, Scoring(soft_cap)
+    )
+    return -jnp.sum(weights * scores[0]), jnp.sum(weights * best)
+
+
+@override(linear_log_probs, _supports)
+def linear_log_probs_jax(
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    soft_cap: float | None = None,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    trainable_table: bool = False,
+    rows: jax.Array | None = None,
+    row_ids: jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """See `kmodels.ops.linear_log_probs`."""
+    weights = jnp.ones(labels.shape) if weights is None else weights
+    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
+    check_rows(table, rows, row_ids, trainable_table)
+    scores, _, weights = _scores(
+        *(hidden, table, labels, weights, rows, row_ids),
+        trainable_table,
+        Scoring(soft_cap, temperature, with_entropy),
+    )
+    scores = scores * weights
+    return (scores[0], scores[1]) if with_entropy else scores[0]
+
+
+def _scores(
+    hidden: jax.Array,
+    table: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
+    rows: jax.Array | None,
+    row_ids: jax.Array | None,
+    trainable_table: bool,
+    scoring: Scoring,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the scores.
+
+    Returns:
+        (1, M) log-probabilities, or (2, M) with the entropies; whether each label is the best (M,);
+        the weights (M,). Results at a position of weight 0 are finite, and mean nothing.
+    """
     hidden, table, labels, weights = (
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )
@@ -60,11 +111,29 @@ def linear_cross_entropy_jax(
     hidden = jnp.where(counted[:, None], hidden, 0)
     labels = jnp.where(counted, labels.astype("int32"), 0)
     if trainable_table:
-        return _trainable(hidden, table, labels, weights, soft_cap)
+        return *_trainable(hidden, table, labels, counted, scoring), weights
     if rows is not None:
         rows, row_ids = keras.ops.convert_to_tensor(rows), keras.ops.convert_to_tensor(row_ids)
     table = lax.stop_gradient(table)
-    return _frozen(hidden, rows, table, row_ids, labels, weights, soft_cap)
+    return *_frozen(hidden, rows, table, row_ids, labels, counted, scoring), weights
+
+
+class _Walked(NamedTuple):
+    """The results of a walk over the vocabulary, for each position."""
+
+    total: jax.Array  # the log of the summed exponentials
+    right: jax.Array  # the score of the label
+    top: jax.Array  # the highest score
+    entropy: jax.Array | None  # if wanted
+    # The derivatives by `hidden` (M, D), if wanted: of minus the log-probability, of the entropy.
+    slopes: tuple[jax.Array, ...]
+
+    def scores(self) -> tuple[jax.Array, jax.Array]:
+        """Returns log-probabilities with entropies, and whether each label is the best."""
+        results = [self.right - self.total]
+        if self.entropy is not None:
+            results.append(self.entropy)
+        return jnp.stack(results), (self.right >= self.top).astype(self.total.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -74,11 +143,11 @@ def _frozen(
     table: jax.Array,
     row_ids: jax.Array | None,
     labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
+    counted: jax.Array,
+    scoring: Scoring,
 ) -> tuple[jax.Array, jax.Array]:
     table = _with_rows(table, rows, row_ids)
-    return _sums(weights, _walk_counted(hidden, table, labels, weights, soft_cap, False))
+    return _walk_counted(hidden, table, labels, counted, scoring, False).scores()
 
 
 def _frozen_forward(
@@ -87,28 +156,39 @@ def _frozen_forward(
     table: jax.Array,
     row_ids: jax.Array | None,
     labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
+    counted: jax.Array,
+    scoring: Scoring,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     table = _with_rows(table, rows, row_ids)
-    found = _walk_counted(hidden, table, labels, weights, soft_cap, True)
-    slope = (found[3] * weights[:, None]).astype(hidden.dtype)
-    kept = None if rows is None else (hidden, rows, row_ids, labels, weights, found[0])
-    return _sums(weights, found), (slope, kept)
+    walked = _walk_counted(hidden, table, labels, counted, scoring, True)
+    slopes = tuple(slope.astype(hidden.dtype) for slope in walked.slopes)
+    kept = None
+    if rows is not None:
+        kept = hidden, rows, row_ids, labels, walked.total, walked.entropy
+    return walked.scores(), (slopes, kept)
 
 
 def _frozen_backward(
-    soft_cap: float | None, kept: Any, upstream: tuple[jax.Array, jax.Array]
+    scoring: Scoring, kept: Any, upstream: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array | None, ...]:
-    (slope, of_rows), for_rows = kept, None
+    (slopes, of_rows), for_rows = kept, None
+    for_loss, for_entropy = _by_result(upstream[0])
     if of_rows is not None:
-        hidden, rows, row_ids, labels, weights, total = of_rows
-        weights = weights * upstream[0]
-        for_rows = gradient_of_rows(hidden, rows, row_ids, labels, weights, total, soft_cap)
-    return slope * upstream[0].astype(slope.dtype), for_rows, None, None, None, None
+        hidden, rows, row_ids, labels, total, entropy = of_rows
+        known = labels, for_loss, for_entropy, total, entropy, scoring
+        for_rows = gradient_of_rows(hidden, rows, row_ids, *known)
+    gradient = slopes[0] * for_loss.astype(slopes[0].dtype)[:, None]
+    if for_entropy is not None:
+        gradient += slopes[1] * for_entropy.astype(slopes[1].dtype)[:, None]
+    return gradient, for_rows, None, None, None, None
 
 
 _frozen.defvjp(_frozen_forward, _frozen_backward)
+
+
+def _by_result(upstream: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the gradients of minus the log-probabilities, and of the entropies if there are."""
+    return -upstream[0], upstream[1] if len(upstream) > 1 else None
 
 
 def _with_rows(table: jax.Array, rows: jax.Array | None, row_ids: jax.Array | None) -> jax.Array:
@@ -124,49 +204,50 @@ def _trainable_forward(
     hidden: jax.Array,
     table: jax.Array,
     labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
+    counted: jax.Array,
+    scoring: Scoring,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    found = _walk_counted(hidden, table, labels, weights, soft_cap, False)
-    return _sums(weights, found), (hidden, table, labels, weights, found[0])
+    walked = _walk_counted(hidden, table, labels, counted, scoring, False)
+    return walked.scores(), (hidden, table, labels, walked.total, walked.entropy)
 
 
 def _trainable_backward(
-    soft_cap: float | None, kept: tuple[jax.Array, ...], upstream: tuple[jax.Array, jax.Array]
+    scoring: Scoring, kept: tuple[Any, ...], upstream: tuple[jax.Array, jax.Array]
 ) -> Any:
-    hidden, table, labels, weights, total = kept
-    weights = weights * upstream[0]
-    dtype = weights.dtype
+    hidden, table, labels, total, entropy = kept
+    for_loss, for_entropy = _by_result(upstream[0])
+    dtype = total.dtype
 
     def step(tile: _Tile, state: tuple[jax.Array, jax.Array]) -> Any:
         for_hidden, for_table = state
         own = (jnp.arange(tile.rows.shape[0]) == tile.column) & tile.here[:, None]
-        score = (jnp.exp(tile.score - total[:, None]) - own) * weights[:, None]
+        log_share = tile.score - total[:, None]
+        share = jnp.exp(log_share)
+        score = (share - own) * for_loss[:, None]
+        if for_entropy is not None:
+            score -= share * (log_share + entropy[:, None]) * for_entropy[:, None]
+        if scoring.temperature != 1:
+            score = score / scoring.temperature
         score = (score if tile.slope is None else score * tile.slope).astype(hidden.dtype)
         for_hidden += _product(score, 1, tile.rows, 0, dtype)
         rows = _product(score, 0, hidden, 0, dtype).astype(table.dtype)
         return for_hidden, lax.dynamic_update_slice(for_table, rows, (tile.start, 0))
 
     state = (jnp.zeros(hidden.shape, dtype), jnp.zeros_like(table))
-    for_hidden, for_table = _each_tile(hidden, table, labels, soft_cap, step, state)
+    for_hidden, for_table = _each_tile(hidden, table, labels, scoring, step, state)
     return for_hidden.astype(hidden.dtype), for_table, None, None
 
 
 _trainable.defvjp(_trainable_forward, _trainable_backward)
 
 
-def _sums(weights: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    total, right, top = found[:3]
-    return jnp.sum(weights * (total - right)), jnp.sum(weights * (right >= top))
-
-
 class _Tile(NamedTuple):
-    """Some classes of the table, and the logits of all positions for them."""
+    """Some classes of the table, and the scores of all positions for them."""
 
     start: jax.Array | int  # first class
     rows: jax.Array  # (v, D)
-    score: jax.Array  # logits (M, v)
-    slope: jax.Array | None  # derivative of the logits by the uncapped ones
+    score: jax.Array  # (M, v)
+    slope: jax.Array | None  # derivative of the capped logits by the uncapped ones
     column: jax.Array  # of each label in the tile, (M, 1)
     here: jax.Array  # whether the tile holds the label, (M,)
 
@@ -175,7 +256,7 @@ def _each_tile(
     hidden: jax.Array,
     table: jax.Array,
     labels: jax.Array,
-    soft_cap: float | None,
+    scoring: Scoring,
     step: Callable[[_Tile, Any], Any],
     state: Any,
 ) -> Any:
@@ -187,9 +268,11 @@ def _each_tile(
         rows = _part(table, start, lambda x, i: lax.dynamic_slice_in_dim(x, i, count))
         rows, slope = rows.astype(hidden.dtype), None
         score = _product(hidden, 1, rows, 1, wide)
-        if soft_cap is not None:
-            score = jnp.tanh(score / soft_cap)
-            score, slope = score * soft_cap, 1 - score * score
+        if (cap := scoring.soft_cap) is not None:
+            score = jnp.tanh(score / cap)
+            score, slope = score * cap, 1 - score * score
+        if scoring.temperature != 1:
+            score = score / scoring.temperature
         local = labels - start
         column, here = jnp.clip(local, 0, count - 1)[:, None], (local >= 0) & (local < count)
         return step(_Tile(start, rows, score, slope, column, here), state)
@@ -241,42 +324,61 @@ def _product(
 
 
 def _walk(
-    hidden: jax.Array, table: jax.Array, labels: jax.Array, soft_cap: float | None, gradient: bool
-) -> tuple[jax.Array, ...]:
-    """Goes through the vocabulary once, with a running maximum and sum.
-
-    Returns:
-        For each position the log of the summed exponentials, the label's logit, the highest logit
-        and, with `gradient`, the derivative of the cross-entropy by `hidden` (M, D).
-    """
+    hidden: jax.Array, table: jax.Array, labels: jax.Array, scoring: Scoring, gradient: bool
+) -> _Walked:
+    """Goes through the vocabulary once, with a running maximum and sum."""
     dtype = jnp.promote_types(hidden.dtype, jnp.float32)
     zeros = jnp.zeros(hidden.shape[0], dtype)
-    state = {"total": zeros, "right": zeros, "top": zeros - jnp.inf}
+    state: dict[str, Any] = {"total": zeros, "right": zeros, "top": zeros + jnp.finfo(dtype).min}
+    # The sums of exponential x (score - top) and, as the second of the means, times the rows.
+    if scoring.with_entropy:
+        state["below_top"] = zeros
     if gradient:
-        state |= {"mean": jnp.zeros(hidden.shape, dtype), "slope_right": zeros + 1}
+        means = (jnp.zeros(hidden.shape, dtype),) * (1 + scoring.with_entropy)
+        state |= {"means": means, "slope_right": zeros + 1}
 
-    def step(tile: _Tile, old: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def step(tile: _Tile, old: dict[str, Any]) -> dict[str, Any]:
         _, rows, score, slope, column, here = tile
-        new = {"right": jnp.where(here, _take(score, column), old["right"])}
+        new: dict[str, Any] = {"right": jnp.where(here, _take(score, column), old["right"])}
         new["top"] = jnp.maximum(old["top"], jnp.max(score, axis=1))
-        decay = jnp.exp(old["top"] - new["top"])
-        score = jnp.exp(score - new["top"][:, None])
-        new["total"] = old["total"] * decay + jnp.sum(score, axis=1)
+        moved = old["top"] - new["top"]
+        decay, score = jnp.exp(moved), score - new["top"][:, None]
+        shares = [jnp.exp(score)]
+        new["total"] = old["total"] * decay + jnp.sum(shares[0], axis=1)
+        if scoring.with_entropy:
+            shares.append(shares[0] * score)
+            before = old["below_top"] + moved * old["total"]
+            new["below_top"] = before * decay + jnp.sum(shares[1], axis=1)
         if gradient:
+            means = list(old["means"])
+            if scoring.with_entropy:
+                means[1] += moved[:, None] * means[0]
             new["slope_right"] = old["slope_right"]
             if slope is not None:
                 new["slope_right"] = jnp.where(here, _take(slope, column), old["slope_right"])
-                score = score * slope
-            part = _product(score.astype(hidden.dtype), 1, rows, 0, dtype)
-            new["mean"] = old["mean"] * decay[:, None] + part
+                shares = [share * slope for share in shares]
+            new["means"] = tuple(
+                mean * decay[:, None] + _product(share.astype(hidden.dtype), 1, rows, 0, dtype)
+                for mean, share in zip(means, shares, strict=True)
+            )
         return new
 
-    state = _each_tile(hidden, table, labels, soft_cap, step, state)
-    total = jnp.log(state["total"]) + state["top"]
-    if not gradient:
-        return total, state["right"], state["top"]
-    own = _part(table, labels, lambda x, i: x[i]).astype(dtype) * state["slope_right"][:, None]
-    return total, state["right"], state["top"], state["mean"] / state["total"][:, None] - own
+    state = _each_tile(hidden, table, labels, scoring, step, state)
+    log_total, entropy, below_top = jnp.log(state["total"]), None, None
+    if scoring.with_entropy:
+        below_top = state["below_top"] / state["total"]
+        entropy = log_total - below_top
+    slopes: list[jax.Array] = []
+    if gradient:
+        means = [mean / state["total"][:, None] for mean in state["means"]]
+        own = _part(table, labels, lambda x, i: x[i]).astype(dtype) * state["slope_right"][:, None]
+        slopes = [means[0] - own]
+        if below_top is not None:
+            slopes.append(means[0] * below_top[:, None] - means[1])
+        if scoring.temperature != 1:
+            slopes = [slope / scoring.temperature for slope in slopes]
+    total = log_total + state["top"]
+    return _Walked(total, state["right"], state["top"], entropy, tuple(slopes))
 
 
 def _take(values: jax.Array, column: jax.Array) -> jax.Array:
@@ -287,50 +389,50 @@ def _walk_counted(
     hidden: jax.Array,
     table: jax.Array,
     labels: jax.Array,
-    weights: jax.Array,
-    soft_cap: float | None,
+    counted: jax.Array,
+    scoring: Scoring,
     gradient: bool,
-) -> tuple[jax.Array, ...]:
+) -> _Walked:
     """Calls `_walk`, on a CPU without the positions of weight 0, whose number varies by batch.
 
     The results of those positions are zeros, or come from a block that they share with others.
     """
-    rows, counted = hidden.shape[0], weights != 0
+    rows = hidden.shape[0]
     # Sorting would move positions between the devices of a data-parallel run. A GPU's host waits
     # for each number that decides how often a loop runs, and which way a switch goes.
     if keras.distribution.distribution() is not None or on_accelerator():
-        return _walk(hidden, table, labels, soft_cap, gradient)
+        return _walk(hidden, table, labels, scoring, gradient)
     order = jnp.argsort(~counted)
     hidden, labels = hidden[order], labels[order]
     last, block = jnp.sum(counted, dtype="int32"), min(rows, BLOCK)
-    dtype = weights.dtype
-    found = (jnp.zeros(rows, dtype),) * 3 + (jnp.zeros(hidden.shape, dtype),) * gradient
+    zeros = jnp.zeros(rows, jnp.promote_types(hidden.dtype, jnp.float32))
+    slopes = (jnp.zeros(hidden.shape, zeros.dtype),) * (1 + scoring.with_entropy) * gradient
+    walked = _Walked(zeros, zeros, zeros, zeros if scoring.with_entropy else None, slopes)
 
-    def walk(found: tuple[jax.Array, ...], start: jax.Array, size: int) -> tuple[jax.Array, ...]:
+    def walk(walked: _Walked, start: jax.Array, size: int) -> _Walked:
         # The last block may reach back into the one before: slices do not pass the end.
         chosen = lax.dynamic_slice_in_dim(hidden, start, size)
         theirs = lax.dynamic_slice_in_dim(labels, start, size)
-        new = _walk(chosen, table, theirs, soft_cap, gradient)
-        return tuple(
-            lax.dynamic_update_slice_in_dim(old, part, start, 0)
-            for old, part in zip(found, new, strict=True)
+        new = _walk(chosen, table, theirs, scoring, gradient)
+        return jax.tree.map(
+            lambda old, part: lax.dynamic_update_slice_in_dim(old, part, start, 0), walked, new
         )
 
     full = jnp.zeros((), "int32")
     if rows > block:
         full = last // block
-        found = lax.fori_loop(0, full, lambda i, done: walk(done, i * block, block), found)
+        walked = lax.fori_loop(0, full, lambda i, done: walk(done, i * block, block), walked)
     step = max(-(-block // SIZES), SMALLEST)
     sizes = [*range(0, block, step), block]
     left = last - full * block
-    found = lax.switch(
+    walked = lax.switch(
         jnp.searchsorted(jnp.asarray(sizes), left),
         [
             lambda done, start, size=size: walk(done, start, size) if size else done
             for size in sizes
         ],
-        found,
+        walked,
         full * block,
     )
     back = jnp.argsort(order)
-    return tuple(x[back] for x in found)
+    return jax.tree.map(lambda x: x[back], walked)

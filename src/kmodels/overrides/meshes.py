@@ -59,15 +59,33 @@ def merged(x: Tensor) -> Any:
     If tokens are sharded, the order is that of devices: the tokens of one device stay adjacent.
     """
     whole = tuple(keras.ops.shape(x))
-    rest, found = whole[2:], places()
-    if found is None or found.tokens is None:
-        return keras.ops.reshape(x, (-1, *rest))
-    rows, tokens = parts(found.rows), parts((found.tokens,))
-    if whole[0] % rows or whole[1] % tokens:
-        return keras.ops.reshape(x, (-1, *rest))
-    split = (rows, whole[0] // rows, tokens, whole[1] // tokens, *rest)
-    x = keras.ops.swapaxes(keras.ops.reshape(x, split), 1, 2)
+    rest = whole[2:]
+    if (split := _split(*whole[:2])) is not None:
+        x = keras.ops.swapaxes(keras.ops.reshape(x, (*split, *rest)), 1, 2)
     return keras.ops.reshape(x, (-1, *rest))
+
+
+def unmerged(x: Tensor, batch: Any, tokens: Any) -> Any:
+    """(B * T,) -> (B, T), the inverse of `merged`."""
+    if (split := _split(batch, tokens)) is not None:
+        rows, per_row, parts_of_tokens, per_part = split
+        x = keras.ops.reshape(x, (rows, parts_of_tokens, per_row, per_part))
+        x = keras.ops.swapaxes(x, 1, 2)
+    return keras.ops.reshape(x, (batch, tokens))
+
+
+def _split(batch: Any, length: Any) -> tuple[int, int, int, int] | None:
+    """Returns (devices of rows, rows of each, devices of tokens, tokens of each).
+
+    None if tokens are not sharded, or not evenly.
+    """
+    found = places()
+    if found is None or found.tokens is None:
+        return None
+    rows, tokens = parts(found.rows), parts((found.tokens,))
+    if batch % rows or length % tokens:
+        return None
+    return rows, batch // rows, tokens, length // tokens
 
 
 def parts(axes: tuple[str, ...]) -> int:

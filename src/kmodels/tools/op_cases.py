@@ -194,6 +194,18 @@ def cases() -> list[OpCase]:
             {"labels": LABELS, "weights": WEIGHTS, "trainable_table": True, "soft_cap": 2.0},
         ),
         (
+            "linear_log_probs",
+            "trainable table",
+            [_normal(5, 6), _normal(7, 6)],
+            {"labels": LABELS, "weights": WEIGHTS, "trainable_table": True},
+        ),
+        (
+            "linear_log_probs",
+            "soft cap, temperature",
+            [_normal(5, 6), _normal(7, 6)],
+            {"labels": LABELS, "trainable_table": True, "soft_cap": 2.0, "temperature": 0.7},
+        ),
+        (
             "quantized_dense",
             "8 bits",
             [_normal(2, 5, 4)],
@@ -239,6 +251,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "gelu": {"float32": 1e-6, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
     "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
+    "linear_log_probs": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "quantized_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "patch_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
 }

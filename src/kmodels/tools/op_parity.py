@@ -139,7 +139,7 @@ def _value_and_gradients(
 
 
 def _first(result: Any) -> Any:
-    """Returns the result with gradients; linear_cross_entropy has a second one."""
+    """Returns the first result, which has gradients; linear_cross_entropy has another without."""
     return result[0] if isinstance(result, tuple) else result
 
 

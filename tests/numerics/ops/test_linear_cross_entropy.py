@@ -1,4 +1,4 @@
-"""Loss, hits and gradients against NumPy in float64, for the generic body and the override."""
+"""Results and gradients against NumPy in float64, for the generic bodies and the overrides."""
 
 import importlib
 import sys
@@ -183,6 +183,97 @@ def test_in_bfloat16_gradients_stay_near(data):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=bound)
 
 
+def log_probs(data, upstream, soft_cap=None, temperature=1.0):
+    """Log-probabilities, entropies, and the gradients by hidden and table of upstream x both."""
+    hidden, table, labels, weights = data
+    used = weights != 0
+    h, t, y, w = (x.astype("float64") for x in (hidden[used], table, labels[used], weights[used]))
+    raw = h @ t.T
+    z = (raw if soft_cap is None else soft_cap * np.tanh(raw / soft_cap)) / temperature
+    log_p = z - np.log(np.exp(z - z.max(1)[:, None]).sum(1))[:, None] - z.max(1)[:, None]
+    p, rows, y = np.exp(log_p), np.arange(len(y)), y.astype(int)
+    entropy = -(p * log_p).sum(1)
+    results, grad = np.zeros((2, len(labels))), np.zeros(hidden.shape)
+    results[0, used], results[1, used] = w * log_p[rows, y], w * entropy
+    of_log_prob, of_entropy = (w * each[used] for each in upstream)
+    dz = -p * of_log_prob[:, None] - p * (log_p + entropy[:, None]) * of_entropy[:, None]
+    dz[rows, y] += of_log_prob
+    dz *= (1 if soft_cap is None else 1 - (z * temperature / soft_cap) ** 2) / temperature
+    grad[used] = dz @ t
+    return results, grad, dz.T @ h
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("generic", "table_is", "settings", "compiled"),
+    [
+        (True, "frozen", {}, False),
+        (True, "trained", {"soft_cap": 3.0, "temperature": 0.7}, False),
+        (False, "frozen", {}, False),
+        (False, "frozen", {"soft_cap": 3.0, "temperature": 0.7}, True),
+        (False, "trained", {"temperature": 1.4}, True),
+        (False, "trained", {"soft_cap": 3.0, "temperature": 0.7}, False),
+        (False, "rows", {"soft_cap": 3.0, "temperature": 0.7}, False),
+        (True, "rows", {"temperature": 1.4}, False),
+    ],
+)
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_log_probs_match_float64(data, generic, table_is, settings, compiled, with_entropy):
+    hidden, table, labels, weights = (x.copy() for x in data)
+    upstream = np.random.default_rng(3).normal(size=(2, ROWS)).astype("float32")
+    upstream[1] *= with_entropy
+    expected = log_probs(data, upstream, **settings)
+    chosen = np.array([5, 0, VOCABULARY - 1, labels[weights > 0][0]], "int32")
+    rows = table[chosen]
+    if table_is == "rows":
+        table[chosen] = 9.0
+    hidden[weights == 0], labels[weights == 0] = np.nan, -100
+    tensors = [keras.ops.convert_to_tensor(x) for x in (labels, weights, chosen, upstream)]
+    labels, weights, ids, upstream = tensors
+
+    def run(h, t, r):
+        given = {"rows": r, "row_ids": ids} if table_is == "rows" else {}
+        found = ops.linear_log_probs(
+            *(h, t, labels, weights),
+            trainable_table=table_is == "trained",
+            with_entropy=with_entropy,
+            **settings,
+            **given,
+        )
+        found = keras.ops.stack(found if with_entropy else [found])
+        return keras.ops.sum(found * upstream[: len(found)]), found
+
+    reset_decisions()
+    with generic_only() if generic else nullcontext():
+        _, found, (dh, dt, dr) = value_and_gradients(run, (hidden, table, rows), compiled)
+    assert decisions()["linear_log_probs"]["override"] == (not generic)
+    found = keras.ops.convert_to_numpy(found)
+    assert found.dtype == "float32"
+    for ours, right in zip(found, expected[0], strict=False):
+        close(ours, right, "linear_log_probs")
+    close(dh, expected[1], "linear_log_probs")
+    if table_is == "rows":
+        close(dr, expected[2][chosen], "linear_log_probs")
+    if table_is == "trained":
+        close(dt, expected[2], "linear_log_probs")
+    else:
+        assert not dt.any()
+
+
+def test_log_probs_without_weights_and_outside_of_a_gradient(data):
+    hidden, table, labels, weights = data
+    expected = log_probs((hidden, table, labels, np.ones_like(weights)), np.zeros((2, ROWS)))[0]
+    for dtype in ("float32", "bfloat16"):
+        tensors = [keras.ops.convert_to_tensor(x) for x in (hidden, table, labels)]
+        tensors[0] = keras.ops.cast(tensors[0], dtype)
+        found = ops.linear_log_probs(*tensors, with_entropy=True)
+        for ours, right in zip(found, expected, strict=True):
+            assert keras.backend.standardize_dtype(ours.dtype) == "float32"
+            bound = tolerance("linear_log_probs", dtype) * np.abs(right).max()
+            ours = keras.ops.convert_to_numpy(ours)
+            np.testing.assert_allclose(ours, right, rtol=0, atol=bound)
+
+
 @pytest.mark.once
 def test_what_does_not_fit_is_refused(data):
     hidden, table, labels, weights = (keras.ops.convert_to_tensor(x) for x in data)
@@ -190,6 +281,8 @@ def test_what_does_not_fit_is_refused(data):
         ops.linear_cross_entropy(hidden, table[:, :7], labels, weights)
     with pytest.raises(InputError, match="soft_cap 0; it must be positive"):
         ops.linear_cross_entropy(hidden, table, labels, weights, soft_cap=0)
+    with pytest.raises(InputError, match="temperature 0; it must be positive"):
+        ops.linear_log_probs(hidden, table, labels, temperature=0)
     for given in (
         {"rows": table[:2]},
         {"rows": table[:2, :3], "row_ids": labels[:2]},

@@ -90,7 +90,7 @@ if keras.backend.backend() == "torch":
             (lambda g, u: ops.gated_silu(g, u), [(3, 4), (3, 4)]),
             (lambda g, u: ops.gated_gelu(g, u), [(3, 4), (3, 4)]),
         ],
-        "linear_cross_entropy_torch._Losses": [
+        "linear_cross_entropy_torch._Scores": [
             (
                 lambda h, t: ops.linear_cross_entropy(
                     h, t, LABELS, WEIGHTS, soft_cap=2.0, trainable_table=True
@@ -106,6 +106,31 @@ if keras.backend.backend() == "torch":
                     *(h, torch.eye(7, 3).double(), LABELS, WEIGHTS),
                     **{"rows": r, "row_ids": LABELS[:2], "soft_cap": 2.0},
                 )[0],
+                [(4, 3), (2, 3)],
+            ),
+            *(
+                (
+                    lambda h, t, soft_cap=soft_cap: torch.stack(
+                        ops.linear_log_probs(
+                            *(h, t, LABELS, WEIGHTS),
+                            soft_cap=soft_cap,
+                            temperature=0.7,
+                            with_entropy=True,
+                            trainable_table=True,
+                        )
+                    ),
+                    [(4, 3), (7, 3)],
+                )
+                for soft_cap in (None, 2.0)
+            ),
+            (
+                lambda h, r: torch.stack(
+                    ops.linear_log_probs(
+                        *(h, torch.eye(7, 3).double(), LABELS),
+                        **{"rows": r, "row_ids": LABELS[:2], "soft_cap": 2.0},
+                        **{"temperature": 0.7, "with_entropy": True},
+                    )
+                ),
                 [(4, 3), (2, 3)],
             ),
         ],
