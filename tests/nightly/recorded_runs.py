@@ -63,7 +63,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("--data", "synthetic:48", "--batch-size", "8", "--teacher-epochs", "1", "--epochs", "2"),
     ),
     "dpo": (
-        *("dpo", "--batch-size", "2", "--sequence-length", "48", "--rank", "2", "--steps", "6"),
+        *("prefer", "--batch-size", "2", "--sequence-length", "48", "--rank", "2", "--steps", "6"),
         *("--lora-dropout", "0.1", "--first-steps", "2", "--learning-rate", "1e-2"),
     ),
     "segment": (
@@ -127,7 +127,7 @@ def run(recipe: str, flags: list[str], out: Path, stops: bool) -> dict[str, Any]
 
 def data(recipe: str, folder: Path) -> list[str]:
     """Makes the small files that a recipe for text reads, and returns the flags that name them."""
-    if recipe not in ("gemma_lora", "dpo"):
+    if recipe not in ("gemma_lora", "prefer"):
         return []
     import keras
 

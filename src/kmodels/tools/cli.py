@@ -535,7 +535,7 @@ Train, resume or evaluate:
   kmodels zero-shot --data folder:IMAGES  CLIP or SigLIP on class names
   kmodels mae --data folder:IMAGES        masked autoencoder, without labels
   kmodels dino --data folder:IMAGES       self-distillation, without labels
-  kmodels dpo --data PAIRS.jsonl          direct preference optimization
+  kmodels prefer --data PAIRS.jsonl       preference tuning: DPO, SimPO, KTO and others
 
 Settings for --config:
   kmodels recipe vit_fine_tune        print a settings file, or list them

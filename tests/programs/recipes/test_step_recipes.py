@@ -1,4 +1,4 @@
-"""recipes/distill.py, dpo.py and zero_shot.py as a user runs them."""
+"""recipes/distill.py, prefer.py and zero_shot.py as a user runs them."""
 
 import json
 
@@ -67,7 +67,7 @@ def text():
 
 @pytest.mark.each_backend("nightly")
 def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
-    recipe, out = load("dpo"), tmp_path / "a"
+    recipe, out = load("prefer"), tmp_path / "a"
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(out)]) == 0
     found = result(out)
     # Adapters begin at zero: the model is its own reference.

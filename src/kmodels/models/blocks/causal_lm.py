@@ -305,13 +305,54 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
                 check_classes(as_numpy(target_ids), self.number_of_labels)
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}
         hidden = self.backbone.intercepted(inputs, layer_intercept_fn)
-        logits = self.backbone.token_embedding(hidden, reverse=True)
         if scoring_mode == "logits":
-            return logits
-        loss = keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, ignore_class=IGNORED, reduction="none"
+            return self.backbone.token_embedding(hidden, reverse=True)
+        return -self._log_probs(hidden, keras.ops.convert_to_tensor(target_ids), None)
+
+    def log_probs(
+        self,
+        x: Tree,
+        y: Any,
+        sample_weight: Any = None,
+        training: bool = False,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> Any:
+        """Returns the log-probability of each label, without storing logits if it can.
+
+        For losses of a `kmodels.training.TrainStep`, of which it is a part like any call of the
+        model.
+
+        Args:
+            x: inputs of the model.
+            y: (B, T) int, the tokens whose log-probabilities are asked for; those of -100 are 0.
+            sample_weight: (B, T), multiplies the results; at a weight of 0 nothing plays a part,
+                and nothing is computed on CPUs. None for ones.
+            training: whether dropout drops.
+            temperature: divides the logits.
+            with_entropy: returns the entropies too, in nats.
+
+        Returns:
+            (B, T), float32, or (log-probabilities, entropies). All have gradients.
+        """
+        hidden, labels = self.backbone(x, training=training), keras.ops.convert_to_tensor(y)
+        settings = {"temperature": temperature, "with_entropy": with_entropy}
+        return self._log_probs(hidden, labels, sample_weight, training, **settings)
+
+    def _log_probs(
+        self, hidden: Tensor, labels: Tensor, weights: Any, training: bool = False, **settings: Any
+    ) -> Any:
+        table, shape = self.backbone.token_embedding, keras.ops.shape(labels)
+        weights = meshes.merged(token_weights(labels, weights))
+        results = table.with_table(
+            _over_table,
+            ops.linear_log_probs,
+            *(meshes.merged(hidden), meshes.merged(labels), weights),
+            embedding=table,
+            training=training,
+            **settings,
         )
-        return loss(target_ids, logits)
+        return keras.tree.map_structure(lambda each: meshes.unmerged(each, *shape), results)
 
     def compute_loss(
         self,
@@ -529,7 +570,10 @@ class Head(InsideStep):
         weights = meshes.merged(weights)
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
         total, hits = embedding.with_table(
-            _cross_entropy, flat, labels, weights, embedding=embedding, training=training
+            _over_table,
+            *(ops.linear_cross_entropy, flat, labels, weights),
+            embedding=embedding,
+            training=training,
         )
         count = keras.ops.sum(weights)
         share = keras.ops.divide_no_nan(hits, count)
@@ -546,18 +590,25 @@ class Head(InsideStep):
         return keras_internals.part_of_loss(keras.ops.divide_no_nan(total, count))
 
 
-def _cross_entropy(
-    hidden: Tensor, labels: Tensor, weights: Tensor, embedding: Embedding, training: bool
-) -> tuple[Any, Any]:
-    """Returns the sum of the losses and of the hits, see `ops.linear_cross_entropy`."""
+def _over_table(
+    op: Callable[..., Any],
+    hidden: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    embedding: Embedding,
+    training: bool,
+    **settings: Any,
+) -> Any:
+    """Returns `ops.linear_cross_entropy` or `ops.linear_log_probs` of an embedding's table."""
     rows = embedding.rows if embedding.tie_weights else None
     instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
     hidden, table, is_trained = embedding.output_product(hidden, training)
-    return ops.linear_cross_entropy(
+    return op(
         *(hidden, table, labels, weights),
         soft_cap=embedding.soft_cap,
         trainable_table=is_trained,
         **instead,
+        **settings,
     )
 
 
