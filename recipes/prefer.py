@@ -94,6 +94,9 @@ FIXED = (
 )
 VOCABULARY = 512
 PAIRS = 200
+# The logs of each loss.
+OF_PAIRS = ("accuracy", "margin", "chosen_reward", "rejected_reward")
+OF_LABELS = ("accuracy", "chosen_reward", "rejected_reward", "divergence")
 
 
 def pair_loss(preference: Any) -> Callable[[Any, Any, bool], Any]:
@@ -269,10 +272,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
-    loss, names = pair_loss(preference), ("accuracy", "margin", "chosen_reward", "rejected_reward")
+    loss, names = pair_loss(preference), OF_PAIRS
     if settings.method == "kto":
-        loss = label_loss(preference)
-        names = ("accuracy", "chosen_reward", "rejected_reward", "divergence")
+        loss, names = label_loss(preference), OF_LABELS
     step = recipe.parallelize(training.TrainStep(model, loss))
     step.compile(
         training.AdamW(
