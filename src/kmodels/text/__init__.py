@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors
     from kmodels.text.loader import RecordLoader, TextLoader
     from kmodels.text.packing import Cut, Example, encode, pack, pad
-    from kmodels.text.preferences import encode_pairs, read_pairs
+    from kmodels.text.preferences import (
+        encode_labelled,
+        encode_pairs,
+        read_labelled,
+        read_pairs,
+    )
     from kmodels.text.records import Records, read_records
     from kmodels.text.templates import Template, Turns
     from kmodels.text.tokenizer import Tokenizer
@@ -21,7 +26,9 @@ _MODULES = {
     "Tokenizer": "tokenizer",
     **dict.fromkeys(("Cut", "Example", "encode", "pack", "pad"), "packing"),
     **dict.fromkeys(("RecordLoader", "TextLoader"), "loader"),
-    **dict.fromkeys(("encode_pairs", "read_pairs"), "preferences"),
+    **dict.fromkeys(
+        ("encode_labelled", "encode_pairs", "read_labelled", "read_pairs"), "preferences"
+    ),
 }
 
 __all__ = [
@@ -34,9 +41,11 @@ __all__ = [
     "Tokenizer",
     "Turns",
     "encode",
+    "encode_labelled",
     "encode_pairs",
     "pack",
     "pad",
+    "read_labelled",
     "read_pairs",
     "read_records",
 ]

@@ -136,7 +136,8 @@ class ChatTokenizer:
         """Returns a chat as text, with the spans of the model's own words.
 
         Args:
-            messages: of one chat.
+            messages: of one chat. A reply with "weight" 0 gets no span, so the template need not
+                mark it.
             chat_template: as of `apply_chat_template`, like all that follow.
             tools: functions that the model may call.
             **values: further variables of the template.
@@ -152,8 +153,12 @@ class ChatTokenizer:
             **values,
         }
         names = self._named_tokens()
+        weights = [one.get("weight", 1) if isinstance(one, Mapping) else 1 for one in messages]
+        if not all(weights):
+            messages = [{key: x for key, x in one.items() if key != "weight"} for one in messages]
         if templates.has_generation(template):
-            return templates.render_with_generation(template, messages, names, **settings)
+            rendered = templates.render_with_generation(template, messages, names, **settings)
+            return _weighted(rendered, messages, weights)
 
         def text_of(count: int, is_open: bool) -> str:
             opened = {**settings, "add_generation_prompt": is_open}
@@ -172,7 +177,7 @@ class ChatTokenizer:
         text = templates.render(template, messages, names, **settings)
         replies = []
         for place, message in enumerate(messages):
-            if message.get("role") not in MODEL_ROLES:
+            if message.get("role") not in MODEL_ROLES or not weights[place]:
                 continue
             before = text_of(place, True) if place else None
             through = text_of(place + 1, False)
@@ -225,6 +230,26 @@ class ChatTokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text and nothing else."""
         raise NotImplementedError
+
+
+def _weighted(
+    rendered: Rendered, messages: Sequence[Mapping[str, Any]], weights: Sequence[float]
+) -> Rendered:
+    """Returns a chat without the spans of replies that weigh nothing."""
+    if all(weights):
+        return rendered
+    own = [
+        weight
+        for message, weight in zip(messages, weights, strict=True)
+        if message.get("role") in MODEL_ROLES
+    ]
+    if len(own) != len(rendered.replies):
+        raise InputError(
+            f"the chat template marks {len(rendered.replies)} of {len(own)} replies with "
+            "{% generation %}, so those of weight 0 cannot be told apart; choose another template"
+        )
+    spans = [span for span, weight in zip(rendered.replies, own, strict=True) if weight]
+    return Rendered(rendered.text, spans)
 
 
 def _columns(

@@ -35,16 +35,19 @@ class Cut:
         examples: how many lost something.
         prompt_tokens: tokens that were to be read.
         response_tokens: tokens that were to be learnt.
+        dropped: preference records without a token of an answer, which are left out.
     """
 
     examples: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
+    dropped: int = 0
 
     def __str__(self) -> str:
+        dropped = f"; {self.dropped} dropped, whose answer is empty" if self.dropped else ""
         return (
             f"{self.examples} examples cut to fit: {self.prompt_tokens} tokens of prompts and "
-            f"{self.response_tokens} of responses"
+            f"{self.response_tokens} of responses{dropped}"
         )
 
 
@@ -129,13 +132,24 @@ def _fit(
         keep = room - len(close)
         return ids[:keep] + close, learn[:keep] + [True] * len(close)
     ids, learn = ids + close, learn + [True] * len(close)
-    rest = min(len(ids) - prompt, max(room - prompt, room - room // 4))
-    left = min(prompt, room - rest)
-    cut.prompt_tokens += prompt - left
+    places, rest = fit_prompt(prompt, len(ids) - prompt, room)
+    cut.prompt_tokens += prompt - len(places)
     cut.response_tokens += len(ids) - prompt - rest
-    head, tail = left - left // 2, prompt - left // 2
-    places = [*range(head), *range(tail, prompt + rest)]
+    places += range(prompt, prompt + rest)
     return [ids[i] for i in places], [learn[i] for i in places]
+
+
+def fit_prompt(prompt: int, response: int, room: int) -> tuple[list[int], int]:
+    """Returns the places of a prompt's tokens that fit, and how many tokens of a response do.
+
+    Args:
+        prompt: tokens of the prompt, which loses its middle, down to a quarter of the room.
+        response: tokens of the response, which loses its end.
+        room: tokens that fit.
+    """
+    rest = min(response, max(room - prompt, room - room // 4))
+    left = min(prompt, room - rest)
+    return [*range(left - left // 2), *range(prompt - left // 2, prompt)], rest
 
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]

@@ -53,9 +53,9 @@ class Records:
 
     Attributes:
         rows: each one of {"text"}, {"prompts", "responses"}, {"instruction", "context",
-            "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" if the
-            line has them, and each with "images" or "image" if the line has these. A message keeps
-            its other fields, such as "tool_calls".
+            "response"} or {"messages": [{"role", "content"}, ...]}, the last with "tools" and
+            "chat_template_kwargs" if the line has them, and each with "images" or "image" if the
+            line has these. A message keeps its other fields, such as "tool_calls".
         skipped: one line for each bad record that was left out.
     """
 
@@ -94,23 +94,17 @@ def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
     for place, turn in enumerate(turns):
         at = f"conversations[{place}]."
         author, said = (n if n in turn else m for n, m in (("from", "role"), ("value", "content")))
-        role = AUTHORS.get(_text(turn, author, at=at))
+        role = AUTHORS.get(check_text(turn, author, at=at))
         if role is None:
             raise InputError(
                 f"field '{at}{author}' is {turn[author]!r}; known are {', '.join(AUTHORS)}"
             )
         rest = {key: part for key, part in turn.items() if key not in (author, said, *_UNUSED)}
-        messages.append({**rest, "role": role, "content": _text(turn, said, at=at)})
+        messages.append({**rest, "role": role, "content": check_text(turn, said, at=at)})
     system = value.get("system")
     if system and (not messages or messages[0]["role"] != "system"):
-        messages.insert(0, {"role": "system", "content": _text(value, "system")})
-    tools = value.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else None
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"field 'tools' is not JSON: {error}") from error
-    return {**value, "tools": tools, **_placed(value, messages)}
+        messages.insert(0, {"role": "system", "content": check_text(value, "system")})
+    return {**value, **_placed(value, messages)}
 
 
 def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -165,25 +159,20 @@ def has_picture(message: object) -> bool:
 
 def _texts(value: dict[str, Any]) -> Record:
     if "messages" in value:
-        messages, tools = _messages(value["messages"]), value.get("tools")
-        if tools is None:
-            return {"messages": messages}
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise InputError("field 'tools' is not a list of JSON schemas")
-        return {"messages": messages, "tools": tools}
+        return {"messages": check_messages(value["messages"]), **template_fields(value)}
     pair = next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
     if pair is None:
         if "text" in value:
-            return {"text": _text(value, "text")}
+            return {"text": check_text(value, "text")}
         raise InputError(_lacking(value))
     prompt, response = pair
     if prompt != "instruction":
-        return {"prompts": _text(value, prompt), "responses": _text(value, response)}
+        return {"prompts": check_text(value, prompt), "responses": check_text(value, response)}
     context = next((name for name in ("context", "input") if value.get(name) is not None), None)
     return {
-        "instruction": _text(value, "instruction"),
-        "context": _text(value, context, may_be_empty=True) if context else "",
-        "response": _text(value, response),
+        "instruction": check_text(value, "instruction"),
+        "context": check_text(value, context, may_be_empty=True) if context else "",
+        "response": check_text(value, response),
     }
 
 
@@ -197,7 +186,18 @@ def _lacking(value: dict[str, Any]) -> str:
     return f"the fields {', '.join(value) or 'of an empty object'} are not a record: give {FORMS}"
 
 
-def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str = "") -> str:
+def check_text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str = "") -> str:
+    """Returns the text of a field.
+
+    Args:
+        value: a record, or a part of it.
+        name: name of the field.
+        may_be_empty: whether blanks alone are allowed.
+        at: place of the part in the record, for errors.
+
+    Raises:
+        InputError: if it is missing, not a text, or empty.
+    """
     text = value.get(name)
     if not isinstance(text, str):
         kind = "missing" if name not in value else f"a {type(text).__name__}, not text"
@@ -209,26 +209,65 @@ def _text(value: dict[str, Any], name: str, may_be_empty: bool = False, at: str 
     return text
 
 
-def _messages(messages: object) -> list[dict[str, Any]]:
+def template_fields(value: dict[str, Any]) -> Record:
+    """Returns the fields of a record of messages that a chat template reads besides these.
+
+    Args:
+        value: with "tools" and "chat_template_kwargs", None, or without.
+
+    Raises:
+        InputError: for tools that are not JSON schemas, or variables that are not an object.
+    """
+    fields = {}
+    tools, variables = value.get("tools"), value.get("chat_template_kwargs")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"field 'tools' is not JSON: {error}") from error
+    if tools is not None:
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise InputError("field 'tools' is not a list of JSON schemas")
+        fields["tools"] = tools
+    if variables is not None:
+        if not isinstance(variables, dict):
+            raise InputError("field 'chat_template_kwargs' is not an object of a template's values")
+        fields["chat_template_kwargs"] = variables
+    return fields
+
+
+def check_messages(messages: object, name: str = "messages") -> list[dict[str, Any]]:
+    """Returns messages with the roles "system", "user", "model" and "tool".
+
+    Args:
+        messages: a list of objects with "role" and "content" or "tool_calls", and "weight" 0 for a
+            reply that is not learnt, as in OpenAI's files.
+        name: name of the field, for errors.
+
+    Raises:
+        InputError: for anything else, or roles in an order that no chat has.
+    """
     if not isinstance(messages, list) or not messages:
-        raise InputError("field 'messages' is not a list of messages")
+        raise InputError(f"field {name!r} is not a list of messages")
     checked = []
     for place, message in enumerate(messages):
-        at = f"messages[{place}]."
+        at = f"{name}[{place}]."
         if not isinstance(message, dict):
-            raise InputError(f"field 'messages[{place}]' is not an object with role and content")
-        role = _text(message, "role", at=at)
+            raise InputError(f"field '{name}[{place}]' is not an object with role and content")
+        role = check_text(message, "role", at=at)
         if role not in ROLES:
             raise InputError(f"field '{at}role' is {role!r}; known are {', '.join(ROLES)}")
-        fields = {name: value for name, value in message.items() if value is not None}
+        fields = {key: value for key, value in message.items() if value is not None}
+        if fields.get("weight", 1) not in (0, 1):
+            raise InputError(f"field '{at}weight' is {fields['weight']!r}; give 0 or 1")
         checked.append({**fields, "role": ROLES[role], **_content(fields, at)})
     if any(m["role"] == "tool" or "tool_calls" in m for m in checked):
         return checked  # their order is the template's matter
     turns = [m["role"] for m in checked if m["role"] != "system"]
     if any(m["role"] == "system" for m in checked[1:]):
-        raise InputError("field 'messages' has a system message that is not the first")
+        raise InputError(f"field {name!r} has a system message that is not the first")
     if turns != (["user", "model"] * len(turns))[: len(turns)] or not turns:
-        raise InputError("field 'messages' must go user, assistant, user, assistant")
+        raise InputError(f"field {name!r} must go user, assistant, user, assistant")
     return checked
 
 
@@ -239,7 +278,7 @@ def _content(message: dict[str, Any], at: str) -> dict[str, Any]:
         return {}
     if content is None and message.get("tool_calls"):
         return {}
-    return {"content": _text(message, "content", bool(message.get("tool_calls")), at)}
+    return {"content": check_text(message, "content", bool(message.get("tool_calls")), at)}
 
 
 MAX_LINE_BYTES = 4 * 2**20
@@ -444,10 +483,12 @@ def read_records(
     Args:
         path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
             instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
-            and responses, messages with role and content (and tools, JSON schemas of functions that
-            the model may call), conversations with from and value (as in ShareGPT and LLaVA, whose
-            "<image>" marks the place of an image), or text. "images" has the paths of a record's
-            images, one or a list, and parts of a message may have them; relative ones begin at the
+            and responses, messages with role and content, conversations with from and value (as in
+            ShareGPT and LLaVA, whose "<image>" marks the place of an image), or text. A message
+            with weight 0 is not learnt. Next to messages there may be tools, JSON schemas of
+            functions that the model may call, and chat_template_kwargs, values of the template's
+            variables. "images" has the paths of a record's images, one or a list, and parts of a
+            message may have them; relative ones begin at the
             file's folder. More fields are ignored, blank lines too. A folder has metadata.jsonl or
             metadata.csv, whose lines name an image by "file_name" (or several by "file_names")
             and has the other fields, as in Hugging Face's imagefolder; or a text for each image,

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kmodels.core.errors import InputError
-from kmodels.text.chat_template import Rendered
+from kmodels.core.errors import InputError, check_names
+from kmodels.text.chat_template import Rendered, choose_template, variables
 from kmodels.text.records import check_record
 from kmodels.text.tokenizer import Tokenizer
 
+_NEED_OWN = "need the tokenizer's own chat template, which it lacks or template= leaves out"
 # The tokenizer's own chat template for whatever has a question and a reply, and for messages alone.
 OWN, AUTO = "chat_template", "auto"
 
@@ -194,14 +195,13 @@ class Template:
         return Written([Part(prompt, False), Part(record["response"], True)], True)
 
     def _chat(self, record: dict[str, Any], turns: Turns) -> Written:
+        if record.get("chat_template_kwargs"):
+            raise InputError(f"chat_template_kwargs {_NEED_OWN}")
         messages = record.get("messages") or _as_messages(record)
         system, parts = "", []
         for message in messages:
             if message["role"] == "tool" or "tool_calls" in message or "tools" in record:
-                raise InputError(
-                    "tools need the tokenizer's own chat template, which it lacks or template= "
-                    "leaves out"
-                )
+                raise InputError(f"tools {_NEED_OWN}")
             content = _content(message["content"], turns)
             if message["role"] == "system" and turns.system:
                 parts.append(Part(turns.system.replace("{content}", content), False))
@@ -213,10 +213,11 @@ class Template:
             else:
                 if turns.aside:
                     content = re.sub(turns.aside, "", content, flags=re.DOTALL).strip()
-                parts += [Part(content + turns.model, True), Part(turns.between, False)]
+                learn = message.get("weight", 1) != 0
+                parts += [Part(content + turns.model, learn), Part(turns.between, False)]
         if not any(part.learn for part in parts):
             raise InputError("field 'messages' has no reply to learn from")
-        if not parts[-1].text or not parts[-2].learn:
+        if not parts[-1].text or messages[-1]["role"] != "model":
             parts = parts[:-1]  # a question without a reply teaches nothing
         return Written(parts, False)
 
@@ -247,19 +248,27 @@ def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: boo
         {**message, "role": "assistant"} if message["role"] == "model" else message
         for message in record.get("messages") or _as_messages(record)
     ]
-    tools = record.get("tools")
+    learnt = [one.get("weight", 1) != 0 for one in messages if one["role"] == "assistant"]
+    tools, values = record.get("tools"), record.get("chat_template_kwargs", {})
+    if values:
+        known = variables(choose_template(tokenizer.settings, None, tools))
+        check_names("the chat template", values, [name for name in known if name != "tools"])
     if not reply:
         if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, tools=tools
+            messages, tokenize=False, add_generation_prompt=True, tools=tools, **values
         )
         return Rendered(text, [])
-    if not any(message["role"] == "assistant" for message in messages):
+    if not any(learnt):
         raise InputError("field 'messages' has no reply to learn from")
     if find_replies:
-        return tokenizer.render_chat(messages, tools=tools)
-    return Rendered(tokenizer.apply_chat_template(messages, tokenize=False, tools=tools), [])
+        return tokenizer.render_chat(messages, tools=tools, **values)
+    if not all(learnt):
+        raise InputError("a reply has weight 0, so loss_on has to be 'responses'")
+    return Rendered(
+        tokenizer.apply_chat_template(messages, tokenize=False, tools=tools, **values), []
+    )
 
 
 def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:

@@ -80,7 +80,7 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
     capsys.readouterr()
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(tmp_path / "wrong")]) == 2
-    assert "pairs.jsonl line 1 lacks a text" in capsys.readouterr().err
+    assert "pairs.jsonl line 1: field 'rejected' is missing" in capsys.readouterr().err
 
 
 def test_pairs_are_whole_lines_with_one_prompt_for_both_answers(tmp_path, text):
