@@ -263,7 +263,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         return weighed(BatchWeight(*self.over_devices(weight), tokens))
 
     def _weights_of(self, labels: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Returns the weights of tokens, (B, T), and that of the batch if the loss is divided by it.
+        """Returns the weights of tokens, (B, T), and that of the batch, None if nothing needs it.
 
         The step has computed them if both arguments are those of its batch.
         """
