@@ -489,11 +489,14 @@ def split(records: list[Any], settings: Settings) -> tuple[list[Any], list[Any]]
     for record in records:
         by_prompt.setdefault(repr(record["prompt"]), []).append(record)
     groups = list(by_prompt.values())
-    if len(groups) < 2:
+    # KTO compares with answers to other prompts.
+    least = 2 if settings.method == "kto" else 1
+    if len(groups) < 2 * least:
         raise recipe.InputError(
-            f"the data has {len(groups)} prompts; give at least 2, one of them to hold out"
+            f"the data has {len(groups)} prompts; give at least {2 * least}, of which {least} will "
+            "be held out"
         )
-    count = min(max(round(settings.held_out * len(groups)), 1), len(groups) - 1)
+    count = min(max(round(settings.held_out * len(groups)), least), len(groups) - least)
     indices = order(len(groups), settings.seed, 0)
     parts = indices[count:], indices[:count]
     trained_on, held_out = ([row for i in part for row in groups[i]] for part in parts)

@@ -8,7 +8,7 @@ import pytest
 from kmodels.models import GemmaCausalLMPreprocessor, ImageTextSimilarity, ViTImageClassifier
 from kmodels.text import encode_pairs, read_pairs
 from kmodels.text.training import train_tokenizer
-from recipe_modules import load, result
+from recipe_modules import check_killed_run, load, result
 
 # 48 images in batches of 8, 6 steps to an epoch.
 DISTILL = (
@@ -77,10 +77,51 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     assert {"val_loss", "val_accuracy", "val_margin"} <= set(found["metrics"])
     assert (out / "adapter/adapter_model.safetensors").is_file()
     assert (out / "model/config.json").is_file()
+    assert len(found["preferences"]) == 1
+    (shown,) = found["preferences"]
+    assert [answer["label"] for answer in shown["answers"]] == ["chosen", "rejected"]
+    assert any(answer["change"] for answer in shown["answers"])
+    assert "Held-out preferences" in (out / "report.html").read_text()
     pairs.write_text('{"prompt": "a", "chosen": "b"}\n')
     capsys.readouterr()
     assert recipe.main([*DPO, "--data", str(pairs), "--out", str(tmp_path / "wrong")]) == 2
     assert "pairs.jsonl line 1: field 'rejected' is missing" in capsys.readouterr().err
+
+
+@pytest.mark.each_backend("nightly")
+@pytest.mark.parametrize("flags", ["", "--method kto --accumulate 2", "--precompute-reference"])
+def test_a_killed_preference_run_continues_to_the_bit(tmp_path, pairs, flags):
+    recipe, whole = load("prefer"), tmp_path / "whole"
+    arguments = [*DPO, "--data", str(pairs), "--checkpoint-every", "2", *flags.split()]
+    assert recipe.main([*arguments, "--out", str(whole)]) == 0
+    check_killed_run(recipe, arguments, whole, tmp_path / "out", 3)
+
+
+def test_methods_and_their_flags(tmp_path, pairs, capsys):
+    recipe = load("prefer")
+    arguments = [*DPO, "--data", str(pairs), "--steps", "2", "--lora-dropout", "0"]
+
+    def losses(name, *flags):
+        out = tmp_path / name
+        assert recipe.main([*arguments, *flags, "--out", str(out)]) == 0
+        return result(out)["step_losses"]
+
+    plain = losses("plain")
+    np.testing.assert_allclose(losses("once", "--precompute-reference"), plain, atol=1e-6)
+    assert losses("ipo", "--method", "ipo")[0] == pytest.approx(25.0, abs=1e-3)
+    assert losses("hinge", "--method", "hinge")[0] == pytest.approx(1.0, abs=1e-5)
+    assert losses("orpo", "--method", "orpo")[0] > 1.0  # of the answers themselves
+    assert losses("apo", "--method", "apo_zero_unpaired")[0] == pytest.approx(0.5, abs=1e-5)
+    for flags, message in (
+        (["--method", "kto", "--margin", "1"], "--margin has no meaning with --method kto"),
+        (["--method", "ipo", "--margin", "1"], "margin is 1.0 and kind is 'ipo'"),
+        (["--method", "simpo", "--precompute-reference"], "compares without a reference"),
+        (["--desirable-weight", "2"], "--desirable-weight has no meaning with --method dpo"),
+        (["--beta", "0"], "beta is 0.0"),
+    ):
+        capsys.readouterr()
+        assert recipe.main([*arguments, *flags, "--out", str(tmp_path / "no")]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_pairs_are_whole_lines_with_one_prompt_for_both_answers(tmp_path, text):
