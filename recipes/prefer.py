@@ -16,7 +16,7 @@ torch or tensorflow. All flags: --help.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kmodels.runs import recipe
@@ -24,8 +24,10 @@ from kmodels.runs.recipe import flag
 
 METHODS = (
     *("dpo", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard"),
-    *("apo_zero", "apo_down", "discopop", "simpo", "orpo", "cpo", "kto"),
+    *("apo_zero", "apo_down", "discopop", "simpo", "orpo", "cpo"),
 )
+# Those of single answers with labels.
+LABELLED = ("kto", "apo_zero_unpaired")
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,14 @@ class Settings(recipe.Common):
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
     data: str | None = flag(None, "a .jsonl file; default: instructions that come with kmodels")
     held_out: float = flag(0.1, "share of records held out for validation")
+    template: str = flag(
+        "auto",
+        "auto (chat template for messages, else instruction) | chat_template | instruction | "
+        "alpaca | gemma | gemma4, or your own text",
+    )
     sequence_length: int = flag(128, "tokens per row; longer rows are cut")
     # Preferences
-    method: str = flag("dpo", "the loss", choices=METHODS)
+    method: str = flag("dpo", "the loss", choices=(*METHODS, *LABELLED))
     beta: float | None = flag(
         None, "strength of the penalty for leaving the reference; default: 0.1, for simpo 2"
     )
@@ -67,7 +74,7 @@ class Settings(recipe.Common):
     )
     # Optimizer
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
-    batch_size: int = flag(8, "pairs per step, over all devices; for kto answers")
+    batch_size: int = flag(8, "pairs (of labelled data: answers) per step, over all devices")
     epochs: int = flag(2, "passes over the training pairs", small=1)
     learning_rate: float | None = flag(
         None, "highest learning rate; default: 1e-3, with --weights 5e-6"
@@ -87,13 +94,25 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *("preset", "data", "sequence_length", "method", "beta", "label_smoothing", "margin"),
+    *(
+        "preset",
+        "data",
+        "template",
+        "sequence_length",
+        "method",
+        "beta",
+        "label_smoothing",
+        "margin",
+    ),
     *("length_normalized", "sft_weight", "reference_free", "desirable_weight"),
     *("undesirable_weight", "rank", "alpha", "targets", "quantize"),
     *("batch_size", "accumulate", "seed"),
 )
 VOCABULARY = 512
 PAIRS = 200
+# The logs of each loss.
+OF_PAIRS = ("accuracy", "margin", "chosen_reward", "rejected_reward")
+OF_LABELS = ("accuracy", "chosen_reward", "rejected_reward")
 
 
 def pair_loss(preference: Any) -> Callable[[Any, Any, bool], Any]:
@@ -136,7 +155,8 @@ def label_loss(preference: Any) -> Callable[[Any, Any, bool], Any]:
     """Returns the loss of a batch of answers with labels.
 
     The batch is (answers, 2, tokens): each answer, then the answer of another record to the same
-    prompt, from which the divergence of model and reference is estimated.
+    prompt, from which the divergence of model and reference is estimated. Without a divergence it
+    is (answers, 1, tokens).
 
     Args:
         preference: a `training.KTOLoss`.
@@ -147,21 +167,22 @@ def label_loss(preference: Any) -> Callable[[Any, Any, bool], Any]:
         inputs, labels, weights = batch
         desirable, learnt = inputs["desirable"] > 0, ops.cast(weights > 0, "float32")
         reference = reference_of(model, inputs, labels, learnt)
-        others = [part(x, 1) for x in (inputs, labels, learnt)]
-        others = ops.stop_gradient(answer_log_probs(model, *others, False))[:, 0]
+        real = ops.cast(ops.sum(learnt[:, 0], axis=1) > 0, "float32")
+        count, divergence = ops.maximum(ops.sum(real), 1.0), None
+        if preference.needs_kl:
+            others = [part(x, 1) for x in (inputs, labels, learnt)]
+            others = ops.stop_gradient(answer_log_probs(model, *others, False))[:, 0]
+            divergence = ops.sum((others - reference[:, 1]) * real) / count
         answers = [part(x, 0) for x in (inputs, labels, learnt)]
         log_probs = answer_log_probs(model, *answers, training)[:, 0]
-        real = ops.cast(ops.sum(learnt[:, 0], axis=1) > 0, "float32")
-        divergence = ops.sum((others - reference[:, 1]) * real) / ops.maximum(ops.sum(real), 1.0)
         found = preference(log_probs, reference[:, 0], desirable, kl=divergence)
         good = real * ops.cast(desirable, "float32")
         logs = {
             "accuracy": (ops.cast((found.reward > 0) == desirable, "float32"), real),
             "chosen_reward": (found.reward, good),
             "rejected_reward": (found.reward, real - good),
-            "divergence": (divergence,),
         }
-        return ops.sum(found.loss * real) / ops.maximum(ops.sum(real), 1.0), logs
+        return ops.sum(found.loss * real) / count, logs
 
     def part(x: Any, i: int) -> Any:
         if isinstance(x, dict):
@@ -172,7 +193,7 @@ def label_loss(preference: Any) -> Callable[[Any, Any, bool], Any]:
 
 
 # Inputs of a batch that are not inputs of the model.
-OURS = ("reference", "desirable")
+OURS = ("reference", "desirable", "labels", "learnt")
 
 
 def answer_log_probs(model: Any, inputs: Any, labels: Any, learnt: Any, training: bool) -> Any:
@@ -212,7 +233,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 
-    from kmodels import training
+    from kmodels import lora, training
     from kmodels.layers import rematerialize
     from kmodels.lora import LoraSettings
     from kmodels.runs import plots, results
@@ -234,14 +255,14 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.weights is None and not (origin / "config.json").is_file():
         recipe.say("demonstration: trains a small Gemma here, without Google's weights")
         first_training(settings).save_to_preset(origin)
-    lora = LoraSettings(
+    adapters = LoraSettings(
         settings.rank,
         alpha=settings.alpha,
         dropout=settings.lora_dropout,
         targets=settings.targets.split(","),
     )
     recipe.working("estimating the memory of a step")
-    check_memory(settings, lora)
+    check_memory(settings, adapters)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
     model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
@@ -250,18 +271,22 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         )
     if settings.quantize:
         model.backbone.quantize(settings.quantize)
-    model.enable_lora(**vars(lora))
+    model.enable_lora(**asdict(adapters))
     rematerialize(model.backbone, settings.remat)
 
     # === Batches ===
     recipe.working("tokenizing the answers")
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, "responses"
+    text.template = settings.template
     rows, held_out_rows = encode(settings, text, trained_on), encode(settings, text, held_out)
+    if text.cut.dropped:
+        recipe.say(f"left out {text.cut.dropped} records without a token of an answer")
     if settings.precompute_reference:
         recipe.working("computing the log-probabilities of the reference")
         for part in (rows, held_out_rows):
-            part[0]["reference"] = reference_log_probs(model, part, settings.batch_size)
+            with lora.disabled(model):
+                part[0]["reference"] = log_probs_of(model, part, settings.batch_size)
     loader = TextLoader(rows, settings.batch_size, shuffle=True, seed=settings.seed)
     validation = TextLoader(held_out_rows, settings.batch_size)
 
@@ -269,10 +294,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
-    loss, names = pair_loss(preference), ("accuracy", "margin", "chosen_reward", "rejected_reward")
-    if settings.method == "kto":
-        loss = label_loss(preference)
-        names = ("accuracy", "chosen_reward", "rejected_reward", "divergence")
+    loss, names = pair_loss(preference), OF_PAIRS
+    if settings.method in LABELLED:
+        loss, names = label_loss(preference), OF_LABELS
     step = recipe.parallelize(training.TrainStep(model, loss))
     step.compile(
         training.AdamW(
@@ -285,7 +309,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     facts = {
         "source": settings.data or "pairs that come with kmodels",
-        "unit": "answers" if settings.method == "kto" else "pairs",
+        "unit": "answers" if settings.method in LABELLED else "pairs",
         "train": len(rows[1]),
         "validation": len(held_out_rows[1]),
         "details": str(text.cut),
@@ -312,6 +336,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(None)
     recipe.say_metrics(metrics)
     content = results.result(folder, model, metrics, runner)
+    shown = held_out[: settings.samples]
+    if shown and recipe.can_generate(model):
+        content["preferences"] = changes(settings, model, shown)
     if runner is None:
         folder.write_json("evaluation.json", content)
         return
@@ -329,19 +356,18 @@ def preference_of(settings: Settings) -> Any:
     """Returns the `PreferenceLoss` or `KTOLoss` of the flags."""
     from kmodels import training
 
-    weights = {"desirable_weight", "undesirable_weight"}
+    of_labels = {"desirable_weight", "undesirable_weight"}
     of_pairs = {"label_smoothing", "margin", "sft_weight", "length_normalized", "reference_free"}
-    refused = of_pairs if settings.method == "kto" else weights
-    for name in sorted(refused):
+    labelled = settings.method in LABELLED
+    for name in sorted(of_pairs if labelled else of_labels):
         if getattr(settings, name) != getattr(Settings, name):
             raise recipe.InputError(
                 f"--{name.replace('_', '-')} has no meaning with --method {settings.method}; "
                 "leave it out"
             )
-    if settings.method == "kto":
-        return training.KTOLoss(
-            settings.beta, settings.desirable_weight, settings.undesirable_weight
-        )
+    if labelled:
+        weights = settings.desirable_weight, settings.undesirable_weight
+        return training.KTOLoss(settings.beta, *weights, kind=settings.method)
     loss = training.PreferenceLoss(
         "sigmoid" if settings.method == "dpo" else settings.method,
         settings.beta,
@@ -360,7 +386,7 @@ def check_memory(settings: Settings, lora: Any) -> None:
     from kmodels.tools import plan
 
     setup = plan.Setup(
-        settings.batch_size * (1 if settings.method == "kto" else 2),
+        settings.batch_size * (1 if settings.method in LABELLED else 2),
         settings.sequence_length,
         precision=settings.precision,
         lora=lora,
@@ -373,39 +399,76 @@ def check_memory(settings: Settings, lora: Any) -> None:
         plan.check(estimate, Settings, "--ignore-memory-check")
 
 
-def reference_log_probs(model: Any, rows: Any, batch_size: int) -> Any:
-    """Returns `reference_of` all rows, (rows, answers)."""
+def log_probs_of(model: Any, rows: Any, batch_size: int) -> Any:
+    """Returns `answer_log_probs` of all rows, (rows, answers)."""
     import keras
     import numpy as np
 
     import kmodels
-    from kmodels import lora
 
-    class Reference(keras.Model):
+    class LogProbs(keras.Model):
         """The log-probabilities of answers as a model, which `predict` compiles."""
 
         def call(self, inputs: Any) -> Any:
-            *parts, weights = inputs
-            return answer_log_probs(model, *parts, weights, False)
+            labels, learnt = inputs["labels"], inputs["learnt"]
+            return answer_log_probs(model, inputs, labels, learnt, False)
 
     inputs, labels, weights = rows
-    learnt = (weights > 0).astype("float32")
-    with lora.disabled(model):
-        # A full batch at the end compiles no second program.
-        filled = np.resize(np.arange(len(labels)), -(-len(labels) // batch_size) * batch_size)
-        whole = keras.tree.map_structure(lambda x: x[filled], (inputs, labels, learnt))
-        found = kmodels.predict(Reference(), whole, batch_size=batch_size, verbose=0)
+    # A full batch at the end compiles no second program.
+    filled = np.resize(np.arange(len(labels)), -(-len(labels) // batch_size) * batch_size)
+    columns = {**inputs, "labels": labels, "learnt": (weights > 0).astype("float32")}
+    whole = {name: x[filled] for name, x in columns.items()}
+    found = kmodels.predict(LogProbs(), whole, batch_size=batch_size, verbose=0)
     return found[: len(labels)]
+
+
+def changes(settings: Settings, model: Any, records: list[Any]) -> list[dict[str, Any]]:
+    """Returns prompts with their answers, and how the log-probability of each has changed."""
+    from kmodels import lora
+    from kmodels.text.preferences import check_labelled, check_pair
+
+    shown = []
+    for record in records:
+        part = encode(settings, model.preprocessor, [record], mismatched=False)
+        with lora.disabled(model):
+            before = log_probs_of(model, part, 1)
+        after = log_probs_of(model, part, 1)
+        if settings.method in LABELLED:
+            (row,) = check_labelled(record)
+            answers = {"desirable" if row["label"] else "undesirable": row["completion"]}
+        else:
+            row = check_pair(record)
+            answers = {name: row[name] for name in ("chosen", "rejected")}
+        shown.append(
+            {
+                "prompt": as_text(row["prompt"]),
+                "answers": [
+                    {"label": name, "text": as_text(text), "change": round(float(change), 4)}
+                    for (name, text), change in zip(
+                        answers.items(), (after - before)[0], strict=True
+                    )
+                ],
+            }
+        )
+    return shown
+
+
+def as_text(value: Any) -> str:
+    """Returns a text, or messages as lines."""
+    if isinstance(value, str):
+        return value
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in value)
 
 
 def read(settings: Settings) -> list[Any]:
     """Returns records; those of the demonstration reject the answer to another prompt."""
-    from kmodels.text import demo, read_pairs
+    from kmodels.text import demo, read_labelled, read_pairs
+    from kmodels.text.preferences import check_labelled
 
     if settings.data is not None:
-        return read_pairs(settings.data)
+        return (read_labelled if settings.method in LABELLED else read_pairs)(settings.data)
     records = demo.instructions().rows[:PAIRS]
-    return [
+    pairs = [
         {
             "prompt": f"{row['instruction']}\n{row['context']}".strip() + "\n",
             "chosen": row["response"],
@@ -413,26 +476,37 @@ def read(settings: Settings) -> list[Any]:
         }
         for row, other in zip(records, [*records[1:], records[0]], strict=True)
     ]
+    if settings.method in LABELLED:
+        return [row for pair in pairs for row in check_labelled(pair)]
+    return pairs
 
 
 def split(records: list[Any], settings: Settings) -> tuple[list[Any], list[Any]]:
-    """Splits records by the seed into training and held-out ones."""
+    """Splits the prompts by the seed; returns the records of training and held-out ones."""
     from kmodels.data import order
 
-    if len(records) < 2:
+    by_prompt: dict[str, list[Any]] = {}
+    for record in records:
+        by_prompt.setdefault(repr(record["prompt"]), []).append(record)
+    groups = list(by_prompt.values())
+    if len(groups) < 2:
         raise recipe.InputError(
-            f"the data has {len(records)} records; give at least 2, one of them to hold out"
+            f"the data has {len(groups)} prompts; give at least 2, one of them to hold out"
         )
-    count = min(max(round(settings.held_out * len(records)), 1), len(records) - 1)
-    indices = order(len(records), settings.seed, 0)
-    return [records[i] for i in indices[count:]], [records[i] for i in indices[:count]]
+    count = min(max(round(settings.held_out * len(groups)), 1), len(groups) - 1)
+    indices = order(len(groups), settings.seed, 0)
+    parts = indices[count:], indices[:count]
+    trained_on, held_out = ([row for i in part for row in groups[i]] for part in parts)
+    return trained_on, held_out
 
 
-def encode(settings: Settings, text: Any, records: list[Any]) -> Any:
-    """Returns (inputs, labels, weights) of records, each (records, 2, tokens)."""
-    from kmodels.text import encode_pairs
+def encode(settings: Settings, text: Any, records: list[Any], mismatched: bool = True) -> Any:
+    """Returns (inputs, labels, weights) of records, each (records, answers, tokens)."""
+    from kmodels.text import encode_labelled, encode_pairs
 
-    return encode_pairs(text, records)
+    if settings.method not in LABELLED:
+        return encode_pairs(text, records)
+    return encode_labelled(text, records, mismatched=mismatched and settings.method == "kto")
 
 
 def first_training(settings: Settings) -> Any:
@@ -444,7 +518,7 @@ def first_training(settings: Settings) -> Any:
     from kmodels.text import TextLoader
     from kmodels.text.training import train_tokenizer
 
-    pairs = read(replace(settings, data=None))
+    pairs = read(replace(settings, data=None, method="dpo"))
     texts = [row["prompt"] + row[name] for row in pairs for name in ("chosen", "rejected")]
     text = GemmaCausalLMPreprocessor(train_tokenizer(texts, VOCABULARY), settings.sequence_length)
     model = GemmaCausalLM.from_preset(

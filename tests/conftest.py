@@ -241,6 +241,15 @@ def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the programs of an environment in which the wheel is installed."""
+    import installed_wheel
+
+    folder = tmp_path_factory.mktemp("wheel")
+    return installed_wheel.install(installed_wheel.build(folder), folder / "environment")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _clean_session():
     """Free Keras' global state once per module; per test it would cost more than it gives."""

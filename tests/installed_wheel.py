@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the checkout, its tests or a person's own settings would bring in.
-_OURS = ("KMODELS_", "PYTHON", "PYTEST_", "KERAS_HOME", "VIRTUAL_ENV", "XDG_", "HF_HOME")
+_OURS = (
+    *("KMODELS_", "KERAS_", "PYTHON", "PYTEST_", "VIRTUAL_ENV", "XDG_", "HF_", "MPL"),
+    *("TF_CPP_", "TOKENIZERS_"),
+)
 
 
 def build(folder: Path) -> Path:
@@ -48,13 +51,14 @@ def install(wheel: Path, place: Path) -> Path:
     return programs
 
 
-def variables(programs: Path, home: Path, backend: str) -> dict[str, str]:
-    """Returns the variables of a person who has just installed the wheel.
+def variables(programs: Path, home: Path) -> dict[str, str]:
+    """Returns the variables of a person who has just installed the wheel and has set none.
+
+    KERAS_BACKEND is not among them: kmodels chooses the backend that is installed.
 
     Args:
         programs: what `install` returned.
         home: an empty folder.
-        backend: for KERAS_BACKEND.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     # Eight devices are what the tests have, not what a person has.
@@ -65,6 +69,5 @@ def variables(programs: Path, home: Path, backend: str) -> dict[str, str]:
         **kept,
         "PATH": path,
         "HOME": str(home),
-        "KERAS_BACKEND": backend,
         "XLA_FLAGS": " ".join(flags),
     }

@@ -16,6 +16,7 @@ are multiples of 1/64, so that float32 sums of them are exact.
 
 import inspect
 import json
+import tempfile
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -30,10 +31,15 @@ from torchvision_cpu import define_torchvision_operators
 define_torchvision_operators()
 
 import trl  # noqa: E402
+from peft import PeftModel  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer  # noqa: E402
 from trl.experimental.cpo import CPOTrainer  # noqa: E402
 from trl.experimental.orpo import ORPOTrainer  # noqa: E402
 from trl.trainer import grpo_trainer  # noqa: E402
+from trl.trainer.utils import add_fused_lm_head  # noqa: E402
+
+import trl_runs  # noqa: E402
 
 OUT = Path(__file__).parent / "loop" / "training" / "trl_losses.json"
 rng = np.random.default_rng(45)
@@ -411,6 +417,71 @@ def advantages() -> list[dict[str, Any]]:
     return cases
 
 
+def runs() -> dict[str, list[float]]:
+    """Returns the losses of 20 steps by family and method, with AdamW and clipped gradients."""
+    losses = {}
+    for family in trl_runs.CONFIGS:
+        for method in ("dpo", "kto"):
+            with tempfile.TemporaryDirectory() as folder:
+                base = trl_runs.write_model(family, Path(folder) / "base")
+                adapter = trl_runs.write_adapter(Path(folder) / "adapter")
+                model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+                add_fused_lm_head(model, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+                model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+                losses[f"{family} {method}"] = steps(model, method)
+    return losses
+
+
+def steps(model: Any, method: str) -> list[float]:
+    this = trainer(
+        ref_model=None,
+        precompute_ref_logps=False,
+        beta=trl_runs.BETA,
+        args=SimpleNamespace(gradient_checkpointing_kwargs=None, discopop_tau=0.05),
+        ld_alpha=None,
+        use_weighting=False,
+        loss_types=["sigmoid"],
+        loss_weights=[1.0],
+        label_smoothing=0.0,
+        f_divergence_type="reverse_kl",
+        loss_type="kto",
+        calculate_KL=True,
+        desirable_weight=1.0,
+        undesirable_weight=1.0,
+        _tp_size=1,
+    )
+    this.accelerator.unwrap_model = lambda model: model
+    this.model = model
+    this._compute_kl_logps = lambda model, batch: KTOTrainer._compute_kl_logps(this, model, batch)
+    weights = [x for x in model.parameters() if x.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=trl_runs.RATE, weight_decay=0.0)
+    losses = []
+    for batch in trl_runs.records():
+        prompts = [row["prompt"] for row in batch]
+        answers = [[row[name] for row in batch] for name in ("chosen", "rejected")]
+        if method == "dpo":
+            inputs = named(prompts * 2, answers[0] + answers[1])
+            loss = DPOTrainer._compute_loss(this, model, inputs, False)
+        else:
+            inputs = named(prompts, answers[0])
+            others = named(prompts, [answers[0][-1], *answers[0][:-1]])
+            inputs |= {f"KL_{name}": x for name, x in others.items()}
+            inputs["label"] = torch.tensor([row["label"] for row in batch])
+            loss = KTOTrainer._compute_loss(this, model, inputs, False)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, trl_runs.CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def named(prompts: list[list[int]], answers: list[list[int]]) -> dict[str, torch.Tensor]:
+    names = ("input_ids", "attention_mask", "completion_mask")
+    parts = trl_runs.rows_of(prompts, answers)
+    return {name: torch.tensor(x).long() for name, x in zip(names, parts, strict=True)}
+
+
 def rounded(value: Any) -> Any:
     """Returns nine digits of each number, which is more than float32 has."""
     if isinstance(value, float):
@@ -427,6 +498,7 @@ def main() -> None:
         "kto": kto(),
         "grpo": grpo(),
         "advantages": advantages(),
+        "runs": runs(),
     }
     OUT.write_text(json.dumps(rounded(content)) + "\n")
     print(OUT, OUT.stat().st_size)

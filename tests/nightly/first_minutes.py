@@ -5,13 +5,18 @@ python3 tests/nightly/first_minutes.py --backend jax      one of them
 
 For each backend it makes an environment below .venv/first-minutes, installs the wheel with pip and
 the versions of constraints.txt, and runs commands with nothing else in the environment than a HOME
-that is empty and a PATH; what is right both with KERAS_BACKEND and without. It prints a row for
+that is empty and a PATH; what is right both with KERAS_BACKEND and without. Then Jupyter is
+installed, and each notebook for the backend alone runs without a variable; the first one finds no
+matplotlib and installs it. It prints a row for
 each: exit code, seconds, the command, its last line. Wrong uses have to end with exit code 2 and
 one line. The exit status is 1 if anything is not as it has to be. It takes a quarter of an hour, so
 it is no part of `make test`.
 """
 
 import argparse
+import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +41,7 @@ class Use:
     says: str = ""
     backend: str | None = None
     typed: str = ""
+    small: bool = False
 
 
 RIGHT = (
@@ -87,6 +93,23 @@ print("saved")
 """
 
 
+# Executes a notebook beside which it is started, as `jupyter execute` does.
+EXECUTE = "from nbclient.cli import main; main()"
+NAMED = re.compile(r"^Backends: ((?:`\w+`(?:, )?)+)\.", re.MULTILINE)
+
+
+def notebooks(backend: str, folder: Path) -> list[Use]:
+    """Copies the notebooks that a backend alone runs to a folder, and returns their uses."""
+    uses = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        named = NAMED.search("".join(json.loads(path.read_text())["cells"][0]["source"]))
+        if named and f"`{backend}`" in named[1]:
+            shutil.copy(path, folder)
+            words = f"python -c EXECUTE --timeout={SECONDS} --kernel_name=python3 {path.name}"
+            uses.append(Use(words, small=True))
+    return uses
+
+
 def build_wheel(python: Path, folder: Path) -> Path:
     """Builds the wheel and returns its path."""
     command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
@@ -123,8 +146,10 @@ def run(use: Use, programs: Path, home: Path, folder: Path, backend: str | None)
     chosen = use.backend or backend
     if chosen is not None:
         known["KERAS_BACKEND"] = chosen
+    if use.small:
+        known["KMODELS_SMALL"] = "1"
     newest = max((folder / "runs").glob("*"), default=folder)
-    known_words = {"RUN": str(newest), "IMPORT": IMPORT, "MODEL": MODEL}
+    known_words = {"RUN": str(newest), "IMPORT": IMPORT, "MODEL": MODEL, "EXECUTE": EXECUTE}
     words = [known_words.get(word, word) for word in use.words.split()]
     begun = time.monotonic()
     done = subprocess.run(
@@ -139,7 +164,7 @@ def run(use: Use, programs: Path, home: Path, folder: Path, backend: str | None)
     )
     seconds = time.monotonic() - begun
     # That a backend was chosen is said wherever nobody named one.
-    hidden = ["kmodels: the backend is "]
+    hidden = ["kmodels: the backend is ", "[IPKernelApp] WARNING | Kernel is running over TCP"]
     if words[0] == "python":  # a program of the user's hears what TensorFlow logs; commands do not
         hidden.append("All log messages before absl::InitializeLog() is called")
     told = [x for x in done.stderr.splitlines() if not any(part in x for part in hidden)]
@@ -177,6 +202,15 @@ def first_minutes(backend: str, reuse: bool) -> list[str]:
                 if problem := run(use, programs, Path(home), Path(folder), named):
                     found.append(f"{backend}, KERAS_BACKEND={named or ''}: {use.words}: {problem}")
                     print(f"      ^ {problem}", flush=True)
+    # A notebook's first cell asks pip for what is missing, and has none of our pins.
+    command = ["-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    subprocess.run([programs / "python", *command, "ipykernel", "nbclient"], check=True)
+    print(f"{backend}, notebooks", flush=True)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as home:
+        for use in notebooks(backend, Path(folder)):
+            if problem := run(use, programs, Path(home), Path(folder), None):
+                found.append(f"{backend}: {use.words}: {problem}")
+                print(f"      ^ {problem}", flush=True)
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import installed_wheel
 from source_tree import decorated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ MARKS = {
 }
 
 
-@pytest.mark.parametrize(
+WITH_PYTHON = pytest.mark.parametrize(
     "page",
     [
         pytest.param(page, id=page.name, marks=MARKS.get(page.name, ()))
@@ -46,12 +47,31 @@ MARKS = {
         if blocks(page, "python")
     ],
 )
+
+
+@WITH_PYTHON
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page, in order, as one program in an empty folder."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     for line, text in blocks(page, "python"):
         exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
+
+
+@pytest.mark.nightly
+@WITH_PYTHON
+def test_python_blocks_run_from_the_wheel(page, programs, tmp_path):
+    """The same in a process of its own, for a person who has set no variable."""
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    done = subprocess.run(
+        [programs / "python", "-"],
+        input="\n".join(text for _, text in blocks(page, "python")),
+        cwd=folder, env=installed_wheel.variables(programs, home),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 IMPORT = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)

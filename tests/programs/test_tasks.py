@@ -71,24 +71,20 @@ def _cases():
     for run in ACROSS:
         on_ray = [pytest.mark.nightly] if run[:2] in CLUSTERS else []
         marked.append((run, [pytest.mark.across(run[2]), *on_ray]))
-    return [pytest.param(*run, id=f"{run[0]}-{run[1]}", marks=marks) for run, marks in marked]
+    return [
+        pytest.param(page, number, ending, id=f"{page}-{number}", marks=marks)
+        for (page, number, _, ending), marks in marked
+    ]
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """The programs of an environment in which the wheel is installed."""
-    folder = tmp_path_factory.mktemp("wheel")
-    return installed_wheel.install(installed_wheel.build(folder), folder / "environment")
-
-
-def _run(programs, tmp_path, backend, commands):
+def _run(programs, tmp_path, commands):
     """The output of commands in an empty folder, for a person whose home is empty."""
     folder, home = tmp_path / "folder", tmp_path / "home"
     folder.mkdir()
     home.mkdir()
     # The paths of Ray's sockets have to be short, and its logs stay when it ends.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
-        env = installed_wheel.variables(programs, home, backend) | {"RAY_TMPDIR": short}
+        env = installed_wheel.variables(programs, home) | {"RAY_TMPDIR": short}
         done = subprocess.run(
             ["bash", "-e"],
             input=commands, cwd=folder, env=env, capture_output=True, text=True, timeout=240,
@@ -98,29 +94,31 @@ def _run(programs, tmp_path, backend, commands):
     return done.stdout
 
 
-@pytest.mark.parametrize(("page", "number", "backend", "ending"), _cases())
-def test_the_commands_run(page, number, backend, ending, programs, tmp_path):
-    shown = _run(programs, tmp_path, backend, _block(page, number)[0])
+@pytest.mark.parametrize(("page", "number", "ending"), _cases())
+def test_the_commands_run(page, number, ending, programs, tmp_path):
+    shown = _run(programs, tmp_path, _block(page, number)[0])
     assert re.search(f"{ending}$", shown), shown[-3000:]
 
 
 def test_it_is_the_wheel_that_runs(programs, tmp_path):
-    """The checkout is not on the path, and nothing that is imported comes from it."""
+    """The checkout is not on the path, nothing imported comes from it, and no variable is set."""
     told = """
-import json, os, sys, kmodels, kmodels.runs.recipe
+import json, os, sys
+variables = [name for name in os.environ if name.startswith(("KERAS_", "KMODELS_"))]
+import kmodels, kmodels.runs.recipe
 shipped = kmodels.runs.recipe.load("vit").__file__
 home = os.listdir(os.environ["HOME"])
-print(json.dumps([sys.path, kmodels.__file__, shipped, os.listdir(), home]))
+print(json.dumps([sys.path, kmodels.__file__, shipped, os.listdir(), home, variables]))
 """
     commands = f"python - <<'PY'\n{told}PY\nkmodels --version\n"
-    shown = _run(programs, tmp_path, os.environ["KERAS_BACKEND"], commands).splitlines()
-    path, package, recipe, here, home = json.loads(shown[-2])
+    shown = _run(programs, tmp_path, commands).splitlines()
+    path, package, recipe, here, home, variables = json.loads(shown[-2])
     place = str(programs.parent)
     assert package.startswith(place) and recipe.startswith(place)
     holding = [folder for folder in path if (Path(folder) / "kmodels/__init__.py").is_file()]
     assert [folder.startswith(place) for folder in holding] == [True]
     assert not {str(ROOT), str(ROOT / "src"), str(ROOT / "tests")} & set(path)
-    assert here == [] and home == []
+    assert here == home == variables == []
     assert shown[-1].startswith("kmodels ")
 
 

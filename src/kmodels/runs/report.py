@@ -306,6 +306,7 @@ def _content(run: Run) -> dict[str, Any]:
         "tiles": _tiles(run),
         "results": _results(run),
         "samples": run.result.get("samples", []),
+        "preferences": run.result.get("preferences", []),
         "ways": run.result.get("probe", {}).get("ways"),
         "map": run.result.get("probe", {}).get("map"),
         "charts": charts_of_run(run),

@@ -63,6 +63,7 @@ RESULT: Shape = {
     "versions": {"*": str},
     "overrides": {"*": str},
     "samples": [{"*": str}],
+    "preferences": [{"prompt": str, "answers": [{"label": str, "text": str, "change": NUMBER}]}],
     "before": {},
     "after": {},
     "probe": {"ways": [{}], "map": {}},

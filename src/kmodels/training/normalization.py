@@ -22,16 +22,35 @@ NORMALIZATIONS = ("tokens", "positions", "examples")
 UNIT = 1024.0
 
 
+class TokenWeights(NamedTuple):
+    """The weights of the tokens of a batch on this device, and the tensors that they come from.
+
+    Attributes:
+        labels: as in the batch.
+        sample_weight: as in the batch.
+        weights: (B, T) float32, see `normalized`.
+        weight: the weight of the batch on this device, a float32 scalar.
+    """
+
+    labels: Any
+    sample_weight: Any
+    weights: Tensor
+    weight: Tensor
+
+
 class BatchWeight(NamedTuple):
     """The weight of a batch: the number of its learnt tokens, or of its examples that have some.
 
     Attributes:
         total: the weight on all devices, a float32 scalar.
         shards: number of devices; each computes the loss of its rows, and the loss is their mean.
+        tokens: spares the loss of the same labels and weights their computation; None if the loss
+            may be of others.
     """
 
     total: Tensor
     shards: int
+    tokens: TokenWeights | None = None
 
     @property
     def share(self) -> Any:

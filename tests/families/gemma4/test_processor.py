@@ -18,6 +18,7 @@ from kmodels.models import (
     Gemma4ImageTextLMPreprocessor,
     GemmaCausalLMPreprocessor,
 )
+from pillow_passes import horizontal_pass_first
 
 NAMES = ("none", "one", "several", "modes", "without_text")
 FORMS = ("model", "unified")
@@ -26,7 +27,8 @@ LENGTH = 160
 
 @pytest.fixture(scope="module")
 def case(references):
-    return ProcessorCase(references)
+    with horizontal_pass_first():
+        yield ProcessorCase(references)
 
 
 def given(case, name, form):

@@ -11,13 +11,15 @@ from arrays import to_numpy
 from gemma3_processor_case import ProcessorCase
 from kmodels.core.errors import InputError
 from kmodels.models import Gemma3ImageConverter, Gemma3ImageTextLMPreprocessor
+from pillow_passes import horizontal_pass_first
 
 NAMES = ("none", "one", "several", "modes", "without_text")
 
 
 @pytest.fixture(scope="module")
 def case(references):
-    return ProcessorCase(references)
+    with horizontal_pass_first():
+        yield ProcessorCase(references)
 
 
 def given(case, name, form):

@@ -175,6 +175,51 @@ def evaluated(model, batches, batch_size):
     )
 
 
+FIRST_HALF = np.repeat([1.0, 0.0], LENGTH // 2).astype("float32")
+
+
+def half(weights):
+    return weights * keras.ops.convert_to_tensor(FIRST_HALF)
+
+
+def half_in_place(weights):
+    weights[:, LENGTH // 2 :] = 0.0
+    return weights
+
+
+# How a subclass changes the weights; only tensors of torch can be written to.
+CHANGES = {"another tensor": half}
+if keras.backend.backend() == "torch":
+    CHANGES["the same tensor"] = half_in_place
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("given", [True, False], ids=["weights", "no weights"])
+@pytest.mark.parametrize("normalization", ["tokens", "examples"])
+def test_a_subclass_may_change_the_weights_in_its_loss(change, given, normalization):
+    """The loss is that of the changed weights over the weight of the batch, as it was given."""
+
+    class Changing(GemmaCausalLM):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            if sample_weight is None:
+                sample_weight = keras.ops.ones_like(y, dtype="float32")
+            return super().compute_loss(x, y, y_pred, change(sample_weight), training)
+
+    keras.utils.set_random_seed(1)
+    model = Changing.from_preset("gemma_debug", dropout=0.0, num_layers=1)
+    x, y, weights = as_one(rows((40,)))
+    weights = weights if given else np.ones_like(weights)
+    losses, _ = losses_of(model, rows((40,)))
+    changed = weights * FIRST_HALF
+    if normalization == "examples":
+        changed = changed / np.maximum(changed.sum(axis=1, keepdims=True), 1.0)
+    total = {"tokens": weights.sum(), "examples": (weights.sum(axis=1) > 0).sum()}[normalization]
+    model.compile("sgd", **QUICK, loss_normalization=normalization)
+    data = {"sample_weight": weights} if given else {}
+    logs = model.evaluate(x, y, **data, batch_size=ROWS, verbose=0, return_dict=True)
+    assert logs["loss"] == pytest.approx((losses * changed).sum() / total, rel=1e-5)
+
+
 def test_the_reduction_by_weights_is_that_by_tokens():
     loss = CROSS_ENTROPY(from_logits=True, reduction="mean_with_sample_weight")
     whole, _ = updated_at_once()

@@ -1,18 +1,24 @@
-"""Every notebook runs from top to bottom on each backend it names, and is stored without outputs.
+"""Every notebook runs from an installed wheel on each backend it names, and has no outputs.
 
 The first cell says where a notebook runs, on a line of its own or at the start of one:
 "Backends: `jax`, `torch`." is executed in the run of each; "Backends: `jax`, `torch` together."
 needs them all at once and is executed once, in the full environment. A notebook that runs on torch
-runs on the other backends with --nightly.
+runs on the other backends with --nightly. No variable chooses the backend: a person has one.
 """
 
+import importlib.util
 import os
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from IPython.core.inputtransformer2 import TransformerManager
+
+import installed_wheel
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -55,12 +61,39 @@ def test_each_is_listed():
     assert NOTEBOOKS and listed == found
 
 
-def test_each_begins_with_a_cell_that_installs():
-    for path in NOTEBOOKS:
-        _, cell, *_ = nbformat.read(path, as_version=4).cells
-        assert re.search(
-            r"import kmodels\n.*%pip install -q \"kmodels\[", cell.source, re.DOTALL
-        ), path
+def _needed(path):
+    """The packages that a notebook needs: those of any backend are not among them."""
+    backends, together = _named(path)
+    return ["kmodels", "matplotlib", *(backends if together or len(backends) == 1 else [])]
+
+
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [pytest.param(p, name, id=f"{p.stem}-{name}") for p in NOTEBOOKS for name in _needed(p)],
+)
+def test_the_first_cell_installs_what_is_missing(path, missing, monkeypatch):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    monkeypatch.setattr(os, "environ", {})
+    asked = []
+
+    class Shell:
+        def run_line_magic(self, magic, words):
+            asked.append((magic, re.fullmatch(r'install -q "kmodels\[([\w,]+)\]"', words)[1]))
+
+    # find_spec of the cell, and nothing that it imports: kmodels is imported by this process.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != missing)
+    _, cell, *_ = nbformat.read(path, as_version=4).cells
+    code = TransformerManager().transform_cell(cell.source)
+    exec(code, {"get_ipython": Shell})
+    ((magic, named),) = asked
+    brought = {package.split(">=")[0] for name in named.split(",") for package in extras[name]}
+    assert magic == "pip" and {*_needed(path)} - {"kmodels"} <= brought
+    assert missing != "kmodels" or brought & {*BACKENDS}
+    asked.clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    exec(code, {"get_ipython": Shell})
+    assert not asked
 
 
 def test_no_outputs_are_stored():
@@ -73,14 +106,20 @@ def test_no_outputs_are_stored():
 
 
 @pytest.mark.parametrize("path", _for_this_backend())
-# Jupyter's own packages leave sockets and event loops to the garbage collector.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_runs_at_small_size(path, tmp_path, monkeypatch, exchange):
-    monkeypatch.setenv("KMODELS_SMALL", "1")
-    notebook = nbformat.read(path, as_version=4)
-    settings = {"timeout": 200, "kernel_name": "python3"}
-    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, **settings).execute()
+def test_runs_from_the_wheel_at_small_size(path, tmp_path, programs, exchange):
+    folder, home = tmp_path / "folder", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    shutil.copy(path, folder)
+    execute = "from nbclient.cli import main; main()"
+    words = ["--timeout=200", "--kernel_name=python3", "--inplace", path.name]
+    done = subprocess.run(
+        [programs / "python", "-c", execute, *words],
+        cwd=folder, env=installed_wheel.variables(programs, home) | {"KMODELS_SMALL": "1"},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    notebook = nbformat.read(folder / path.name, as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     data = [output.get("data", {}) for output in outputs]
     figures = [shown for shown in data if "<Figure" in shown.get("text/plain", "")]

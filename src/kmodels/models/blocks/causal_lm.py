@@ -27,6 +27,8 @@ from kmodels.task import Compiled, Task
 from kmodels.training.losses import InsideStep
 from kmodels.training.normalization import (
     BatchWeight,
+    TokenWeights,
+    batch_weight,
     check_normalization,
     mean_loss,
     normalized,
@@ -251,11 +253,27 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
     def _weighed(self, batch: Tree) -> AbstractContextManager:
         """Returns a block with the weight of a batch on all devices."""
-        _, labels, weights = keras.utils.unpack_x_y_sample_weight(batch)
-        if (divisor := self.divisor) is None or labels is None:
+        _, labels, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if self.divisor is None or labels is None:
             return weighed(None)
-        _, weight = normalized(divisor, token_weights(labels, by_token(weights, labels)))
-        return weighed(BatchWeight(*self.over_devices(weight)))
+        weights, weight = self._weights_of(labels, sample_weight)
+        # A subclass that overrides the loss may change labels and weights, also in place.
+        overridden = type(self).compute_loss is not CausalLM.compute_loss
+        tokens = None if overridden else TokenWeights(labels, sample_weight, weights, weight)
+        return weighed(BatchWeight(*self.over_devices(weight), tokens))
+
+    def _weights_of(self, labels: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Returns the weights of tokens, (B, T), and that of the batch, None if nothing needs it.
+
+        The step has computed them if both arguments are those of its batch.
+        """
+        step = batch_weight()
+        if step is not None and step.tokens is not None:
+            known = step.tokens
+            if known.labels is labels and known.sample_weight is sample_weight:
+                return known.weights, known.weight
+        weights = token_weights(labels, by_token(sample_weight, labels))
+        return (weights, None) if self.divisor is None else normalized(self.divisor, weights)
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Returns logits, or inside a step of `fit` or `evaluate` the hidden states."""
@@ -368,8 +386,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             InputError: for a weight of each row, (B,), which Keras would take for one of each place
                 in a row; `class_weight` makes such.
         """
-        sample_weight, divisor = by_token(sample_weight, y), self.divisor
         if not self.head.active:
+            sample_weight, divisor = by_token(sample_weight, y), self.divisor
             if divisor is not None and y is not None:
                 y, weights, _ = mask_ignored(y, y_pred, sample_weight)
                 weights, weight = normalized(divisor, weights)
@@ -378,7 +396,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
                 sample_weight = weights * mean_loss(count, weight)
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         table = self.backbone.token_embedding
-        loss = self.head.loss(y_pred, table, y, sample_weight, training, divisor)
+        weights, weight = self._weights_of(y, sample_weight)
+        loss = self.head.loss(y_pred, table, y, weights, weight, training)
         for extra in keras_internals.additional_losses(self):
             loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
@@ -550,9 +569,9 @@ class Head(InsideStep):
         hidden: Tensor,
         embedding: Embedding,
         labels: Tensor,
-        weights: Any,
+        weights: Tensor,
+        weight: Any,
         training: bool = True,
-        divisor: str | None = None,
     ) -> Any:
         """Returns the loss of a batch, a float32 scalar; the metrics count along.
 
@@ -560,13 +579,11 @@ class Head(InsideStep):
             hidden: (B, T, D).
             embedding: the layer with the table.
             labels: (B, T) int; -100 does not count, neither in the sum nor in the mean.
-            weights: (B, T), or None for ones.
+            weights: (B, T) float32, 0 for labels of -100.
+            weight: sum of the weights, by which the loss is divided; None for the loss as Keras
+                reduces it.
             training: whether an adapter of the table drops out.
-            divisor: "tokens" or "examples", or None for the loss as Keras reduces it.
         """
-        weights, weight = token_weights(labels, weights), None
-        if divisor is not None:
-            weights, weight = normalized(divisor, weights)
         weights = meshes.merged(weights)
         flat, labels = meshes.merged(hidden), meshes.merged(labels)
         total, hits = embedding.with_table(
@@ -575,7 +592,7 @@ class Head(InsideStep):
             embedding=embedding,
             training=training,
         )
-        count = keras.ops.sum(weights)
+        count = keras.ops.sum(weights) if weight is None else weight
         share = keras.ops.divide_no_nan(hits, count)
         for metric in self._metrics:
             # A mean of hits, whose sum is known already.
