@@ -249,7 +249,7 @@ def test_calls_of_tools_are_learnt(qwen, tmp_path):
     assert example.ids == wanted["input_ids"]
     assert example.learn == [bool(learn) for learn in wanted["assistant_masks"]]
     assert 0 < sum(example.learn) < len(example.learn)
-    (tmp_path / "bad.jsonl").write_text(json.dumps({**line, "tools": "x"}) + "\n")
+    (tmp_path / "bad.jsonl").write_text(json.dumps({**line, "tools": {"a": 1}}) + "\n")
     message = "field 'tools' is not a list of JSON schemas"
     refused(message, read_records, tmp_path / "bad.jsonl")
     text.tokenizer.chat_template = QWEN3

@@ -18,6 +18,7 @@ from kmodels.text.records import (
     Record,
     check_messages,
     check_text,
+    has_images,
     json_records,
     template_fields,
     with_paths,
@@ -205,7 +206,7 @@ def _fields(record: Record, answers: Sequence[str], forms: str) -> list[Any]:
 
 def _usual(record: Record, prompt: Any, answers: Mapping[str, Any]) -> Record:
     """Returns a record of a prompt and answers that are alike: texts or messages."""
-    images = {name: record[name] for name in PICTURES if record.get(name)}
+    images = {name: record[name] for name in PICTURES if has_images(record, name)}
     extras = {name: x for name, x in template_fields(record).items() if x}
     if not any(isinstance(one, list) for one in (prompt, *answers.values())):
         if extras:
@@ -386,20 +387,31 @@ def _fitted(pair: Sequence[Example], room: int, cut: Cut) -> list[Example]:
 
 def _others(rows: Sequence[Record]) -> list[int]:
     """Returns for each row the nearest one before it with another prompt of the same form."""
+    asked = [
+        _identity([row[name] for name in ("prompt", *PICTURES) if name in row]) for row in rows
+    ]
     found = [-1] * len(rows)
     for form in (str, list):
         places = [i for i, row in enumerate(rows) if isinstance(row["prompt"], form)]
         # In the second round, rows at the beginning find those at the end.
         for number, i in [*enumerate(places)] * 2:
             before = places[number - 1]
-            same = rows[before]["prompt"] == rows[i]["prompt"]
-            found[i] = found[before] if same else before
+            found[i] = found[before] if asked[before] == asked[i] else before
     if -1 in found:
         raise InputError(
             f"row {found.index(-1)} finds no row with another prompt, which KTO's divergence needs;"
             " give answers to several prompts, or use apo_zero_unpaired"
         )
     return found
+
+
+def _identity(value: Any) -> Any:
+    """Returns an object that equals that of equal texts, and of the same image objects."""
+    if isinstance(value, Mapping):
+        return {key: _identity(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_identity(part) for part in value]
+    return value if isinstance(value, str | bool | int | float) else id(value)
 
 
 def _padded(preprocessor: Any, rows: Sequence[Sequence[Example]]) -> Batch:

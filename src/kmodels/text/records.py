@@ -82,7 +82,7 @@ def check_record(value: object) -> Record:
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
     if "conversations" in value and "messages" not in value:
         value = _of_conversations(value)
-    return {**_texts(value), **{name: value[name] for name in PICTURES if _has_images(value, name)}}
+    return {**_texts(value), **{name: value[name] for name in PICTURES if has_images(value, name)}}
 
 
 def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
 
 def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns messages with the record's images in place of their placeholders."""
-    name = next((name for name in PICTURES if _has_images(value, name)), None)
+    name = next((name for name in PICTURES if has_images(value, name)), None)
     if name is None:
         return {"messages": messages}
     pictures = value[name] if isinstance(value[name], list) else [value[name]]
@@ -133,7 +133,7 @@ def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, 
     return {"messages": messages, **dict.fromkeys(PICTURES)}
 
 
-def _has_images(value: dict[str, Any], name: str) -> bool:
+def has_images(value: dict[str, Any], name: str) -> bool:
     """Returns True if a record has images of this name."""
     images = value.get(name)
     return images is not None and not (isinstance(images, list | tuple | str) and not images)
@@ -144,7 +144,7 @@ def holds_pictures(record: object) -> bool:
     if not isinstance(record, dict):
         return False
     messages = record.get("messages")
-    return any(_has_images(record, name) for name in PICTURES) or (
+    return any(has_images(record, name) for name in PICTURES) or (
         isinstance(messages, list | tuple) and any(map(has_picture, messages))
     )
 

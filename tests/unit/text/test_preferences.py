@@ -11,6 +11,7 @@ from gemma3_processor_case import SOFT, ProcessorCase
 from kmodels.models import GemmaCausalLMPreprocessor, GemmaTokenizer
 from kmodels.models.qwen3 import Qwen3CausalLMPreprocessor, Qwen3Tokenizer
 from kmodels.text import (
+    TextLoader,
     encode_labelled,
     encode_pairs,
     read_labelled,
@@ -319,6 +320,8 @@ def test_answers_to_other_prompts(make):
     assert x["token_ids"].shape == labels.shape == weights.shape == (5, 2, 96)
     assert x["desirable"].tolist() == [1, 0, 1, 1, 0] and x["desirable"].dtype == "int32"
     found = answers(text, (x, labels, weights))
+    batch, _, filled = TextLoader((x, labels, weights), 3)[1]
+    assert batch["desirable"].tolist() == [1, 0, 1] and filled.any((1, 2)).tolist() == [1, 1, 0]
     own_, other = found[::2], found[1::2]
     assert [prompt for prompt, _, _ in own_] == [prompt for prompt, _, _ in other]
     # The row before, if it has another prompt of the same form.
@@ -357,4 +360,9 @@ def test_images_of_a_prompt(references, make, tmp_path):
     assert not weights[labels == soft].any()
     labelled, *_ = encode_labelled(text, pairs)
     assert labelled["images"].shape[:2] == (6, 2)
+    # A prompt about another image is another prompt.
+    red, blue = (np.full((20, 20, 3), value, "uint8") for value in (0, 255))
+    rows = [{"prompt": ASKED, "completion": GOOD, "label": 1, "images": [x]} for x in (red, blue)]
+    x, *_ = encode_labelled(text, rows)
+    assert np.ptp(x["images"], axis=0).any() and not np.ptp(x["images"], axis=1).any()
     refused("takes only text here; leave 'images' out", encode_pairs, make("gemma"), pairs)
