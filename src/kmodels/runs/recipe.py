@@ -390,7 +390,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     module = load(name)
     # Examples of a recipe call its file.
     text = module.__doc__ or ""
-    for other, file in RECIPES.items():
+    for other, file in {command: name, **RECIPES}.items():
         text = text.replace(f"python recipes/{file}.py", f"kmodels {other}")
     program = f"kmodels {command}"
     return main(name, module.Settings, module.train, arguments, text, program)

@@ -535,7 +535,8 @@ Train, resume or evaluate:
   kmodels zero-shot --data folder:IMAGES  CLIP or SigLIP on class names
   kmodels mae --data folder:IMAGES        masked autoencoder, without labels
   kmodels dino --data folder:IMAGES       self-distillation, without labels
-  kmodels prefer --data PAIRS.jsonl       preference tuning: DPO, SimPO, KTO and others
+  kmodels dpo --data PAIRS.jsonl          direct preference optimization
+  kmodels prefer --method kto --data F    SimPO, ORPO, KTO and other losses
 
 Settings for --config:
   kmodels recipe vit_fine_tune        print a settings file, or list them
