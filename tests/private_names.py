@@ -34,7 +34,10 @@ KINDS = {
     "Metric": (("keras.Metric", "keras.metrics."), ("metrics/metric.py",)),
     "Loss": (("keras.Loss", "keras.losses."), ("losses/loss.py",)),
     "Callback": (("keras.callbacks.",), ("callbacks/callback.py", "callbacks/callback_list.py")),
-    "Variable": (("keras.Variable",), ("backend/common/variables.py", "backend/*/core.py")),
+    "Variable": (
+        ("keras.Variable",),
+        ("backend/common/variables.py", "backend/*/core.py", "backend/*/ops/core.py"),
+    ),
     "Tensor": (("keras.KerasTensor",), ("backend/common/keras_tensor.py",)),
     "Adapter": ((), ("trainers/data_adapters/*_adapter.py", "trainers/epoch_iterator.py")),
     "Seed": (("keras.random.",), ("random/seed_generator.py",)),

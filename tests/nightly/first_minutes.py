@@ -6,11 +6,10 @@ python3 tests/nightly/first_minutes.py --backend jax      one of them
 For each backend it makes an environment below .venv/first-minutes, installs the wheel with pip and
 the versions of constraints.txt, and runs commands with nothing else in the environment than a HOME
 that is empty and a PATH; what is right both with KERAS_BACKEND and without. Then Jupyter is
-installed, and each notebook for the backend alone runs without a variable; the first one finds no
-matplotlib and installs it. It prints a row for
-each: exit code, seconds, the command, its last line. Wrong uses have to end with exit code 2 and
-one line. The exit status is 1 if anything is not as it has to be. It takes a quarter of an hour, so
-it is no part of `make test`.
+installed, and each notebook for the backend alone runs at its small size; the first one finds no
+matplotlib and installs it. It prints a row for each: exit code, seconds, the command, its last
+line. Wrong uses have to end with exit code 2 and one line. The exit status is 1 if anything is not
+as it has to be. It takes half an hour, so it is no part of `make test`.
 """
 
 import argparse

@@ -15,7 +15,9 @@ from source_tree import decorated
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A program within a block of commands: `python - <<'PY'`, or `cat > train.py <<'PY'`.
+HERE = re.compile(r"<<'(\w+)'\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path, language: str) -> list[tuple[int, str]]:
@@ -79,10 +81,16 @@ USES_KERAS = ("keras", "keras_hub", "keras_cv", "keras_nlp")
 
 
 def test_kmodels_is_imported_before_keras():
-    """Keras alone takes TensorFlow where nothing is set, which need not be installed."""
+    """Keras alone uses TensorFlow if nothing is set, and TensorFlow need not be installed."""
     codes = [
-        (f"{page.name}:{line}", text) for page in PAGES for line, text in blocks(page, "python")
+        (f"{page.name}:{line}", text)
+        for page in PAGES
+        for language in ("python", "")
+        for line, text in blocks(page, language)
     ]
+    for page in PAGES:
+        found = [text for _, block in blocks(page, "sh") for _, text in HERE.findall(block)]
+        codes += [(f"{page.name}, program {i}", text) for i, text in enumerate(found)]
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

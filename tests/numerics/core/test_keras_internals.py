@@ -3,8 +3,10 @@
 Each test goes by the name: where Keras lacks it or means something else by it, that is said.
 """
 
+import ast
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from pathlib import Path
 
@@ -380,3 +382,41 @@ def test_each_private_name_has_a_contract():
     used = {n for n in names_in(FILE) if is_private(n)} - OWN
     assert used - CONTRACTS.keys() == set(), "these have no contract"
     assert CONTRACTS.keys() - used == set(), "these are used by nobody"
+
+
+def imported_names():
+    """Returns what the module takes from Keras' own modules, as dotted names below an import."""
+    tree = ast.parse(FILE.read_text())
+    roots = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras.src")
+        for alias in node.names
+    }
+    dotted = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return sorted(name for name in dotted if name.partition(".")[0] in roots)
+
+
+@pytest.mark.parametrize("name", imported_names())
+def test_keras_modules_have_what_is_read_from_them(name):
+    operator.attrgetter(name)(keras_internals)
+
+
+def test_each_conversion_asks_the_change():
+    metric, asked = keras.metrics.Mean(), []
+    keras_internals.change_conversion(lambda original, x, dtype: asked.append(x))
+    try:
+        keras.ops.convert_to_tensor(2.0)
+        metric.update_state(3.0)
+    finally:
+        keras_internals.change_conversion(None)
+    assert 2.0 in asked and 3.0 in asked
+    asked.clear()
+    keras.ops.convert_to_tensor(2.0)
+    assert asked == []
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Keras puts tensors on a device by itself on torch")
+def test_the_device_is_that_of_the_scope():
+    with keras.device("meta"):
+        assert str(keras_internals.device()).startswith("meta")
