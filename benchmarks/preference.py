@@ -209,22 +209,26 @@ def main() -> None:
                 }
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        date = time.strftime("%Y-%m-%d")
-        packages = ("keras", "transformers", "peft", "trl", "torch", "jax", "tensorflow")
-        content = {
-            "question": __doc__.splitlines()[0],
-            "device": platform.processor() or platform.machine(),
-            "versions": {name: importlib.metadata.version(name) for name in packages},
-            "clock": "process CPU",
-            "threads": 1,
-            "pairs": PAIRS,
-            "length": LENGTH,
-            "rounds": options.rounds,
-            "date": date,
-            "rows": rows,
-        }
-        path = RESULTS / f"preference_cpu_{date}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        write(rows, options.rounds)
+
+
+def write(rows: list[dict], rounds: int) -> None:
+    date = time.strftime("%Y-%m-%d")
+    packages = ("keras", "transformers", "peft", "trl", "torch", "jax", "tensorflow")
+    content = {
+        "question": __doc__.splitlines()[0],
+        "device": platform.processor() or platform.machine(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "clock": "process CPU",
+        "threads": 1,
+        "pairs": PAIRS,
+        "length": LENGTH,
+        "rounds": rounds,
+        "date": date,
+        "rows": rows,
+    }
+    path = RESULTS / f"preference_cpu_{date}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

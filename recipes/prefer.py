@@ -282,22 +282,22 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     rows, held_out_rows = encode(settings, text, trained_on), encode(settings, text, held_out)
     if text.cut.dropped:
         recipe.say(f"left out {text.cut.dropped} records without a token of an answer")
+
+    # === Training ===
+    loss, names = pair_loss(preference), OF_PAIRS
+    if settings.method in LABELLED:
+        loss, names = label_loss(preference), OF_LABELS
+    step = recipe.parallelize(training.TrainStep(model, loss, output=output))
     if settings.precompute_reference:
         recipe.working("computing the log-probabilities of the reference")
         for part in (rows, held_out_rows):
             with lora.disabled(model):
-                part[0]["reference"] = log_probs_of(model, part, settings.batch_size)
+                part[0]["reference"] = log_probs_of(step, part, settings.batch_size)
     loader = TextLoader(rows, settings.batch_size, shuffle=True, seed=settings.seed)
     validation = TextLoader(held_out_rows, settings.batch_size)
-
-    # === Training ===
     total = settings.steps or settings.epochs * len(loader)
     warmup = round(settings.warmup * total)
     schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
-    loss, names = pair_loss(preference), OF_PAIRS
-    if settings.method in LABELLED:
-        loss, names = label_loss(preference), OF_LABELS
-    step = recipe.parallelize(training.TrainStep(model, loss))
     step.compile(
         training.AdamW(
             schedule,
@@ -336,9 +336,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working(None)
     recipe.say_metrics(metrics)
     content = results.result(folder, model, metrics, runner)
-    shown = held_out[: settings.samples]
-    if shown and recipe.can_generate(model):
-        content["preferences"] = changes(settings, model, shown)
+    content["preferences"] = changes(settings, model, step, held_out[: settings.samples])
     if runner is None:
         folder.write_json("evaluation.json", content)
         return
@@ -399,30 +397,24 @@ def check_memory(settings: Settings, lora: Any) -> None:
         plan.check(estimate, Settings, "--ignore-memory-check")
 
 
-def log_probs_of(model: Any, rows: Any, batch_size: int) -> Any:
+def output(model: Any, inputs: Any, training: bool) -> Any:
+    """Returns `answer_log_probs` of rows whose labels are among the inputs."""
+    return answer_log_probs(model, inputs, inputs["labels"], inputs["learnt"], training)
+
+
+def log_probs_of(step: Any, rows: Any, batch_size: int) -> Any:
     """Returns `answer_log_probs` of all rows, (rows, answers)."""
-    import keras
     import numpy as np
 
-    import kmodels
-
-    class LogProbs(keras.Model):
-        """The log-probabilities of answers as a model, which `predict` compiles."""
-
-        def call(self, inputs: Any) -> Any:
-            labels, learnt = inputs["labels"], inputs["learnt"]
-            return answer_log_probs(model, inputs, labels, learnt, False)
-
     inputs, labels, weights = rows
-    # A full batch at the end compiles no second program.
-    filled = np.resize(np.arange(len(labels)), -(-len(labels) // batch_size) * batch_size)
     columns = {**inputs, "labels": labels, "learnt": (weights > 0).astype("float32")}
+    # A full batch at the end compiles no second program, and is whole on any mesh.
+    filled = np.resize(np.arange(len(labels)), -(-len(labels) // batch_size) * batch_size)
     whole = {name: x[filled] for name, x in columns.items()}
-    found = kmodels.predict(LogProbs(), whole, batch_size=batch_size, verbose=0)
-    return found[: len(labels)]
+    return step.predict(whole, batch_size=batch_size, verbose=0)[: len(labels)]
 
 
-def changes(settings: Settings, model: Any, records: list[Any]) -> list[dict[str, Any]]:
+def changes(settings: Settings, model: Any, step: Any, records: list[Any]) -> list[dict[str, Any]]:
     """Returns prompts with their answers, and how the log-probability of each has changed."""
     from kmodels import lora
     from kmodels.text.preferences import check_labelled, check_pair
@@ -431,8 +423,8 @@ def changes(settings: Settings, model: Any, records: list[Any]) -> list[dict[str
     for record in records:
         part = encode(settings, model.preprocessor, [record], mismatched=False)
         with lora.disabled(model):
-            before = log_probs_of(model, part, 1)
-        after = log_probs_of(model, part, 1)
+            before = log_probs_of(step, part, settings.batch_size)
+        after = log_probs_of(step, part, settings.batch_size)
         if settings.method in LABELLED:
             (row,) = check_labelled(record)
             answers = {"desirable" if row["label"] else "undesirable": row["completion"]}

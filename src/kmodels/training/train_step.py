@@ -116,6 +116,8 @@ class TrainStep(_Step):
         averages: models that are not trained but follow another one after each step, by name:
             {"teacher": WeightAverage("student", 0.996)}. All weights move, and are saved with the
             others.
+        output: output(models, inputs, training), the result of `predict` and of a call: arrays
+            with a row for each row of the inputs. By default that of the only model.
 
     Raises:
         InputError: for objects that are not models, and for unknown names.
@@ -131,6 +133,7 @@ class TrainStep(_Step):
         train: Train = None,
         name: str | None = None,
         averages: Mapping[str, WeightAverage] | None = None,
+        output: Callable[[Any, Any, bool], Any] | None = None,
     ):
         several = isinstance(loss, Mapping)
         losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
@@ -141,7 +144,7 @@ class TrainStep(_Step):
                 )
         objectives = Objectives(models, losses if several else None, train, averages)
         super().__init__(name=name)
-        self.held = models
+        self.held, self._output = models, output
         self._players, self._loss_functions = objectives, losses
         self._running = Running(objectives.names)
         self.built = objectives.built
@@ -192,13 +195,17 @@ class TrainStep(_Step):
         )
 
     def call(self, inputs: Tree, training: bool = False) -> Any:
-        """Returns the output of the only model.
+        """Returns the output of the only model, or of the function `output`.
 
         Raises:
-            InputError: with several models.
+            InputError: with several models and without that function.
         """
+        if self._output is not None:
+            return self._output(self._players.models, inputs, training)
         if isinstance(self._players.models, dict):
-            raise InputError(f"{self.name} holds several models; call one of them instead")
+            raise InputError(
+                f"{self.name} holds several models; call one of them, or give TrainStep an output"
+            )
         return self._players.models(inputs, training=training)
 
     def make_train_function(self, force: bool = False) -> Any:

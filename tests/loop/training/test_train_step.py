@@ -206,6 +206,19 @@ def test_what_no_step_can_be_made_of_is_told(make, message):
     refused(message, make, {"a": small(), "b": small()})
 
 
+def test_an_output_is_what_predict_returns():
+    two = {"a": small(), "b": small()}
+
+    def output(models, inputs, training):
+        return keras.ops.concatenate([models["a"](inputs["x"]), inputs["y"]], axis=-1)
+
+    step = TrainStep(two, {"a": mean, "b": mean}, output=output)
+    rows = {"x": X, "y": X[:, :1]}
+    found = step.predict(rows, batch_size=2, verbose=0)
+    expected = np.concatenate([two["a"].predict(X, verbose=0), X[:, :1]], axis=-1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.once
 def test_wrong_settings_are_told():
     shared = AdamW()
