@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BACKEND = os.environ.get("KERAS_BACKEND", "torch")
 WARM, COUNTED, ROWS = 9, 40, 2
 RATE = 0.01
+USUAL = ("fit", "bare")
 
 
 def count(on: bool) -> None:
@@ -182,12 +183,29 @@ def instructions(source: Path, loop: str) -> float:
         return int(total.split()[1]) / COUNTED / 1e6
 
 
+def write(rows: list[dict[str, Any]], loops: list[str]) -> Path:
+    """Writes the results; those of other loops than usual have these in the name of the file."""
+    packages = ("keras", "numpy", BACKEND)
+    found = {
+        "question": QUESTION,
+        "unit": "millions of instructions a step",
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "rows": rows,
+    }
+    name = "-".join([BACKEND, *(loop for loop in loops if loop not in USUAL)])
+    target = ROOT / f"benchmarks/results/fit_instructions_{name}_cpu_{found['date']}.json"
+    target.write_text(json.dumps(found, indent=1) + "\n")
+    return target
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--sources", type=Path, nargs="+", default=[ROOT / "src"])
     parser.add_argument("--write", action="store_true", help="the results, as JSON")
-    loops = ("fit", "bare", "lora", "positions")
-    parser.add_argument("--loops", nargs="+", choices=loops, default=loops[:2])
+    loops = (*USUAL, "lora", "positions")
+    parser.add_argument("--loops", nargs="+", choices=loops, default=list(USUAL))
     parser.add_argument("--child", choices=loops, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child in ("lora", "positions"):
@@ -206,18 +224,7 @@ def main() -> None:
         rows.append(row)
         print(BACKEND, row, flush=True)
     if options.write:
-        packages = ("keras", "numpy", BACKEND)
-        found = {
-            "question": QUESTION,
-            "unit": "millions of instructions a step",
-            "versions": {name: importlib.metadata.version(name) for name in packages},
-            "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d"),
-            "rows": rows,
-        }
-        target = ROOT / f"benchmarks/results/fit_instructions_{BACKEND}_cpu_{found['date']}.json"
-        target.write_text(json.dumps(found, indent=1) + "\n")
-        print(target.relative_to(ROOT))
+        print(write(rows, options.loops).relative_to(ROOT))
 
 
 if __name__ == "__main__":

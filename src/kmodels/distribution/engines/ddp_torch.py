@@ -86,8 +86,9 @@ class DDPTrainer:
 
     def over_devices(self, weight: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Returns the sum of a scalar over the processes, and the number of processes."""
-        torch.distributed.all_reduce(weight)
-        return weight, processes.count()
+        total = weight.clone()  # all_reduce writes into its argument
+        torch.distributed.all_reduce(total)
+        return total, processes.count()
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
         """Returns the results of metrics over the rows of all processes, by name.
