@@ -283,7 +283,7 @@ class Embedding(traced.Noted, Layer):
             return previous_mask
         return keras.ops.not_equal(inputs, 0)
 
-    def with_table(self, function: Callable[..., Any], *args: Tensor | None, **kwargs: Any) -> Any:
+    def with_table(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)`, which reads the table outside of `call`.
 
         A table that lies in parts over several processes is gathered around the `entries` of its

@@ -111,11 +111,13 @@ def _scores(
     hidden = jnp.where(counted[:, None], hidden, 0)
     labels = jnp.where(counted, labels.astype("int32"), 0)
     if trainable_table:
-        return *_trainable(hidden, table, labels, counted, scoring), weights
+        found: Any = _trainable(hidden, table, labels, counted, scoring)
+        return *found, weights
     if rows is not None:
         rows, row_ids = keras.ops.convert_to_tensor(rows), keras.ops.convert_to_tensor(row_ids)
     table = lax.stop_gradient(table)
-    return *_frozen(hidden, rows, table, row_ids, labels, counted, scoring), weights
+    found = _frozen(hidden, rows, table, row_ids, labels, counted, scoring)
+    return *found, weights
 
 
 class _Walked(NamedTuple):

@@ -121,7 +121,7 @@ def _again(ctx: Context) -> Any:
     hidden, table, rows, row_ids, labels, *_ = ctx.saved_tensors
 
     def function(hidden: torch.Tensor, table: torch.Tensor, rows: torch.Tensor | None) -> Any:
-        found = linear_log_probs.generic(
+        found: Any = linear_log_probs.generic(
             hidden,
             table,
             labels,
@@ -132,7 +132,7 @@ def _again(ctx: Context) -> Any:
             rows=rows,
             row_ids=row_ids,
         )
-        return torch.stack(found if ctx.scoring.with_entropy else (found,))
+        return torch.stack(found if isinstance(found, tuple) else (found,))
 
     return (hidden, table, rows), function
 
