@@ -72,6 +72,8 @@ def _needed(path):
     [pytest.param(p, name, id=f"{p.stem}-{name}") for p in NOTEBOOKS for name in _needed(p)],
 )
 def test_the_first_cell_installs_what_is_missing(path, missing, monkeypatch):
+    import kmodels  # noqa: F401, so that the cell's own import finds it
+
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = extras["optional-dependencies"]
     monkeypatch.setattr(os, "environ", {})
@@ -81,7 +83,6 @@ def test_the_first_cell_installs_what_is_missing(path, missing, monkeypatch):
         def run_line_magic(self, magic, words):
             asked.append((magic, re.fullmatch(r'install -q "kmodels\[([\w,]+)\]"', words)[1]))
 
-    # find_spec of the cell, and nothing that it imports: kmodels is imported by this process.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != missing)
     _, cell, *_ = nbformat.read(path, as_version=4).cells
     code = TransformerManager().transform_cell(cell.source)

@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A line of a notebook that is not Python.
+MAGIC = re.compile(r"^( *)[%!].*$", re.MULTILINE)
 
 
 def load_script():
@@ -73,8 +75,8 @@ def examples() -> dict[str, str]:
     found = {path.name: path.read_text() for path in sorted((ROOT / "recipes").glob("*.py"))}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
-        lines = "\n".join("".join(cell["source"]) for cell in cells).split("\n")
-        found[path.name] = "\n".join(re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines)
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        found[path.name] = MAGIC.sub(r"\1pass", text)
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         if blocks := FENCE.findall(path.read_text()):
             found[str(path.relative_to(ROOT))] = "\n".join(blocks)
