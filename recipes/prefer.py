@@ -417,23 +417,23 @@ def log_probs_of(step: Any, rows: Any, batch_size: int) -> Any:
 def changes(settings: Settings, model: Any, step: Any, records: list[Any]) -> list[dict[str, Any]]:
     """Returns prompts with their answers, and how the log-probability of each has changed."""
     from kmodels import lora
-    from kmodels.text.preferences import check_labelled, check_pair
 
     shown = []
     for record in records:
-        part = encode(settings, model.preprocessor, [record], mismatched=False)
+        try:
+            part = encode(settings, model.preprocessor, [record], mismatched=False)
+        except recipe.InputError:  # a record that the training left out too
+            continue
         with lora.disabled(model):
             before = log_probs_of(step, part, settings.batch_size)
         after = log_probs_of(step, part, settings.batch_size)
         if settings.method in LABELLED:
-            (row,) = check_labelled(record)
-            answers = {"desirable" if row["label"] else "undesirable": row["completion"]}
+            answers = {"desirable" if record["label"] else "undesirable": record["completion"]}
         else:
-            row = check_pair(record)
-            answers = {name: row[name] for name in ("chosen", "rejected")}
+            answers = {name: record[name] for name in ("chosen", "rejected")}
         shown.append(
             {
-                "prompt": as_text(row["prompt"]),
+                "prompt": as_text(record["prompt"]),
                 "answers": [
                     {"label": name, "text": as_text(text), "change": round(float(change), 4)}
                     for (name, text), change in zip(
@@ -455,7 +455,6 @@ def as_text(value: Any) -> str:
 def read(settings: Settings) -> list[Any]:
     """Returns records; those of the demonstration reject the answer to another prompt."""
     from kmodels.text import demo, read_labelled, read_pairs
-    from kmodels.text.preferences import check_labelled
 
     if settings.data is not None:
         return (read_labelled if settings.method in LABELLED else read_pairs)(settings.data)
@@ -468,9 +467,13 @@ def read(settings: Settings) -> list[Any]:
         }
         for row, other in zip(records, [*records[1:], records[0]], strict=True)
     ]
-    if settings.method in LABELLED:
-        return [row for pair in pairs for row in check_labelled(pair)]
-    return pairs
+    if settings.method not in LABELLED:
+        return pairs
+    return [
+        {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+        for pair in pairs
+        for name in ("chosen", "rejected")
+    ]
 
 
 def split(records: list[Any], settings: Settings) -> tuple[list[Any], list[Any]]:

@@ -107,6 +107,15 @@ def test_methods_and_their_flags(tmp_path, pairs, capsys):
         return result(out)["step_losses"]
 
     plain = losses("plain")
+    # Pairs without an answer are left out, also where the report shows some.
+    empty = tmp_path / "empty.jsonl"
+    rows = [json.loads(line) for line in pairs.read_text().splitlines()]
+    rows += [{**row, "prompt": row["prompt"] + "!", "rejected": ""} for row in rows]
+    empty.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    losses("empty", "--data", str(empty), "--held-out", "0.5", "--samples", "8")
+    assert "left out 8 records without a token of an answer" in capsys.readouterr().out
+    assert 0 < len(result(tmp_path / "empty")["preferences"]) < 8
     np.testing.assert_allclose(losses("once", "--precompute-reference"), plain, atol=1e-6)
     assert losses("ipo", "--method", "ipo")[0] == pytest.approx(25.0, abs=1e-3)
     assert losses("hinge", "--method", "hinge")[0] == pytest.approx(1.0, abs=1e-5)
