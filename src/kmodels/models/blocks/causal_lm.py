@@ -260,7 +260,8 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         # A subclass that overrides the loss may change labels and weights, also in place.
         overridden = type(self).compute_loss is not CausalLM.compute_loss
         tokens = None if overridden else TokenWeights(labels, sample_weight, weights, weight)
-        return weighed(BatchWeight(*self.over_devices(weight), tokens))
+        total, shards = self.over_devices(weight)
+        return weighed(BatchWeight(total, shards, tokens))
 
     def _weights_of(self, labels: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Returns the weights of tokens, (B, T), and that of the batch, None if nothing needs it.
