@@ -482,7 +482,8 @@ def split(records: list[Any], settings: Settings) -> tuple[list[Any], list[Any]]
 
     by_prompt: dict[str, list[Any]] = {}
     for record in records:
-        by_prompt.setdefault(repr(record["prompt"]), []).append(record)
+        asked = [record.get(name) for name in ("prompt", "images", "image")]
+        by_prompt.setdefault(repr(asked), []).append(record)
     groups = list(by_prompt.values())
     # KTO compares with answers to other prompts.
     least = 2 if settings.method == "kto" else 1

@@ -25,7 +25,6 @@ import pytest
 import torch
 import torch.distributed as collectives
 from keras.src.backend.common import global_state
-from keras.src.backend.torch import core as keras_torch
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import flex_attention as flexible
@@ -304,7 +303,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     monkeypatch.setattr(cuda, "_compiled", lambda function: function)
     monkeypatch.setattr(attention_torch, "choose", chosen)
     # Not a scope: backward passes run in a thread of the device.
-    monkeypatch.setattr(keras_torch, "DEFAULT_DEVICE", "cuda")
+    monkeypatch.setattr(keras_internals.CORE, "DEFAULT_DEVICE", "cuda")
     seed = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
     library.exchange()
@@ -430,7 +429,7 @@ def outlined(make: Callable[[], Any]) -> Any:
     with keras_internals.without_values() as waiting:
         model = make()
     for variable in waiting:
-        dtype = keras_torch.to_torch_dtype(variable.dtype)
+        dtype = keras_internals.CORE.to_torch_dtype(variable.dtype)
         keras_internals.give_value(
             variable, torch.empty(tuple(variable.shape), dtype=dtype, device="cuda")
         )

@@ -241,6 +241,7 @@ def record(outcomes: list[Outcome], kind: str, tests: str) -> None:
     code = (
         "import json, platform, sys; from importlib.metadata import distributions\n"
         "have = {d.name.lower(): d.version for d in distributions()}\n"
+        "have['keras'] = have.get('keras') or have['keras-nightly']\n"
         "print(json.dumps([platform.python_version(),"
         " {name: have[name] for name in sys.argv[1:] if name in have}]))"
     )

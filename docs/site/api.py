@@ -151,7 +151,7 @@ VERSIONS_HEAD = """# Versions
 The suite ran with these versions. `lowest` are the floors of `pyproject.toml` (`make test-lowest`,
 the core of the tests: ops, layers, families, training), `pinned` those of `constraints.txt`
 (`make test`), `newest` what pip finds (`make test-newest`), and `nightly` has Keras' nightly build.
-`kmodels doctor` names a version outside of what ran. The page is written by
+`kmodels doctor` names a version outside of what passed. The page is written by
 `python docs/site/api.py` from `src/kmodels/tools/versions.json`, which
 `python tests/run.py --versions KIND --record` writes.
 """

@@ -619,7 +619,7 @@ def change_draws(change: Callable[[Any], Any] | None) -> None:
 # === Conversion of numbers and arrays to tensors ===
 
 # Keras 3.16 moves the functions of a backend from `backend.core` to `backend.ops.core`.
-_CORE: Any = getattr(backend, "ops", backend).core
+CORE: Any = getattr(backend, "ops", backend).core
 # The change in force, Keras' own function, and its replacement.
 _in_force: list[tuple[Callable[..., Any], Any, Any]] = []
 
@@ -643,7 +643,7 @@ def change_conversion(change: Callable[..., Any] | None) -> None:
         _replace(changed, original)
     if change is None:
         return
-    original = _CORE.convert_to_tensor
+    original = CORE.convert_to_tensor
 
     def changed(x: object, dtype: object = None, *args: object, **kwargs: object) -> Any:
         made = change(original, x, dtype)
@@ -655,7 +655,7 @@ def change_conversion(change: Callable[..., Any] | None) -> None:
 
 def device() -> Any:
     """Returns the device on which Keras puts tensors in this thread, if the backend has one."""
-    return _CORE.get_device()
+    return CORE.get_device()
 
 
 def _replace(old: object, new: object) -> None:

@@ -93,15 +93,19 @@ def _versions() -> dict[str, str]:
 
 
 def _untested(versions: dict[str, str]) -> list[str]:
-    """Returns a line for each package whose version lies outside of what the tests ran with."""
-    rows = [row for row in json.loads(VERSIONS.read_text()) if row["backend"] == backend()]
+    """Returns a line for each package whose version lies outside of what the tests passed with."""
+    rows = [
+        row
+        for row in json.loads(VERSIONS.read_text())
+        if row["backend"] == backend() and not row["failed"]
+    ]
     lines = []
     for package, installed in versions.items():
         run = sorted({Version(row[package]) for row in rows if package in row})
         if run and not run[0] <= Version(Version(installed).public) <= run[-1]:
             age = "older" if Version(installed) < run[0] else "newer"
             lines.append(
-                f"{package} {installed} is {age} than the tests ran with: {run[0]} to {run[-1]}"
+                f"{package} {installed} is {age} than the tests passed with: {run[0]} to {run[-1]}"
             )
     return lines
 

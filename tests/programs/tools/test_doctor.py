@@ -38,17 +38,22 @@ def test_json_holds_what_the_process_runs_on(capsys) -> None:
 @pytest.mark.parametrize(
     ("installed", "line"),
     [
-        ("2.8.1", "keras 2.8.1 is older than the tests ran with: 2.9.0 to 2.13.0"),
+        ("2.8.1", "keras 2.8.1 is older than the tests passed with: 2.9.0 to 2.13.0"),
         ("2.9.0", None),
         ("2.13.0+cpu", None),
-        ("2.13.1", "keras 2.13.1 is newer than the tests ran with: 2.9.0 to 2.13.0"),
+        ("2.13.1", "keras 2.13.1 is newer than the tests passed with: 2.9.0 to 2.13.0"),
     ],
 )
-def test_a_version_outside_of_what_ran_is_named(installed, line, tmp_path, monkeypatch) -> None:
+def test_a_version_outside_of_what_passed_is_named(installed, line, tmp_path, monkeypatch) -> None:
     file = tmp_path / "versions.json"
-    other = {"backend": "other", "keras": "1.0"}
-    rows = [{"backend": BACKEND, "keras": version} for version in ("2.13.0", "2.9.0")]
-    file.write_text(json.dumps([*rows, other]))
+    runs = (
+        (BACKEND, "2.13.0", 0),
+        (BACKEND, "2.9.0", 0),
+        (BACKEND, "2.14.0", 1),
+        ("other", "1.0", 0),
+    )
+    rows = [dict(zip(("backend", "keras", "failed"), run, strict=True)) for run in runs]
+    file.write_text(json.dumps(rows))
     monkeypatch.setattr(doctor, "VERSIONS", file)
     monkeypatch.setattr(keras, "__version__", installed)
     assert doctor.report()["untested"] == ([line] if line else [])
