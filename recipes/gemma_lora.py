@@ -294,13 +294,14 @@ def check_memory(settings: Settings, lora: Any) -> None:
     from kmodels.tools import plan
     from kmodels.tools.plan import recommend
 
+    if settings.ignore_memory_check:
+        return
     estimate = plan.Plan(
         settings.weights or settings.preset,
         recommend.setup_of(settings, lora),
         overrides=None if settings.weights else demo_size(settings),
     )
-    if not settings.ignore_memory_check:
-        plan.check(estimate, Settings, "--ignore-memory-check")
+    plan.check(estimate, Settings, "--ignore-memory-check")
 
 
 def demo_size(settings: Settings) -> dict[str, int]:

@@ -383,6 +383,8 @@ def check_memory(settings: Settings, lora: Any) -> None:
     """Raises InputError if a step needs clearly more memory than is available."""
     from kmodels.tools import plan
 
+    if settings.ignore_memory_check:
+        return
     setup = plan.Setup(
         settings.batch_size * (1 if settings.method in LABELLED else 2),
         settings.sequence_length,
@@ -393,8 +395,7 @@ def check_memory(settings: Settings, lora: Any) -> None:
         accumulate=settings.accumulate,
     )
     estimate = plan.Plan(settings.weights or settings.preset, setup)
-    if not settings.ignore_memory_check:
-        plan.check(estimate, Settings, "--ignore-memory-check")
+    plan.check(estimate, Settings, "--ignore-memory-check")
 
 
 def output(model: Any, inputs: Any, training: bool) -> Any:

@@ -138,5 +138,5 @@ def without_images(config: Any) -> Sizes:
     """Raises `InputError`: the images of a step are not counted."""
     raise InputError(
         "the memory of images is not planned; plan the text of the model by its own name, such as "
-        "gemma3_4b_text, and leave room for the tower"
+        "gemma3_4b_text, and leave room for the tower; recipes take --ignore-memory-check"
     )
