@@ -13,6 +13,7 @@ quarters of it, padded on the right, each system's own loss and weighted accurac
 `--loss-on responses` weighs the second half of each row alone. The source tree of another revision
 takes part as `kmodels_before` with KMODELS_BEFORE=TREE. `--systems` with `floor` adds the products
 of floor.py, which no code can leave out, and `floor_over` has their time over each system's.
+`kmodels_positions` is kmodels with its loss divided by positions instead of learnt tokens.
 
 Each system runs in a process of its own on one thread, where the other backends' frameworks cannot
 be imported, since Keras would load them; what compiles does so from scratch. The systems of a
@@ -144,10 +145,11 @@ def keras_step(system: str, weights: str, dtype: str, data: dict) -> Callable[[]
     x = {"token_ids": data["tokens"], "padding_mask": data["mask"]}
     if "position_ids" in getattr(model.backbone.input, "keys", tuple)():  # keras-hub's Gemma 4
         x["position_ids"] = np.tile(np.arange(data["mask"].shape[1], dtype="int32"), (BATCH, 1))
-    return fit_step(model, x, data)
+    more = {"loss_normalization": "positions"} if system == "kmodels_positions" else {}
+    return fit_step(model, x, data, **more)
 
 
-def fit_step(model, x: dict, data: dict) -> Callable[[], tuple]:
+def fit_step(model, x: dict, data: dict, **more: str) -> Callable[[], tuple]:
     """Makes a step of a Keras model through `fit`; it returns (seconds, loss)."""
     import keras
 
@@ -155,8 +157,11 @@ def fit_step(model, x: dict, data: dict) -> Callable[[], tuple]:
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         optimizer=keras.optimizers.SGD(RATE),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
+        **more,
     )
-    scale = data["weights"].size / data["weights"].sum()
+    # A mean over positions, unless it is one over learnt tokens.
+    per_token = getattr(model, "loss_normalization", "positions") == "tokens"
+    scale = 1.0 if per_token else data["weights"].size / data["weights"].sum()
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -297,6 +302,7 @@ def compare(backend: str, arguments: list, options: argparse.Namespace) -> dict:
     systems = ["kmodels", *(["kmodels_before"] if BEFORE else []), "keras_hub"]
     if backend == "torch":
         systems += ["transformers", *(["transformers_compiled"] if options.compiled else [])]
+    systems += ["kmodels_positions"] if "kmodels_positions" in chosen else []
     systems = [system for system in systems if not chosen or system in chosen]
     children = {system: Child(backend, [system, *arguments]) for system in systems}
     if "floor" in chosen:
@@ -360,6 +366,7 @@ def write(options: argparse.Namespace, rows: list[dict]) -> None:
         [options.shapes, str(options.length), options.dtypes.replace(",", "-")]
         + (["revisions"] if options.systems == ["kmodels", "kmodels_before"] else [])
         + (["floor"] if "floor" in options.systems else [])
+        + (["positions"] if "kmodels_positions" in options.systems else [])
         + (["responses"] if options.loss_on == "responses" else [])
         + ([options.backends.replace(",", "-")] if options.backends.count(",") < 2 else [])
     )
