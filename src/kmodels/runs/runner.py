@@ -1,6 +1,7 @@
 """The training of a recipe: `fit` with losses by step, checkpoints, signals and exact resume."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -50,6 +51,7 @@ class Runner(FitCallback):
         log_to: experiment tracker that receives the rows of history.csv, a key of
             `trackers.MODULES`.
         config: settings that the tracker shows.
+        callbacks: further callbacks of `fit`, called before its own.
 
     Attributes:
         epoch: finished epochs.
@@ -82,8 +84,10 @@ class Runner(FitCallback):
         origin: str | None = None,
         log_to: str | None = None,
         config: dict[str, Any] | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
     ):
         super().__init__()
+        self._others = [*callbacks]
         if (plan := current()) is not None:
             plan.check(model)
         # Over a mesh each process trains on its rows of every batch.
@@ -136,7 +140,7 @@ class Runner(FitCallback):
         """
         model, epochs = self.trained, self.epochs
         callbacks = StepCallbacks(
-            [self, self.checkpoint], model, epochs=epochs, steps=self.steps_per_epoch
+            [*self._others, self, self.checkpoint], model, epochs=epochs, steps=self.steps_per_epoch
         )
         options = {"epochs": epochs, "callbacks": callbacks, "shuffle": False, "verbose": 0}
         held_out = self.validation

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors
         encode_pairs,
         read_labelled,
         read_pairs,
+        read_prompts,
     )
     from kmodels.text.records import Records, read_records
     from kmodels.text.templates import Template, Turns
@@ -27,7 +28,8 @@ _MODULES = {
     **dict.fromkeys(("Cut", "Example", "encode", "pack", "pad"), "packing"),
     **dict.fromkeys(("RecordLoader", "TextLoader"), "loader"),
     **dict.fromkeys(
-        ("encode_labelled", "encode_pairs", "read_labelled", "read_pairs"), "preferences"
+        ("encode_labelled", "encode_pairs", "read_labelled", "read_pairs", "read_prompts"),
+        "preferences",
     ),
 }
 
@@ -47,6 +49,7 @@ __all__ = [
     "pad",
     "read_labelled",
     "read_pairs",
+    "read_prompts",
     "read_records",
 ]
 

@@ -71,6 +71,44 @@ def read_labelled(path: str | Path) -> list[Record]:
     return _read(path, check_labelled, f"{LABELLED}; or {FORMS}")
 
 
+def read_prompts(path: str | Path) -> list[Record]:
+    """Reads a file of JSON lines, or of one JSON array, with prompts for sampled answers.
+
+    Args:
+        path: as for `read_pairs`. Each record has prompt, a text or a list of messages; its other
+            fields are for a reward function.
+
+    Returns:
+        The records, in the order of the file.
+
+    Raises:
+        InputError: as `read_pairs`.
+    """
+    return _read(path, lambda value: [check_prompt(value)], "prompt")
+
+
+def check_prompt(value: object) -> Record:
+    """Returns a record with a prompt, whose messages are in their usual form.
+
+    Args:
+        value: a record of `read_prompts`.
+
+    Raises:
+        InputError: if the prompt is missing or wrong.
+    """
+    record = _checked(value, "prompt")
+    (prompt,) = _fields(record, (), "prompt")
+    if prompt is None:
+        raise InputError("field 'prompt' is missing; give a text or a list of messages")
+    if isinstance(prompt, list):
+        prompt = check_messages(prompt, "prompt")
+        if prompt[-1]["role"] == "model":
+            raise InputError(
+                "field 'prompt' ends with the assistant's message; end with the user's"
+            )
+    return {**record, "prompt": prompt}
+
+
 def _read(path: str | Path, check: Callable[[object], list[Record]], forms: str) -> list[Record]:
     rows: list[Record] = []
     unused: set[str] = set()

@@ -537,6 +537,7 @@ Train, resume or evaluate:
   kmodels dino --data folder:IMAGES       self-distillation, without labels
   kmodels dpo --data PAIRS.jsonl          direct preference optimization
   kmodels prefer --method kto --data F    SimPO, ORPO, KTO and other losses
+  kmodels grpo --reward FILE.py:function  policy gradients of your own rewards
 
 Settings for --config:
   kmodels recipe vit_fine_tune        print a settings file, or list them

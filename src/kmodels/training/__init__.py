@@ -24,6 +24,7 @@ _EXPORTS = {
     "PixelCrossentropy": "training.losses",
     "PreferenceLoss": "training.preference",
     "PreferenceResult": "training.preference",
+    "Rollouts": "training.rollouts",
     "Runner": "runs.runner",
     "SetCriterion": "training.set_criterion",
     "SigLIPLoss": "training.losses",

@@ -1,0 +1,313 @@
+"""Data that the trained model samples itself, for policy gradients."""
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import keras
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from kmodels.core import processes
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.files import atomic_write
+from kmodels.data.pipeline.indexed import ResumableBatches
+from kmodels.data.rng import order
+from kmodels.generation.request import chat_prompts
+from kmodels.training.preference import group_advantages
+
+# Of each answer in a file of a rollout, and of the batches.
+ARRAYS = {
+    "token_ids": "int32",
+    "learnt": "float32",
+    "rewards": "float32",
+    "scored": "float32",
+    "advantages": "float32",
+}
+
+
+class Rollouts(ResumableBatches):
+    """Batches of sampled answers with the advantages of their rewards; each epoch is a rollout.
+
+    Give `callback()` to the same `fit`: at the beginning of an epoch it samples `group_size`
+    answers to each prompt of the epoch, and calls the reward function. A run that is resumed
+    within an epoch reads the answers of that epoch from `folder`.
+
+    A batch is ({"token_ids", "padding_mask", "rewards", "scored", "advantages"}, labels, learnt):
+    ids, labels and learnt (rows, T), the others (rows,), where a row is an answer with its prompt.
+    With several batches per rollout there are "old_log_probs" (rows, T) too.
+
+    Args:
+        model: a language model that generates, with a preprocessor.
+        records: dictionaries with "prompt", a text or a list of messages; the reward function gets
+            their other fields.
+        reward: reward(prompts=[...], completions=[...], **fields) returns a number for each
+            completion, or None for one that it cannot judge. Fields are lists by name.
+        batch_size: answers per step, a multiple of `group_size`.
+        group_size: answers to each prompt.
+        batches: steps on each rollout.
+        prompt_length: tokens of a prompt; of a longer one the end stays.
+        max_new_tokens: tokens of an answer.
+        temperature: of the sampling.
+        scale: see `group_advantages`.
+        seed: of the order of the prompts and of the sampling.
+        folder: for the files of the rollouts; None for no files.
+        timeout: seconds after which the reward function has failed; None for no limit.
+        log_probs: returns the log-probabilities (rows, T) of inputs with "labels" and "learnt";
+            needed for several batches per rollout.
+
+    Raises:
+        InputError: for sizes that do not fit, records without a prompt, or a model that has no
+            preprocessor.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        records: Sequence[Mapping[str, Any]],
+        reward: Callable[..., Sequence[float | None]],
+        batch_size: int,
+        *,
+        group_size: int = 8,
+        batches: int = 1,
+        prompt_length: int = 128,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        scale: str = "group",
+        seed: int = 0,
+        folder: Path | None = None,
+        timeout: float | None = None,
+        log_probs: Callable[[dict[str, Any]], Any] | None = None,
+    ):
+        super().__init__()
+        for name, value in (
+            *(("batch_size", batch_size), ("group_size", group_size), ("batches", batches)),
+            *(("prompt_length", prompt_length), ("max_new_tokens", max_new_tokens)),
+        ):
+            check_whole(name, value)
+        if batch_size % group_size or group_size < 2:
+            raise InputError(
+                f"batch_size is {batch_size} and group_size {group_size}; give groups of at least "
+                "2, and a batch of whole groups"
+            )
+        if not temperature > 0:
+            raise InputError(f"temperature is {temperature}; give a number above 0")
+        if batches > 1 and log_probs is None:
+            raise InputError(f"batches is {batches}; give log_probs, or 1 batch per rollout")
+        if model.preprocessor is None:
+            raise InputError("the model has no preprocessor; attach one to generate texts")
+        self.model, self.records, self.reward = model, list(records), reward
+        self.batch_size, self.group_size, self._batches = batch_size, group_size, batches
+        self.max_new_tokens, self.temperature, self.scale = max_new_tokens, temperature, scale
+        self.seed, self.folder, self.timeout, self.log_probs = seed, folder, timeout, log_probs
+        self._prompts = [_ids(model, record, prompt_length) for record in self.records]
+        self._tokens = prompt_length + max_new_tokens
+        chats = any(isinstance(record["prompt"], list) for record in self.records)
+        text = model.preprocessor
+        self._stop = text.chat_stop_token_ids if chats else text.tokenizer.stop_token_ids
+        self._rows = slice(0, batch_size)
+        # Shared by the parts of the processes.
+        self._arrays: dict[str, np.ndarray] = {}
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        return self._batches
+
+    @property
+    def samples(self) -> int:
+        """Number of answers in an epoch."""
+        return self._batches * self.batch_size
+
+    def part(self, start: int, stop: int) -> Self:
+        """Returns a loader of the same batches, each cut to the rows from start to stop."""
+        part = copy.copy(self)
+        part._rows = slice(start, stop)
+        return part
+
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        start = self.number_of(index) * self.batch_size
+        self.handed_out = max(self.handed_out, index + 1)
+        if not self._arrays:  # read to build the model, before the first rollout
+            self._arrays.update(self._empty())
+        rows = {
+            name: x[start : start + self.batch_size][self._rows] for name, x in self._arrays.items()
+        }
+        return self._batch(rows)
+
+    def callback(self) -> keras.callbacks.Callback:
+        """Returns the callback that samples at the beginning of each epoch."""
+        return _Sampling(self)
+
+    def sample(self, epoch: int) -> None:
+        """Makes the answers of an epoch, or reads them from their file.
+
+        Raises:
+            InputError: if the reward function fails, or the file is not one of this run.
+        """
+        path = None if self.folder is None else self.folder / f"{epoch:06d}.safetensors"
+        if path is not None and path.is_file():
+            arrays = self._read(path)
+        else:
+            arrays = self._sampled(epoch)
+            if path is not None and processes.is_rank_zero():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write(path, lambda file: save_file(arrays, file))
+        self._arrays.clear()
+        self._arrays.update(arrays)
+
+    def rewards_of(
+        self, records: Sequence[Mapping[str, Any]], completions: Sequence[str]
+    ) -> np.ndarray:
+        """Returns float32 rewards of completions, NaN for those without one.
+
+        Raises:
+            InputError: if the reward function raises, takes too long, or returns something else
+                than a number or None for each.
+        """
+        names = dict.fromkeys(name for record in records for name in record if name != "prompt")
+        fields = {name: [record.get(name) for record in records] for name in names}
+        prompts = [record["prompt"] for record in records]
+        values = _within(
+            self.timeout, lambda: self.reward(prompts=prompts, completions=completions, **fields)
+        )
+        try:
+            found = np.array([np.nan if x is None else float(x) for x in values], "float32")
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"the reward function returned {type(values).__name__}; return a number or None "
+                f"for each completion ({error})"
+            ) from None
+        if len(found) != len(completions) or np.isinf(found).any():
+            raise InputError(
+                f"the reward function returned {len(found)} values for {len(completions)} "
+                "completions, or infinite ones; return a finite number or None for each"
+            )
+        return found
+
+    def _sampled(self, epoch: int) -> dict[str, np.ndarray]:
+        count, groups = len(self.records), self.samples // self.group_size
+        places = range(epoch * groups, (epoch + 1) * groups)
+        chosen = [int(order(count, self.seed, i // count)[i % count]) for i in places]
+        prompts = [self._prompts[i] for i in chosen]
+        longest = max(map(len, prompts))
+        ids = np.zeros((groups, longest), "int32")
+        mask = np.arange(longest) < np.array([[len(prompt)] for prompt in prompts])
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        answers = self.model.generate(
+            {"token_ids": ids, "padding_mask": mask},
+            strip_prompt=True,
+            max_new_tokens=self.max_new_tokens,
+            num_return_sequences=self.group_size,
+            temperature=self.temperature,
+            stop_token_ids=self._stop,
+            seed=(self.seed * 1_000_003 + epoch) % 2**31,
+        )
+        arrays = self._empty()
+        completions = []
+        for i, (row, there) in enumerate(
+            zip(answers["token_ids"], answers["padding_mask"], strict=True)
+        ):
+            prompt, answer = prompts[i // self.group_size], row[there][: self.max_new_tokens]
+            size = len(prompt) + len(answer)
+            arrays["token_ids"][i, :size] = [*prompt, *answer]
+            arrays["learnt"][i, len(prompt) - 1 : size - 1] = 1
+            completions.append(self.model.preprocessor.tokenizer.detokenize(answer))
+        records = [self.records[i] for i in chosen for _ in range(self.group_size)]
+        rewards = self.rewards_of(records, completions)
+        advantages = group_advantages(rewards.reshape(groups, self.group_size), self.scale)
+        arrays["rewards"], arrays["scored"] = np.nan_to_num(rewards), 1.0 - np.isnan(rewards)
+        arrays["scored"] = arrays["scored"].astype("float32")
+        arrays["advantages"] = keras.ops.convert_to_numpy(advantages).reshape(-1)
+        if self._batches > 1 and self.log_probs is not None:
+            inputs, labels, learnt = self._batch(arrays)
+            arrays["old_log_probs"] = np.asarray(
+                self.log_probs({**inputs, "labels": labels, "learnt": learnt}), "float32"
+            )
+        return arrays
+
+    def _empty(self) -> dict[str, np.ndarray]:
+        rows, width = self.samples, {"token_ids": self._tokens, "learnt": self._tokens - 1}
+        arrays = {
+            name: np.zeros((rows, width[name]) if name in width else rows, dtype)
+            for name, dtype in ARRAYS.items()
+        }
+        if self._batches > 1:
+            arrays["old_log_probs"] = np.zeros((rows, self._tokens - 1), "float32")
+        return arrays
+
+    def _batch(
+        self, rows: dict[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        ids, learnt = rows["token_ids"], rows["learnt"]
+        # Tokens go up to the last one that is learnt.
+        last = (learnt * np.arange(1, learnt.shape[1] + 1)).max(axis=1, keepdims=True)
+        inputs = {name: x for name, x in rows.items() if name not in ("token_ids", "learnt")}
+        inputs["token_ids"] = ids[:, :-1]
+        inputs["padding_mask"] = np.arange(ids.shape[1] - 1) < last
+        return inputs, ids[:, 1:], learnt
+
+    def _read(self, path: Path) -> dict[str, np.ndarray]:
+        expected = self._empty()
+        try:
+            arrays = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{path} cannot be read: {error}; remove it to sample again") from None
+        for name, array in expected.items():
+            found = arrays.get(name)
+            if found is None or found.shape != array.shape or found.dtype != array.dtype:
+                raise InputError(
+                    f"{path} holds no {name} {array.shape} of this run; remove it to sample again"
+                )
+        self.model.check_token_ids(arrays["token_ids"])
+        return arrays
+
+
+class _Sampling(keras.callbacks.Callback):
+    def __init__(self, rollouts: Rollouts):
+        super().__init__()
+        self.rollouts = rollouts
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.rollouts.sample(epoch)
+
+
+def _ids(model: Any, record: Mapping[str, Any], length: int) -> list[int]:
+    """Returns the token ids of a prompt, without its beginning if it is too long."""
+    prompt = record.get("prompt")
+    if isinstance(prompt, str) and prompt:
+        taken = model.preprocessor.generate_preprocess([prompt], sequence_length=2**20)
+    elif isinstance(prompt, list) and prompt:
+        taken = chat_prompts(model.preprocessor, [prompt])
+    else:
+        raise InputError(
+            f"a record has {type(prompt).__name__} as 'prompt'; give a text or a list of messages"
+        )
+    ids = np.asarray(taken["token_ids"])[0][np.asarray(taken["padding_mask"])[0].astype(bool)]
+    return [int(one) for one in ids[-length:]]
+
+
+def _within(timeout: float | None, call: Callable[[], Any]) -> Any:
+    """Returns the result of a user's function, called in a thread that may be left behind."""
+    result: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise InputError(f"the reward function took longer than {timeout:g} s; raise the limit")
+    if errors:
+        kind = type(errors[0]).__name__
+        raise InputError(f"the reward function raised {kind}: {errors[0]}") from errors[0]
+    return result[0]

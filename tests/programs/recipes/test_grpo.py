@@ -1,0 +1,119 @@
+"""recipes/grpo.py as a user runs it, and `training.Rollouts`."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from kmodels.core.errors import InputError
+from kmodels.training import Rollouts
+from recipe_modules import load, result, run_killed
+
+SMALL = (
+    *("--batch-size", "8", "--group-size", "4", "--steps", "6", "--first-steps", "2"),
+    *("--prompt-length", "16", "--max-new-tokens", "4", "--rank", "2", "--learning-rate", "1e-2"),
+)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Prompts with a field for the reward function, and that function."""
+    path = tmp_path / "prompts.jsonl"
+    words = ("red", "blue", "green", "white", "black", "brown", "pink", "grey")
+    rows = [{"prompt": f"A colour like {word}? ", "answer": word} for word in words]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rewards.py").write_text(
+        "import time\n"
+        "def letters(prompts, completions, answer, **fields):\n"
+        "    words = zip(completions, answer, strict=True)\n"
+        "    return [len(set(text)) / 8 + len(set(text) & set(word)) for text, word in words]\n"
+        "def unsure(prompts, completions, **fields):\n"
+        "    return [None] + [len(text) / 8 for text in completions[1:]]\n"
+        "def few(prompts, completions, **fields):\n"
+        "    return [1.0]\n"
+        "def broken(prompts, completions, **fields):\n"
+        "    raise KeyError('no such word')\n"
+        "def slow(prompts, completions, **fields):\n"
+        "    time.sleep(60)\n"
+    )
+    return ["--data", str(path), "--reward", f"{tmp_path / 'rewards.py'}:letters"]
+
+
+@pytest.mark.each_backend("nightly")
+@pytest.mark.parametrize("flags", ["", "--rollout-batches 2 --beta 0.1"])
+def test_a_killed_run_on_rewards_continues_to_the_bit(tmp_path, prompts, flags):
+    recipe, whole = load("grpo"), tmp_path / "whole"
+    arguments = [*SMALL, *prompts, "--checkpoint-every", "1", *flags.split()]
+    assert recipe.main([*arguments, "--out", str(whole)]) == 0
+    found = result(whole)
+    assert len(found["step_losses"]) == 6 and set(found["samples"][0]) == {
+        *("prompt", "before", "after")
+    }
+    out = tmp_path / "out"
+    run_killed(recipe, [*arguments, "--out", str(out)], 3)
+    keras.utils.set_random_seed(5)
+    assert recipe.main(["--resume", "--out", str(out)]) == 0
+    for key in ("step_losses", "weights_digest", "metrics", "samples"):
+        assert result(out)[key] == found[key], key
+    # The weights moved, and with them the answers.
+    files = sorted((whole / "rollouts").iterdir())
+    assert len(files) == (3 if flags else 6)
+    first, last = load_file(files[0]), load_file(files[-1])
+    assert (first["token_ids"] != last["token_ids"]).any()
+    assert first["advantages"].any()
+
+
+def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
+    recipe, base = load("grpo"), tmp_path / "first"
+    arguments = [*SMALL, *prompts, "--steps", "1"]
+    assert recipe.main([*arguments, "--out", str(base)]) == 0
+    file = prompts[-1].rpartition(":")[0]
+    arguments += ["--weights", str(base / "base")]
+    found = tmp_path / "unsure"
+    assert recipe.main([*arguments, "--reward", f"{file}:unsure", "--out", str(found)]) == 0
+    arrays = load_file(found / "rollouts" / "000000.safetensors")
+    assert arrays["scored"].tolist() == [0.0] + [1.0] * 7 and arrays["advantages"][0] == 0.0
+    for flags, message in (
+        (["--reward", f"{file}:few"], "returned 1 values for"),
+        (["--reward", f"{file}:broken"], "the reward function raised KeyError: 'no such word'"),
+        (["--reward", f"{file}:slow", "--reward-timeout", "1"], "took longer than 1 s"),
+        (["--reward", f"{file}:none"], "has no function none"),
+        (["--reward", "nothing"], "give FILE.py:function"),
+        (["--group-size", "3"], "batch_size is 8 and group_size 3"),
+        (["--temperature", "0"], "temperature is 0.0; give a number above 0"),
+        (["--epsilon", "2"], "epsilon is 2.0"),
+    ):
+        capsys.readouterr()
+        assert recipe.main([*arguments, *flags, "--out", str(tmp_path / "no")]) == 2, flags
+        assert message in capsys.readouterr().err
+
+
+def test_a_file_of_another_run_is_refused(tmp_path):
+    recipe = load("grpo")
+    settings = recipe.Settings(first_steps=2)
+    model = recipe.first_training(settings)
+    records = [{"prompt": "one"}, {"prompt": "two"}]
+    given = {"group_size": 2, "prompt_length": 8, "max_new_tokens": 3, "folder": tmp_path}
+    loader = Rollouts(model, records, recipe.digits, 4, **given)
+    loader.sample(0)
+    inputs, labels, learnt = loader[0]
+    assert labels.shape == learnt.shape == inputs["token_ids"].shape == (4, 10)
+    assert (learnt.sum(axis=1) >= 1).all() and (learnt.sum(axis=1) <= 3).all()
+    np.testing.assert_array_equal(inputs["padding_mask"].sum(axis=1), [_end(x) for x in learnt])
+    before = labels.copy()
+    loader.sample(0)  # from its file
+    np.testing.assert_array_equal(loader[0][1], before)
+    other = Rollouts(model, records, recipe.digits, 4, **{**given, "max_new_tokens": 5})
+    with pytest.raises(InputError, match=r"holds no token_ids \(4, 13\) of this run"):
+        other.sample(0)
+    (tmp_path / "000000.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="cannot be read"):
+        loader.sample(0)
+    with pytest.raises(InputError, match="NoneType as 'prompt'"):
+        Rollouts(model, [{}], recipe.digits, 4, **given)
+
+
+def _end(learnt):
+    return int(np.flatnonzero(learnt)[-1]) + 1
