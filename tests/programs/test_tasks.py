@@ -32,6 +32,7 @@ RUNS = [
     ),
     ("fine_tune_gemma", 0, "torch", rf" +after +(billing|shipping)\n(.*\n)*{END}"),
     ("prefer", 0, "torch", rf"  validation +accuracy (.*\n)+{END}"),
+    ("reward", 0, "torch", rf"  validation +reward_before (.*\n)+{END}"),
     ("chat", 0, "torch", r"What would you like to know\?\nI am a Gemma of .* parameters\.\n"),
     # 1.4 was seen; with weights that are others each time 0.98 to 2.3, which once was too little.
     ("peft_adapters", 0, "torch", r"up to [1-3]\.\d+\n.* differ by 0\nadapter_config\.json\n.*\n"),
