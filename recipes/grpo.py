@@ -1,8 +1,9 @@
 """Fine-tune a language model with LoRA on rewards: group relative policy optimization (GRPO).
 
-    python recipes/grpo.py        # a demonstration, offline, in minutes: answer in digits
-    python recipes/grpo.py --weights DIR_OR_GGUF --data FILE.jsonl --reward rewards.py:score \\
-        --prompt-length 256 --max-new-tokens 256 --precision bfloat16 --learning-rate 1e-5
+    python recipes/grpo.py        # a demonstration, offline: answer in digits
+    python recipes/grpo.py --weights DIR_OR_GGUF --data FILE.jsonl \\
+        --reward rewards.py:score --prompt-length 256 --max-new-tokens 256 \\
+        --precision bfloat16 --learning-rate 1e-5
 
 A line of FILE.jsonl holds a prompt, a text or messages with role and content, and any other fields.
 The function score(prompts, completions, **fields) in rewards.py returns a number for each

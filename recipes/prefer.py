@@ -3,7 +3,7 @@
     python recipes/prefer.py      # a demonstration, offline, in minutes
     python recipes/prefer.py --weights DIR_OR_GGUF --data FILE.jsonl \\
         --sequence-length 512 --precision bfloat16 --learning-rate 5e-5
-    python recipes/prefer.py --method simpo --beta 2 --margin 1 --weights DIR --data FILE.jsonl
+    python recipes/prefer.py --method simpo --weights DIR --data FILE
 
 A line of FILE.jsonl holds prompt, chosen and rejected, as texts or as messages with role and
 content; for KTO a line may hold prompt, completion and label (true or false). The reference is the
@@ -43,7 +43,7 @@ class Settings(recipe.Common):
     )
     sequence_length: int = flag(128, "tokens per row; longer rows are cut")
     # Preferences
-    method: str = flag("dpo", "the loss", choices=(*METHODS, *LABELLED))
+    method: str = flag("dpo", f"the loss: {', '.join(METHODS)}; for labels {', '.join(LABELLED)}")
     beta: float | None = flag(
         None, "strength of the penalty for leaving the reference; default: 0.1, for simpo 2"
     )
@@ -354,6 +354,9 @@ def preference_of(settings: Settings) -> Any:
     """Returns the `PreferenceLoss` or `KTOLoss` of the flags."""
     from kmodels import training
 
+    if settings.method not in (*METHODS, *LABELLED):
+        choices = ", ".join((*METHODS, *LABELLED))
+        raise recipe.InputError(f"--method is {settings.method!r}; choose one of {choices}")
     of_labels = {"desirable_weight", "undesirable_weight"}
     of_pairs = {"label_smoothing", "margin", "sft_weight", "length_normalized", "reference_free"}
     labelled = settings.method in LABELLED

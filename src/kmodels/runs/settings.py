@@ -35,8 +35,11 @@ GROUPS = {
     "Loss": (
         "loss_on loss_normalization label_smoothing beta temperature share points mask_ratio "
         "raw_pixels temperature_warmup student_temperature teacher_temperature first_temperature "
-        "momentum centering center_momentum"
+        "momentum centering center_momentum method length_normalized margin sft_weight "
+        "reference_free desirable_weight undesirable_weight precompute_reference normalization "
+        "scale_rewards epsilon epsilon_high"
     ),
+    "Rollouts": "reward reward_timeout group_size rollout_batches prompt_length max_new_tokens",
     "Optimizer": (
         "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "
         "ema non_finite first_steps seed"

@@ -103,7 +103,7 @@ def gradients(mesh):
             table = model.backbone.token_embedding
             pairs = zip(model.trainable_variables, weights, strict=True)
             with keras.StatelessScope(state_mapping=list(pairs)):
-                return model.head.loss(hidden, table, labels, counts)
+                return model.head.loss(hidden, table, labels, counts, keras.ops.sum(counts))
 
     weights = [variable.value for variable in model.trainable_variables]
     made = jax.jit(jax.grad(loss)).lower(weights, *batch).compile()
