@@ -39,7 +39,7 @@ GROUPS = {
         "reference_free desirable_weight undesirable_weight precompute_reference normalization "
         "scale_rewards epsilon epsilon_high"
     ),
-    "Rollouts": "reward reward_timeout group_size rollout_batches prompt_length max_new_tokens",
+    "Rollouts": "reward group_size rollout_batches prompt_length max_new_tokens reward_timeout",
     "Optimizer": (
         "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "
         "ema non_finite first_steps seed"
