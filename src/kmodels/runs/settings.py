@@ -37,7 +37,7 @@ GROUPS = {
         "raw_pixels temperature_warmup student_temperature teacher_temperature first_temperature "
         "momentum centering center_momentum method length_normalized margin sft_weight "
         "reference_free desirable_weight undesirable_weight precompute_reference normalization "
-        "scale_rewards epsilon epsilon_high"
+        "epsilon scale_rewards epsilon_high"
     ),
     "Rollouts": "reward group_size rollout_batches prompt_length max_new_tokens reward_timeout",
     "Optimizer": (
