@@ -324,11 +324,8 @@ def split(rows: list[Any], share: float, seed: int) -> tuple[list[Any], list[Any
 
 def first_training(settings: Settings) -> Any:
     """Returns a small Gemma with its tokenizer, trained on texts that come with kmodels."""
-    import keras
-
-    from kmodels import training
     from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
-    from kmodels.text import TextLoader, demo
+    from kmodels.text import demo
     from kmodels.text.training import train_tokenizer
 
     # LoRA trains on the other half of the instructions.
@@ -342,20 +339,7 @@ def first_training(settings: Settings) -> Any:
         preprocessor=text,
         **demo_size(settings),
     )
-    loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
-    steps = settings.first_steps
-    model = recipe.parallelize(model)
-    model.compile(
-        optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    size = f"{model.count_params():,} parameters, {steps} steps"
-    recipe.working(f"training the demonstration's base model: {size}")
-    for epoch in range(-(-steps // len(loader))):
-        loader.set_epoch(epoch)
-        left = min(steps - epoch * len(loader), len(loader))
-        model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0)
-    return model
+    return recipe.train_base(model, texts, settings.first_steps, settings.seed)
 
 
 def evaluate(model: Any, batches: Any) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.say_metrics(metrics)
     content = results.result(folder, model, metrics, runner)
     content["samples"] = [
-        {"prompt": as_text(record["prompt"]), "before": old, "after": new}
+        {"prompt": recipe.as_text(record["prompt"]), "before": old, "after": new}
         for record, old, new in zip(held_out, before, after, strict=True)
     ][: settings.samples]
     if runner is None:
@@ -247,13 +247,20 @@ def answers(
     """Returns the most likely answers to prompts, and their mean reward."""
     import numpy as np
 
-    prompts = [record["prompt"] for record in records]
-    texts = [
-        model.generate(
-            prompt, strip_prompt=True, max_new_tokens=settings.max_new_tokens, temperature=0.0
-        )
-        for prompt in prompts
-    ]
+    prompts, size = [record["prompt"] for record in records], settings.batch_size
+    texts = [""] * len(prompts)
+    # Texts and chats are not generated together.
+    for kind in (str, list):
+        places = [i for i, prompt in enumerate(prompts) if isinstance(prompt, kind)]
+        for part in (places[start : start + size] for start in range(0, len(places), size)):
+            found = model.generate(
+                [prompts[i] for i in part],
+                strip_prompt=True,
+                max_new_tokens=settings.max_new_tokens,
+                temperature=0.0,
+            )
+            for i, text in zip(part, found, strict=True):
+                texts[i] = text
     rewards = rollouts.rewards_of(records, texts)
     judged = rewards[~np.isnan(rewards)]
     return texts, float(judged.mean()) if len(judged) else 0.0
@@ -306,20 +313,10 @@ def split(records: list[Any], settings: Settings) -> tuple[list[Any], list[Any]]
     return [records[i] for i in indices[count:]], [records[i] for i in indices[:count]]
 
 
-def as_text(value: Any) -> str:
-    """Returns a text, or messages as lines."""
-    if isinstance(value, str):
-        return value
-    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in value)
-
-
 def first_training(settings: Settings) -> Any:
     """Returns a small Gemma with its tokenizer, trained on the demonstration's texts."""
-    import keras
-
-    from kmodels import training
     from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
-    from kmodels.text import TextLoader, demo
+    from kmodels.text import demo
     from kmodels.text.training import train_tokenizer
 
     rows = demo.instructions().rows[:PROMPTS]
@@ -328,19 +325,7 @@ def first_training(settings: Settings) -> Any:
     model = GemmaCausalLM.from_preset(
         settings.preset, vocabulary_size=text.tokenizer.vocabulary_size(), preprocessor=text
     )
-    loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
-    steps = settings.first_steps
-    model = recipe.parallelize(model)
-    model.compile(
-        optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    recipe.working(f"training the demonstration's base model: {steps} steps")
-    for epoch in range(-(-steps // len(loader))):
-        loader.set_epoch(epoch)
-        left = min(steps - epoch * len(loader), len(loader))
-        model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0)
-    return model
+    return recipe.train_base(model, texts, settings.first_steps, settings.seed)
 
 
 def main(argv: list[str] | None = None) -> int:

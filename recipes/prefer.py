@@ -422,38 +422,35 @@ def changes(settings: Settings, model: Any, step: Any, records: list[Any]) -> li
     """Returns prompts with their answers, and how the log-probability of each has changed."""
     from kmodels import lora
 
-    shown = []
+    encoded = []
     for record in records:
         try:
-            part = encode(settings, model.preprocessor, [record], mismatched=False)
+            encode(settings, model.preprocessor, [record], mismatched=False)
         except recipe.InputError:  # a record that the training left out too
             continue
-        with lora.disabled(model):
-            before = log_probs_of(step, part, settings.batch_size)
-        after = log_probs_of(step, part, settings.batch_size)
+        encoded.append(record)
+    if not encoded:
+        return []
+    part = encode(settings, model.preprocessor, encoded, mismatched=False)
+    with lora.disabled(model):
+        before = log_probs_of(step, part, settings.batch_size)
+    after = log_probs_of(step, part, settings.batch_size)
+    shown = []
+    for record, changed in zip(encoded, after - before, strict=True):
         if settings.method in LABELLED:
             answers = {"desirable" if record["label"] else "undesirable": record["completion"]}
         else:
             answers = {name: record[name] for name in ("chosen", "rejected")}
         shown.append(
             {
-                "prompt": as_text(record["prompt"]),
+                "prompt": recipe.as_text(record["prompt"]),
                 "answers": [
-                    {"label": name, "text": as_text(text), "change": round(float(change), 4)}
-                    for (name, text), change in zip(
-                        answers.items(), (after - before)[0], strict=True
-                    )
+                    {"label": name, "text": recipe.as_text(text), "change": round(float(by), 4)}
+                    for (name, text), by in zip(answers.items(), changed, strict=True)
                 ],
             }
         )
     return shown
-
-
-def as_text(value: Any) -> str:
-    """Returns a text, or messages as lines."""
-    if isinstance(value, str):
-        return value
-    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in value)
 
 
 def read(settings: Settings) -> list[Any]:
@@ -514,11 +511,7 @@ def encode(settings: Settings, text: Any, records: list[Any], mismatched: bool =
 
 def first_training(settings: Settings) -> Any:
     """Returns a small Gemma with its tokenizer, trained on both answers."""
-    import keras
-
-    from kmodels import training
     from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
-    from kmodels.text import TextLoader
     from kmodels.text.training import train_tokenizer
 
     pairs = read(replace(settings, data=None, method="dpo"))
@@ -527,20 +520,7 @@ def first_training(settings: Settings) -> Any:
     model = GemmaCausalLM.from_preset(
         settings.preset, vocabulary_size=text.tokenizer.vocabulary_size(), preprocessor=text
     )
-    loader = TextLoader(text.pack(texts), 16, shuffle=True, seed=settings.seed)
-    steps = settings.first_steps
-    model = recipe.parallelize(model)
-    model.compile(
-        optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    size = f"{model.count_params():,} parameters, {steps} steps"
-    recipe.working(f"training the demonstration's base model: {size}")
-    for epoch in range(-(-steps // len(loader))):
-        loader.set_epoch(epoch)
-        left = min(steps - epoch * len(loader), len(loader))
-        model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0)
-    return model
+    return recipe.train_base(model, texts, settings.first_steps, settings.seed)
 
 
 def main(argv: list[str] | None = None) -> int:

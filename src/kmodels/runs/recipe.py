@@ -43,6 +43,7 @@ __all__ = [
     "Common",
     "Folder",
     "InputError",
+    "as_text",
     "at_least",
     "can_generate",
     "can_merge",
@@ -63,6 +64,7 @@ __all__ = [
     "say",
     "say_facts",
     "say_metrics",
+    "train_base",
     "work",
     "working",
 ]
@@ -150,6 +152,42 @@ def causal_lm_of(path: Any) -> type:
     from kmodels import presets
 
     return presets.causal_lm_of(path)
+
+
+def train_base(model: Any, texts: Sequence[str], steps: int, seed: int) -> Any:
+    """Returns the base model of a demonstration, trained on the next token of texts.
+
+    Args:
+        model: a language model with a preprocessor.
+        texts: packed into rows.
+        steps: number of steps.
+        seed: seed of the order of the rows.
+    """
+    import keras
+
+    from kmodels import training
+    from kmodels.text import TextLoader
+
+    loader = TextLoader(model.preprocessor.pack(texts), 16, shuffle=True, seed=seed)
+    model = parallelize(model)
+    model.compile(
+        optimizer=training.AdamW(training.WarmupSchedule(3e-3, steps, steps // 10), clip_norm=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    size = f"{model.count_params():,} parameters, {steps} steps"
+    working(f"training the demonstration's base model: {size}")
+    for epoch in range(-(-steps // len(loader))):
+        loader.set_epoch(epoch)
+        left = min(steps - epoch * len(loader), len(loader))
+        model.fit(loader, steps_per_epoch=left, shuffle=False, verbose=0)
+    return model
+
+
+def as_text(prompt: Any) -> str:
+    """Returns a prompt or an answer as text: messages are lines that begin with their role."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in prompt)
 
 
 def can_generate(model: "keras.Model") -> bool:

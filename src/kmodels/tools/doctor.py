@@ -93,7 +93,7 @@ def _versions() -> dict[str, str]:
 
 
 def _untested(versions: dict[str, str]) -> list[str]:
-    """Returns a line for each package whose version lies outside of what the tests passed with."""
+    """Returns a line for each package with a version that the tests did not pass with."""
     rows = [
         row
         for row in json.loads(VERSIONS.read_text())

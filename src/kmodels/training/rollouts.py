@@ -191,7 +191,10 @@ class Rollouts(ResumableBatches):
     def _sampled(self, epoch: int) -> dict[str, np.ndarray]:
         count, groups = len(self.records), self.samples // self.group_size
         places = range(epoch * groups, (epoch + 1) * groups)
-        chosen = [int(order(count, self.seed, i // count)[i % count]) for i in places]
+        orders = {
+            number: order(count, self.seed, number) for number in {i // count for i in places}
+        }
+        chosen = [int(orders[i // count][i % count]) for i in places]
         prompts = [self._prompts[i] for i in chosen]
         longest = max(map(len, prompts))
         ids = np.zeros((groups, longest), "int32")
