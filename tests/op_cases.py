@@ -118,6 +118,38 @@ def linear_log_probs(
     return weights * (scores[np.arange(len(labels)), labels] - np.log(np.exp(scores).sum(1)))
 
 
+def linear_divergence(
+    hidden: np.ndarray,
+    table: np.ndarray,
+    teacher_hidden: np.ndarray,
+    teacher_table: np.ndarray,
+    weights: Any = 1.0,
+    kind: str = "forward_kl",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    soft_cap: float | None = None,
+    teacher_soft_cap: float | None = None,
+    **_: Any,
+) -> np.ndarray:
+    q, p = (
+        capped / capped.sum(1, keepdims=True)
+        for capped in (
+            np.exp((x if cap is None else cap * np.tanh(x / cap)) / temperature)
+            for x, cap in (
+                (hidden @ table.T, soft_cap),
+                (teacher_hidden.astype("float64") @ teacher_table.T, teacher_soft_cap),
+            )
+        )
+    )
+    mean = beta * p + (1 - beta) * q
+    parts = {
+        "forward_kl": ((1, p, q),),
+        "reverse_kl": ((1, q, p),),
+        "jsd": ((beta, p, mean), (1 - beta, q, mean)),
+    }[kind]
+    return weights * sum(share * (a * np.log(a / b)).sum(1) for share, a, b in parts)
+
+
 # What each op is, of arrays in float64.
 DEFINITIONS = {
     "attention": attention,
@@ -128,6 +160,7 @@ DEFINITIONS = {
     "grouped_dense": grouped_dense,
     "layer_norm": layer_norm,
     "linear_cross_entropy": linear_cross_entropy,
+    "linear_divergence": linear_divergence,
     "linear_log_probs": linear_log_probs,
     "mlp": mlp,
     "patch_embedding": patch_embedding,
@@ -143,7 +176,7 @@ TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
-    *("soft cap, temperature", "places of each", "neighbors", "quarters"),
+    *("soft cap, temperature", "places of each", "neighbors", "quarters", "jsd"),
 )
 
 
@@ -162,7 +195,7 @@ def without_rows(case: OpCase) -> OpCase:
     name, label, given, keywords = case
     rows = {"attention": 3, "gated_gelu": 2, "gated_silu": 2}.get(name, 1)
     given = [x[:0] if i < rows else x for i, x in enumerate(given)]
-    of_batch = ("labels", "weights")
+    of_batch = ("labels", "weights", "teacher_hidden")
     if name == "grouped_dense":
         keywords = {"sizes": 0 * keywords["sizes"]}
     if name == "attention":

@@ -35,6 +35,7 @@ from peft import PeftModel  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer  # noqa: E402
 from trl.experimental.cpo import CPOTrainer  # noqa: E402
+from trl.experimental.gkd import GKDTrainer  # noqa: E402
 from trl.experimental.orpo import ORPOTrainer  # noqa: E402
 from trl.trainer import grpo_trainer  # noqa: E402
 from trl.trainer.utils import add_fused_lm_head  # noqa: E402
@@ -417,6 +418,30 @@ def advantages() -> list[dict[str, Any]]:
     return cases
 
 
+def divergence() -> list[dict[str, Any]]:
+    random = np.random.default_rng(46)
+    student, teacher = (random.integers(-128, 128, (4, 9)) / 32 for _ in range(2))
+    cases = []
+    for beta in (0, 0.1, 0.5, 1):
+        for temperature in (1.0, 2.0):
+            settings = {"beta": beta, "temperature": temperature}
+            tokens = torch.tensor(student, requires_grad=True)
+            loss = GKDTrainer.generalized_jsd_loss(
+                tokens, torch.tensor(teacher), **settings, reduction="sum"
+            )
+            loss.backward()
+            cases.append(
+                {
+                    "settings": settings,
+                    "student": student.tolist(),
+                    "teacher": teacher.tolist(),
+                    "loss": loss.item(),
+                    "gradient": tokens.grad.tolist(),
+                }
+            )
+    return cases
+
+
 def runs() -> dict[str, list[float]]:
     """Returns the losses of 20 steps by family and method, with AdamW and clipped gradients."""
     losses = {}
@@ -498,6 +523,7 @@ def main() -> None:
         "kto": kto(),
         "grpo": grpo(),
         "advantages": advantages(),
+        "divergence": divergence(),
         "runs": runs(),
     }
     OUT.write_text(json.dumps(rounded(content)) + "\n")

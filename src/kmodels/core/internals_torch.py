@@ -237,6 +237,7 @@ NARROW = {
     "attention": ("query", "key", "value"),
     "dense": ("x", "kernel", "bias"),
     "linear_cross_entropy": ("hidden",),
+    "linear_divergence": ("hidden", "teacher_hidden"),
     "linear_log_probs": ("hidden",),
     "mlp": ("x", "up", "up_bias", "down", "down_bias"),
     "patch_embedding": ("images", "kernel", "bias"),

@@ -10,6 +10,7 @@ from kmodels.ops.dense import dense
 from kmodels.ops.dropout import dropout
 from kmodels.ops.grouped_dense import grouped_dense
 from kmodels.ops.linear_cross_entropy import linear_cross_entropy, linear_log_probs
+from kmodels.ops.linear_divergence import linear_divergence
 from kmodels.ops.mlp import mlp
 from kmodels.ops.norms import layer_norm, rms_norm
 from kmodels.ops.patch_embedding import patch_embedding
@@ -28,6 +29,7 @@ __all__ = [
     "grouped_dense",
     "layer_norm",
     "linear_cross_entropy",
+    "linear_divergence",
     "linear_log_probs",
     "mlp",
     "patch_embedding",

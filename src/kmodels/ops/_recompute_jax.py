@@ -1,4 +1,4 @@
-"""Attention by blocks on JAX: one loop over the blocks, with a checkpointed body.
+"""Blocks and rows whose backward pass recomputes them, on JAX.
 
 XLA on a CPU would start unrolled blocks as early as it can, and hold them all. With one loop per
 width, each loop would have sums of the gradients of all keys, and XLA would hold those of all loops
@@ -41,3 +41,8 @@ def blockwise(
         batch, count, rows, *rest = found.shape
         outputs.append(found.reshape(batch, count * rows, *rest))
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)
+
+
+def by_rows(function: Callable[..., Any], parts: Sequence[Any], others: Sequence[Any]) -> Any:
+    """See `RecomputeBackend.by_rows`."""
+    return lax.map(jax.checkpoint(lambda part: function(*part, *others)), tuple(parts))

@@ -1,4 +1,4 @@
-"""Attention by blocks on TensorFlow: loops over blocks of equal size, forward and backward.
+"""Blocks and rows whose backward pass recomputes them, on TensorFlow.
 
 TensorFlow would start unrolled blocks as soon as their inputs exist, and fold their masks into
 constants that stay in memory. A loop with one iteration at a time does neither, and its graph does
@@ -140,3 +140,47 @@ def slopes(
 def placed(loop: Loop, number: tf.Tensor) -> list[tf.Tensor]:
     """Returns the first query and the first key of the block with this number."""
     return tf.unstack(tf.gather(tf.constant(loop.places, tf.int32), number))
+
+
+def by_rows(function: Callable[..., Any], parts: Sequence[Any], others: Sequence[Any]) -> Any:
+    """See `RecomputeBackend.by_rows`; gradients are added up part by part."""
+    split = len(parts)
+
+    @tf.custom_gradient
+    def run(*tensors: tf.Tensor) -> Any:
+        parts, others = tensors[:split], tensors[split:]
+        dtype = tf.float64 if parts[0].dtype == tf.float64 else tf.float32
+        output = tf.map_fn(
+            lambda part: function(*part, *others),
+            parts,
+            fn_output_signature=tf.TensorSpec(parts[0].shape[1:2], dtype),
+            parallel_iterations=1,
+        )
+
+        def backward(gradient: tf.Tensor) -> list[tf.Tensor]:
+            count = tf.shape(gradient)[0]
+
+            def body(number: tf.Tensor, arrays: Any, totals: Any) -> tuple[Any, ...]:
+                own = *(x[number] for x in parts), *others
+                found = slopes(lambda *x: function(*x[:-1]), own, None, gradient[number])
+                pairs = zip(own, found, strict=True)
+                found = [tf.zeros_like(x) if slope is None else slope for x, slope in pairs]
+                pairs = zip(arrays, found[:split], strict=True)
+                arrays = [array.write(number, slope) for array, slope in pairs]
+                pairs = zip(totals, found[split:], strict=True)
+                return number + 1, arrays, [total + slope for total, slope in pairs]
+
+            arrays = [tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for x in parts]
+            totals = [tf.zeros_like(x) for x in others]
+            _, arrays, totals = tf.while_loop(
+                lambda number, *_: number < count,
+                body,
+                (tf.constant(0), arrays, totals),
+                parallel_iterations=1,
+            )
+            return [*(array.stack() for array in arrays), *totals]
+
+        return output, backward
+
+    # A variable would, eagerly, be one that the function holds.
+    return run(*parts, *(tf.convert_to_tensor(x) for x in others))

@@ -1,6 +1,7 @@
-"""Attention by blocks on torch, with gradient checkpointing."""
+"""Blocks and rows whose backward pass recomputes them, on torch."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,18 @@ def blockwise(
     others: Any,
 ) -> Any:
     """See `RecomputeBackend.blockwise`; torch.func and traces keep activations."""
-    keeps = not torch.is_grad_enabled() or transformed() is not None
-    outputs = []
-    for block in blocks:
-        if keeps:
-            outputs.append(function(*block, *tensors, others))
-        else:
-            options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-            outputs.append(checkpoint(function, *block, *tensors, others, **options))
+    run = _recomputed(function)
+    outputs = [run(*block, *tensors, others) for block in blocks]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def by_rows(function: Callable[..., Any], parts: Sequence[Any], others: Sequence[Any]) -> Any:
+    """See `RecomputeBackend.by_rows`; torch.func and traces keep activations."""
+    run = _recomputed(function)
+    return torch.stack([run(*part, *others) for part in zip(*parts, strict=True)])
+
+
+def _recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    if not torch.is_grad_enabled() or transformed() is not None:
+        return function
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)

@@ -393,8 +393,20 @@ class RecomputeBackend(Protocol):
         """
         ...
 
+    def by_rows(
+        self, function: Callable[..., Any], parts: Sequence[Any], others: Sequence[Any]
+    ) -> Any:
+        """Returns the results (parts, rows) of `function(*part, *others)`, one after another.
 
-_native = backend_module("kmodels.ops._recompute", RecomputeBackend)
+        Args:
+            function: takes tensors (rows, ...), and the others.
+            parts: tensors (parts, rows, ...), which get gradients.
+            others: further tensors, which get gradients.
+        """
+        ...
+
+
+recompute = backend_module("kmodels.ops._recompute", RecomputeBackend)
 
 
 def pays_blockwise(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
@@ -469,7 +481,7 @@ def _blockwise(
     ahead = not causal or hidden.block_ids is not None
     size = max(LEAST, min(MOST, SCORES // keys))
     found = cuts(length, keys, ahead, causal, window, size)
-    return _native.blockwise(block, found, (query, key, value), (*given, words))
+    return recompute.blockwise(block, found, (query, key, value), (*given, words))
 
 
 def cut(x: Tensor, start: Tensor | int, size: int, axis: int) -> Any:

@@ -145,6 +145,7 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
         (ops.grouped_dense, "256 tokens to 8 of 128, 256 to 128", many, {}),
         (ops.layer_norm, "8x197x384", (tokens, width), {}),
         (ops.linear_cross_entropy, "8x64 on 512", (hidden, table, labels, weights), {}),
+        (ops.linear_divergence, "8x64 on 512", (hidden, table, hidden, table), {}),
         (ops.linear_log_probs, "8x64 on 512", (hidden, table, labels), {}),
         (ops.mlp, "8x197x384 by 1536", linear, {}),
         (ops.mlp, "8x197x384 by 1536, dropout 0.1", linear, {"dropout": 0.1, "seed": seed}),

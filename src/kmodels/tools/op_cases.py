@@ -62,6 +62,11 @@ ATTENTION: tuple[tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]], ...] =
 RNG = np.random.default_rng(1)
 LABELS = np.array([3, 0, 6, 1, 2])
 WEIGHTS = np.array([1.0, 0.0, 0.5, 2.0, 1.0], "float32")
+# Whose products are exact in every dtype.
+TEACHER = {
+    "teacher_hidden": np.random.default_rng(6).integers(-8, 8, (5, 4)).astype("float32") / 4,
+    "teacher_table": np.random.default_rng(7).integers(-8, 8, (7, 4)).astype("float32") / 4,
+}
 SCALE = np.array([[50.0, 60.0, 70.0]], "float32")
 TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
 PLACES = np.array(
@@ -205,6 +210,19 @@ def cases() -> list[OpCase]:
             [_normal(5, 6), _normal(7, 6)],
             {"labels": LABELS, "trainable_table": True, "soft_cap": 2.0, "temperature": 0.7},
         ),
+        *(
+            (
+                "linear_divergence",
+                label,
+                [_normal(5, 6), _normal(7, 6)],
+                {**TEACHER, "trainable_table": True, "kind": label, **keywords},
+            )
+            for label, keywords in (
+                ("forward_kl", {}),
+                ("reverse_kl", {"soft_cap": 2.0, "teacher_soft_cap": 3.0}),
+                ("jsd", {"beta": 0.3, "temperature": 0.7, "weights": WEIGHTS}),
+            )
+        ),
         (
             "quantized_dense",
             "8 bits",
@@ -252,6 +270,7 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "dropout": {"float32": 1e-6, "bfloat16": 1e-2},
     "linear_cross_entropy": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "linear_log_probs": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
+    "linear_divergence": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "quantized_dense": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
     "patch_embedding": {"float32": 1e-5, "bfloat16": 2e-2, **HALF_AND_DOUBLE},
 }

@@ -358,6 +358,67 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         settings = {"temperature": temperature, "with_entropy": with_entropy}
         return self._log_probs(hidden, labels, sample_weight, training, **settings)
 
+    def divergence(
+        self,
+        teacher: "CausalLM",
+        x: Tree,
+        sample_weight: Any = None,
+        training: bool = False,
+        kind: str = "forward_kl",
+        beta: float | None = None,
+        temperature: float = 1.0,
+    ) -> Any:
+        """Returns how far each prediction is from a teacher's, without storing logits.
+
+        For distillation in a `kmodels.training.TrainStep`, of which it is a part like any call of
+        the model.
+
+        Args:
+            teacher: another model with the same vocabulary. It gets no gradient.
+            x: inputs of both models.
+            sample_weight: (B, T), multiplies the results; at a weight of 0 nothing plays a part.
+                None for ones.
+            training: whether this model's dropout drops; the teacher's does not.
+            kind: "forward_kl", "reverse_kl" or "jsd", as in `kmodels.ops.linear_divergence`.
+            beta: of "jsd"; None for 0.5.
+            temperature: divides the logits of both.
+
+        Returns:
+            (B, T), float32, in nats.
+
+        Raises:
+            InputError: for another vocabulary, or arguments that the op refuses.
+        """
+        sizes = [each.backbone.vocabulary_size for each in (self, teacher)]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"the student has {sizes[0]} tokens and the teacher {sizes[1]}; distillation needs "
+                "one vocabulary"
+            )
+        hidden = self.backbone(x, training=training)
+        taught = keras.ops.stop_gradient(teacher.backbone(x, training=False))
+        shape = keras.ops.shape(hidden)[:2]
+        weights = keras.ops.ones(shape) if sample_weight is None else sample_weight
+        weights = meshes.merged(keras.ops.cast(weights, "float32"))
+        own, theirs = self.backbone.token_embedding, teacher.backbone.token_embedding
+
+        def of_tables() -> Any:
+            return own.with_table(
+                _over_table,
+                ops.linear_divergence,
+                meshes.merged(hidden),
+                *_taught(theirs, meshes.merged(taught)),
+                weights,
+                embedding=own,
+                training=training,
+                kind=kind,
+                beta=beta,
+                temperature=temperature,
+                teacher_soft_cap=theirs.soft_cap,
+            )
+
+        return meshes.unmerged(theirs.with_table(of_tables), *shape)
+
     def _log_probs(
         self, hidden: Tensor, labels: Tensor, weights: Any, training: bool = False, **settings: Any
     ) -> Any:
@@ -611,23 +672,32 @@ class Head(InsideStep):
 def _over_table(
     op: Callable[..., Any],
     hidden: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    *others: Tensor,
     embedding: Embedding,
     training: bool,
     **settings: Any,
 ) -> Any:
-    """Returns `ops.linear_cross_entropy` or `ops.linear_log_probs` of an embedding's table."""
+    """Returns `op(hidden, table, *others)` of an embedding's table, such as the cross-entropy."""
     rows = embedding.rows if embedding.tie_weights else None
     instead = {} if rows is None else {"rows": rows.values, "row_ids": rows.places()}
     hidden, table, is_trained = embedding.output_product(hidden, training)
     return op(
-        *(hidden, table, labels, weights),
+        *(hidden, table, *others),
         soft_cap=embedding.soft_cap,
         trainable_table=is_trained,
         **instead,
         **settings,
     )
+
+
+def _taught(embedding: Embedding, hidden: Tensor) -> tuple[Any, Any]:
+    """Returns hidden states and a table whose product are a teacher's logits, uncapped."""
+    hidden, table, _ = embedding.output_product(hidden, training=False)
+    rows = embedding.rows if embedding.tie_weights else None
+    if rows is not None:
+        places = keras.ops.expand_dims(rows.places(), 1)
+        table = keras.ops.scatter_update(table, places, keras.ops.cast(rows.values, table.dtype))
+    return hidden, table
 
 
 def by_token(weights: Any, labels: Tensor) -> Any:
