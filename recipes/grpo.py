@@ -53,10 +53,18 @@ class Settings(recipe.Common):
     epsilon: float = flag(0.2, "clipping of the importance weight, below 1")
     epsilon_high: float | None = flag(None, "clipping above 1; default: epsilon")
     beta: float = flag(0.0, "weight of the KL divergence from the model without adapters")
-    # LoRA
+    # LoRA and memory
     rank: int = flag(16, "LoRA rank")
     alpha: float | None = flag(32.0, "LoRA alpha, divided by the rank")
     targets: str = flag("all-linear", "layers with adapters: names or patterns, or all-linear")
+    quantize: str | None = flag(
+        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4")
+    )
+    remat: str = flag(
+        "none",
+        "recompute activations in the backward pass to save memory (gradient checkpointing)",
+        choices=("none", "block", "attention", "mlp"),
+    )
     # Optimizer
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
     batch_size: int = flag(64, "answers per step, over all devices")
@@ -72,6 +80,7 @@ class Settings(recipe.Common):
     # Output
     samples: int = flag(3, "held-out prompts answered before and after training", small=1)
     first_steps: int = flag(300, "training steps of the demonstration's base model", small=2)
+    ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
 
 
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
@@ -79,7 +88,8 @@ class Settings(recipe.Common):
 FIXED = (
     *("preset", "data", "reward", "group_size", "rollout_batches", "prompt_length"),
     *("max_new_tokens", "temperature", "normalization", "scale_rewards", "epsilon"),
-    *("epsilon_high", "beta", "rank", "alpha", "targets", "batch_size", "seed"),
+    *("epsilon_high", "beta", "rank", "alpha", "targets"),
+    *("quantize", "batch_size", "seed"),
 )
 VOCABULARY = 512
 PROMPTS = 200
@@ -122,6 +132,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     import keras
 
     from kmodels import training
+    from kmodels.layers import rematerialize
     from kmodels.lora import LoraSettings
     from kmodels.runs import plots, results
 
@@ -149,6 +160,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.weights is None and not (origin / "config.json").is_file():
         recipe.say("demonstration: trains a small Gemma here, without Google's weights")
         first_training(settings).save_to_preset(origin)
+    adapters = LoraSettings(
+        settings.rank, alpha=settings.alpha, targets=settings.targets.split(",")
+    )
+    recipe.working("estimating the memory of a step")
+    check_memory(settings, adapters)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
     model = recipe.causal_lm_of(origin).from_preset(origin, dtype=settings.precision)
     if model.preprocessor is None:
@@ -157,10 +173,10 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         )
     if not recipe.can_generate(model):
         raise recipe.InputError("grpo needs all weights in each process; use a mesh of data alone")
-    adapters = LoraSettings(
-        settings.rank, alpha=settings.alpha, targets=settings.targets.split(",")
-    )
+    if settings.quantize:
+        model.backbone.quantize(settings.quantize)
     model.enable_lora(**asdict(adapters))
+    rematerialize(model.backbone, settings.remat)
     model.compile(sampler="random")
 
     # === Training ===
@@ -235,10 +251,28 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     plots.curves(folder.path / "curves.png", runner.history.rows)
     adapter = folder.path / "adapter"
     model.save_adapter(adapter)
-    if recipe.can_merge(model, origin, adapter):
+    if not settings.quantize and recipe.can_merge(model, origin, adapter):
         model.merge_lora()
         results.save_model(folder, model, content["metrics"])
     folder.write_json("result.json", content)
+
+
+def check_memory(settings: Settings, lora: Any) -> None:
+    """Raises InputError if a step needs clearly more memory than is available."""
+    from kmodels.tools import plan
+
+    if settings.ignore_memory_check:
+        return
+    setup = plan.Setup(
+        settings.batch_size,
+        settings.prompt_length + settings.max_new_tokens,
+        precision=settings.precision,
+        lora=lora,
+        quantize=settings.quantize,
+        remat=settings.remat,
+    )
+    estimate = plan.Plan(settings.weights or settings.preset, setup)
+    plan.check(estimate, Settings, "--ignore-memory-check")
 
 
 def answers(

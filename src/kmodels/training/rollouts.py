@@ -16,6 +16,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import atomic_write
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
+from kmodels.distribution import current
 from kmodels.generation.request import chat_prompts
 from kmodels.training.preference import group_advantages
 
@@ -34,7 +35,9 @@ class Rollouts(ResumableBatches):
 
     Give `callback()` to the same `fit`: at the beginning of an epoch it samples `group_size`
     answers to each prompt of the epoch, and calls the reward function. A run that is resumed
-    within an epoch reads the answers of that epoch from `folder`.
+    within an epoch reads the answers of that epoch from `folder`. Processes of torch that train
+    together each sample, and judge, the answers to a part of the prompts; on JAX all of them do
+    so together.
 
     A batch is ({"token_ids", "padding_mask", "rewards", "scored", "advantages"}, labels, learnt):
     ids, labels and learnt (rows, T), the others (rows,), where a row is an answer with its prompt.
@@ -195,33 +198,20 @@ class Rollouts(ResumableBatches):
             number: order(count, self.seed, number) for number in {i // count for i in places}
         }
         chosen = [int(orders[i // count][i % count]) for i in places]
-        prompts = [self._prompts[i] for i in chosen]
-        longest = max(map(len, prompts))
-        ids = np.zeros((groups, longest), "int32")
-        mask = np.arange(longest) < np.array([[len(prompt)] for prompt in prompts])
-        for row, prompt in zip(ids, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        answers = self.model.generate(
-            {"token_ids": ids, "padding_mask": mask},
-            strip_prompt=True,
-            max_new_tokens=self.max_new_tokens,
-            num_return_sequences=self.group_size,
-            temperature=self.temperature,
-            stop_token_ids=self._stop,
-            seed=(self.seed * 1_000_003 + epoch) % 2**31,
-        )
+        shards, shard = _shards()
+        parts = np.array_split(np.arange(groups), shards)
+        answers, rewards = self._answers([chosen[i] for i in parts[shard]], epoch, shard)
+        everywhere = processes.all_gather_object("rollout", [shard, answers, rewards])
+        by_shard = {number: part for number, *part in everywhere}
+        answers = [answer for number in range(shards) for answer in by_shard[number][0]]
+        rewards = [reward for number in range(shards) for reward in by_shard[number][1]]
+        rewards = np.array([np.nan if x is None else x for x in rewards], "float32")
         arrays = self._empty()
-        completions = []
-        for i, (row, there) in enumerate(
-            zip(answers["token_ids"], answers["padding_mask"], strict=True)
-        ):
-            prompt, answer = prompts[i // self.group_size], row[there][: self.max_new_tokens]
+        for i, answer in enumerate(answers):
+            prompt = self._prompts[chosen[i // self.group_size]]
             size = len(prompt) + len(answer)
             arrays["token_ids"][i, :size] = [*prompt, *answer]
             arrays["learnt"][i, len(prompt) - 1 : size - 1] = 1
-            completions.append(self.model.preprocessor.tokenizer.detokenize(answer))
-        records = [self.records[i] for i in chosen for _ in range(self.group_size)]
-        rewards = self.rewards_of(records, completions)
         advantages = group_advantages(rewards.reshape(groups, self.group_size), self.scale)
         arrays["rewards"], arrays["scored"] = np.nan_to_num(rewards), 1.0 - np.isnan(rewards)
         arrays["scored"] = arrays["scored"].astype("float32")
@@ -232,6 +222,39 @@ class Rollouts(ResumableBatches):
                 self.log_probs({**inputs, "labels": labels, "learnt": learnt}), "float32"
             )
         return arrays
+
+    def _answers(
+        self, chosen: list[int], epoch: int, shard: int
+    ) -> tuple[list[list[int]], list[float | None]]:
+        """Returns the token ids of the answers to some records, and their rewards."""
+        prompts = [self._prompts[i] for i in chosen]
+        longest = max(map(len, prompts), default=0)
+        ids = np.zeros((len(prompts), longest), "int32")
+        mask = np.arange(longest) < np.array([len(prompt) for prompt in prompts]).reshape(-1, 1)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        answers: list[list[int]] = []
+        if prompts:
+            sampled = self.model.generate(
+                {"token_ids": ids, "padding_mask": mask},
+                strip_prompt=True,
+                max_new_tokens=self.max_new_tokens,
+                num_return_sequences=self.group_size,
+                temperature=self.temperature,
+                stop_token_ids=self._stop,
+                seed=(self.seed * 1_000_003 + epoch + shard * 7_919_317) % 2**31,
+            )
+            for row, there in zip(sampled["token_ids"], sampled["padding_mask"], strict=True):
+                answers.append(row[there][: self.max_new_tokens].tolist())
+        tokenizer = self.model.preprocessor.tokenizer
+        completions = [tokenizer.detokenize(answer) for answer in answers]
+        records = [self.records[i] for i in chosen for _ in range(self.group_size)]
+
+        def judge() -> np.ndarray:
+            return self.rewards_of(records, completions) if records else np.zeros(0)
+
+        rewards = processes.all_or_raise("rewards", judge)
+        return answers, [None if np.isnan(one) else float(one) for one in rewards]
 
     def _empty(self) -> dict[str, np.ndarray]:
         rows, width = self.samples, {"token_ids": self._tokens, "learnt": self._tokens - 1}
@@ -268,6 +291,15 @@ class Rollouts(ResumableBatches):
                 )
         self.model.check_token_ids(arrays["token_ids"])
         return arrays
+
+
+def _shards() -> tuple[int, int]:
+    """Returns in how many parts processes sample, and the number of this one's."""
+    plan = current()
+    # Under `keras.distribution` all processes run one program, and call a model alike.
+    if plan is None or keras.distribution.distribution() is not None:
+        return 1, 0
+    return plan.engine.shards, plan.engine.shard
 
 
 class _Sampling(keras.callbacks.Callback):

@@ -5,10 +5,11 @@ import json
 import keras
 import numpy as np
 import pytest
+from launch import Process, jax_ranks, launch, torch_ranks
 from safetensors.numpy import load_file
 
 from kmodels.core.errors import InputError
-from kmodels.training import Rollouts
+from kmodels.training import Rollouts, group_advantages
 from recipe_modules import load, result, run_killed
 
 SMALL = (
@@ -88,6 +89,38 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
         capsys.readouterr()
         assert recipe.main([*arguments, *flags, "--out", str(tmp_path / "no")]) == 2, flags
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.each_backend("nightly")
+def test_two_processes_sample_together(tmp_path, prompts):
+    """On torch each samples and judges its half of a rollout; on JAX both sample all of it."""
+    backend, file = keras.backend.backend(), tmp_path / "rewards.py"
+    if backend == "tensorflow":
+        pytest.skip("TensorFlow trains in one process")
+    calls = tmp_path / "calls"
+    file.write_text(
+        "import os\n"
+        "def letters(prompts, completions, **fields):\n"
+        f"    with open({str(calls)!r}, 'a') as file:\n"
+        "        file.write(f'{len(completions)}\\n')\n"
+        "    return [len(set(text)) / 8 for text in completions]\n"
+    )
+    flags = [*SMALL, *prompts, "--steps", "2", "--held-out", "0.25", "--mesh", "data=2"]
+    out = tmp_path / "out"
+    ranks = torch_ranks(2) if backend == "torch" else jax_ranks(2, devices=1)
+    launch([Process("kmodels", ["grpo", *flags, "--out", str(out)], rank) for rank in ranks], 300)
+    sizes = sorted(map(int, calls.read_text().split()))
+    held_out = [2] * 4  # before and after, in both processes
+    assert sizes == held_out + [4 if backend == "torch" else 8] * 4
+    arrays = load_file(out / "rollouts" / "000001.safetensors")
+    assert (arrays["learnt"].sum(axis=1) >= 1).all()
+    # Halves have seeds of their own.
+    assert len(np.unique(arrays["token_ids"], axis=0)) > 4
+    groups = arrays["rewards"].reshape(2, 4)
+    np.testing.assert_allclose(
+        arrays["advantages"].reshape(2, 4), np.array(group_advantages(groups)), atol=1e-6
+    )
+    assert np.isfinite(result(out)["step_losses"]).all()
 
 
 def test_a_file_of_another_run_is_refused(tmp_path):
