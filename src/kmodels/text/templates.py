@@ -290,7 +290,7 @@ def _with_reply(record: object) -> Any:
         messages = list(record["messages"])
         if messages and isinstance(messages[-1], Mapping) and messages[-1].get("role") != "user":
             return record
-        return {"messages": [*messages, {"role": "model", "content": "."}]}
+        return {**record, "messages": [*messages, {"role": "model", "content": "."}]}
     for question, reply in (
         ("instruction", "response"),
         ("prompts", "responses"),

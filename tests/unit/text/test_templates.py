@@ -65,6 +65,17 @@ def test_chat_is_that_of_the_instruction_tuned_models():
     assert single == "<start_of_turn>user\na\n\nx<end_of_turn>\n<start_of_turn>model\n"
 
 
+@pytest.mark.parametrize("reply", [True, False])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", [{"name": "add"}]), ("chat_template_kwargs", {"enable_thinking": False})],
+)
+def test_a_format_without_tools_says_so_for_prompts_too(reply, field, value):
+    messages = CHAT["messages"] if reply else CHAT["messages"][:4]
+    record = {"messages": messages, field: value}
+    refused(f"{field} need the tokenizer's own chat", Template("gemma", CHATS), record, reply=reply)
+
+
 @pytest.mark.parametrize("spec", ["nothing", "{response} {instruction}", "{response}"])
 def test_an_unknown_template(spec):
     message = "choose auto, chat_template, instruction, alpaca, gemma, gemma4, or"
