@@ -20,6 +20,7 @@ The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -69,6 +70,9 @@ class Settings(recipe.Common):
     )
     patch_drop: float | None = flag(None, "share of patches dropped in training")
     token_merging: int | None = flag(None, "similar tokens merged in each block (ToMe)")
+    head_std: float | None = flag(
+        None, "start the head anew, with this standard deviation; MAE's is 2e-5"
+    )
     head_dropout: float | None = flag(
         None, "dropout rate before the classifier; default: the preset's"
     )
@@ -157,6 +161,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             f"class names of the model ({', '.join(model.class_names[:5])}, ...) and of the data "
             f"({', '.join(data.class_names[:5])}, ...) differ; classes are matched by number"
         )
+    if settings.head_std is not None:
+        start_head(model, settings.head_std)
     rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
@@ -228,6 +234,17 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
 
     # === Results ===
     results.report_classes(folder, model, data, runner, validation, test, preprocessor)
+
+
+def start_head(model: Any, deviation: float) -> None:
+    """Gives the classifier new weights with a standard deviation, and biases of zero."""
+    from keras import ops
+
+    for name in ("logits", "distillation_logits")[: 1 + (model.pooling == "distilled")]:
+        layer = model.get_layer(name)
+        new = layer.kernel_initializer(layer.kernel.shape, layer.kernel.dtype)
+        layer.kernel.assign(new * (deviation / ops.std(new)))
+        layer.bias.assign(ops.zeros_like(layer.bias))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -29,7 +29,7 @@ GROUPS = {
     "Model": (
         "teacher_epochs preset weights train tune patch_size layers teacher_preset head teacher "
         "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
-        "decoder_heads token_merging"
+        "decoder_heads token_merging head_std"
     ),
     "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
     "Loss": (

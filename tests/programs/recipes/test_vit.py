@@ -10,7 +10,9 @@ import keras
 import numpy as np
 import pytest
 
+from arrays import to_numpy
 from kmodels.data import ImageLoader
+from pool import pool
 from python_process import run_python
 from recipe_modules import check_same_run, load, result, stop_at
 
@@ -69,6 +71,21 @@ def test_the_model_has_a_card(whole, monkeypatch, capsys):
     monkeypatch.chdir(whole)
     exec(example, {})
     assert capsys.readouterr().out.startswith("[[")
+
+
+@pytest.mark.parametrize("pooling", ["token", "distilled"])
+def test_a_head_may_begin_close_to_zero(recipe, pooling):
+    tokens = {"use_distillation_token": True} if pooling == "distilled" else {}
+    with pool("vit_debug", num_classes=5, pooling=pooling, **tokens) as model:
+        names = ["logits", "distillation_logits"][: 1 + (pooling == "distilled")]
+        for name in names:
+            layer = model.get_layer(name)
+            layer.bias.assign(layer.bias + 1)
+        recipe.start_head(model, 2e-5)
+        for name in names:
+            layer = model.get_layer(name)
+            assert np.std(to_numpy(layer.kernel)) == pytest.approx(2e-5, rel=1e-3)
+            assert not to_numpy(layer.bias).any()
 
 
 @pytest.mark.each_backend
