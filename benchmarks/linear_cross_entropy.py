@@ -1,4 +1,4 @@
-"""Are the loss and the log-probabilities without logits faster and leaner than with them?
+"""Are losses, log-probabilities and divergences without logits faster and leaner than with them?
 
     KERAS_BACKEND=torch python benchmarks/linear_cross_entropy.py [--write] [--device-name cpu]
 
@@ -6,13 +6,16 @@ Result and gradient by the hidden states with a frozen table: 512 positions, an 
 them without weight, width 640, 65,536 classes, a quarter of Gemma 3's. Each body runs in its own
 process on one thread. Time is CPU time, the median of several steps after one that compiles, in
 milliseconds; memory is the peak of resident memory above what the process held before the first
-step, in MiB. Ratios are override over generic: below 1 the override wins.
+step, in MiB. Ratios are override over generic: below 1 the override wins. The generic body of
+`linear_divergence` (--op), whose teacher has the same sizes, computes in parts already, and only
+torch has an override; "logits" is the same by whole logits, and the body in use is over it too.
 """
 
 import argparse
 import ctypes
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -32,6 +35,10 @@ CASES = [
     )
     for dtype in ("float32", "bfloat16")
     for settings, share in ((with_entropy, 0.875), ({"soft_cap": 30.0, **with_entropy}, 0.5))
+] + [
+    ("linear_divergence", dtype, {"kind": kind}, share)
+    for dtype in ("float32", "bfloat16")
+    for kind, share in (("forward_kl", 0.875), ("jsd", 0.5))
 ]
 
 
@@ -55,9 +62,12 @@ def measure(body: str, op: str, dtype: str, settings: dict, share: float, rounds
     labels = keras.ops.convert_to_tensor(rng.integers(0, CLASSES, ROWS).astype("int32"))
     weights = (np.arange(ROWS) % 8 < 8 * share).astype("float32")
     weights = keras.ops.convert_to_tensor(weights)
-    function = getattr(getattr(ops, op), body)
+    function = divergence_of_logits if body == "logits" else getattr(getattr(ops, op), body)
+    taught = keras.ops.cast(rng.standard_normal((ROWS, WIDTH), "float32"), dtype)
 
     def loss(x, table):
+        if op == "linear_divergence":
+            return keras.ops.sum(function(x, table, taught, table, weights, **settings))
         found = function(x, table, labels, weights, **settings)
         if op == "linear_cross_entropy":
             return found[0]
@@ -80,6 +90,22 @@ def measure(body: str, op: str, dtype: str, settings: dict, share: float, rounds
         "memory": status("VmHWM") - before,
         "result": value / float(np.sum(np.asarray(keras.ops.convert_to_numpy(weights)))),
     }
+
+
+def divergence_of_logits(x, table, taught, theirs, weights, kind):
+    """`ops.linear_divergence` by the logits of all positions."""
+    from keras import ops
+
+    log_q, log_p = (
+        ops.log_softmax(ops.cast(ops.matmul(x, ops.transpose(table)), "float32"))
+        for x, table in ((x, table), (taught, theirs))
+    )
+    log_p = ops.stop_gradient(log_p)
+    if kind == "forward_kl":
+        return weights * ops.sum(ops.exp(log_p) * (log_p - log_q), axis=-1)
+    log_m = ops.logaddexp(log_p, log_q) - math.log(2)
+    parts = (ops.exp(log) * (log - log_m) for log in (log_p, log_q))
+    return weights * 0.5 * sum(ops.sum(part, axis=-1) for part in parts)
 
 
 def steps() -> dict:
@@ -147,26 +173,30 @@ def main() -> None:
     backend = os.environ["KERAS_BACKEND"]
     rows = []
     for op, dtype, settings, share in CASES:
-        if options.op not in (None, op):
+        if op != options.op and (options.op or op == "linear_divergence"):
             continue
-        found = {
-            body: child([body, op, dtype, settings, share, options.rounds])
-            for body in ("generic", "override")
-        }
-        generic, override = found["generic"], found["override"]
+        bodies = ["generic", "override"]
+        if op == "linear_divergence":
+            bodies = ["logits", "generic"] + ["override"] * (backend == "torch")
+        found = {body: child([body, op, dtype, settings, share, options.rounds]) for body in bodies}
+        first, last = bodies[-2:]
         rows.append(
             {
-                "override": f"{op}_{backend}",
+                "override": f"{op}_{backend}" if "override" in bodies else None,
                 "case": f"{ROWS}x{WIDTH} on {CLASSES}, {settings}, weighted share {share}",
                 "dtype": dtype,
                 "time_ms": {body: round(x["time"], 1) for body, x in found.items()},
-                "time_ratio": round(override["time"] / generic["time"], 3),
+                "time_ratio": round(found[last]["time"] / found[first]["time"], 3),
                 "memory_mb": {body: round(x["memory"], 1) for body, x in found.items()},
-                "memory_ratio": round(override["memory"] / generic["memory"], 3),
+                "memory_ratio": round(found[last]["memory"] / found[first]["memory"], 3),
                 "result": {body: round(x["result"], 6) for body, x in found.items()},
                 "declines": None,
             }
         )
+        if "logits" in bodies:
+            for name in ("time", "memory"):
+                ratio = found[last][name] / found["logits"][name]
+                rows[-1][f"{name}_ratio_over_logits"] = round(ratio, 3)
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
         date = time.strftime("%Y-%m-%d")
@@ -182,7 +212,8 @@ def main() -> None:
             "rows": rows,
         }
         RESULTS.mkdir(exist_ok=True)
-        name = f"ops_{backend}_linear_cross_entropy_{options.device_name}_{date}.json"
+        op = options.op or "linear_cross_entropy"
+        name = f"ops_{backend}_{op}_{options.device_name}_{date}.json"
         (RESULTS / name).write_text(json.dumps(content, indent=1) + "\n")
 
 

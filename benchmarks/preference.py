@@ -9,7 +9,7 @@ is the answer; rank 4 on query and value, SGD. The systems of a backend, which t
 - dpo: the loss of recipes/prefer.py through `TrainStep.fit`
 - logits: the same with a log-softmax of all logits, as recipes/dpo.py had it
 - distill, distill_logits: the divergence of the same rows from a second model with those weights
-  (`CausalLM.divergence`, kind "jsd"), and the same by whole logits; only if --systems names them
+  (`CausalLM.divergence`), and the same by whole logits; only if --systems names them
 - sft: the next token of the same four rows through `fit`, with the same weights
 - trl: TRL's DPO loss on transformers with PEFT in a plain loop, on torch. PYTHONPATH has its
   folder, see tests/write_trl_losses.py
@@ -123,15 +123,14 @@ def distilled(function):
     def loss_fn(models, batch, training):
         inputs, _, weights = batch
         student, teacher = models["student"], models["teacher"]
-        rows = function(student, teacher, inputs, weights, training, kind="jsd")
+        rows = function(student, teacher, inputs, weights, training, kind="forward_kl")
         return ops.sum(rows) / ops.sum(weights), {}
 
     return loss_fn
 
 
 def of_logits_apart(student, teacher, x, weights, training, kind):
-    """`CausalLM.divergence` of kind "jsd" by whole logits."""
-    import numpy as np
+    """`CausalLM.divergence` by whole logits."""
     from keras import ops
 
     log_q, log_p = (
@@ -139,9 +138,7 @@ def of_logits_apart(student, teacher, x, weights, training, kind):
         for model, is_training in ((student, training), (teacher, False))
     )
     log_p = ops.stop_gradient(log_p)
-    log_m = ops.logaddexp(log_p, log_q) - np.log(2)
-    parts = (ops.exp(log) * (log - log_m) for log in (log_p, log_q))
-    return weights * 0.5 * sum(ops.sum(part, axis=-1) for part in parts)
+    return weights * ops.sum(ops.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def of_logits(model, x, y, sample_weight, training=False):

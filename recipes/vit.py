@@ -71,7 +71,7 @@ class Settings(recipe.Common):
     patch_drop: float | None = flag(None, "share of patches dropped in training")
     token_merging: int | None = flag(None, "similar tokens merged in each block (ToMe)")
     head_std: float | None = flag(
-        None, "start the head anew, with this standard deviation; MAE's is 2e-5"
+        None, "give the head new weights of this standard deviation; MAE's is 2e-5"
     )
     head_dropout: float | None = flag(
         None, "dropout rate before the classifier; default: the preset's"

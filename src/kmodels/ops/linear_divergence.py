@@ -13,8 +13,8 @@ from kmodels.ops.attention import recompute
 from kmodels.ops.linear_cross_entropy import check_rows
 
 KINDS = ("forward_kl", "reverse_kl", "jsd")
-# Bytes of float32 scores of one classifier in a part. About eight such arrays are alive at once.
-BUDGET = 2**26
+# Bytes of float32 scores of one classifier in a part. Up to twenty such arrays are alive at once.
+BUDGET = 2**25
 
 
 @op
@@ -85,13 +85,7 @@ def linear_divergence(
     check_linear_divergence(hidden, table, teacher_hidden, teacher_table, weights)
     check_rows(table, rows, row_ids, trainable_table)
     share = check_kind(kind, beta)
-    for name, value in {
-        "temperature": temperature,
-        "soft_cap": soft_cap,
-        "teacher_soft_cap": teacher_soft_cap,
-    }.items():
-        if value is not None and not value > 0:
-            raise InputError(f"linear_divergence got {name} {value}; it must be positive.")
+    check_positive(temperature, soft_cap, teacher_soft_cap)
     dtype = wide(hidden)
     weights = ops.stop_gradient(ops.cast(weights, dtype))
     counted = ops.expand_dims(ops.not_equal(weights, 0), 1)
@@ -112,7 +106,8 @@ def linear_divergence(
             logits = ops.transpose(ops.scatter_update(ops.transpose(logits), places, own))
         if cap is not None:
             logits = ops.tanh(logits / cap) * cap
-        logits = logits / temperature
+        if temperature != 1:
+            logits = logits / temperature
         return ops.subtract(logits, ops.logsumexp(logits, axis=-1, keepdims=True))
 
     def part(hidden: Tensor, teacher_hidden: Tensor, *trained: Tensor) -> Any:
@@ -190,3 +185,13 @@ def check_kind(kind: str, beta: float | None) -> float:
     if beta is not None and not 0 < beta < 1:
         raise InputError(f"linear_divergence got beta {beta}; it must be between 0 and 1.")
     return 0.5 if beta is None else beta
+
+
+def check_positive(
+    temperature: float, soft_cap: float | None, teacher_soft_cap: float | None
+) -> None:
+    """Raises `InputError` for a number that is not positive."""
+    given = {"temperature": temperature, "soft_cap": soft_cap, "teacher_soft_cap": teacher_soft_cap}
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise InputError(f"linear_divergence got {name} {value}; it must be positive.")

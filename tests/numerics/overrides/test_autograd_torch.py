@@ -134,6 +134,17 @@ if keras.backend.backend() == "torch":
                 [(4, 3), (2, 3)],
             ),
         ],
+        "linear_divergence_torch._Divergence": [
+            (
+                lambda h, kind=kind: ops.linear_divergence(
+                    *(h, torch.eye(7, 3).double(), torch.eye(4, 3).double() * 2),
+                    *(torch.eye(7, 3).double(), WEIGHTS),
+                    **{"kind": kind, "soft_cap": 2.0, "temperature": 0.7},
+                ),
+                [(4, 3)],
+            )
+            for kind in ("forward_kl", "reverse_kl", "jsd")
+        ],
         "mlp_torch._MLP": [
             (lambda *x: ops.mlp(*x), MLP),
             (lambda *x: ops.mlp(*x, approximate=True, dropout=0.4, seed=seed()), MLP),
