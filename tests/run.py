@@ -1,4 +1,4 @@
-"""Runs the tests: an environment per backend, then what needs several, with JOBS processes.
+"""Runs the tests: all backends side by side, each in its environment, then what needs several.
 
 python3 tests/run.py                    what `make test` does: all folders but tests/nightly
 python3 tests/run.py --quick            unit, numerics and families on torch, before each commit
@@ -23,8 +23,8 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -38,21 +38,20 @@ from environments import (
     python_of,
     run_logged,
     say,
+    side_by_side,
 )
 
 # Files of few long tests first, so that no process is left with one of them at the end.
 FOLDERS = ("programs", "loop", "families", "numerics", "unit")
 QUICK = FOLDERS[2:]
 NIGHTLY = "nightly"
-# Longest first, and backends leave files for those across frameworks, which come last.
-ORDER = ("torch", "jax", "tensorflow")
 REFERENCES = ROOT / "tests" / ".references"
 EXCHANGE = FOLDER / "exchange"
 WRITER = ROOT / "tests" / "write_references.py"
 # What the suite ran with: `kmodels doctor` and docs/versions.md read it.
 RECORD = ROOT / "src" / "kmodels" / "tools" / "versions.json"
 RECORDED = ("keras", "jax", "torch", "tensorflow", "numpy", "tokenizers", "safetensors")
-SUITE_LIMIT = 3600.0
+SUITE_LIMIT = 5400.0
 # Each process has one core: more threads would only get in each other's way.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -149,8 +148,9 @@ def read_results(outcome: Outcome, results: Path) -> None:
             outcome.counts["passed"] += 1
 
 
-def run_suite(environment: str, backend: str, arguments: list[str], jobs: int) -> Outcome:
+def run_suite(suite: tuple[str, str], arguments: list[str], jobs: int) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
+    environment, backend = suite
     across = environment == "full"
     outcome, begun = Outcome(f"full:{backend}" if across else environment), time.monotonic()
     stem = f"test-{outcome.name.replace(':', '-')}"
@@ -182,9 +182,14 @@ def run_suite(environment: str, backend: str, arguments: list[str], jobs: int) -
 
 
 def run_all(
-    backends: list[str], arguments: list[str], jobs: int, versions: str = "", across: bool = True
+    backends: list[str],
+    arguments: list[str],
+    jobs: int,
+    versions: str,
+    across: bool,
+    together: bool,
 ) -> list[Outcome]:
-    """Environments and references, then one suite after the other, each in `jobs` processes.
+    """Environments and references, then all backends, then the tests across frameworks on each.
 
     Several frameworks are tried with the versions of constraints.txt alone: packages beside Keras
     want its release.
@@ -192,24 +197,30 @@ def run_all(
     Args:
         backends: to test.
         arguments: for pytest.
-        jobs: processes of a suite.
-        versions: one of VERSIONS; by default those of constraints.txt.
+        jobs: processes of all suites that run at once.
+        versions: one of VERSIONS, or "" for those of constraints.txt.
         across: whether the tests that need several frameworks run too.
+        together: whether the backends run side by side and share the processes. A process imports,
+            traces, compiles and makes pooled models for its own tests alone, so two processes of
+            one backend need more CPU time than one of each of two backends.
     """
     environments = {f"{versions}-{name}" if versions else name: name for name in backends}
     shutil.rmtree(EXCHANGE, ignore_errors=True)
     EXCHANGE.mkdir(parents=True)
     # The full environment takes longest, so it comes first.
     names = [*(["full"] if across else []), *environments]
-    with ThreadPoolExecutor(2) as pool:
-        made = dict(zip(names, pool.map(make_environment, names), strict=True))
+    made = dict(zip(names, side_by_side(make_environment, names, 2), strict=True))
     made["references"] = write_references()
     if not made["references"]:
         made["full"] = False
-    suites = sorted(environments.items(), key=lambda suite: ORDER.index(suite[1]))
-    suites += [("full", name) for name in ORDER] if across else []
-    failures = [Outcome(name, Counter(failed=1)) for name, is_there in made.items() if not is_there]
-    return failures + [run_suite(*suite, arguments, jobs) for suite in suites if made[suite[0]]]
+    outcomes = [Outcome(name, Counter(failed=1)) for name, is_there in made.items() if not is_there]
+    # Backends leave files for the tests across frameworks.
+    for suites in ([*environments.items()], [("full", name) for name in BACKENDS] * across):
+        there = [suite for suite in suites if made[suite[0]]]
+        at_once = max(1, len(there)) if together else 1
+        run = partial(run_suite, arguments=arguments, jobs=-(-jobs // at_once))
+        outcomes += side_by_side(run, there, at_once)
+    return outcomes
 
 
 def report(outcomes: list[Outcome]) -> int:
@@ -263,7 +274,12 @@ def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
-    parser.add_argument("--jobs", type=int, default=0, help="processes; default: one per core")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        help="processes in all, at least one a backend; default: one per core",
+    )
     parser.add_argument("--versions", choices=VERSIONS, default="", help="other versions")
     extents = parser.add_mutually_exclusive_group()
     extents.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} on torch")
@@ -283,7 +299,9 @@ def main() -> int:
     backends = options.backend or (["torch"] if options.quick else list(BACKENDS))
     jobs = options.jobs or len(os.sched_getaffinity(0))
     across = len(backends) == len(BACKENDS) and not options.versions
-    outcomes = run_all(backends, arguments, jobs, options.versions, across)
+    # Tests at night start clusters, which need the machine for themselves.
+    together = jobs > 1 and not options.all
+    outcomes = run_all(backends, arguments, jobs, options.versions, across, together)
     if options.record:
         tests = "core" if arguments == list(CORE) else "all" if not options.pytest else "some"
         record(outcomes, options.versions or "pinned", tests)
