@@ -68,6 +68,11 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
     )
 
 
+def holds_tensors(path: Path) -> bool:
+    """Returns True for a directory with a file that `read_safetensors` would try to read."""
+    return any(any(path.glob(files)) for files in ("*.safetensors", "pytorch_model*.bin"))
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Returns the metadata in the header of a safetensors file."""
     from safetensors import safe_open
