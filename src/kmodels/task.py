@@ -98,7 +98,9 @@ class Presets(keras.Model if TYPE_CHECKING else object):
                 an address such as "gs://bucket/model", or an explicit "hf://" or "kaggle://" name.
                 The network is used for the last three alone.
             dtype: policy, such as "mixed_bfloat16"; Keras' global one by default.
-            load_weights: False gives the architecture with new weights.
+            load_weights: False gives the same architecture with random initial weights. Tensors are
+                opened for their names and shapes; a directory without any is as its config.json
+                says.
             **overrides: fields of the config and arguments of the task to change.
 
         Raises:

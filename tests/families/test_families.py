@@ -102,6 +102,15 @@ def test_export_is_what_was_read(row, tmp_path):
     assert again.backbone.config == row.model.backbone.config
 
 
+@pytest.mark.parametrize("row", rows("results"), indirect=True)
+def test_random_weights_have_the_variables_of_the_file(row):
+    random = row.read(load_weights=False)
+    assert [(x.path, x.shape) for x in random.weights] == [
+        (x.path, x.shape) for x in row.model.weights
+    ]
+    assert random.backbone.config == row.model.backbone.config
+
+
 @pytest.mark.across
 @pytest.mark.filterwarnings("default")  # of the other packages
 @pytest.mark.parametrize("row", rows("peer_loads"), indirect=True)

@@ -88,12 +88,17 @@ def named_file(name: str, folder: str | Path) -> str:
     return name if scheme else f"{folder}/{name}"
 
 
+# Bytes of a name and characters of a path that file systems take.
+LONGEST_NAME, LONGEST_PATH = 255, 1024
+
+
 def is_inside(name: object) -> bool:
     """Returns True if a name in a file is a path within that file's folder."""
     if not isinstance(name, str) or not name or _CONTROL.search(name):
         return False
     path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
+    fits = all(len(part.encode()) <= LONGEST_NAME for part in path.parts)
+    return fits and len(name) < LONGEST_PATH and not path.is_absolute() and ".." not in path.parts
 
 
 def stamp(file: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Needed:
 
 # A type, a range of numbers, [shape] for a list, [shape, shape] for one of two, {"key": shape}
 # for an object, {"*": shape} for any keys, {} for any object, or several of these as a tuple. An
-# absent or null value has every shape.
+# absent or null value has every shape, except in a list.
 Shape = type | range | Needed | tuple[Any, ...] | list[Any] | dict[str, Any]
 
 log = logging.getLogger("kmodels")
@@ -115,7 +115,7 @@ def check_shape(value: Any, shape: Shape, where: object) -> None:
         if len(shape) > 1 and len(value) != len(shape):
             raise InputError(f"{where} is {_shown(value)}; give a list of {len(shape)}")
         for i, one in enumerate(value):
-            check_shape(one, shape[0], f"{where}[{i}]")
+            check_shape(one, Needed(shape[0]), f"{where}[{i}]")
     elif (
         (isinstance(shape, range) and value not in shape)
         or (shape is int and not -(2**63) <= value < 2**63)
@@ -152,9 +152,9 @@ SIZE, COUNT = range(1, 2**24), range(2**24)
 # The deepest published models have under 200 layers; many times more would use up memory and time.
 LAYERS, HEADS = range(1001), range(1, 2**14)
 PIXELS, TOKEN = range(1, 2**14), range(-1, 2**31)
-SIZES: Any = (PIXELS, [Needed(PIXELS)] * 2)
-TEXTS: Any = (str, [Needed(str)])
-NUMBERS: Any = [Needed(NUMBER)]
+SIZES: Any = (PIXELS, [PIXELS] * 2)
+TEXTS: Any = (str, [str])
+NUMBERS: Any = [NUMBER]
 
 
 def _all(shape: Shape, names: str) -> dict[str, Shape]:
@@ -187,15 +187,15 @@ CONFIG: dict[str, Any] = {
     ),
     **_all(COUNT, "hidden_size_per_layer_input vocab_size_per_layer_input max_window_layers"),
     **_all(SIZES, "image_size patch_size img_size decoder_patch_size"),
-    "pool_size": (SIZE, [Needed(SIZE)] * 2),
-    "input_size": [Needed(PIXELS)] * 3,
-    "ref_feat_shape": [Needed(PIXELS)] * 2,
+    "pool_size": (SIZE, [SIZE] * 2),
+    "input_size": [PIXELS] * 3,
+    "ref_feat_shape": [PIXELS] * 2,
     # Where a window is no positive number its reader tells what is wrong.
     **_all(int, "sliding_window_size sliding_window"),
     **_all(int, "sliding_window_pattern _sliding_window_pattern"),
     **_all(TOKEN, "bos_token_id pad_token_id image_token_id image_token_index boi_token_id"),
     **_all(TOKEN, "boi_token_index eoi_token_id eoi_token_index max_position_embeddings"),
-    "eos_token_id": (TOKEN, [Needed(TOKEN)]),
+    "eos_token_id": (TOKEN, [TOKEN]),
     **_all(NUMBER, "rms_norm_eps layer_norm_eps layer_norm_epsilon dropout attention_dropout"),
     **_all(NUMBER, "hidden_dropout_prob attention_probs_dropout_prob drop_path_rate mlp_ratio"),
     **_all(NUMBER, "attn_logit_softcapping final_logit_softcapping attention_logit_soft_cap"),
@@ -213,7 +213,7 @@ CONFIG: dict[str, Any] = {
     **_all(str, "hidden_act activation hidden_activation pooler_act activation_function act_layer"),
     **_all(str, "model_type architecture global_pool pos_embed norm_layer crop_mode class_name"),
     "interpolation": str,
-    **_all([Needed(str)], "architectures layer_types label_names"),
+    **_all([str], "architectures layer_types label_names"),
     "pooling_mode": TEXTS,
     "per_layer_config": {"*": Needed({"*": (*NUMBER, str, bool)})},
     **_all({}, "quantization_config id2label text_config_dict vision_config_dict"),
@@ -250,11 +250,11 @@ TOKENIZER: dict[str, Any] = {
     },
     "chat_template": (
         str,
-        [Needed({"name": Needed(str), "template": Needed(str)})],
+        [{"name": Needed(str), "template": Needed(str)}],
         {"*": Needed(str)},
     ),
-    "additional_special_tokens": [Needed(_NAMED_TOKEN)],
-    "extra_special_tokens": ({"*": _NAMED_TOKEN}, [Needed(_NAMED_TOKEN)]),
+    "additional_special_tokens": [_NAMED_TOKEN],
+    "extra_special_tokens": ({"*": _NAMED_TOKEN}, [_NAMED_TOKEN]),
     "model_specific_special_tokens": {"*": _NAMED_TOKEN},
     # transformers writes 10**30 for no limit.
     "model_max_length": (range(1, 2**100), float),
@@ -262,7 +262,7 @@ TOKENIZER: dict[str, Any] = {
 }
 
 GENERATION: dict[str, Any] = {
-    **_all((TOKEN, [Needed(TOKEN)]), "bos_token_id pad_token_id eos_token_id"),
+    **_all((TOKEN, [TOKEN]), "bos_token_id pad_token_id eos_token_id"),
     **_all(NUMBER, "temperature top_p min_p repetition_penalty"),
     **_all(NUMBER, "max_length max_new_tokens min_length min_new_tokens"),
     **{"top_k": int, "do_sample": bool, "stop_strings": TEXTS},
@@ -274,7 +274,7 @@ ADAPTER: dict[str, Any] = {
     **{"rank_pattern": {"*": Needed(_RANK)}, "alpha_pattern": {"*": Needed(NUMBER)}},
     **_all(TEXTS, "target_modules exclude_modules target_parameters modules_to_save"),
     **_all(bool, "use_rslora use_dora ensure_weight_tying"),
-    "trainable_token_indices": ([Needed(TOKEN)], {"*": Needed([Needed(TOKEN)])}),
+    "trainable_token_indices": ([TOKEN], {"*": Needed([TOKEN])}),
     "init_lora_weights": (bool, str),
     **_all(str, "bias peft_type"),
 }
@@ -288,11 +288,11 @@ GGUF: dict[str, Any] = {
     **_all(SIZE, "attention.value_length_swa vision.projection_dim rope.dimension_count"),
     **_all(SIZE, "rope.dimension_count_swa"),
     **_all(HEADS, "attention.head_count vision.attention.head_count"),
-    "attention.head_count_kv": (HEADS, [Needed(HEADS)]),
-    "feed_forward_length": (SIZE, [Needed(SIZE)]),
+    "attention.head_count_kv": (HEADS, [HEADS]),
+    "feed_forward_length": (SIZE, [SIZE]),
     **_all(COUNT, "attention.sliding_window expert_count expert_used_count"),
     **_all(COUNT, "embedding_length_per_layer_input"),
-    "attention.sliding_window_pattern": (int, [Needed((bool, int))]),
+    "attention.sliding_window_pattern": (int, [(bool, int)]),
     **_all(PIXELS, "vision.image_size vision.patch_size"),
     # An image is pooled to at least one token.
     "vision.projector.scale_factor": range(1, 1025),
@@ -303,7 +303,7 @@ GGUF: dict[str, Any] = {
     **_all(NUMBER, "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow"),
     **_all(NUMBER, "sampling.temp sampling.top_k sampling.top_p sampling.min_p"),
     **_all(str, "architecture type rope.scaling.type projector_type chat_template"),
-    **{"count": COUNT, "chat_templates": [Needed(str)]},
+    **{"count": COUNT, "chat_templates": [str]},
     **_all(NUMBERS, "vision.image_mean vision.image_std"),
     **_all(bool, "use_gelu has_vision_encoder"),
 }
@@ -322,7 +322,7 @@ FILES: dict[str, Shape] = {
         **{"max_seq_length": SIZE, "do_lower_case": bool},
         **_all({}, "modality_config processing_kwargs model_kwargs model_args"),
     },
-    "modules.json": [Needed({"type": Needed(str), "path": Needed(str)})],
+    "modules.json": [{"type": Needed(str), "path": Needed(str)}],
     "config_sentence_transformers.json": {
         **{"prompts": {"*": str}, "default_prompt_name": str, "similarity_fn_name": str},
         "truncate_dim": SIZE,

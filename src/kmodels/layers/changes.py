@@ -118,10 +118,20 @@ def describe(model: keras.Layer, without: keras.Layer | None = None) -> dict[str
 
 
 def restore(
-    model: keras.Layer, description: Mapping[str, Any], without: keras.Layer | None = None
+    model: keras.Layer,
+    description: Mapping[str, Any],
+    without: keras.Layer | None = None,
+    keeps_values: bool = False,
 ) -> None:
-    """Changes a new model like the described one; its values come from a file."""
-    quantized.restore(model, description.get("quantization", {}))
+    """Changes a new model like the described one.
+
+    Args:
+        model: a built model or layer.
+        description: the result of `describe`.
+        without: a model in it that is described on its own.
+        keeps_values: True if its random values stay; False if a file will replace them.
+    """
+    quantized.restore(model, description.get("quantization", {}), keeps_values)
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
     restore_rows(model, description.get("rows", {}))
     copied = description.get("copies", {})

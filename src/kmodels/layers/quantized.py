@@ -141,8 +141,18 @@ def describe(model: keras.Model) -> dict[str, str]:
     return found
 
 
-def restore(model: keras.Model, description: dict[str, str]) -> None:
-    """Makes the layers of `describe` ready to be filled from a file."""
+def restore(model: keras.Model, description: dict[str, str], keeps_values: bool = False) -> None:
+    """Gives the layers of `describe` quantized kernels.
+
+    Args:
+        model: a built model.
+        description: path to mode.
+        keeps_values: True to quantize the kernels that have values; else zeros wait for a file.
+    """
     for layer in keras_internals.sublayers(model):
         if layer.path in description:
-            layer.to_quantized(check_mode(description[layer.path]))
+            mode = check_mode(description[layer.path])
+            if keeps_values and keras_internals.has_value(layer.kernel):
+                layer.quantize_kernel(mode)
+            else:
+                layer.to_quantized(mode)

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 import logging
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kmodels.core.remote import local_copy
 from kmodels.core.schema import read_json
 from kmodels.registry import Family
 from kmodels.weights import SourceCheckpoint, native
+from kmodels.weights.files import holds_tensors
 from kmodels.weights.rules import PROBLEM_TYPES
 
 log = logging.getLogger("kmodels")
@@ -173,6 +175,30 @@ def open_checkpoint(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
         "with config.json and safetensors, a .safetensors file or an .npz file"
     )
+
+
+def open_outline(preset: str | Path, family: Family, given: dict[str, Any]) -> SourceCheckpoint:
+    """Opens a checkpoint for its architecture, which is that of its tensors if they are there.
+
+    Their names and shapes decide what a config.json leaves open or contradicts, such as an output
+    layer that is not the embedding table. A directory without tensors is as its config.json says;
+    if its tensors cannot be opened, a warning says why.
+
+    Args:
+        preset: see `load`.
+        family: family of the model.
+        given: fields of the config that the caller changed.
+
+    Raises:
+        InputError: if the family cannot read it.
+    """
+    try:
+        return open_checkpoint(preset, family, given, True)
+    except InputError as error:
+        checkpoint = open_checkpoint(preset, family, given, False)
+        if holds_tensors(checkpoint.path):
+            warnings.warn(f"the architecture follows config.json alone: {error}", stacklevel=4)
+        return checkpoint
 
 
 def _check_quantization(path: Path, description: dict[str, Any]) -> None:

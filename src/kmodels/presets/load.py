@@ -15,7 +15,7 @@ from kmodels.core.errors import InputError, shown
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import DTypeLike
 from kmodels.layers import changes
-from kmodels.presets.find import open_checkpoint
+from kmodels.presets.find import open_checkpoint, open_outline
 from kmodels.registry import Family
 from kmodels.weights import (
     SourceCheckpoint,
@@ -39,7 +39,7 @@ def load(
         cls: the class of the model, a backbone or a task.
         preset: a registered name, a directory, a file, or an explicit "hf://" or "kaggle://" name.
         dtype: policy of the model.
-        load_weights: False for random initial weights.
+        load_weights: False for random initial weights; the variables are the same.
         **overrides: fields of the config and arguments of the task to change.
 
     Raises:
@@ -49,7 +49,10 @@ def load(
     owner = getattr(cls, "backbone_class", cls)
     family = registry.family(owner.family)
     fields, settings = _split(cls, owner, overrides)
-    checkpoint = open_checkpoint(preset, family, fields, load_weights)
+    if load_weights:
+        checkpoint = open_checkpoint(preset, family, fields, True)
+    else:
+        checkpoint = open_outline(preset, family, fields)
     if cls is not owner and "preprocessor" not in settings:
         checkpoint.verify_preprocessor(cls.preprocessor_class)
     config = owner.make_config(**{**checkpoint.backbone, **fields})
@@ -60,10 +63,15 @@ def load(
     # Variables that a file fills get no random values, which would cost time and a second copy of
     # the model.
     empty = fills or deferred.active()
+    if empty and not fills and "quantization" in checkpoint.changes:
+        raise InputError(
+            f"{preset} is quantized, and random weights are drawn after the model is sharded; load "
+            "its weights, or quantize later"
+        )
     with keras_internals.without_values() if empty else nullcontext([]) as body:
         made = owner.class_of(config)
         backbone = made(**config.to_dict(), dtype=dtype, **(settings if cls is owner else {}))
-        changes.restore(backbone, checkpoint.changes)
+        changes.restore(backbone, checkpoint.changes, keeps_values=not fills)
     backbone.left_out = checkpoint.left_out
     model = backbone
     if cls is not owner:
@@ -89,7 +97,8 @@ def load(
             model = cls(backbone=backbone, **settings)
             starts_over = any(v.path.startswith(tuple(skip)) for v in model.weights)
             if not starts_over:  # a head with other weights does
-                changes.restore(model, checkpoint.changes.get("head", {}), without=backbone)
+                head_changes = checkpoint.changes.get("head", {})
+                changes.restore(model, head_changes, without=backbone, keeps_values=not fills)
         body += head
     steps: list[Callable[[], Any]] = [lambda: keras_internals.draw_values(body)]
     if fills:

@@ -76,9 +76,9 @@ _PICTURE: Shape = {
 PREDICTED: Shape = {
     "part": Needed(str),
     **dict.fromkeys(("right", "samples"), Needed(int)),
-    "classes": Needed([Needed(str)]),
-    "confusions": Needed([Needed([Needed(COUNT)] * 3)]),
-    "groups": Needed({"*": [Needed(_PICTURE)]}),
+    "classes": Needed([str]),
+    "confusions": Needed([[COUNT] * 3]),
+    "groups": Needed({"*": [_PICTURE]}),
 }
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("config", "out", "resume", "evaluate")

@@ -45,6 +45,8 @@ WORDS = (
 WORD_END = "</w>"
 # What stands for a blank among the letters that stand for bytes.
 BLANK = "\u0120"
+# Sixteen times the largest vocabulary of a published model.
+MOST_IDS = 2**24
 
 
 def build(
@@ -161,7 +163,25 @@ def read(
             f"vocabulary is a {type(vocabulary).__name__}; give token to id, or the path of a "
             "vocab.json"
         )
+    check_ids(vocabulary, "vocabulary")
     return build(vocabulary, pairs(merges), special)
+
+
+def check_ids(vocabulary: Mapping[str, int], origin: object) -> None:
+    """Raises `InputError` for an id that no vocabulary has.
+
+    Everything that writes or lists a vocabulary counts up to its largest id.
+
+    Args:
+        vocabulary: token to id.
+        origin: names it in the error.
+    """
+    for text, number in vocabulary.items():
+        if type(number) is not int or not 0 <= number < MOST_IDS:
+            raise InputError(
+                f"{origin}: the id of {text!r} is {number!r}; give a whole number from 0 to "
+                f"{MOST_IDS - 1}"
+            )
 
 
 def pairs(merges: Sequence[str]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.remote import local_copy
 from kmodels.text import gguf, sentencepiece
 from kmodels.text import settings as described
+from kmodels.text.byte_level import check_ids
 from kmodels.text.chat import ChatTokenizer
 from kmodels.text.pieces import MARKS, TURNS
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
@@ -175,6 +176,7 @@ class Tokenizer(ChatTokenizer):
             core = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{path} is not a tokenizer.json: {_line(error)}") from error
+        check_ids(core.get_vocab(), path)
         add_named(core, settings, described.added_tokens(path.parent))
         return cls(core, **more)
 

@@ -545,7 +545,8 @@ def _check_compiled(model: keras.Model, method: str) -> None:
     if isinstance(model, Loop):
         model.before_use()
     if not model.compiled:
-        raise InputError(f"{method} needs a compiled model; call {model.name}.compile(...) first")
+        # Keras' words, which tests and searches of its users match.
+        raise InputError(f"You must call `compile()` before `{method}()`: {model.name} has no loss")
 
 
 def _callbacks(

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from kmodels.core.errors import InputError, one_line
-from kmodels.core.files import check_zip
+from kmodels.core.files import check_zip, is_inside
 from kmodels.core.schema import Needed, read_json
 from kmodels.weights.tensors import PART, Index, LazyArray
 
@@ -66,6 +66,11 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
         f"{path} holds no model.safetensors and no {INDEX}, but {found}; "
         "write it again as safetensors"
     )
+
+
+def holds_tensors(path: Path) -> bool:
+    """Returns True for a directory with a file that `read_safetensors` would try to read."""
+    return any(any(path.glob(files)) for files in ("*.safetensors", "pytorch_model*.bin"))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -174,7 +179,7 @@ def read_tensors(directory: Path, stem: str) -> dict[str, LazyArray]:
 
 def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
     index = read_json(path / index_name, {"weight_map": Needed({"*": Needed(str)})})["weight_map"]
-    strange = [shard for shard in index.values() if not _is_file_name(shard)]
+    strange = [x for x in index.values() if not is_inside(x) or "/" in x or "\\" in x or x == "."]
     if strange:
         raise InputError(
             f"{path / index_name} names {strange[0]!r}, which is not a file of the directory; copy "
@@ -197,11 +202,6 @@ def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
             "again"
         )
     return {name: held[shard][name] for name, shard in sorted(index.items())}
-
-
-def _is_file_name(name: str) -> bool:
-    plain = name not in ("", ".", "..") and not set(name) & set("/\\\0")
-    return plain and len(name.encode()) < 256
 
 
 def read_pickled(path: Path) -> dict[str, LazyArray]:

@@ -34,7 +34,8 @@ def changed(model):
     """A model with kernels in few bits, adapters, rows, and parts that are frozen or not, drawn."""
     model.quantize("int8")
     backbone = getattr(model, "backbone", model)
-    rows = {} if backbone.token_embedding is None else {"trainable_token_indices": [5, 2]}
+    text = getattr(backbone, "text_encoder", backbone)
+    rows = {} if text.token_embedding is None else {"trainable_token_indices": [5, 2]}
     model.enable_lora(2, alpha=3.0, targets=("query", "down"), dora=True, **rows)
     block = backbone.blocks[0]
     block.attention.query_dense.trainable = False

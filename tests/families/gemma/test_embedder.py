@@ -297,6 +297,11 @@ def test_modules_without_a_counterpart(folder, extra):
     ):
         (folder / "modules.json").write_text(json.dumps([modules[0] | change, *modules[1:]]))
         refused(message, GemmaTextEmbedder.from_preset, folder)
+    modules[0]["path"] = ""
+    for place in ("../x", "/x", "x" * 256, "y/" * 600):
+        changed = [modules[0], modules[1] | {"path": place}, *modules[2:]]
+        (folder / "modules.json").write_text(json.dumps(changed))
+        refused("which is not a folder of the directory", GemmaTextEmbedder.from_preset, folder)
 
 
 def test_files_of_older_versions_and_the_length_of_a_text(gemma, folder):

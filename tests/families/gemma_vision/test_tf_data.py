@@ -7,6 +7,8 @@ import pytest
 from arrays import assert_equal
 from gemma3_processor_case import START, ProcessorCase
 from kmodels.core.errors import InputError
+from kmodels.data import as_dataset
+from kmodels.data.pipeline.kinds import pipeline
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 2, 9, 7, 3)).astype("uint8")
 TEXTS = {"prompts": [f"{START} a {START}", START * 2, f"b {START}{START}"], "responses": ["x"] * 3}
@@ -72,6 +74,9 @@ def test_ragged_images(text, shape):
     prompts = {"prompts": columns["prompts"], "images": ragged}
     listed = {"prompts": texts["prompts"], "images": [list(one) for one in images]}
     same(text.generate_preprocess(prompts), text.generate_preprocess(listed))
+    # As fit and predict take them, with the preprocessor of a model.
+    for data in (columns, tf.data.Dataset.from_tensor_slices(columns).batch(3)):
+        same(next(pipeline(as_dataset(data, preprocess=text)).get_numpy_iterator()), wanted)
     found = tf.data.Dataset.from_tensor_slices(columns).batch(3).map(text)
     assert tuple(found.element_spec[0]["images"].shape) == (None, None, 20, 20, 3)
     same(next(iter(found.as_numpy_iterator())), wanted)

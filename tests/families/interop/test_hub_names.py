@@ -12,6 +12,7 @@ from kmodels import models
 from kmodels.core.errors import InputError
 from kmodels.text.byte_level import END as STOP
 from kmodels.text.byte_level import START
+from python_process import run_python
 from refusals import refused
 from sentencepiece_files import words_model
 
@@ -165,6 +166,29 @@ def test_one_name_for_text_alone_and_with_images(generation, tmp_path):
         again = keras.models.load_model(tmp_path / "model.keras")
         assert type(again) is type(model)
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(again(prepared(x)[0])), wanted)
+
+
+FRESH = """
+import sys
+from kmodels.models import Gemma{n}Backbone, Gemma{n}CausalLMPreprocessor, Gemma{n}Tokenizer
+from kmodels.models import Gemma{n}VisionEncoder
+encoder = Gemma{n}VisionEncoder(
+    image_size=16, patch_size=4, num_heads=2, hidden_dim=8, num_layers=1, intermediate_dim=8,
+    output_dim=8, pool_size=2{more}
+)
+assert "kmodels.models.gemma_vision.gemma{n}" not in sys.modules
+backbone = Gemma{n}Backbone(20, 16, 1, 2, 1, 8, 16, 4, vision_encoder=encoder)
+preprocessor = Gemma{n}CausalLMPreprocessor(Gemma{n}Tokenizer({words}), image_converter={{}})
+print(type(backbone).__name__, type(preprocessor).__name__)
+"""
+
+
+@pytest.mark.parametrize("generation", [3, 4])
+def test_classes_with_images_are_loaded_when_they_are_asked_for(generation):
+    more = ", head_dim=4" if generation == 4 else ""
+    done = run_python("-c", FRESH.format(n=generation, more=more, words=words()))
+    kind = f"Gemma{generation}ImageText"
+    assert done.stdout.split() == [f"{kind}Backbone", f"{kind}LMPreprocessor"], done.stderr
 
 
 def embedder(kind, **settings):

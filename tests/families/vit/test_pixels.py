@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from kmodels.core.errors import InputError
-from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
+from kmodels.models import (
+    NaFlexViTImageClassifierPreprocessor,
+    ViTBackbone,
+    ViTImageClassifier,
+    ViTImageClassifierPreprocessor,
+    ViTImageSegmenterPreprocessor,
+)
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.models.vit.weights import timm as weights_timm
@@ -185,6 +191,49 @@ def test_what_other_packages_have_no_counterpart_for(tmp_path):
     refused(message, model.export_to_timm, tmp_path / "out")
     refused("has no counterpart for resize_size=None and resize_mode='none'", getattr, plain,
             "image_converter")  # fmt: skip
+
+
+# Settings that may be in the file of any processor, one after the other.
+ANY_SETTING = (
+    *({name: False} for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")),
+    *({"resample": number} for number in range(4)),
+    *({"do_resize": False, name: True} for name in ("do_center_crop", "do_pad", "do_split_image")),
+    *({name: True} for name in ("do_center_crop", "do_pad", "do_split_image")),
+    *({"rescale_factor": 1 / 127.5}, {"image_mean": 0.4}, {"image_std": [0.1, 0.2, 0.3]}),
+    *({"max_num_patches": 64}, {"do_center_crop": False}, {}),
+)
+OWN_CLASS = {
+    "Siglip2": NaFlexViTImageClassifierPreprocessor,
+    "Eomt": ViTImageSegmenterPreprocessor,
+}
+SHORTER = {"size": {"shortest_edge": 24}, "crop_size": CROP}
+BOTH = {"size": {"shortest_edge": 24, "longest_edge": 24}}
+SIZES = {"Siglip2": {}, "Eomt": BOTH, "Bit": SHORTER, "CLIP": SHORTER}
+
+
+@pytest.mark.parametrize("kind", huggingface_config.DEFAULTS)
+def test_what_is_read_is_written_again(tmp_path, caplog, kind):
+    cls = OWN_CLASS.get(kind, ViTImageClassifierPreprocessor)
+    config = ViTConfig(image_shape=(24, 24, 3), patch_size=8)
+
+    def arguments(described):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(described))
+        settings = huggingface_config.preprocessor(tmp_path, config)
+        return cls(**cls.fitted(settings, config))
+
+    followed = 0
+    for changes in ANY_SETTING:
+        sizes = SIZES.get(kind, {"size": SQUARE, "crop_size": CROP})
+        caplog.clear()
+        made = arguments({"image_processor_type": f"{kind}ImageProcessor", **sizes, **changes})
+        if caplog.records:
+            continue  # a setting that is not followed
+        followed += 1
+        again = arguments(picture_form(made)).to_dict()
+        for name, value in made.to_dict().items():
+            close = np.allclose if name in ("mean", "std") else np.array_equal
+            assert close(again[name], value), (changes, name, value, again[name])
+    assert followed > 12
 
 
 IGNORED = [

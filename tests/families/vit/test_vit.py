@@ -438,7 +438,7 @@ def test_a_classifier_is_compiled_as_keras_hub_compiles_it(tmp_path):
     assert set(logs) == {"loss", "sparse_categorical_accuracy"}
     assert isinstance(model.optimizer, keras.optimizers.Adam)
     np.testing.assert_allclose(float(model.optimizer.learning_rate), 5e-5, rtol=1e-6)
-    with pytest.raises(ValueError, match="fit needs a compiled model; call"):
+    with pytest.raises(ValueError, match="You must call `compile"):
         classifier(compile=False).fit(pictures(), LABELS)
 
 

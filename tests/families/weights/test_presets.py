@@ -11,8 +11,13 @@ import pytest
 from arrays import to_numpy
 from kmodels import presets, registry
 from kmodels.core.errors import InputError
-from kmodels.models import ViTBackbone, ViTImageClassifier, ViTImageClassifierPreprocessor
-from kmodels.weights import native
+from kmodels.models import (
+    GemmaCausalLM,
+    ViTBackbone,
+    ViTImageClassifier,
+    ViTImageClassifierPreprocessor,
+)
+from kmodels.weights import deferred, native
 from kmodels.weights.engine import variables
 from kmodels.weights.gather import values
 from refusals import refused
@@ -85,6 +90,45 @@ def test_parts_of_a_saved_model(model, saved):
     found = _bits(pooled)
     assert found["logits/kernel"] == whole["logits/kernel"]
     assert "pooling/probe" in found
+
+
+CHANGES = {
+    "adapters": lambda model: model.enable_lora(2),
+    "DoRA": lambda model: model.enable_lora(2, dora=True, targets=("query", "down")),
+    "rows": lambda model: model.enable_lora(2, trainable_token_indices=[5, 2]),
+    "copies": lambda model: model.enable_lora(2, modules_to_save=["final_norm"]),
+    "int8": lambda model: model.quantize("int8"),
+    "int4": lambda model: model.quantize("int4"),
+    "int8 with adapters": lambda model: (model.quantize("int8"), model.enable_lora(2)),
+    "another vocabulary": lambda model: model.backbone.resize_token_embeddings(400),
+    "frozen block": lambda model: setattr(model.backbone.blocks[0], "trainable", False),
+}
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_random_weights_of_a_changed_model_have_its_variables(change, tmp_path):
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    change(model)
+    model.save_to_preset(tmp_path / "changed")
+    random = GemmaCausalLM.from_preset(tmp_path / "changed", load_weights=False)
+    for one, other in zip(random.weights, model.weights, strict=True):
+        assert (one.path, one.shape, one.dtype) == (other.path, other.shape, other.dtype)
+        assert one.trainable == other.trainable
+    logits = to_numpy(random(np.arange(1, 9)[None]))
+    assert 0.5 < logits.std() < 2.0, "a kernel is empty"
+
+
+def test_quantized_kernels_that_wait_for_a_plan_are_refused(tmp_path):
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    model.quantize("int8")
+    model.save_to_preset(tmp_path / "q")
+    deferred.switch(True)
+    try:
+        message = "q is quantized, and random weights are drawn after the model is sharded"
+        refused(message, GemmaCausalLM.from_preset, tmp_path / "q", load_weights=False)
+    finally:
+        deferred.switch(False)
 
 
 def test_a_saved_backbone_needs_num_classes(tmp_path):

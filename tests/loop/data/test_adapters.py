@@ -109,6 +109,7 @@ def test_validation_split_takes_the_last_part(model):
         ((Batches(), None, Y), "so sample_weight cannot be given"),
         ((object(),), "cannot train on object; give arrays"),
         (("words",), "cannot train on 'words'"),
+        (({"a": X, "b": object()},), r"x\['b'\] is a object; give an array of samples for each"),
         (([],), "the data gave no batch"),
         ((X, Y[:4]), r"arrays have \[4, 11\] samples"),
         ((X[:0], Y[:0]), "the data is empty"),

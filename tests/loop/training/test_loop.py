@@ -297,7 +297,8 @@ def test_several_outputs_are_logged_in_order():
 def test_a_model_that_is_not_compiled_is_named():
     model = keras.Sequential([keras.layers.Dense(1)])
     for function, method in ((kmodels.fit, "fit"), (kmodels.evaluate, "evaluate")):
-        with pytest.raises(kmodels.InputError, match=rf"{method} needs a compiled model; call"):
+        message = rf"You must call `compile\(\)` before `{method}"
+        with pytest.raises(kmodels.InputError, match=message):
             function(model, X, Y)
 
 

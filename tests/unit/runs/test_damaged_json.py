@@ -19,6 +19,8 @@ from refusals import refused
 
 # What may stand in place of any value.
 VALUES = (
+    None,
+    [None],
     "x",
     "",
     3,
@@ -43,7 +45,7 @@ SHAPE = {
     "f": {},
     "g": [[int]],
     "h": Needed(range(3)),
-    "i": ([Needed(str)], {"b": str}),
+    "i": ([str], {"b": str}),
     "j": [int] * 2,
 }
 
@@ -56,6 +58,7 @@ SHAPE = {
         ({"a": 1.0}, "file: a is 1.0; give a whole number"),
         ({"b": []}, r"file: b is \[\]; give an object"),
         ({"b": {"c": "x"}}, "file: b: c is 'x'; give a list"),
+        ({"b": {"c": ["x", None]}}, r"file: b: c\[1\] is missing or null; give a text"),
         ({"b": {"c": ["x", 1]}}, r"file: b: c\[1\] is 1; give a text"),
         ({"d": {"x": math.nan}}, "file: d: x is nan; give a number$"),
         ({"e": 1}, "file: e is 1; give true or false"),
@@ -79,7 +82,7 @@ def test_a_value_of_another_shape_is_named(value, message):
 
 
 def test_what_is_absent_null_or_unknown_passes():
-    for value in ({}, dict.fromkeys(SHAPE), {"b": {"c": [None]}, "other": object()}):
+    for value in ({}, dict.fromkeys(SHAPE), {"b": {"c": None}, "other": object()}):
         check_shape({**value, "h": 1}, SHAPE, "file")
 
 

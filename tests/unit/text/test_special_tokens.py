@@ -153,3 +153,19 @@ def test_added_tokens_that_do_not_fit_are_refused(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     refused(message, Tokenizer.from_file, tmp_path)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**24])
+def test_an_id_that_no_vocabulary_has(tmp_path, number):
+    """Everything that lists a vocabulary counts up to the largest id, for minutes or for ever."""
+    write(tmp_path, {"eos_token": "<eos>"}, None, {})
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["a"] = number
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    refused(f"tokenizer.json: the id of 'a' is {number}", Tokenizer.from_file, tmp_path)
+    files = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    files[1].write_text("")
+    for wrong in (number, -1, 0.5, True, "1", None):
+        files[0].write_text(json.dumps({"b": 0, "a": wrong}))
+        message = f"vocabulary: the id of 'a' is {wrong!r}; give a whole number from 0 to "
+        refused(message, Qwen3Tokenizer, *files)

@@ -79,7 +79,7 @@ def test_shards_are_found_by_their_index(tmp_path):
     refused(r"lacks two\.safetensors of its 2 files; copy them too", read_safetensors, tmp_path)
     (tmp_path / INDEX).write_text("{}")
     refused("weight_map is missing or null; give an object", read_safetensors, tmp_path)
-    for shard in ("../x.safetensors", "/x.safetensors", "", ".."):
+    for shard in ("../x.safetensors", "/x.safetensors", "a/x", "", ".", "..", "x" * 256):
         (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
         refused("which is not a file of the directory; copy the direct", read_safetensors, tmp_path)
 

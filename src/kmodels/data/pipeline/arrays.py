@@ -79,7 +79,7 @@ def is_record(part: object) -> bool:
     texts = [value for name, value in part.items() if name not in RECORD_IMAGES]
     return bool(texts or not part) and all(
         value is None
-        or isinstance(value, str | int | float)
+        or isinstance(value, str | bytes | int | float)
         or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
         for value in texts
     )
@@ -155,6 +155,7 @@ def _to_preprocess(x: Any) -> Any:
     """
     if isinstance(x, list):
         return [one if is_record(one) or is_pillow(one) else to_numpy(one) for one in x]
+    x = _unragged(x) if isinstance(x, dict) else x
     if isinstance(x, dict) and any(_is_texts(part) for part in x.values()):
         return {key: part if isinstance(part, list) else to_numpy(part) for key, part in x.items()}
     return to_numpy(x)
@@ -234,11 +235,11 @@ def is_empty(x: object, preprocess: Preprocess | None) -> bool:
 def columns(x: Any, preprocess: Preprocess | None) -> Any:
     """Returns a pandas table as its columns if it is preprocessed, a Hugging Face column as a list.
 
-    Columns of texts with lists of images become a list of records.
+    Columns of texts with lists of images become a list of records, also if the images are ragged.
     """
     if preprocess is not None and package(x) == "pandas" and hasattr(x, "columns"):
         x = {name: x[name].to_numpy(dtype=object) for name in x.columns}
-    if preprocess is not None and isinstance(x, dict) and _has_image_lists(x):
+    if preprocess is not None and isinstance(x, dict) and _has_image_lists(x := _unragged(x)):
         rows = range(length(x))
         return [{name: column[row] for name, column in x.items()} for row in rows]
     return x[:] if package(x) == "datasets" and type(x).__name__ == "Column" else x
@@ -255,6 +256,28 @@ def _is_leaf(part: object) -> bool:
 def package(x: object) -> str:
     """Returns the name of the package of an object's class."""
     return type(x).__module__.partition(".")[0]
+
+
+def _unragged(x: dict[str, Any]) -> dict[str, Any]:
+    """Returns columns on the host if one of them is ragged, else as they are."""
+    if not any(map(is_ragged, x.values())):
+        return x
+    return {name: on_host(column) for name, column in x.items()}
+
+
+def is_ragged(x: object) -> bool:
+    """Returns True for a tensor whose rows may differ in length, as TensorFlow has them."""
+    return hasattr(x, "nested_row_splits") and hasattr(x, "to_tensor")
+
+
+def on_host(x: Any) -> Any:
+    """Returns a tensor as an array, or as a list of arrays if it is ragged and its rows differ."""
+    if not is_ragged(x):
+        return to_numpy(x)
+    dense = x.to_tensor()
+    if dense.shape.num_elements() == x.flat_values.shape.num_elements():
+        return dense.numpy()
+    return [on_host(row) for row in x]
 
 
 def is_tf_data(x: object) -> bool:

@@ -128,6 +128,10 @@ def _dataset(
         count = x.count
     elif isinstance(x, str | bytes):
         raise InputError(f"cannot train on {x!r}; give {_ACCEPTED}")
+    elif isinstance(x, dict):  # which would be iterated by its names
+        name = next(name for name, part in x.items() if not arrays.is_arrays(part, None))
+        kind = type(x[name]).__name__
+        raise InputError(f"x[{name!r}] is a {kind}; give an array of samples for each name")
     elif hasattr(x, "__getitem__") and hasattr(x, "__len__") and not hasattr(x, "__iter__"):
         return IndexedBatches(lambda rows: _collate(x, rows), len(x), samples, **settings)
     elif isinstance(x, Iterable):

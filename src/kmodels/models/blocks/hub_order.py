@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
+from kmodels import registry
 from kmodels.core.errors import InputError
 
 
@@ -75,8 +76,10 @@ class TextOrImages:
     Attributes:
         order: positional arguments of keras-hub's class.
         takes_images: True in the subclass.
+        image_family: name of the family that has the subclass.
     """
 
+    image_family: ClassVar[str]
     order: ClassVar[tuple[str, ...]] = ()
     takes_images: ClassVar[bool] = False
 
@@ -84,6 +87,7 @@ class TextOrImages:
         """Returns an object of the class, or of its subclass that takes images."""
         arguments = by_name(cls.__name__, cls.names_of(args), args, kwargs)
         if not cls.takes_images and cls.asks(arguments):
+            registry.family(cls.image_family)  # whose module may not be loaded yet
             cls = next(one for one in cls.__subclasses__() if one.takes_images)  # type: ignore[assignment]
         return super().__new__(cls, *args, **kwargs)
 

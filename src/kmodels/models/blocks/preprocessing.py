@@ -11,6 +11,7 @@ from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import Needed, read_json
 from kmodels.core.types import Data, DTypeLike
+from kmodels.data.pipeline import arrays
 from kmodels.task import Named
 from kmodels.text.texts import in_graph
 
@@ -143,13 +144,10 @@ def on_host(x: Data) -> Any:
     Args:
         x: data, or columns of data by name.
     """
-    columns = x if isinstance(x, dict) else {"": x}
-    if not any(type(column).__module__.startswith("tensorflow") for column in columns.values()):
-        return x
-    from kmodels.models.blocks import preprocessing_tensorflow
-
-    results = {name: preprocessing_tensorflow.on_host(column) for name, column in columns.items()}
-    return results if isinstance(x, dict) else results[""]
+    if isinstance(x, dict):
+        columns = {name: on_host(column) for name, column in x.items()}
+        return columns if any(columns[name] is not x[name] for name in x) else x
+    return arrays.on_host(x) if arrays.package(x) == "tensorflow" and not in_graph(x) else x
 
 
 def _first(x: Data) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from kmodels.core.errors import InputError
+from kmodels.data.pipeline.arrays import on_host
 
 
 def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
@@ -43,16 +44,6 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
     for tensor, spec in zip(outputs, wanted, strict=True):
         tensor.set_shape(spec.shape)
     return keras.tree.pack_sequence_as(promised, outputs)
-
-
-def on_host(x: Any) -> Any:
-    """Returns a tensor as an array, or as a list of arrays if it is ragged and its rows differ."""
-    if isinstance(x, tf.RaggedTensor):
-        dense: Any = x.to_tensor()
-        if int(tf.size(dense)) == int(tf.size(x.flat_values)):
-            return dense.numpy()
-        return [on_host(row) for row in x]  # type: ignore[attr-defined]
-    return x.numpy() if isinstance(x, tf.Tensor) and hasattr(x, "numpy") else x
 
 
 def _tensor(x: Any) -> Any:

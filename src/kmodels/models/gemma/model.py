@@ -216,6 +216,7 @@ class Gemma3Backbone(HubBackbone):
     """
 
     order = ORDER_3
+    image_family = "gemma_vision"
 
     @in_order(*ORDER_3)
     def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):
@@ -239,6 +240,7 @@ class Gemma4Backbone(HubBackbone):
     """
 
     order = ORDER_4
+    image_family = "gemma4_vision"
 
     @in_order(*ORDER_4)
     def __init__(self, image_size: object = None, vision_encoder: object = None, **fields: Any):

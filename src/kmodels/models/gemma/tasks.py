@@ -81,6 +81,7 @@ class Gemma3CausalLM(HubCausalLM):
 
     backbone_class = Gemma3Backbone
     preprocessor_class = Gemma3CausalLMPreprocessor
+    image_family = "gemma_vision"
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -89,6 +90,7 @@ class Gemma4CausalLM(HubCausalLM):
 
     backbone_class = Gemma4Backbone
     preprocessor_class = Gemma4CausalLMPreprocessor
+    image_family = "gemma4_vision"
 
 
 # === Text embeddings ===

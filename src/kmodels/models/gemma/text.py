@@ -321,6 +321,7 @@ class Gemma3CausalLMPreprocessor(HubPreprocessor):
     """
 
     order = PROMPT_ORDER_3
+    image_family = "gemma_vision"
     tokenizer_class = Gemma3Tokenizer
 
     def __init__(
@@ -363,6 +364,7 @@ class Gemma4CausalLMPreprocessor(HubPreprocessor):
     """
 
     order = PROMPT_ORDER_4
+    image_family = "gemma4_vision"
     tokenizer_class = Gemma4Tokenizer
 
     @in_order(*PROMPT_ORDER_4)

@@ -343,6 +343,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     Attributes:
         vision_encoder: the backbone of the images.
         text_encoder: the backbone of the texts.
+        token_embedding: None, as in keras-hub; the text tower has it.
 
     Call:
         {"images": (B, height, width, C) preprocessed floats, "token_ids": (N, T) int,
@@ -360,6 +361,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     layout = LAYOUT
     peft_names = staticmethod(peft_names)
     takes = ("token_ids", "padding_mask", "images", *NAMES)
+    token_embedding = None
 
     @of_family
     def __init__(
@@ -495,11 +497,6 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     def blocks(self) -> list[Any]:
         """The blocks of both towers, those of the images first."""
         return [*self.vision_encoder.blocks, *self.text_encoder.blocks]
-
-    @property
-    def token_embedding(self) -> Any:
-        """The token embedding of the text tower."""
-        return self.text_encoder.token_embedding
 
     def get_vision_embeddings(self, images: Tensor | Mapping[str, Tensor]) -> Any:
         """Returns the vectors of preprocessed images: (B, height, width, C) -> (B, P).

@@ -15,6 +15,7 @@ from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggin
 from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
+log = logging.getLogger("kmodels")
 Settings = Mapping[str, Any]
 BIAS, UNBIASED = "a bias of the patches", "biases of some projections of the attention alone"
 ROTARY = "a rotary embedding"
@@ -101,20 +102,19 @@ def patch_form(preprocessor: NaFlexViTImageClassifierPreprocessor) -> dict[str, 
     """Returns preprocessor_config.json of a NaFlex preprocessor.
 
     Args:
-        preprocessor: a `NaFlexViTImageClassifierPreprocessor`.
-
-    Raises:
-        InputError: for one that does not enlarge small images, as transformers does.
+        preprocessor: a `NaFlexViTImageClassifierPreprocessor`. Without enlarging, do_resize is
+            False: transformers then takes images of whole patches only, which are equal to ours.
     """
     if not preprocessor.enlarge:
-        raise InputError(
-            "transformers' Siglip2ImageProcessor enlarges small images; the preprocessor has "
-            "enlarge=False: give one with enlarge=True"
+        log.warning(
+            "preprocessor_config.json has do_resize=false for enlarge=False: transformers then "
+            "takes only images of whole patches, at most %d",
+            preprocessor.max_num_patches,
         )
     numbers = {name: number for number, name in INTERPOLATION.items()}
     return {
         "image_processor_type": "Siglip2ImageProcessor",
-        "do_resize": True,
+        "do_resize": preprocessor.enlarge,
         "do_rescale": True,
         "do_normalize": True,
         "rescale_factor": 1 / 255,
@@ -124,9 +124,6 @@ def patch_form(preprocessor: NaFlexViTImageClassifierPreprocessor) -> dict[str, 
         "image_mean": list(preprocessor.mean),
         "image_std": list(preprocessor.std),
     }
-
-
-log = logging.getLogger("kmodels")
 
 
 def picture_form(preprocessor: Any) -> dict[str, Any]:
