@@ -228,8 +228,9 @@ def _end_with_parent() -> None:
 
 def _fork(ranks: list[dict[str, str]], folder: Path) -> None:
     """Returns in a copy of this process for each rank; this one ends after them."""
-    import kmodels.models
-    import kmodels.training  # noqa: F401
+    # Names, because a package of kmodels imports its modules, and Keras, when it is asked for one.
+    from kmodels.models import GemmaCausalLM, ViTImageClassifier  # noqa: F401
+    from kmodels.training import AdamW  # noqa: F401
 
     running = {}
     for rank, env in enumerate(ranks):
