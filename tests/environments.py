@@ -20,11 +20,12 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
+from typing import Any
 
 if sys.version_info < (3, 11):  # noqa: UP036, this file runs before pip could tell
     sys.exit("kmodels needs Python 3.11 or newer: name one with make PYTHON=python3.11 ...")
@@ -54,6 +55,7 @@ ENVIRONMENTS = {
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SECONDS_BETWEEN_LINES = 10.0
 START = time.monotonic()
+_interrupted = Event()
 
 
 def say(name: str, text: str) -> None:
@@ -101,6 +103,8 @@ def run_logged(
                     return process.wait(timeout=0.5)
                 except subprocess.TimeoutExpired:
                     now = time.monotonic()
+                if _interrupted.is_set():
+                    raise KeyboardInterrupt
                 if now - begun > limit:
                     say(name, f"stopped after {limit:.0f} s")
                     return 124
@@ -113,6 +117,22 @@ def run_logged(
             except ProcessLookupError:
                 pass
             process.wait()
+
+
+def side_by_side(function: Callable[..., Any], items: Iterable[Any], at_once: int) -> list[Any]:
+    """Calls a function with each item in threads; Ctrl-C ends what `run_logged` runs in them.
+
+    Args:
+        function: called with one item.
+        items: in the order of the results.
+        at_once: maximum number of threads.
+    """
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            return list(pool.map(function, items))
+        except KeyboardInterrupt:
+            _interrupted.set()
+            raise
 
 
 def _stamp(name: str) -> str:
@@ -275,8 +295,7 @@ def main(names: list[str]) -> int:
     if unknown or not names:
         print(f"unknown {unknown}: name some of {', '.join(ENVIRONMENTS)}", file=sys.stderr)
         return 2
-    with ThreadPoolExecutor(2) as pool:
-        return 0 if all(list(pool.map(make_environment, names))) else 1
+    return 0 if all(side_by_side(make_environment, names, 2)) else 1
 
 
 if __name__ == "__main__":

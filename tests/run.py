@@ -1,4 +1,4 @@
-"""Runs the tests: an environment per backend, then what needs several, with JOBS processes.
+"""Runs the tests: all backends side by side, each in its environment, then what needs several.
 
 python3 tests/run.py                    what `make test` does: all folders but tests/nightly
 python3 tests/run.py --quick            unit, numerics and families on torch, before each commit
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -38,21 +37,20 @@ from environments import (
     python_of,
     run_logged,
     say,
+    side_by_side,
 )
 
 # Files of few long tests first, so that no process is left with one of them at the end.
 FOLDERS = ("programs", "loop", "families", "numerics", "unit")
 QUICK = FOLDERS[2:]
 NIGHTLY = "nightly"
-# Longest first, and backends leave files for those across frameworks, which come last.
-ORDER = ("torch", "jax", "tensorflow")
 REFERENCES = ROOT / "tests" / ".references"
 EXCHANGE = FOLDER / "exchange"
 WRITER = ROOT / "tests" / "write_references.py"
 # What the suite ran with: `kmodels doctor` and docs/versions.md read it.
 RECORD = ROOT / "src" / "kmodels" / "tools" / "versions.json"
 RECORDED = ("keras", "jax", "torch", "tensorflow", "numpy", "tokenizers", "safetensors")
-SUITE_LIMIT = 3600.0
+SUITE_LIMIT = 5400.0
 # Each process has one core: more threads would only get in each other's way.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -184,15 +182,17 @@ def run_suite(environment: str, backend: str, arguments: list[str], jobs: int) -
 def run_all(
     backends: list[str], arguments: list[str], jobs: int, versions: str = "", across: bool = True
 ) -> list[Outcome]:
-    """Environments and references, then one suite after the other, each in `jobs` processes.
+    """Environments and references, then all backends side by side, then tests across frameworks.
 
+    The backends share the processes: one imports, compiles and makes pooled models for its own
+    tests alone, so two processes of one backend need more CPU time than one of each of two.
     Several frameworks are tried with the versions of constraints.txt alone: packages beside Keras
     want its release.
 
     Args:
         backends: to test.
         arguments: for pytest.
-        jobs: processes of a suite.
+        jobs: processes of all suites that run at once; 1 runs one suite after the other.
         versions: one of VERSIONS; by default those of constraints.txt.
         across: whether the tests that need several frameworks run too.
     """
@@ -201,15 +201,18 @@ def run_all(
     EXCHANGE.mkdir(parents=True)
     # The full environment takes longest, so it comes first.
     names = [*(["full"] if across else []), *environments]
-    with ThreadPoolExecutor(2) as pool:
-        made = dict(zip(names, pool.map(make_environment, names), strict=True))
+    made = dict(zip(names, side_by_side(make_environment, names, 2), strict=True))
     made["references"] = write_references()
     if not made["references"]:
         made["full"] = False
-    suites = sorted(environments.items(), key=lambda suite: ORDER.index(suite[1]))
-    suites += [("full", name) for name in ORDER] if across else []
-    failures = [Outcome(name, Counter(failed=1)) for name, is_there in made.items() if not is_there]
-    return failures + [run_suite(*suite, arguments, jobs) for suite in suites if made[suite[0]]]
+    suites = [suite for suite in environments.items() if made[suite[0]]]
+    at_once = max(1, len(suites)) if jobs > 1 else 1
+    each = -(-jobs // at_once)
+    outcomes = [Outcome(name, Counter(failed=1)) for name, is_there in made.items() if not is_there]
+    outcomes += side_by_side(lambda suite: run_suite(*suite, arguments, each), suites, at_once)
+    if across and made["full"]:
+        outcomes += [run_suite("full", name, arguments, jobs) for name in BACKENDS]
+    return outcomes
 
 
 def report(outcomes: list[Outcome]) -> int:
@@ -263,7 +266,7 @@ def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
-    parser.add_argument("--jobs", type=int, default=0, help="processes; default: one per core")
+    parser.add_argument("--jobs", type=int, default=0, help="processes in all, at least one a backend; default: one per core")
     parser.add_argument("--versions", choices=VERSIONS, default="", help="other versions")
     extents = parser.add_mutually_exclusive_group()
     extents.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} on torch")

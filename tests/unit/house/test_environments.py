@@ -1,6 +1,9 @@
-"""Which versions the environments of the tests have."""
+"""The environments of the tests: their versions, and the processes that make and use them."""
 
+import os
 import re
+import signal
+import threading
 import tomllib
 from pathlib import Path
 
@@ -55,3 +58,19 @@ def test_constraints_allow_the_builds_for_cpus_and_for_cuda(package):
 def test_other_versions_have_environments_of_their_own(kind):
     for backend in environments.BACKENDS:
         assert environments.ENVIRONMENTS[f"{kind}-{backend}"] == environments.ENVIRONMENTS[backend]
+
+
+def test_an_interrupt_ends_what_runs_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "_interrupted", threading.Event())
+    reached_their_limit = []
+
+    def sleep(name):
+        log = tmp_path / f"{name}.log"
+        environments.run_logged(name, ["sleep", "60"], log, lambda text: text, limit=20)
+        reached_their_limit.append(name)
+
+    interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        environments.side_by_side(sleep, ["one", "other"], 2)
+    assert not reached_their_limit
