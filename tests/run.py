@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -147,8 +148,9 @@ def read_results(outcome: Outcome, results: Path) -> None:
             outcome.counts["passed"] += 1
 
 
-def run_suite(environment: str, backend: str, arguments: list[str], jobs: int) -> Outcome:
+def run_suite(suite: tuple[str, str], arguments: list[str], jobs: int) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
+    environment, backend = suite
     across = environment == "full"
     outcome, begun = Outcome(f"full:{backend}" if across else environment), time.monotonic()
     stem = f"test-{outcome.name.replace(':', '-')}"
@@ -180,21 +182,27 @@ def run_suite(environment: str, backend: str, arguments: list[str], jobs: int) -
 
 
 def run_all(
-    backends: list[str], arguments: list[str], jobs: int, versions: str = "", across: bool = True
+    backends: list[str],
+    arguments: list[str],
+    jobs: int,
+    versions: str,
+    across: bool,
+    together: bool,
 ) -> list[Outcome]:
-    """Environments and references, then all backends side by side, then tests across frameworks.
+    """Environments and references, then all backends, then the tests across frameworks on each.
 
-    The backends share the processes: one imports, compiles and makes pooled models for its own
-    tests alone, so two processes of one backend need more CPU time than one of each of two.
     Several frameworks are tried with the versions of constraints.txt alone: packages beside Keras
     want its release.
 
     Args:
         backends: to test.
         arguments: for pytest.
-        jobs: processes of all suites that run at once; 1 runs one suite after the other.
-        versions: one of VERSIONS; by default those of constraints.txt.
+        jobs: processes of all suites that run at once.
+        versions: one of VERSIONS, or "" for those of constraints.txt.
         across: whether the tests that need several frameworks run too.
+        together: whether the backends run side by side and share the processes. A process imports,
+            traces, compiles and makes pooled models for its own tests alone, so two processes of
+            one backend need more CPU time than one of each of two backends.
     """
     environments = {f"{versions}-{name}" if versions else name: name for name in backends}
     shutil.rmtree(EXCHANGE, ignore_errors=True)
@@ -205,13 +213,13 @@ def run_all(
     made["references"] = write_references()
     if not made["references"]:
         made["full"] = False
-    suites = [suite for suite in environments.items() if made[suite[0]]]
-    at_once = max(1, len(suites)) if jobs > 1 else 1
-    each = -(-jobs // at_once)
     outcomes = [Outcome(name, Counter(failed=1)) for name, is_there in made.items() if not is_there]
-    outcomes += side_by_side(lambda suite: run_suite(*suite, arguments, each), suites, at_once)
-    if across and made["full"]:
-        outcomes += [run_suite("full", name, arguments, jobs) for name in BACKENDS]
+    # Backends leave files for the tests across frameworks.
+    for suites in ([*environments.items()], [("full", name) for name in BACKENDS] * across):
+        there = [suite for suite in suites if made[suite[0]]]
+        at_once = max(1, len(there)) if together else 1
+        run = partial(run_suite, arguments=arguments, jobs=-(-jobs // at_once))
+        outcomes += side_by_side(run, there, at_once)
     return outcomes
 
 
@@ -266,7 +274,12 @@ def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="default: all")
-    parser.add_argument("--jobs", type=int, default=0, help="processes in all, at least one a backend; default: one per core")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        help="processes in all, at least one a backend; default: one per core",
+    )
     parser.add_argument("--versions", choices=VERSIONS, default="", help="other versions")
     extents = parser.add_mutually_exclusive_group()
     extents.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} on torch")
@@ -286,7 +299,9 @@ def main() -> int:
     backends = options.backend or (["torch"] if options.quick else list(BACKENDS))
     jobs = options.jobs or len(os.sched_getaffinity(0))
     across = len(backends) == len(BACKENDS) and not options.versions
-    outcomes = run_all(backends, arguments, jobs, options.versions, across)
+    # Tests at night start clusters, which need the machine for themselves.
+    together = jobs > 1 and not options.all
+    outcomes = run_all(backends, arguments, jobs, options.versions, across, together)
     if options.record:
         tests = "core" if arguments == list(CORE) else "all" if not options.pytest else "some"
         record(outcomes, options.versions or "pinned", tests)
