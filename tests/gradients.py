@@ -133,8 +133,9 @@ def second_derivative(
 ) -> list[np.ndarray]:
     """The gradients of the sum of squares of the gradients of a weighted sum of squares.
 
-    With the mode "forward", the derivatives of the gradients in the direction of the arrays; with
-    "graph", as a graph of TensorFlow. On JAX everything is compiled.
+    With the mode "forward", the derivatives of the gradients in the direction of the arrays, and
+    with "along" the same without forward mode; with "graph", as a graph of TensorFlow. On JAX
+    everything is compiled.
     """
     tensors = [keras.ops.convert_to_tensor(x) for x in arrays]
     backend = keras.backend.backend()
@@ -145,7 +146,8 @@ def second_derivative(
         return keras.ops.sum(output * output * keras.ops.convert_to_tensor(weight))
 
     def squares(gradients: Any) -> Any:
-        return sum(keras.ops.sum(keras.ops.square(x)) for x in gradients)
+        others = arrays if mode == "along" else gradients
+        return sum(keras.ops.sum(x * y) for x, y in zip(gradients, others, strict=True))
 
     if backend == "torch":
         import torch
@@ -164,7 +166,7 @@ def second_derivative(
         def forward(*values: Any) -> Any:
             return jax.jvp(jax.grad(total, everything), values, values)[1]
 
-        run = jax.grad(penalty, everything) if mode == "reverse" else forward
+        run = forward if mode == "forward" else jax.grad(penalty, everything)
         found = jax.jit(run)(*tensors)
     else:
         import tensorflow as tf
@@ -187,7 +189,7 @@ def second_derivative(
             return accumulator.jvp(gradients)
 
         graph = tf.function(run, autograph=False)
-        found = {"reverse": run, "forward": forward, "graph": graph}[mode](*tensors)
+        found = {"forward": forward, "graph": graph}.get(mode, run)(*tensors)
     return [to_numpy(x) for x in found]
 
 
