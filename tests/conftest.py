@@ -25,8 +25,6 @@ from typing import Any
 
 import pytest
 
-# At Python's own threshold the garbage collector takes a tenth of a suite.
-gc.set_threshold(50_000, 20, 20)
 BACKENDS = ("jax", "torch", "tensorflow")
 ENVIRONMENT = os.environ.get("KMODELS_ENVIRONMENT", "")
 TESTS = Path(__file__).parent
@@ -76,7 +74,8 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Keras imports scikit-learn and Matplotlib where they are, half of what a process takes to start.
+# Keras imports scikit-learn and Matplotlib where they are, half of what a process takes to start,
+# and the garbage collector runs too often.
 CHILDREN = Path(__file__).parent / "children"
 runpy.run_path(str(CHILDREN / "sitecustomize.py"))
 _paths = (CHILDREN, Path(__file__).parents[1] / "src", os.environ.get("PYTHONPATH", ""))
@@ -96,7 +95,11 @@ if BACKEND == "tensorflow":
     keep_no_stacks()
 
 if BACKEND == "jax":
+    import jax
     from jax._src.interpreters import mlir
+
+    # JAX computes the key of each program, 2 % of the time, even if there is no persistent cache.
+    jax.config.update("jax_enable_compilation_cache", False)
 
     # JAX lowers each program in an MLIR context of its own, which takes 5 to 7 ms of the 23 ms of a
     # small program. One context serves all programs of a process.

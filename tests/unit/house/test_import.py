@@ -27,7 +27,8 @@ print(*set(sys.modules) - before)
 import matplotlib, sklearn
 print(*set(sys.modules) - before)
 """
-# A process on JAX or torch leaves TensorFlow alone, where it happens to be installed.
+# A process on JAX or torch leaves TensorFlow alone, where it happens to be installed, and one on
+# torch JAX, which tests/children/sitecustomize.py spares Keras.
 PROGRAM = """
 import sys
 import keras, numpy as np
@@ -46,6 +47,7 @@ model.save_to_preset(folder + "/preset")
 ViTImageClassifier.from_preset(folder + "/preset")
 GemmaCausalLM.from_preset("gemma3_debug").backbone.enable_lora(2)
 assert "tensorflow" not in sys.modules
+assert keras.backend.backend() == "jax" or "jax" not in sys.modules
 import tensorflow as tf
 assert keras.saving.serialize_keras_object(tf.TensorShape([1, 2])) == [1, 2]
 print("done")
