@@ -13,7 +13,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops.attention import Block, loops
+from kmodels.ops._recompute import Block, loops
 
 
 def blockwise(

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kmodels.ops.attention import Block, Loop, loops
+from kmodels.ops._recompute import Block, Loop, loops
 
 
 def blockwise(

@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kmodels.core.internals_torch import transformed
-from kmodels.ops.attention import Block
+from kmodels.ops._recompute import Block
 
 
 def blockwise(

@@ -8,8 +8,8 @@ from keras import ops
 from kmodels.core.dispatch import op
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
+from kmodels.ops._recompute import recompute
 from kmodels.ops._wide import matmul, wide
-from kmodels.ops.attention import recompute
 from kmodels.ops.linear_cross_entropy import check_rows
 
 KINDS = ("forward_kl", "reverse_kl", "jsd")

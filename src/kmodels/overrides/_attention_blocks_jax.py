@@ -13,7 +13,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops.attention import MASKED, Block, Hidden, Loop, loops
+from kmodels.ops._recompute import Block, Loop, loops
+from kmodels.ops.attention import MASKED, Hidden
 from kmodels.overrides import dropout_jax
 
 Number = jax.Array | int

@@ -16,7 +16,8 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from kmodels.ops.attention import MASKED, Block, Hidden, Loop, cuts, loops
+from kmodels.ops._recompute import Block, Loop, loops
+from kmodels.ops.attention import MASKED, Hidden, cuts
 from kmodels.overrides._attention_blocks_jax import (
     Held,
     Number,

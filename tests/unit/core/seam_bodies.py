@@ -48,7 +48,7 @@ from kmodels.models.blocks.inputs import OrderBackend
 from kmodels.ops import _recompute_jax as ops__recompute_jax
 from kmodels.ops import _recompute_tensorflow as ops__recompute_tensorflow
 from kmodels.ops import _recompute_torch as ops__recompute_torch
-from kmodels.ops.attention import RecomputeBackend
+from kmodels.ops._recompute import RecomputeBackend
 from kmodels.tools import doctor_jax as tools_doctor_jax
 from kmodels.tools import doctor_tensorflow as tools_doctor_tensorflow
 from kmodels.tools import doctor_torch as tools_doctor_torch
