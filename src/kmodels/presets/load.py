@@ -132,9 +132,9 @@ def load(
             "from_preset if the model differs",
             stacklevel=3,
         )
-    if checkpoint.notice and checkpoint.notice_part in (None, *skip):
+    if fills and checkpoint.notice and checkpoint.notice_part in (None, *skip):
         warnings.warn(f"{shown(preset)}: {checkpoint.notice}", stacklevel=3)
-    if checkpoint.left_out and checkpoint.kind != "kmodels":
+    if fills and checkpoint.left_out and checkpoint.kind != "kmodels":
         more = checkpoint.whole and f", {checkpoint.whole} takes images too"
         warnings.warn(
             f"{shown(preset)}: {', '.join(checkpoint.left_out)} of the checkpoint are left out; "

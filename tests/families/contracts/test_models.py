@@ -116,6 +116,20 @@ def test_a_batch_of_any_size(make, x):
         assert found == shape and (first(shape) == rows)
 
 
+@cases
+def test_outputs_are_known_without_masks(make, x):
+    model = make()
+    if isinstance(x, dict):
+        masks = [name for name in getattr(model, "absent", ()) if name.endswith("mask")]
+        x = {name: value for name, value in x.items() if name not in masks}
+    x = keras.tree.map_structure(keras.ops.convert_to_tensor, x)
+    specs, found = model.compute_output_spec(x), model(x)
+    keras.tree.assert_same_structure(specs, found)
+    for spec, value in zip(keras.tree.flatten(specs), keras.tree.flatten(found), strict=True):
+        assert spec.shape == tuple(value.shape)
+        assert spec.dtype == keras.backend.standardize_dtype(value.dtype)
+
+
 @pytest.mark.parametrize("cls", [models.ViTBackbone, models.ViTImageClassifier])
 def test_of_no_samples_come_no_predictions(cls):
     model = CASES[cls][0]()

@@ -54,6 +54,16 @@ class OptionalInputs:
         inputs = _all_tensors(complete(self, inputs))
         return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
 
+    def compute_output_spec(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
+        """Returns shapes and dtypes; an input that is not given changes neither."""
+        given, symbols = complete(self, inputs), self.input  # type: ignore[attr-defined]
+        shapes = {name: x.shape for name, x in given.items() if x is not None}
+        specs = {
+            name: keras.KerasTensor(shapes.get(name, symbol.shape), symbol.dtype)
+            for name, symbol in symbols.items()
+        }
+        return super().compute_output_spec(specs, *args, **kwargs)  # type: ignore[misc]
+
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Runs the graph on complete inputs, also if Keras calls it from `fit` or `predict`."""
         inputs = as_tensors(self, inputs)
