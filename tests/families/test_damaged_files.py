@@ -5,8 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from kmodels.core.errors import InputError
+from kmodels.core.schema import CONFIG, check_shape
 from kmodels.models.gemma import GemmaBackbone
 from kmodels.models.vit.model import ViTBackbone
+from kmodels.models.vit.weights import eomt, keras_hub, mae
 from refusals import refused
 
 
@@ -30,6 +33,15 @@ def test_a_config_with_an_impossible_number_of_layers(tmp_path, backbone, part, 
     )
     for weights in (True, False):
         refused(message, backbone.from_preset, tmp_path, load_weights=weights)
+
+
+@pytest.mark.once
+def test_the_numbers_of_encoders_are_checked():
+    names = {*eomt.SETTINGS, *mae.SETTINGS, *keras_hub.MOVES}
+    assert names <= CONFIG.keys()
+    for name in names:
+        with pytest.raises(InputError, match=name):
+            check_shape({name: {"x": 1}}, CONFIG, "config.json")
 
 
 @pytest.mark.needs("gguf")
