@@ -28,6 +28,18 @@ def tell(signum: int | None) -> None:
     _told = signum
 
 
+def _owner_of(signum: int) -> object:
+    """Returns the object whose method handles a signal, or None."""
+    return getattr(signal.getsignal(signum), "__self__", None)
+
+
+def _depth(code: CodeType | None, frame: FrameType | None) -> int:
+    """Returns how often a function runs in a frame and its callers; None for this frame."""
+    if code is None:
+        return 0
+    return sum(each.f_code is code for each, _ in traceback.walk_stack(frame))
+
+
 class Interrupted(SystemExit):
     """The run was stopped by a signal, after its state was saved.
 
@@ -54,6 +66,7 @@ class Preemption:
     def __init__(self) -> None:
         self._former: dict[int, Any] = {}
         self._within: CodeType | None = None
+        self._depth = 0
         self.reset()
 
     def reset(self) -> None:
@@ -81,7 +94,13 @@ class Preemption:
         """
         if self._former or threading.current_thread() is not threading.main_thread():
             return
-        self._within = within
+        # Runs that errors ended left theirs, each of which would hold its run for good.
+        while isinstance(left := _owner_of(SIGNALS[0]), Preemption):
+            runs = left._depth <= _depth(left._within, None) - (left._within is within)
+            if runs or not left._former:
+                break
+            left.end()
+        self._within, self._depth = within, _depth(within, None)
         # nohup has a process ignore SIGHUP, and so does this.
         heard = [
             number
@@ -97,9 +116,11 @@ class Preemption:
             signal.signal(number, handler)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        code = self._within
-        if code is not None and all(f.f_code is not code for f, _ in traceback.walk_stack(frame)):
+        if _depth(self._within, frame) < self._depth:
             self.end()
+            if _owner_of(signum) is self:  # somebody put it back
+                usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+                signal.signal(signum, usual)
             os.kill(os.getpid(), signum)
         elif self._received is not None:
             signal.signal(signum, signal.SIG_DFL)

@@ -101,3 +101,24 @@ def test_keras_own_fit_goes_on_at_an_epoch(every, tmp_path, capsys):
     assert "kmodels.fit(model, ...) continues at the next batch" in said
     assert ("epoch 2 begins again" in said) == (every is not None)
     assert (state.weights_digest(model) == whole) == (every is None)
+
+
+def test_runs_that_errors_ended_leave_one_handler(tmp_path):
+    """Each would hold its model, and call the one before it until Python's stack is full."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        model = make_model()
+        for i in range(3):
+            with pytest.raises(Killed):
+                callbacks = [Checkpoint(tmp_path / str(i)), Kill(2)]
+                keras.Model.fit(model, X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
+        left = signal.getsignal(signal.SIGINT).__self__
+        assert left._former[signal.SIGINT] is signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, left._note)  # as code that knew it puts it back
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
