@@ -176,7 +176,8 @@ TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
-    *("soft cap, temperature", "places of each", "neighbors", "quarters", "jsd"),
+    *("soft cap, temperature", "places of each", "neighbors", "quarters"),
+    *("frozen table, reverse_kl", "frozen table, jsd", "trainable table, jsd"),
 )
 
 

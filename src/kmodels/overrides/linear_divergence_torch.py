@@ -127,13 +127,10 @@ class _Divergence(torch.autograd.Function):
         size = max(budget // (4 * table.shape[0]), 8)
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
-            log_q, slope = _log_softmax(
-                hidden[part], table, settings.soft_cap, settings.temperature, gradient
-            )
-            log_p, _ = _log_softmax(
-                *(teacher_hidden[part], teacher_table),
-                *(settings.teacher_soft_cap, settings.temperature, False),
-            )
+            logits = _logits(hidden[part], table, dtype)
+            log_q, slope = _log_softmax(logits, settings.soft_cap, settings.temperature, gradient)
+            logits = _logits(teacher_hidden[part], teacher_table, dtype)
+            log_p, _ = _log_softmax(logits, settings.teacher_soft_cap, settings.temperature, False)
             found[part], of_logits = _part(log_q, log_p, settings)
             if slopes is not None:
                 of_logits = of_logits if slope is None else of_logits.mul_(slope)
@@ -153,13 +150,16 @@ class _Divergence(torch.autograd.Function):
         return slopes * upstream[0].to(slopes.dtype)[:, None], *(None,) * 5
 
 
+def _logits(hidden: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    hidden = wide(hidden)
+    return matmul(hidden, table.to(hidden.dtype).T).to(dtype)
+
+
 def _log_softmax(
-    hidden: torch.Tensor, table: torch.Tensor, cap: float | None, temperature: float, sloped: bool
+    logits: torch.Tensor, cap: float | None, temperature: float, sloped: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the log-softmax, and the derivative of the capped logits by the uncapped ones."""
-    dtype, slope = torch.promote_types(hidden.dtype, torch.float32), None
-    narrow = wide(hidden)
-    logits = matmul(narrow, table.to(narrow.dtype).T).to(dtype)
+    slope = None
     if cap is not None:
         logits = logits.div_(cap).tanh_()
         slope = 1 - logits.square() if sloped else None

@@ -67,6 +67,7 @@ TEACHER = {
     "teacher_hidden": np.random.default_rng(6).integers(-8, 8, (5, 4)).astype("float32") / 4,
     "teacher_table": np.random.default_rng(7).integers(-8, 8, (7, 4)).astype("float32") / 4,
 }
+TABLE = np.random.default_rng(8).normal(size=(7, 6)).astype("float32")
 SCALE = np.array([[50.0, 60.0, 70.0]], "float32")
 TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
 PLACES = np.array(
@@ -211,16 +212,23 @@ def cases() -> list[OpCase]:
             {"labels": LABELS, "trainable_table": True, "soft_cap": 2.0, "temperature": 0.7},
         ),
         *(
+            ("linear_divergence", label, [_normal(5, 6)], {**TEACHER, "table": TABLE, **keywords})
+            for label, keywords in (
+                ("frozen table", {"soft_cap": 2.0, "temperature": 0.7}),
+                ("frozen table, reverse_kl", {"kind": "reverse_kl", "weights": WEIGHTS}),
+                ("frozen table, jsd", {"kind": "jsd", "beta": 0.3, "teacher_soft_cap": 3.0}),
+            )
+        ),
+        *(
             (
                 "linear_divergence",
                 label,
                 [_normal(5, 6), _normal(7, 6)],
-                {**TEACHER, "trainable_table": True, "kind": label, **keywords},
+                {**TEACHER, "trainable_table": True, **keywords},
             )
             for label, keywords in (
-                ("forward_kl", {}),
-                ("reverse_kl", {"soft_cap": 2.0, "teacher_soft_cap": 3.0}),
-                ("jsd", {"beta": 0.3, "temperature": 0.7, "weights": WEIGHTS}),
+                ("trainable table", {}),
+                ("trainable table, jsd", {"kind": "jsd", "soft_cap": 2.0, "weights": WEIGHTS}),
             )
         ),
         (
