@@ -13,6 +13,7 @@ from kmodels.ops.linear_divergence import (
     check_positive,
     linear_divergence,
 )
+from kmodels.overrides import linear_cross_entropy_torch as losses
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.dense_torch import matmul, wide
@@ -75,7 +76,7 @@ def linear_divergence_torch(
     counted, table = weights != 0, table.detach()
     teacher_hidden, teacher_table = teacher_hidden.detach(), teacher_table.detach()
     # Shapes that depend on values would break the graph, or make the host wait.
-    if hidden.is_cuda or torch.compiler.is_compiling() or counted.all():
+    if losses.on_cuda(hidden) or torch.compiler.is_compiling() or counted.all():
         hidden, teacher_hidden = (
             torch.where(counted[:, None], x, 0) for x in (hidden, teacher_hidden)
         )
@@ -123,7 +124,7 @@ class _Divergence(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         found = torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device)
         slopes = torch.empty_like(hidden) if gradient else None
-        budget = BUDGET_OF_CUDA if hidden.is_cuda else BUDGET
+        budget = BUDGET_OF_CUDA if losses.on_cuda(hidden) else BUDGET
         size = max(budget // (4 * table.shape[0]), 8)
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
