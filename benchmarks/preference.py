@@ -8,16 +8,14 @@ is the answer; rank 4 on query and value, SGD. The systems of a backend, which t
 
 - dpo: the loss of recipes/prefer.py through `TrainStep.fit`
 - logits: the same with a log-softmax of all logits, as recipes/dpo.py had it
-- distill, distill_logits: the divergence of the same rows from a second model with those weights
-  (`CausalLM.divergence`), and the same by whole logits; only if --systems names them
 - sft: the next token of the same four rows through `fit`, with the same weights
 - trl: TRL's DPO loss on transformers with PEFT in a plain loop, on torch. PYTHONPATH has its
   folder, see tests/write_trl_losses.py
 
 Each runs in a process of its own on one thread. Time is CPU time, the median of the rounds, in
 seconds. `step_mb` is the peak of resident memory above what the process held before its first step,
-`peak_mb` that of the process, in MiB. Ratios are the first system over each: below 1 it wins. The
-losses of dpo, logits and trl before any step are log 2.
+`peak_mb` that of the process, in MiB. Ratios are dpo over each: below 1 dpo wins. The losses of
+dpo, logits and trl before any step are log 2.
 """
 
 import argparse
@@ -80,16 +78,6 @@ def keras_step(system: str, weights: str) -> Callable[[], tuple]:
             lambda x: x.reshape(-1, LENGTH), (inputs, labels, learnt)
         )
         model.compile(optimizer)
-    elif system.startswith("distill"):
-        teacher = GemmaCausalLM.from_preset(weights, preprocessor=None, dtype="bfloat16")
-        teacher.trainable = False
-        inputs, learnt = keras.tree.map_structure(lambda x: x.reshape(-1, LENGTH), (inputs, learnt))
-        labels = learnt
-        model = training.TrainStep(
-            {"student": model, "teacher": teacher},
-            distilled(of_logits_apart if system == "distill_logits" else type(model).divergence),
-        )
-        model.compile(optimizer)
     else:
         if system == "logits":
             type(model).log_probs = of_logits
@@ -114,31 +102,6 @@ def keras_step(system: str, weights: str) -> Callable[[], tuple]:
         return watch.seconds, watch.loss
 
     return step
-
-
-def distilled(function):
-    """The loss of a distillation step by a divergence."""
-    from keras import ops
-
-    def loss_fn(models, batch, training):
-        inputs, _, weights = batch
-        student, teacher = models["student"], models["teacher"]
-        rows = function(student, teacher, inputs, weights, training, kind="forward_kl")
-        return ops.sum(rows) / ops.sum(weights), {}
-
-    return loss_fn
-
-
-def of_logits_apart(student, teacher, x, weights, training, kind):
-    """`CausalLM.divergence` by whole logits."""
-    from keras import ops
-
-    log_q, log_p = (
-        ops.log_softmax(ops.cast(model(x, training=is_training), "float32"))
-        for model, is_training in ((student, training), (teacher, False))
-    )
-    log_p = ops.stop_gradient(log_p)
-    return weights * ops.sum(ops.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 def of_logits(model, x, y, sample_weight, training=False):
@@ -238,19 +201,18 @@ def main() -> None:
         for system, child in children.items():
             found[system]["step_mb"] = round(child.rows[-1]["step_mb"])
         rows.append({"backend": backend, **found})
-        first = systems[0]
         for name, row in found.items():
-            if name != first:
-                rows[-1][f"{first}_over_{name}"] = {
-                    key: round(found[first][key] / row[key], 3)
+            if name != "dpo":
+                rows[-1][f"over_{name}"] = {
+                    key: round(found["dpo"][key] / row[key], 3)
                     for key in ("step_s", "step_mb", "peak_mb")
                 }
         print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        write(rows, options.rounds, "distillation" if "distill" in systems else "preference")
+        write(rows, options.rounds)
 
 
-def write(rows: list[dict], rounds: int, name: str) -> None:
+def write(rows: list[dict], rounds: int) -> None:
     date = time.strftime("%Y-%m-%d")
     packages = ("keras", "transformers", "peft", "trl", "torch", "jax", "tensorflow")
     content = {
@@ -265,7 +227,7 @@ def write(rows: list[dict], rounds: int, name: str) -> None:
         "date": date,
         "rows": rows,
     }
-    path = RESULTS / f"{name}_cpu_{date}.json"
+    path = RESULTS / f"preference_cpu_{date}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
