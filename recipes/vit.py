@@ -100,6 +100,8 @@ FIXED = ("preset", "weights", "data", "image_size", "batch_size", "accumulate", 
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0)
     recipe.check_fractions(settings, "warmup", "label_smoothing")
+    if settings.head_std is not None and not settings.head_std > 0:
+        raise recipe.InputError(f"--head-std is {settings.head_std}; give a number above 0")
     import keras
 
     from kmodels import training
@@ -161,7 +163,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
             f"class names of the model ({', '.join(model.class_names[:5])}, ...) and of the data "
             f"({', '.join(data.class_names[:5])}, ...) differ; classes are matched by number"
         )
-    if settings.head_std is not None:
+    if settings.head_std is not None and not own_head:
         start_head(model, settings.head_std)
     rematerialize(model.backbone, settings.remat)
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
@@ -244,7 +246,8 @@ def start_head(model: Any, deviation: float) -> None:
         layer = model.get_layer(name)
         new = layer.kernel_initializer(layer.kernel.shape, layer.kernel.dtype)
         layer.kernel.assign(new * (deviation / ops.std(new)))
-        layer.bias.assign(ops.zeros_like(layer.bias))
+        if layer.bias is not None:
+            layer.bias.assign(ops.zeros_like(layer.bias))
 
 
 def main(argv: list[str] | None = None) -> int:

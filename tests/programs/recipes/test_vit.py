@@ -73,19 +73,25 @@ def test_the_model_has_a_card(whole, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("[[")
 
 
-@pytest.mark.parametrize("pooling", ["token", "distilled"])
-def test_a_head_may_begin_close_to_zero(recipe, pooling):
-    tokens = {"use_distillation_token": True} if pooling == "distilled" else {}
-    with pool("vit_debug", num_classes=5, pooling=pooling, **tokens) as model:
+@pytest.mark.parametrize(
+    ("pooling", "settings"),
+    [
+        ("token", {}),
+        ("token", {"head_bias": False}),
+        ("distilled", {"use_distillation_token": True}),
+    ],
+)
+def test_a_head_may_begin_close_to_zero(recipe, pooling, settings):
+    with pool("vit_debug", num_classes=5, pooling=pooling, **settings) as model:
         names = ["logits", "distillation_logits"][: 1 + (pooling == "distilled")]
-        for name in names:
-            layer = model.get_layer(name)
-            layer.bias.assign(layer.bias + 1)
+        heads = [model.get_layer(name) for name in names]
+        biases = [head.bias for head in heads if head.bias is not None]
+        for bias in biases:
+            bias.assign(bias + 1)
         recipe.start_head(model, 2e-5)
-        for name in names:
-            layer = model.get_layer(name)
-            assert np.std(to_numpy(layer.kernel)) == pytest.approx(2e-5, rel=1e-3)
-            assert not to_numpy(layer.bias).any()
+        for head in heads:
+            assert np.std(to_numpy(head.kernel)) == pytest.approx(2e-5, rel=1e-3)
+        assert not any(to_numpy(bias).any() for bias in biases)
 
 
 @pytest.mark.each_backend
@@ -118,11 +124,16 @@ def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, caps
     check_same_run(out, whole)
 
 
-def test_a_run_is_evaluated_alone_and_not_overwritten(recipe, whole, capsys):
+def test_a_run_is_evaluated_alone_and_not_overwritten(recipe, whole, tmp_path, capsys):
     assert recipe.main(["--evaluate", "--out", str(whole)]) == 0
     metrics, trained = result(whole, "evaluation.json")["metrics"], result(whole)["metrics"]
     for name in ("val_loss", "val_accuracy", "test_loss", "test_accuracy"):
         assert metrics[name] == pytest.approx(trained[name], abs=1e-6), name
+    # The head of a model that is only evaluated stays, also if its settings begin with a new one.
+    model = ["--weights", str(whole / "model"), "--head-std", "1", "--out", str(tmp_path)]
+    assert recipe.main([*SMALL[2:], *model, "--evaluate"]) == 0
+    found = result(tmp_path, "evaluation.json")["metrics"]["test_loss"]
+    assert found == pytest.approx(trained["test_loss"], abs=1e-3)
     assert recipe.main([*SMALL, "--out", str(whole)]) == 2
     assert "holds checkpoints of a run; add --resume" in capsys.readouterr().err
 
@@ -169,6 +180,7 @@ def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch
         (["--rand-augment", "9"], "--rand-augment is '9'; give 2 numbers"),
         (["--learning-rate", "-1"], "learning rate is -1.0; give a number above 0"),
         (["--seed", "-1"], "--seed is -1"),
+        (["--head-std", "0"], "--head-std is 0.0; give a number above 0"),
         (["--evaluate"], "there is no checkpoint"),
         (["--out", "/proc/nowhere"], "cannot write to --out /proc/nowhere"),
     ],
