@@ -39,7 +39,7 @@ def linear_divergence(
     With p the teacher's softmax, q the student's, and m = beta p + (1 - beta) q:
 
     - "forward_kl": KL(p | q), the usual distillation;
-    - "reverse_kl": KL(q | p), for which the student leaves out what it cannot say well;
+    - "reverse_kl": KL(q | p), for which the student concentrates on the most likely classes;
     - "jsd": beta KL(p | m) + (1 - beta) KL(q | m), the generalized Jensen-Shannon divergence.
 
     Some positions at a time have logits, which the backward pass recomputes. Hinton's factor

@@ -180,9 +180,9 @@ def open_checkpoint(
 def open_outline(preset: str | Path, family: Family, given: dict[str, Any]) -> SourceCheckpoint:
     """Opens a checkpoint for its architecture, which is that of its tensors if they are there.
 
-    Their names and shapes decide what a config.json leaves open or contradicts, such as an output
-    layer that is not the embedding table. A directory without tensors is as its config.json says;
-    if its tensors cannot be opened, a warning says why.
+    Their names and shapes take precedence over config.json, which may omit or contradict a part,
+    such as an output layer that is not the embedding table. A directory without tensors is as its
+    config.json says; if its tensors cannot be opened, a warning says why.
 
     Args:
         preset: see `load`.
