@@ -362,9 +362,13 @@ def test_broken_files_are_named(tmp_path):
     # The last 8 bytes before the padding say where the only tensor begins.
     whole = (tmp_path / "llama.gguf").read_bytes()
     at = whole.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8 + 4
-    (tmp_path / "moved.gguf").write_bytes(whole[:at] + b"\x04" + whole[at + 1 :] + bytes(8))
-    message = r"moved\.gguf is not .* GGUF file: tensor token_embd.weight cannot begin at byte \d+"
-    refused(message, read, tmp_path / "moved.gguf")
+    message = (
+        r"moved\.gguf is not .* GGUF file: tensor token_embd.weight begins at byte \d+, not at"
+    )
+    for moved in (4, 32):  # not aligned, and aligned behind a gap
+        changed = whole[:at] + bytes([moved]) + whole[at + 1 :] + bytes(64)
+        (tmp_path / "moved.gguf").write_bytes(changed)
+        refused(message, read, tmp_path / "moved.gguf")
     message = "holds 'llama'; the model reads gemma, gemma2, gemma3"
     refused(message, read, tmp_path / "llama.gguf")
 

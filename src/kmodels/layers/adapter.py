@@ -55,6 +55,11 @@ class LoraSettings:
             raise InputError(
                 f"LoRA alpha is {self.alpha!r}; give a number above 0, or None for the rank"
             )
+        if not self.scaling <= float(np.finfo("float32").max):
+            raise InputError(
+                f"LoRA alpha is {self.alpha!r} with rank {self.rank}, a factor that float32 does "
+                "not hold; give a smaller alpha"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"LoRA dropout is {self.dropout!r}; give a rate in [0, 1)")
         if not self.targets and not self.target_parameters:

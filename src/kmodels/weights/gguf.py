@@ -122,13 +122,14 @@ def _check(path: Path) -> None:
 
 
 def _check_places(reader: "gguf.GGUFReader") -> None:
-    """Checks that tensors do not overlap and are aligned, like llama.cpp."""
-    end = 0
-    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
-        begin = tensor.data_offset
-        if begin < end or begin % reader.alignment:
-            raise ValueError(f"tensor {tensor.name} cannot begin at byte {begin}")
-        end = begin + tensor.n_bytes
+    """Checks that each tensor follows the one before, aligned and without a gap, like llama.cpp."""
+    expected = reader.data_offset
+    for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise ValueError(
+                f"tensor {tensor.name} begins at byte {tensor.data_offset}, not at {expected}"
+            )
+        expected += -(-tensor.n_bytes // reader.alignment) * reader.alignment
 
 
 def _text(data: mmap.mmap, at: int) -> int:

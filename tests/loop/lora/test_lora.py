@@ -164,6 +164,7 @@ def test_a_module_of_a_quantized_base_is_trained_as_a_whole(tmp_path):
     ("settings", "message"),
     [
         ({"rank": 0}, "LoRA rank is 0; give a whole number from 1"),
+        ({"rank": 2, "alpha": 1e308}, r"LoRA alpha is 1e\+308 with rank 2, a factor that float32"),
         ({"rank": 2, "alpha": 0}, "alpha is 0; give a number above 0"),
         ({"rank": 2, "dropout": 1.0}, r"dropout is 1.0; give a rate in \[0, 1\)"),
         ({"rank": 2, "targets": ()}, "got no targets"),
