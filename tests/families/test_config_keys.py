@@ -297,6 +297,13 @@ REFUSED = {
         "gemma2", {"final_logit_softcapping": 1e38}, "final_logit_soft_cap is 1e\\+38; give"),
     "a negative epsilon": ("qwen3", {"rms_norm_eps": -1e-6}, "epsilon is -1e-06; give"),
     "no number as epsilon": ("gemma", {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; g"),
+    "a null size": (
+        "gemma3_text", {"intermediate_size": None}, "intermediate_size of config.json are null",
+    ),
+    "no number as a factor": (
+        "llama", {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": "x"}},
+        "low_freq_factor is 'x'; give a whole number or a",
+    ),
     "an unknown kind": ("qwen3", {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'; the mo"),
     "an unknown setting of yarn": ("qwen3", {"rope_scaling": {**YARN, "alpha": 1}}, "alpha; give"),
     "yarn without a factor": (

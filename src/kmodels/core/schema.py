@@ -165,6 +165,7 @@ _ROPE: dict[str, Any] = {
     **_all(str, "type rope_type"),
     **_all(NUMBER, "rope_theta factor partial_rotary_factor attention_factor beta_fast beta_slow"),
     **_all(NUMBER, "mscale_all_dim mscale original_max_position_embeddings"),
+    **_all(NUMBER, "low_freq_factor high_freq_factor"),
     "truncate": bool,
 }
 _ROPE |= _all(_ROPE, "full_attention sliding_attention")

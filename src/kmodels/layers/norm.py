@@ -1,5 +1,6 @@
 """Normalisation and the learned scale of a residual branch."""
 
+import math
 from typing import Any
 
 import keras
@@ -69,7 +70,7 @@ class LayerNorm(_Scaled):
         scale (D,), bias (D,).
 
     Raises:
-        InputError: for another axis.
+        InputError: for another axis, or an epsilon below 0.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LayerNorm(_Scaled):
         **kwargs: Any,
     ):
         super().__init__(scale_initializer, scale_regularizer, scale_constraint, **kwargs)
+        check_epsilon(epsilon)
         self.epsilon = epsilon
         self.axis = axis
         self.bias_initializer = keras.initializers.get(bias_initializer)
@@ -128,7 +130,7 @@ class RMSNorm(_Scaled):
         scale (D,), initially zeros, or ones if `offset` is 0. Without `use_scale` none.
 
     Raises:
-        InputError: for another axis.
+        InputError: for another axis, or an epsilon below 0.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class RMSNorm(_Scaled):
         if scale_initializer is None:
             scale_initializer = "zeros" if offset else "ones"
         super().__init__(scale_initializer, scale_regularizer, scale_constraint, **kwargs)
+        check_epsilon(epsilon)
         self.epsilon = epsilon
         self.offset = offset
         self.axis = axis
@@ -198,6 +201,12 @@ class LayerScale(_Scaled):
     def call(self, x: Tensor) -> Any:
         """(..., D) -> (..., D)."""
         return x * self.scale
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raises `InputError` for an epsilon that is no finite number from 0."""
+    if not (isinstance(epsilon, int | float) and 0.0 <= epsilon < math.inf):
+        raise InputError(f"epsilon is {epsilon!r}; give a number from 0, such as 1e-6")
 
 
 def check_axis(axis: int, input_shape: Shape) -> None:

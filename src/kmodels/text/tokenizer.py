@@ -1,10 +1,10 @@
 """Text to token ids and back, from the tokenizer files that models come with."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import tokenizers
@@ -20,6 +20,7 @@ from kmodels.text.chat import ChatTokenizer
 from kmodels.text.pieces import MARKS, TURNS
 from kmodels.text.texts import as_ids, as_text, as_texts, in_graph
 
+T = TypeVar("T")
 # The last is where a preset of keras-hub has it, whose tokenizer.json is something else.
 FILES = ("assets/tokenizer/vocabulary.spm", "tokenizer.json", "tokenizer.model")
 # The settings for transformers of a tokenizer that came without any.
@@ -112,12 +113,7 @@ class Tokenizer(ChatTokenizer):
         """Returns the special tokens that the post-processor adds first and last."""
         if self.core.post_processor is None:
             return None, None
-        try:
-            encoding = self.core.encode("a")
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of Rust is no Exception
-            raise InputError(f"the tokenizer is damaged: {_line(error)}; copy it again") from None
+        encoding = read_core(lambda: self.core.encode("a"), "the tokenizer")
         tokens, special = encoding.tokens, encoding.special_tokens_mask
         if all(special):
             return None, None  # nothing of the text is left between them
@@ -172,10 +168,7 @@ class Tokenizer(ChatTokenizer):
             _add_tokens(core, described.added_tokens(path.parent), path.parent)
             add_named(core, settings)
             return cls(core, **{**roles, **more})
-        try:
-            core = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"{path} is not a tokenizer.json: {_line(error)}") from error
+        core = read_core(lambda: tokenizers.Tokenizer.from_file(str(path)), path)
         check_ids(core.get_vocab(), path)
         add_named(core, settings, described.added_tokens(path.parent))
         return cls(core, **more)
@@ -216,7 +209,7 @@ class Tokenizer(ChatTokenizer):
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """Returns the tokenizer of `to_dict`."""
-        core = tokenizers.Tokenizer.from_str(fields["json"])
+        core = read_core(lambda: tokenizers.Tokenizer.from_str(fields["json"]), "the config")
         names = ("start", "end", "pad", "stop", "settings")
         return cls(core, **{name: fields[name] for name in names if name in fields})
 
@@ -428,6 +421,26 @@ def _add_tokens(
             )
         elif token.special:
             core.add_special_tokens([token])
+
+
+def read_core(read: Callable[[], T], origin: object) -> T:
+    """Returns what `read` returns.
+
+    Args:
+        read: calls tokenizers with content of a file.
+        origin: names the file in errors.
+
+    Raises:
+        InputError: if tokenizers cannot read it.
+    """
+    try:
+        return read()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
+        raise InputError(
+            f"{origin} holds no whole tokenizer: {_line(error)}; copy it again"
+        ) from None
 
 
 def _line(error: BaseException) -> str:

@@ -1,5 +1,7 @@
 """Tokenizers from each kind of file give the ids of the packages that wrote them."""
 
+import json
+
 import pytest
 import tokenizers
 
@@ -255,6 +257,17 @@ def test_what_a_file_leaves_out_is_the_default_of_sentencepiece():
 )
 def test_a_damaged_file_is_told_in_a_line(content):
     refused("x is not a SentencePiece model: ", parse, content, "x")
+
+
+def test_a_panic_of_tokenizers_is_told_in_a_line(tmp_path):
+    merged = {"a": 0, "b": 1, "ab": 2}
+    model = {"type": "BPE", "vocab": merged, "merges": [["a", "b"]]}
+    prefix = {"model": {**model, "continuing_subword_prefix": "../x"}}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(prefix))
+    refused("tokenizer.json holds no whole tokenizer: .*; copy it again", Tokenizer.from_file, file)
+    fields = {"json": file.read_text()}
+    refused("the config holds no whole tokenizer: .*", Tokenizer.from_dict, fields)
 
 
 @pytest.mark.needs("sentencepiece")

@@ -1,6 +1,5 @@
 """Configs: the base of all families, and those of decoders and their blocks."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
@@ -41,12 +40,6 @@ def check_positive(config: Any, *names: str, none: str = "") -> None:
         if value is not None and not 0.0 < value < 1e30:
             more = f", or None for {none}" if none else ""
             raise InputError(f"{name} is {value}; give a positive number{more}")
-
-
-def check_epsilon(epsilon: float) -> None:
-    """Raises `InputError` for an epsilon of a norm that is no finite number from 0."""
-    if not (isinstance(epsilon, int | float) and 0.0 <= epsilon < math.inf):
-        raise InputError(f"layer_norm_epsilon is {epsilon!r}; give a number from 0")
 
 
 @dataclass(frozen=True)
@@ -191,7 +184,6 @@ class DecoderConfig(FrozenConfig):
         if self.head_dim % 2:
             raise InputError(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
         check_rates(self, "dropout")
-        check_epsilon(self.layer_norm_epsilon)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values, without a `max_sequence_length` of None."""

@@ -45,6 +45,11 @@ FIELDS = {
     "dropout": "attention_dropout",
     "max_sequence_length": "max_position_embeddings",
 }
+# Those that no architecture has a default for.
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    "num_attention_heads",
+)
 # Names of the usual norms; a family with more, or with other names, gives its own.
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 HEAD_NORMS = {
@@ -134,6 +139,8 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
 def fields(text: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of every `DecoderConfig` for the settings of a config.json."""
     text = {"rms_norm_eps": 1e-6, **text, "attention_dropout": text.get("attention_dropout") or 0.0}
+    if empty := [name for name in SIZES if text[name] is None]:
+        raise InputError(f"{', '.join(empty)} of config.json are null; give numbers above 0")
     return {ours: text[theirs] for ours, theirs in FIELDS.items()}
 
 

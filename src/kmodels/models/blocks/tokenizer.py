@@ -14,7 +14,7 @@ from kmodels.core.types import DTypeLike
 from kmodels.text import Tokenizer, byte_level
 from kmodels.text import settings as described
 from kmodels.text.texts import as_text
-from kmodels.text.tokenizer import add_named
+from kmodels.text.tokenizer import add_named, read_core
 
 VOCABULARY = ("vocab.json", "merges.txt")
 DTYPES = ("int32", "int64", "string")
@@ -138,7 +138,9 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Returns the tokenizer of `get_config`."""
         config = dict(config)
-        return cls(tokenizers.Tokenizer.from_str(config.pop("json")), **config)
+        text = config.pop("json")
+        core = read_core(lambda: tokenizers.Tokenizer.from_str(text), "the config")
+        return cls(core, **config)
 
     def __reduce__(self) -> Any:
         return _from_config, (type(self), self.get_config())
