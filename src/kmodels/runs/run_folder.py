@@ -440,5 +440,18 @@ def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
 
 def _json(path: Path, shape: Shape) -> dict[str, Any]:
     """Returns the object in a file without null values, {} if there is no file."""
-    content = read_json(path, shape) if path.is_file() else {}
-    return {name: value for name, value in content.items() if value is not None}
+    return _without_nulls(read_json(path, shape)) if path.is_file() else {}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a value of JSON whose objects lack the names that are null."""
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    # A setting may have null as its default.
+    return {
+        name: one if name == "defaults" else _without_nulls(one)
+        for name, one in value.items()
+        if one is not None
+    }

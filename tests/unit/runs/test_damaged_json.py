@@ -130,7 +130,8 @@ def test_a_report_of_a_damaged_run_is_written_or_refused(tmp_path, name, rng):
     if name == "predictions.json":  # pictures make it slow, and are not read
         whole["groups"] = {key: rows[:1] for key, rows in whole["groups"].items()}
     refusals = 0
-    for tree in sample(swapped(whole, VALUES), rng, 60):
+    nulls = swapped(whole, [None]) if name == "run.json" else ()
+    for tree in (*sample(swapped(whole, VALUES), rng, 60), *nulls):
         file.write_text(json.dumps(tree))
         try:
             report.write(folder)
