@@ -56,7 +56,7 @@ class Settings(recipe.Common):
     rslora: bool = flag(False, "rank-stabilized LoRA: divide alpha by the root of the rank")
     dora: bool = flag(False, "DoRA: train magnitude and direction separately")
     quantize: str | None = flag(
-        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4")
+        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4", "nf4", "fp4")
     )
     remat: str = flag(
         "none",

@@ -58,7 +58,7 @@ class Settings(recipe.Common):
     alpha: float | None = flag(32.0, "LoRA alpha, divided by the rank")
     targets: str = flag("all-linear", "layers with adapters: names or patterns, or all-linear")
     quantize: str | None = flag(
-        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4")
+        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4", "nf4", "fp4")
     )
     remat: str = flag(
         "none",

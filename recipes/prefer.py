@@ -65,7 +65,7 @@ class Settings(recipe.Common):
     lora_dropout: float = flag(0.0, "LoRA dropout")
     targets: str = flag("query,value", "layers with adapters, or all-linear")
     quantize: str | None = flag(
-        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4")
+        None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4", "nf4", "fp4")
     )
     remat: str = flag(
         "none",

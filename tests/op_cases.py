@@ -1,6 +1,7 @@
 """Definitions of the ops in NumPy's float64, and the calls of `op_cases` that tests run."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,41 @@ def linear_divergence(
     return weights * sum(share * (a * np.log(a / b)).sum(1) for share, a, b in parts)
 
 
+# Codes of 4 bits: quantiles of the normal distribution, and sign, exponent and fraction.
+NF4 = (
+    "-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 -0.28444138169288635 "
+    "-0.18477343022823334 -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 "
+    "0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941 "
+    "0.7229568362236023 1"
+)
+FP4 = [0, 0.0625, 8, 12, 4, 6, 2, 3]
+
+
+def quantized_dense(x: np.ndarray, arrays: Sequence[np.ndarray], mode: str) -> np.ndarray:
+    numbers, scale, *more = arrays
+    if mode == "int8":
+        return x @ (numbers / scale.astype("float64"))
+    halves = [numbers.view("uint8") & 15, numbers.view("uint8") >> 4]
+    if mode == "int4":
+        codes = np.stack([(half.astype(int) + 8) % 16 - 8 for half in halves], 1)
+        kernel = codes.reshape(-1, numbers.shape[1]) - more[0].astype(int).repeat(2, 0)
+        return x @ (kernel * scale.astype("float64").repeat(2, 0))
+    table = {"nf4": [*map(float, NF4.split())], "fp4": [*FP4, *(-x for x in FP4)]}[mode]
+    table = (np.array(table) / np.abs(table).max()).astype("float32").astype("float64")
+    kernel = table[np.stack(halves[::-1], 1).reshape(-1, numbers.shape[1])]
+    if more:
+        nested, offset = more
+        scale = dynamic()[scale] * nested.astype("float64")[0, 0] + offset[0, 0]
+    return x @ (kernel * scale.repeat(2, 0))
+
+
+def dynamic() -> np.ndarray:
+    """Signed numbers of 8 bits, twice as many in each power of ten as in the one below."""
+    powers = [(10.0 ** (i - 6), (np.arange(2**i) + 0.5) * 0.9 / 2**i + 0.1) for i in range(7)]
+    positive = np.concatenate([power * middles for power, middles in powers])
+    return np.sort(np.concatenate([positive, -positive, [0.0, 1.0]]))
+
+
 # What each op is, of arrays in float64.
 DEFINITIONS = {
     "attention": attention,
@@ -164,7 +200,7 @@ DEFINITIONS = {
     "linear_log_probs": linear_log_probs,
     "mlp": mlp,
     "patch_embedding": patch_embedding,
-    "quantized_dense": lambda x, kernel, scale: x @ (kernel / scale),
+    "quantized_dense": quantized_dense,
     "rms_norm": rms_norm,
     "rotary_embedding": rotary_embedding,
     "rotary_embedding_2d": rotary_embedding_2d,
@@ -176,7 +212,7 @@ TELLING = (
     *("plain", "mask with an empty row", "causal window, grouped", "mask per head, grouped"),
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
-    *("soft cap, temperature", "places of each", "neighbors", "quarters"),
+    *("soft cap, temperature", "places of each", "neighbors", "quarters", "4 bits of a table"),
     *("frozen table, reverse_kl", "frozen table, jsd", "trainable table, jsd"),
 )
 

@@ -89,7 +89,7 @@ def test_predict_and_evaluate_follow_what_was_done_to_the_backbone(model):
 
 def test_predict_follows_a_quantized_backbone(model):
     before = assert_follows(model)
-    model.backbone.quantize("int4")
+    model.backbone.quantize("nf4")
     assert np.abs(assert_follows(model) - before).max() > 1e-4
 
 

@@ -59,6 +59,7 @@ def weight(variables):
         ("gemma_debug", Setup(2, 16)),
         ("gemma3_debug", Setup(2, 16, "bfloat16", LoraSettings(4), "int8")),
         ("gemma2_debug", Setup(2, 16, lora=LoraSettings(2, targets="all-linear"), quantize="int4")),
+        ("gemma3_debug", Setup(2, 16, "bfloat16", LoraSettings(4), "nf4")),
         ("gemma3_debug", Setup(2, 16, "mixed_bfloat16", LoraSettings(3, dora=True))),
         ("gemma4_debug", Setup(2, 16)),
         ("vit_debug", Setup(2, precision="mixed_bfloat16", lora=LoraSettings(2))),

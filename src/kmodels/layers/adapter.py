@@ -15,6 +15,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.layers import copies, initializers
 from kmodels.layers.placement import add_weight
+from kmodels.layers.quantized import MODES
 from kmodels.ops.grouped_dense import rows_of
 
 # Names in a file of Keras: of an adapter's variables, and of its scaling.
@@ -237,7 +238,7 @@ class AdaptableLayer(Adaptable):
             return UNBUILT if shapes else None
         if not shapes:
             return "the file holds nothing for it"
-        modes = [name.removeprefix("kernel_") for name in shapes if name.startswith("kernel_int")]
+        modes = [mode for mode in MODES if f"kernel_{mode}" in shapes]
         there = modes[0] if modes else None
         here = None if self.quantized is None else self.quantized.mode
         if there != here:

@@ -105,8 +105,9 @@ class Dense(AdaptableLayer, WithKernel):
         x (..., in), compute dtype -> (..., units).
 
     Weights:
-        kernel (in, units), bias (units,); a quantized layer has kernel_int8 or kernel_int4,
-        kernel_scale and kernel_zero in place of the kernel, one with an adapter lora_a and lora_b.
+        kernel (in, units), bias (units,); a quantized layer has the variables of
+        `quantized.Quantization.shapes` in place of the kernel, one with an adapter lora_a and
+        lora_b.
 
     Attributes:
         in_all_linear: whether LoRA's "all-linear" includes the layer; False if transformers has a
@@ -237,7 +238,7 @@ class Dense(AdaptableLayer, WithKernel):
             keyed = initializers.keyed(initializer, variable.path)
             variable.assign(keyed(tuple(variable.shape), "float32"))
 
-    def quantize_kernel(self, mode: str) -> None:
+    def quantize_kernel(self, settings: quantizing.Quantization) -> None:
         """Quantizes the kernel to 8 or 4 bits, see `layers.quantized`.
 
         Raises:
@@ -250,7 +251,7 @@ class Dense(AdaptableLayer, WithKernel):
         if self.quantized is not None:
             raise InputError(f"{self.path} is {self.quantized.mode} already; quantize a model once")
         values = keras.ops.convert_to_numpy(self.wide_kernel())
-        quantizing.fill(self.to_quantized(mode), values)
+        quantizing.fill(self.to_quantized(settings), values)
 
     def quantize(self, mode: str | None = None, **settings: Any) -> None:
         """Rejects Keras' quantization, which a saved file could not restore.
@@ -263,12 +264,12 @@ class Dense(AdaptableLayer, WithKernel):
             "call quantize of a backbone or task of kmodels, or use keras.layers.Dense"
         )
 
-    def to_quantized(self, mode: str) -> quantizing.QuantizedKernel:
+    def to_quantized(self, settings: quantizing.Quantization) -> quantizing.QuantizedKernel:
         """Replaces the kernel by an empty quantized one, to be filled."""
         keras_internals.detach(self, [self.kernel])
         with keras_internals.changing(self):
             self.kernel = None
-            self.quantized = quantizing.make(self, mode, self.input_dim, self.units)
+            self.quantized = quantizing.make(self, settings, self.input_dim, self.units)
         return self.quantized
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

@@ -1,4 +1,7 @@
-"""The kernel of a frozen linear layer in 8 or 4 bits."""
+"""The kernel of a frozen linear layer in 8 or 4 bits.
+
+"nf4" and "fp4" are those of bitsandbytes: the same codes and scales, in our layout.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,71 +11,151 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight
-from kmodels.ops.quantized_dense import dequantize
+from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, dequantize
 
-MODES = ("int8", "int4")
-# Rows of a kernel that share a scale in 4 bits; the first that divides the width is taken.
-GROUPS = (128, 64, 32)
+MODES = ("int8", "int4", "nf4", "fp4")
+# Rows of a kernel that share a scale, unless a block is given.
+BLOCKS = {"int4": 128, "nf4": 64, "fp4": 64}
+# Fewer are taken where a block does not divide the width, down to this.
+SMALLEST_BLOCK = 32
+# Numbers that are quantized at a time, so that no temporary array has the size of a large kernel.
+PART = 2**22
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the kernel of a linear layer is stored.
+
+    Args:
+        mode: "int8" with one scale per output; "int4" with one scale and zero point, "nf4" or "fp4"
+            with one scale per block and output.
+        block: rows that share a scale; the mode's own if None: 128, or 64 for "nf4" and "fp4".
+            Where it does not divide the width, the next smaller power of two from 32 that does
+            takes its place, or else the width.
+        double: whether the scales of "nf4" and "fp4" have 8 bits; True if None.
+
+    Raises:
+        InputError: for another mode, or settings that the mode does not have.
+    """
+
+    mode: str
+    block: int | None = None
+    double: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InputError(f"quantization mode is {self.mode!r}; choose {', '.join(MODES)}")
+        if self.block is not None:
+            check_whole("block", self.block)
+            if self.mode not in BLOCKS or self.block < SMALLEST_BLOCK or self.block % 2:
+                raise InputError(
+                    f"block is {self.block} for {self.mode!r}; give an even number from "
+                    f"{SMALLEST_BLOCK} for {', '.join(BLOCKS)}, or leave it out"
+                )
+        if self.double and self.mode not in TABLES:
+            raise InputError(
+                f"double is True for {self.mode!r}, whose scales are float32; leave it out, or "
+                f"choose {' or '.join(TABLES)}"
+            )
+        # Both spellings of the same are equal.
+        if self.block == BLOCKS.get(self.mode):
+            object.__setattr__(self, "block", None)
+        if self.double == (self.mode in TABLES):
+            object.__setattr__(self, "double", None)
+
+    @classmethod
+    def of(cls, config: object) -> "Quantization":
+        """Returns the settings of a `to_config`, or of a mode.
+
+        Raises:
+            InputError: for anything else.
+        """
+        if isinstance(config, Quantization):
+            return config
+        if isinstance(config, dict) and config.keys() <= {"mode", "block", "double"}:
+            return cls(**{"mode": None, **config})
+        if isinstance(config, str) or config is None:
+            return cls(config)
+        raise InputError(f"quantization is {config!r}; give a mode: {', '.join(MODES)}")
+
+    def to_config(self) -> str | dict[str, Any]:
+        """Returns the mode, or all settings as JSON values where it does not say them."""
+        more = {"block": self.block, "double": self.double}
+        more = {name: value for name, value in more.items() if value is not None}
+        return {"mode": self.mode, **more} if more else self.mode
+
+    @property
+    def is_double(self) -> bool:
+        """Whether scales have 8 bits."""
+        return self.mode in TABLES if self.double is None else self.double
+
+    def groups(self, rows: int) -> int:
+        """Returns the number of blocks of a kernel with so many rows."""
+        if self.mode == "int8":
+            return 1
+        size = self.block or BLOCKS[self.mode]
+        sizes = [size, *(2**i for i in range(size.bit_length(), 0, -1) if 2**i < size)]
+        sizes = [size for size in sizes if size >= SMALLEST_BLOCK and rows % size == 0]
+        return rows // sizes[0] if sizes else 1
+
+    def shapes(self, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
+        """Returns name, shape and dtype of the variables that stand for a kernel (rows, units).
+
+        Their order is that of the arrays of `kmodels.ops.quantized_dense`.
+        """
+        groups, numbers = self.groups(rows), f"kernel_{self.mode}"
+        if self.mode == "int8":
+            return {numbers: ((rows, units), "int8"), "kernel_scale": ((1, units), "float32")}
+        pairs, scales = (-(-rows // 2), units), (groups, units)
+        if self.mode == "int4":
+            return {
+                numbers: (pairs, "int8"),
+                "kernel_scale": (scales, "float32"),
+                "kernel_zero": (scales, "int8"),
+            }
+        if not self.is_double:
+            return {numbers: (pairs, "uint8"), "kernel_scale": (scales, "float32")}
+        return {
+            numbers: (pairs, "uint8"),
+            "kernel_scale": (scales, "uint8"),
+            "kernel_nested_scale": ((-(-groups * units // NESTED_BLOCK), 1), "float32"),
+            "kernel_offset": ((1, 1), "float32"),
+        }
 
 
 @dataclass(frozen=True)
 class QuantizedKernel:
-    """Whole numbers that stand for a kernel (in, out); variables of the layer.
+    """Variables of a layer that stand for a kernel (in, out).
 
     Args:
-        mode: "int8" with one scale per output, or "int4" with one per group of inputs and output.
+        settings: how they do.
         rows: width of the input.
-        numbers: int8, see `kmodels.ops.quantized_dense`.
-        scale: float32.
-        zero: only for "int4".
+        variables: in the order of `Quantization.shapes`.
     """
 
-    mode: str
+    settings: Quantization
     rows: int
-    numbers: Any
-    scale: Any
-    zero: Any = None
+    variables: list[Any]
 
     @property
-    def variables(self) -> list[Any]:
-        """numbers, scale and, with "int4", zero."""
-        return [self.numbers, self.scale, *([] if self.zero is None else [self.zero])]
+    def mode(self) -> str:
+        """The mode of the settings."""
+        return self.settings.mode
 
     def dense(self, x: Tensor, bias: Tensor | None) -> Any:
         """Returns x @ kernel + bias."""
-        return ops.quantized_dense(x, self.numbers, self.scale, self.zero, bias)
+        return ops.quantized_dense(x, self.variables, bias, self.mode)
 
     def wide(self) -> Any:
         """Returns the kernel (in, out) in float32."""
-        zero = [] if self.zero is None else [keras.ops.convert_to_tensor(self.zero)]
-        arrays = [keras.ops.convert_to_tensor(x) for x in (self.numbers, self.scale)]
-        return dequantize(*arrays, *zero, rows=self.rows, dtype="float32")
+        arrays = [keras.ops.convert_to_tensor(x) for x in self.variables]
+        return dequantize(arrays, self.mode, rows=self.rows, dtype="float32")
 
 
-def check_mode(mode: object) -> str:
-    """Returns the mode, or `InputError` with those there are."""
-    if mode not in MODES:
-        raise InputError(f"quantization mode is {mode!r}; choose {' or '.join(MODES)}")
-    return mode
-
-
-def shapes(mode: str, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
-    """Returns name, shape and dtype of the variables that stand for a kernel (rows, units)."""
-    groups = rows // next((size for size in GROUPS if rows % size == 0), rows)
-    four = mode == "int4"
-    found = {
-        f"kernel_{mode}": ((-(-rows // 2) if four else rows, units), "int8"),
-        "kernel_scale": ((groups if four else 1, units), "float32"),
-    }
-    if four:
-        found["kernel_zero"] = ((groups, units), "int8")
-    return found
-
-
-def make(layer: keras.Layer, mode: str, rows: int, units: int) -> QuantizedKernel:
+def make(layer: keras.Layer, settings: Quantization, rows: int, units: int) -> QuantizedKernel:
     """Returns the variables of a quantized kernel, filled with zeros."""
     with keras_internals.changing(layer):
         made = [
@@ -86,25 +169,86 @@ def make(layer: keras.Layer, mode: str, rows: int, units: int) -> QuantizedKerne
                 autocast=False,
                 name=name,
             )
-            for name, (shape, dtype) in shapes(mode, rows, units).items()
+            for name, (shape, dtype) in settings.shapes(rows, units).items()
         ]
-    return QuantizedKernel(mode, rows, *made)
+    return QuantizedKernel(settings, rows, made)
 
 
 def fill(quantized: QuantizedKernel, kernel: np.ndarray) -> None:
-    """Sets the numbers to those nearest to `kernel` (in, out)."""
+    """Sets the variables to what is nearest to `kernel` (in, out)."""
+    arrays = quantize_array(kernel, quantized.settings)
+    for variable, array in zip(quantized.variables, arrays, strict=True):
+        variable.assign(array)
+
+
+def quantize_array(kernel: np.ndarray, settings: Quantization) -> list[Any]:
+    """Returns the arrays that stand for a kernel (in, out), in the order of the variables."""
     kernel = np.asarray(kernel, "float32")
-    if quantized.mode == "int8":
-        numbers, scale = keras.quantizers.abs_max_quantize(kernel, axis=0, to_numpy=True)
-    else:
-        block = quantized.rows // quantized.scale.shape[0]
+    if settings.mode == "int8":
+        return list(keras.quantizers.abs_max_quantize(kernel, axis=0, to_numpy=True))
+    rows, units = kernel.shape
+    groups = settings.groups(rows)
+    if settings.mode == "int4":
         numbers, scale, zero = keras.quantizers.abs_max_quantize_grouped_with_zero_point(
-            kernel, block_size=block, to_numpy=True
+            kernel, block_size=rows // groups, to_numpy=True
         )
-        quantized.zero.assign(keras.ops.cast(zero, "int8"))
-        numbers = keras.quantizers.pack_int4(keras.ops.cast(numbers, "int8"), axis=0)[0]
-    quantized.numbers.assign(numbers)
-    quantized.scale.assign(scale)
+        packed = keras.quantizers.pack_int4(keras.ops.cast(numbers, "int8"), axis=0)[0]
+        return [packed, scale, keras.ops.cast(zero, "int8")]
+    numbers = np.empty((-(-rows // 2), units), "uint8")
+    scale = np.empty((groups, units), "float32")
+    step = max(1, PART // rows)
+    for start in range(0, units, step):
+        part = slice(start, start + step)
+        numbers[:, part], scale[:, part] = _by_table(kernel[:, part], groups, settings.mode)
+    if not settings.is_double:
+        return [numbers, scale]
+    return [numbers, *in_eight_bits(scale, scale.mean(dtype="float64").astype("float32"))]
+
+
+def _by_table(kernel: np.ndarray, groups: int, mode: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns numbers and scales of "nf4" or "fp4", as bitsandbytes rounds them."""
+    rows, units = kernel.shape
+    blocks = kernel.reshape(groups, rows // groups, units)
+    scale = np.abs(blocks).max(1)
+    blocks = blocks * (np.float32(1) / np.maximum(scale, np.float32(1e-38)))[:, None]
+    table = np.array(TABLES[mode], "float32")
+    order = np.argsort(table, stable=True)
+    ends = (table[order][:-1] + table[order][1:]) / np.float32(2)
+    codes = order.astype("uint8")[np.searchsorted(ends, np.clip(blocks, -1, 1).reshape(-1))]
+    codes = codes.reshape(rows, units)
+    if rows % 2:
+        codes = np.concatenate([codes, np.full((1, units), _code_of_zero(mode), "uint8")])
+    return codes[::2] << 4 | codes[1::2], scale
+
+
+def _code_of_zero(mode: str) -> int:
+    return TABLES[mode].index(0.0)
+
+
+def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
+    """Returns scales (groups, out) in 8 bits, the scales of these, and the offset.
+
+    Like bitsandbytes on a CPU, which looks up the code of one of 65,536 numbers in [-1, 1]; those
+    on a GPU take the nearest code, another one for a number in a thousand.
+
+    Args:
+        scale: float32.
+        offset: is subtracted first.
+    """
+    # bitsandbytes counts the scales by output, and then by group.
+    values = (scale.T - offset).reshape(-1)
+    padded = np.zeros(-(-values.size // NESTED_BLOCK) * NESTED_BLOCK, "float32")
+    padded[: values.size] = values
+    blocks = padded.reshape(-1, NESTED_BLOCK)
+    nested = np.abs(blocks).max(1)
+    blocks = np.clip(blocks / np.maximum(nested, np.float32(1e-38))[:, None], -1, 1)
+    half = np.float32(32767.5)
+    places = np.floor((blocks + np.float32(1)) * half + np.float32(0.5)).astype("int32")
+    ends = (DYNAMIC[:-1] + DYNAMIC[1:]) / np.float32(2)
+    codes = np.searchsorted(ends, np.arange(65536, dtype="float32") / half - np.float32(1))
+    codes = codes.astype("uint8")[np.minimum(places, 65535)] * (nested > 0)[:, None]
+    codes = codes.reshape(-1)[: values.size].reshape(scale.shape[::-1]).T
+    return [np.ascontiguousarray(codes), nested[:, None], np.full((1, 1), offset)]
 
 
 def check_layers(model: keras.Model) -> None:
@@ -114,45 +258,44 @@ def check_layers(model: keras.Model) -> None:
             raise InputError(f"{layer.path} {reason}; leave the model in half precision")
 
 
-def quantize(model: keras.Model, mode: object) -> None:
+def quantize(model: keras.Model, settings: Quantization) -> None:
     """Replaces the kernel of every linear layer of a model.
 
     Args:
         model: a built model.
-        mode: "int8", one scale per output, or "int4", one per output and up to 128 inputs.
+        settings: of all kernels.
 
     Raises:
-        InputError: for other modes, a quantized model, or one with adapters.
+        InputError: for a quantized model, or one with adapters or experts.
     """
-    check_mode(mode)
     check_layers(model)
     for layer in keras_internals.sublayers(model):
         if hasattr(layer, "quantize_kernel"):
-            layer.quantize_kernel(mode)
+            layer.quantize_kernel(settings)
 
 
-def describe(model: keras.Model) -> dict[str, str]:
-    """Returns which layers of a model are quantized, and how: path to mode."""
-    found = {}
+def describe(model: keras.Model) -> dict[str, Any]:
+    """Returns which layers of a model are quantized, and how: path to `Quantization.to_config`."""
+    by_path = {}
     for layer in keras_internals.sublayers(model):
         quantized = getattr(layer, "quantized", None)
         if isinstance(quantized, QuantizedKernel):
-            found[layer.path] = quantized.mode
-    return found
+            by_path[layer.path] = quantized.settings.to_config()
+    return by_path
 
 
-def restore(model: keras.Model, description: dict[str, str], keeps_values: bool = False) -> None:
+def restore(model: keras.Model, description: dict[str, Any], keeps_values: bool = False) -> None:
     """Gives the layers of `describe` quantized kernels.
 
     Args:
         model: a built model.
-        description: path to mode.
+        description: path to `Quantization.to_config`.
         keeps_values: True to quantize the kernels that have values; else zeros wait for a file.
     """
     for layer in keras_internals.sublayers(model):
         if layer.path in description:
-            mode = check_mode(description[layer.path])
+            settings = Quantization.of(description[layer.path])
             if keeps_values and keras_internals.has_value(layer.kernel):
-                layer.quantize_kernel(mode)
+                layer.quantize_kernel(settings)
             else:
-                layer.to_quantized(mode)
+                layer.to_quantized(settings)

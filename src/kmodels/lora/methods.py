@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import h5py
 import keras
@@ -56,6 +56,12 @@ SHOWN = 4
 
 class Adapters:
     """Methods of a model for low-rank adaptation (LoRA) and quantization."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Returns a model whose `quantize` knows more modes than Keras, which wraps the method."""
+        model = super().__new__(cls, *args, **kwargs)
+        vars(model).pop("quantize", None)
+        return model
 
     def enable_lora(
         self,
@@ -199,19 +205,29 @@ class Adapters:
             for variable, array in zip(layers[name].adapter.variables, arrays, strict=True):
                 variable.assign(array)
 
-    def quantize(self, mode: str | None = None, config: Any = None, **kwargs: Any) -> None:
+    def quantize(
+        self,
+        mode: str | None = None,
+        config: Any = None,
+        block: int | None = None,
+        double: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Quantizes the kernels of the backbone's linear layers to 8 or 4 bits (QLoRA's base).
 
         Call it before `enable_lora`; adapters and head are not quantized.
 
         Args:
-            mode: "int8", one scale per output, or "int4", one per output and up to 128 inputs.
+            mode: "int8", one scale per output; or, with one scale per output and block of inputs,
+                "int4", or "nf4" and "fp4" with the codes and scales of bitsandbytes.
             config: Keras' argument; only the default of the mode is supported.
+            block: inputs that share a scale; None for 128 with "int4", 64 with "nf4" and "fp4".
+            double: whether "nf4" and "fp4" store scales in 8 bits as well; None for True.
             **kwargs: Keras' other arguments: `filters`, which must be None, and `type_check`.
 
         Raises:
-            InputError: for a config or filters, other modes, or a model that is quantized, has
-                adapters, or is sharded over processes.
+            InputError: for a config or filters, other modes or blocks, or a model that is
+                quantized, has adapters or experts, or is sharded over processes.
         """
         check_names("quantize", kwargs, ("filters", "type_check"))
         # Keras passes the default config of the mode if the user passes none.
@@ -220,11 +236,11 @@ class Adapters:
             if is_set:
                 raise InputError(
                     f"quantize does not support {name}: all linear layers of the backbone are "
-                    f'quantized by the mode alone; leave {name} out and give "int8" or "int4"'
+                    f"quantized in one way; leave {name} out and give a mode, such as 'nf4'"
                 )
-        backbone = getattr(self, "backbone", self)
+        settings = quantized.Quantization(mode, block, double)  # type: ignore[arg-type]
         gather.check_whole(self, "quantize")
-        quantized.quantize(backbone, mode)
+        quantized.quantize(getattr(self, "backbone", self), settings)
 
     def load_weights(
         self, filepath: str | Path, skip_mismatch: bool = False, **kwargs: Any

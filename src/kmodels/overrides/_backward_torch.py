@@ -104,8 +104,10 @@ def _recorded(
     wanted = [i for i, x in enumerate(inputs) if x is not None and ctx.needs_input_grad[i]]
     held = list(inputs)
     for i in wanted:
-        # The same tensor may be passed twice, and each position has a separate gradient.
-        held[i] = held[i].view_as(held[i])
+        # The same tensor may be passed twice, and each position has its gradient. What stands
+        # for an input that the gradients do not depend on needs one, too.
+        x = held[i]
+        held[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
     found: list[torch.Tensor | None] = [None] * len(ctx.needs_input_grad)
     gradients = torch.autograd.grad(
         function(*held), [held[i] for i in wanted], gradient, create_graph=True, allow_unused=True

@@ -165,7 +165,7 @@ def plan(
         bool, option("LoRA", "DoRA: train magnitude and direction separately.", "--dora")
     ] = False,
     quantize: Annotated[
-        str | None, option("LoRA", "int8 or int4 for the frozen base weights (QLoRA).")
+        str | None, option("LoRA", "int8, int4, nf4 or fp4 for the frozen base weights (QLoRA).")
     ] = None,
     optimizer: Annotated[str, option("Optimizer", "adamw, adam, lion, momentum or sgd.")] = "adamw",
     accumulate: Annotated[int, option("Optimizer", "Batches per update.")] = 1,

@@ -155,7 +155,7 @@ def _cases(dtype: str) -> list[tuple[Any, str, tuple, dict[str, Any]]]:
             (zeros(8, 224, 224, 3), zeros(768, 384)),
             {"patch_size": 16},
         ),
-        (ops.quantized_dense, "8x197x384, 8 bits", (tokens, bits, scales), {}),
+        (ops.quantized_dense, "8x197x384, 8 bits", (tokens, (bits, scales)), {}),
         (ops.rms_norm, "2x256x640", (text, zeros(640)), {"epsilon": 1e-6}),
         (ops.rotary_embedding, "2x256x4x256", (shared[0],), turned),
         (

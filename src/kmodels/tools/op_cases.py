@@ -68,7 +68,13 @@ TEACHER = {
     "teacher_table": np.random.default_rng(7).integers(-8, 8, (7, 4)).astype("float32") / 4,
 }
 TABLE = np.random.default_rng(8).normal(size=(7, 6)).astype("float32")
-SCALE = np.array([[50.0, 60.0, 70.0]], "float32")
+# Powers of two, by which weights in float32 are exact.
+SCALE = np.array([[32.0, 64.0, 128.0]], "float32")
+STEPS = np.array([[0.5, 0.25, 0.125], [2.0, 1.0, 0.25]], "float32")
+ZEROS = np.array([[0, 3, -8], [7, -1, 2]], "int8")
+# Of the numbers of 8 bits those that are the same in every dtype: 1 and 0.
+SCALES = np.array([[255, 127, 255], [127, 255, 127]], "uint8")
+NESTED, OFFSET = np.array([[0.25]], "float32"), np.array([[0.25]], "float32")
 TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
 PLACES = np.array(
     [
@@ -82,6 +88,11 @@ ROTARY = {"positions": TURNS, "max_wavelength": 100.0, "scaling": 4.0}
 
 def _normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype("float32")
+
+
+def _bytes(kind: str, *shape: int) -> np.ndarray:
+    """Returns all numbers that a byte can be, but the lowest."""
+    return RNG.integers(1, 256, shape).astype("uint8").view(kind)
 
 
 OpCase = tuple[str, str, list[np.ndarray], dict[str, Any]]
@@ -231,11 +242,18 @@ def cases() -> list[OpCase]:
                 ("trainable table, jsd", {"kind": "jsd", "soft_cap": 2.0, "weights": WEIGHTS}),
             )
         ),
-        (
-            "quantized_dense",
-            "8 bits",
-            [_normal(2, 5, 4)],
-            {"kernel": RNG.integers(-127, 128, (4, 3)).astype("int8"), "scale": SCALE},
+        *(
+            ("quantized_dense", label, [_normal(2, 5, 4)], {"mode": mode, "arrays": arrays})
+            for label, mode, arrays in (
+                ("8 bits", "int8", [_bytes("int8", 4, 3), SCALE]),
+                ("4 bits", "int4", [_bytes("int8", 2, 3), STEPS, ZEROS]),
+                ("4 bits of a table", "nf4", [_bytes("uint8", 2, 3), STEPS]),
+                (
+                    "4 bits of a table, scales in 8",
+                    "fp4",
+                    [_bytes("uint8", 2, 3), SCALES, NESTED, OFFSET],
+                ),
+            )
         ),
     ]
     return found

@@ -251,7 +251,7 @@ def test_matrices_of_a_table_that_is_the_head_are_refused(target, references, tm
     refused("'token_embedding' is not a linear", model.enable_lora, 2, targets="token_embedding")
 
 
-@pytest.mark.parametrize("mode", ["int8", "int4"])
+@pytest.mark.parametrize("mode", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("case", QUANTIZED, indirect=True)
 def test_a_copy_of_a_quantized_module_holds_floats(case, mode, tmp_path):
     import torch

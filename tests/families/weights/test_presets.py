@@ -99,6 +99,8 @@ CHANGES = {
     "copies": lambda model: model.enable_lora(2, modules_to_save=["final_norm"]),
     "int8": lambda model: model.quantize("int8"),
     "int4": lambda model: model.quantize("int4"),
+    "nf4": lambda model: model.quantize("nf4"),
+    "fp4, blocks": lambda model: model.quantize("fp4", block=32, double=False),
     "int8 with adapters": lambda model: (model.quantize("int8"), model.enable_lora(2)),
     "another vocabulary": lambda model: model.backbone.resize_token_embeddings(400),
     "frozen block": lambda model: setattr(model.backbone.blocks[0], "trainable", False),

@@ -66,17 +66,30 @@ def in_four_bits(model):
     model.quantize("int4")
 
 
+def by_a_table(model):
+    model.quantize("nf4")
+    with_lora(model)
+
+
+def with_whole_scales(model):
+    model.quantize("fp4", block=32, double=False)
+
+
 def merged(model):
     with_lora(model)
     model.merge_lora()
 
 
-CHANGES = (frozen_in_parts, with_dora, in_four_bits, merged, frozen, with_lora, in_few_bits)
+CHANGES = (
+    *(frozen_in_parts, with_dora, in_four_bits, by_a_table, with_whole_scales),
+    *(merged, frozen, with_lora, in_few_bits),
+)
 # Files are alike on all backends: one of each kind; the last three changes are parts of others.
 ON_EACH_BACKEND = {
     (frozen_in_parts, classifier),
     (with_dora, causal_lm),
     (in_four_bits, causal_lm),
+    (by_a_table, causal_lm),
     (merged, classifier),
 }
 FILES = [
@@ -216,6 +229,12 @@ def in_eight_bits(model):
         (with_lora, lora_of_other_alpha, "counts 1 times, the file's 1.5: give that alpha"),
         (with_dora, with_lora, "has lora_a, lora_b, the file's lora_a, lora_b, lora_magnitude"),
         (in_four_bits, in_eight_bits, "its kernel is int8, the file's int4"),
+        (in_four_bits, with_whole_scales, "its kernel is fp4, the file's int4"),
+        (
+            by_a_table,
+            lambda model: model.quantize("nf4", double=False),
+            "kernel_nested_scale, kernel_offset too",
+        ),
         (frozen, in_eight_bits, "its kernel is int8, the file's not"),
         (in_few_bits, in_eight_bits, "which a quantized kernel cannot take in; call enable_lora"),
     ],

@@ -107,13 +107,13 @@ def test_trainable_parameters_are_the_sum_over_layers():
     assert adapters(model)["block_0/attention/query"].settings.scaling == 1.0
 
 
-@pytest.mark.parametrize("mode", [pytest.param("int8", marks=pytest.mark.once), "int4"])
+@pytest.mark.parametrize("mode", [pytest.param("int8", marks=pytest.mark.once), "int4", "nf4"])
 def test_on_a_quantized_base(mode):
     model = classifier()
     plain = output(model)
     model.backbone.quantize(mode)
     coarse = output(model)
-    assert 0 < np.abs(coarse - plain).max() < {"int8": 0.05, "int4": 0.8}[mode]
+    assert 0 < np.abs(coarse - plain).max() < {"int8": 0.05, "int4": 0.8, "nf4": 0.8}[mode]
     model.enable_lora(2, targets="all-linear")
     np.testing.assert_array_equal(output(model), coarse)
     refused(rf"merge_lora would round .* 11 more are quantized to {mode}", model.merge_lora)
@@ -200,7 +200,7 @@ def test_wrong_order_is_refused():
             "save_adapter found no LoRA adapters; call enable_lora",
         ),
         (lambda: lora.disabled(model).__enter__(), "found no LoRA adapters"),
-        (lambda: model.quantize("float8"), "mode is 'float8'; choose int8 or int4"),
+        (lambda: model.quantize("float8"), "mode is 'float8'; choose int8, int4, nf4, fp4"),
     ):
         refused(message, call)
     model.enable_lora(2)

@@ -51,6 +51,8 @@ if keras.backend.backend() == "torch":
         return _backward_torch.with_second_derivatives(again(*inputs), inputs, again)
 
     SIZES = torch.tensor([2, 0, 3, 1])
+    CODES = torch.arange(1, 250, 25, dtype=torch.uint8).view(2, 5)
+    STEPS = torch.arange(1.0, 11.0).view(2, 5)
 
     def grouped(x, kernel, sizes):
         return grouped_dense_torch.grouped_dense_torch(x, kernel, sizes)
@@ -80,6 +82,8 @@ if keras.backend.backend() == "torch":
         "dense_torch._Affine": [
             (lambda x, k, b: ops.dense(x, k, b), [(2, 3, 4), (4, 5), (5,)]),
             (lambda x, k: ops.dense(x, k), [(3, 4), (4, 5)]),
+            (lambda x: ops.dense(x, torch.ones(4, 5).double()), [(3, 4)]),
+            (lambda x, b: ops.dense(x, torch.ones(4, 5).double(), b), [(3, 4), (5,)]),
         ],
         "dropout_torch._Dropout": [(lambda x: ops.dropout(x, 0.4, seed()) ** 2, [(3, 4)])],
         "grouped_dense_torch._Grouped": [
@@ -157,6 +161,10 @@ if keras.backend.backend() == "torch":
             (lambda x, s: ops.rms_norm(x, s), [(3, 4), (4,)]),
             (lambda x, s: ops.rms_norm(x, s, offset=0.0), [(3, 4), (4,)]),
             (lambda x: ops.rms_norm(x, None), [(3, 4)]),
+        ],
+        "quantized_dense_torch._Product": [
+            (lambda x: ops.quantized_dense(x, (CODES, STEPS), None, "nf4"), [(3, 4)]),
+            (lambda x, b: ops.quantized_dense(x, (CODES, STEPS), b, "fp4"), [(2, 3, 4), (5,)]),
         ],
         "rotary_embedding_torch._Rotation": [
             (lambda x: ops.rotary_embedding(x, torch.arange(3)) ** 2, [(2, 3, 2, 4)])

@@ -38,6 +38,7 @@ from kmodels.core import keras_internals, runtime_torch
 from kmodels.core.errors import InputError
 from kmodels.distribution.engines import ddp_torch, fsdp_torch
 from kmodels.generation import loop_torch
+from kmodels.layers.quantized import Quantization
 from kmodels.training import optimizers_torch, set_criterion_torch
 from pretended_cuda_torch import (
     WaitsForDevice,
@@ -84,7 +85,12 @@ def steps(model: Any, batch: Any) -> dict[str, Any]:
 
 
 PATCHES = {"patch_embedding": "generic"}  # torch has no override
-WIDE = {"quantized_dense": "generic"}
+# Numbers in a table have a body of their own.
+WIDE = {
+    "int8": {"quantized_dense": "numbers of int8 are in no table"},
+    "int4": {"quantized_dense": "numbers of int4 are in no table"},
+    "nf4": {},
+}
 TURNED = {"rotary_embedding_2d": "only halves turn as those of a row do"}
 TOWER = "attention dense layer_norm mlp"
 TEXT = "attention dense gated_gelu rms_norm rotary_embedding"
@@ -135,7 +141,7 @@ def qlora(mode: str) -> Callable[[Any], None]:
     def change(model: Any) -> None:
         for layer in keras_internals.sublayers(model.backbone):
             if hasattr(layer, "to_quantized"):
-                layer.to_quantized(mode)
+                layer.to_quantized(Quantization(mode))
         lora(model)
 
     return change
@@ -186,9 +192,11 @@ STEPS = {
     "Gemma 3, float32": Step(preset("gemma3_debug", dtype="float32"), DECODER),
     **{
         f"Gemma 3, {mode}": Step(
-            *(preset("gemma3_debug"), f"{DECODER} dropout", "sdpa varlen", WIDE, qlora(mode))
+            preset("gemma3_debug"),
+            f"{DECODER} dropout" + " quantized_dense" * (not WIDE[mode]),
+            *("sdpa varlen", WIDE[mode], qlora(mode)),
         )
-        for mode in ("int8", "int4")
+        for mode in WIDE
     },
     "Gemma 3, accumulated": Step(
         *(preset("gemma3_debug"), f"{DECODER} dropout", "sdpa varlen"),

@@ -7,7 +7,7 @@ side of the kernel that they share, a quantized kernel as the one that it stands
 match whole paths.
 """
 
-KERNEL = "kernel(?:_int8|_int4|_scale|_zero)?"
+KERNEL = "kernel(?:_int8|_int4|_nf4|_fp4|_scale|_zero)?"
 
 BLOCKS: dict[str, tuple[str | None, ...]] = {
     rf"(?:.*/)?attention/(?:query|key|value)/{KERNEL}": ("embed", "heads"),

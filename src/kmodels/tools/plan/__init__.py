@@ -237,7 +237,8 @@ def _leaner(setup: Setup, text: bool, replicas: int) -> list[tuple[str, Setup]]:
         changes.append(("--lora --rank 4", lora))
     elif setup.quantize is None:
         changes += [
-            (f"--quantize {mode}", replace(setup, quantize=mode)) for mode in ("int8", "int4")
+            (f"--quantize {mode}", replace(setup, quantize=mode))
+            for mode in ("int8", "int4", "nf4")
         ]
     precisions = {"float32": ("bfloat16", "mixed_bfloat16")}.get(setup.precision, ("bfloat16",))
     changes += [

@@ -51,7 +51,7 @@ class Setup:
         sequence_length: tokens of a row of text.
         precision: name of the dtype policy.
         lora: adapters on a frozen backbone, or None to train all weights.
-        quantize: "int8" or "int4" for the frozen kernels, or None.
+        quantize: mode of the frozen kernels, see `quantize` of a model; None for floats.
         remat: see `layers.remat`.
         optimizer: a key of `SLOTS`.
         accumulate: batches per update.
@@ -84,7 +84,7 @@ class Setup:
         if self.remat not in remat.MODES:
             raise InputError(f"remat is {self.remat!r}; choose {', '.join(remat.MODES)}")
         if self.quantize is not None:
-            quantized.check_mode(self.quantize)
+            quantized.Quantization.of(self.quantize)
             if self.lora is None:
                 raise InputError(
                     f"quantize is {self.quantize!r} but all weights are trained; add LoRA"
@@ -287,7 +287,8 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
 
 
 def _quantized(layer: keras.Layer, mode: str) -> Iterator[StepArray]:
-    for name, (shape, dtype) in quantized.shapes(mode, layer.input_dim, layer.units).items():
+    settings = quantized.Quantization.of(mode)
+    for name, (shape, dtype) in settings.shapes(layer.input_dim, layer.units).items():
         yield StepArray(
             FROZEN,
             f"{layer.path}/{name}",
@@ -570,10 +571,11 @@ class _Step:
             shapes.append(StepArray(SCRATCH, "scratch", shape, "float32", axes))
         largest = max(shapes, key=lambda array: array.bytes)
         yield from [largest] * self.facts.moments
-        kernels = [array for array in weights if "/kernel_int" in array.name]
+        names = tuple(f"/kernel_{mode}" for mode in quantized.MODES)
+        kernels = [array for array in weights if array.name.endswith(names)]
         if kernels:
             widest = max(kernels, key=lambda array: array.size)
-            rows = widest.shape[0] * (2 if widest.name.endswith("int4") else 1)
+            rows = widest.shape[0] * (1 if widest.name.endswith("int8") else 2)
             for dtype in ("float32", self.dtype):
                 yield StepArray(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
 

@@ -83,7 +83,7 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
 def _read(directory: Directory) -> Reading:
     path, description, _, tensors, weights = directory
     kind = description["model_type"]
-    vision = description.get("vision_config", description)
+    vision = description.get("vision_config", description) or {}  # null means defaults
     prefix = prefix_of(tensors, PREFIX)
     classes = huggingface_config.labels(description, weights, "ForImageClassification")
     head = tensors.get("classifier.weight")

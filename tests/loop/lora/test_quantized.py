@@ -1,0 +1,109 @@
+"""Steps and memory of LoRA on kernels of a few bits."""
+
+import keras
+import numpy as np
+import pytest
+
+from arrays import to_numpy
+from kmodels.layers.quantized import Quantization
+from kmodels.lora.modules import linear_layers
+from kmodels.models import GemmaCausalLM
+from refusals import refused
+from tolerances import tolerance
+
+IDS = np.random.default_rng(0).integers(1, 60, (4, 12))
+SETTINGS = {
+    "int8": {"mode": "int8"},
+    "int4": {"mode": "int4"},
+    "nf4": {"mode": "nf4"},
+    "fp4, scales in float32": {"mode": "fp4", "block": 32, "double": False},
+}
+
+
+def tuned(model):
+    """The losses of three steps with LoRA, and the matrices after them."""
+    keras.utils.set_random_seed(2)
+    model.enable_lora(3, targets="all-linear")
+    model.compile(keras.optimizers.SGD(0.5))
+    model.preprocessor = None
+    inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, 1:])}
+    history = model.fit(inputs, IDS[:, 1:], batch_size=4, epochs=3, verbose=0)
+    adapters = {v.path: to_numpy(v) for v in model.trainable_variables}
+    return history.history["loss"], adapters
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_steps_equal_those_on_the_dequantized_kernels(name):
+    packed = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32")
+    plain = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32")
+    plain.set_weights(packed.get_weights())
+    packed.quantize(**SETTINGS[name])
+    layers = linear_layers(plain.backbone)
+    for path, layer in linear_layers(packed.backbone).items():
+        kernel = to_numpy(layer.wide_kernel())
+        assert np.abs(kernel - to_numpy(layers[path].kernel)).max() > 1e-4
+        layers[path].kernel.assign(kernel)
+    (losses, ours), (expected, theirs) = tuned(packed), tuned(plain)
+    assert max(np.abs(ours[path]).max() for path in ours if path.endswith("lora_b")) > 1e-3
+    np.testing.assert_allclose(
+        losses, expected, rtol=0, atol=tolerance("quantized_step", "float32")
+    )
+    for path, values in theirs.items():
+        np.testing.assert_allclose(
+            ours[path], values, err_msg=path, rtol=0, atol=tolerance("quantized_step", "float32")
+        )
+
+
+@pytest.mark.once
+def test_bytes_of_a_parameter():
+    bits = {"int8": 8, "int4": 4 + 40 / 128, "nf4": 4 + 8 / 64 + 32 / 64 / 256}
+    for mode, wanted in bits.items():
+        shapes = Quantization(mode).shapes(1152, 6912).values()
+        stored = sum(np.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes)
+        assert stored * 8 / (1152 * 6912) == pytest.approx(wanted, rel=0.01)
+    shapes = Quantization("nf4", double=False).shapes(1152, 6912).values()
+    stored = sum(np.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in shapes)
+    assert stored * 8 == (4 + 32 / 64) * 1152 * 6912
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "nf5"}, "mode is 'nf5'; choose int8, int4, nf4, fp4"),
+        ({"mode": "int8", "block": 64}, "block is 64 for 'int8'; give an even number from 32 for"),
+        ({"mode": "nf4", "block": 16}, "block is 16 for 'nf4'; give an even number from 32"),
+        ({"mode": "nf4", "block": 64.0}, "block is 64.0; give a whole number"),
+        ({"mode": "int4", "double": True}, "double is True for 'int4', whose scales are float32"),
+        ({"mode": "nf4", "filters": "x"}, "quantize does not support filters"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    before = len(model.get_weights())
+    refused(message, model.quantize, **settings)
+    assert len(model.get_weights()) == before
+
+
+@pytest.mark.once
+def test_settings_of_a_config():
+    for settings in (
+        *(Quantization(mode) for mode in ("int8", "int4", "nf4", "fp4")),
+        *(Quantization("int4", 32), Quantization("nf4", 128, False)),
+    ):
+        assert Quantization.of(settings.to_config()) == settings
+    assert Quantization("nf4", 64, True).to_config() == "nf4"
+    assert Quantization("nf4", 128, False).to_config() == {
+        **{"mode": "nf4", "block": 128, "double": False}
+    }
+    for wrong in (3, {"mode": "nf4", "size": 3}, {}, ["nf4"]):
+        refused("quantization", Quantization.of, wrong)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("rows", "groups"), [(64, 1), (192, 3), (96, 3), (32, 1), (100, 1), (27, 1), (1, 1)]
+)
+def test_widths_that_a_block_does_not_divide(rows, groups):
+    settings = Quantization("nf4", double=False)
+    assert settings.groups(rows) == groups
