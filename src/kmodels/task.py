@@ -88,6 +88,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         preset: str | Path,
         dtype: DTypeLike = None,
         load_weights: bool = True,
+        quantized: bool = True,
         **overrides: Any,
     ) -> Self:
         """Makes the model that a name or a directory describes.
@@ -101,6 +102,8 @@ class Presets(keras.Model if TYPE_CHECKING else object):
             load_weights: False gives the same architecture with random initial weights. Tensors are
                 opened for their names and shapes; a directory without any is as its config.json
                 says.
+            quantized: True keeps kernels that a directory of bitsandbytes stores in 4 bits as they
+                are; False makes floats of them.
             **overrides: fields of the config and arguments of the task to change.
 
         Raises:
@@ -109,7 +112,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         """
         from kmodels import presets
 
-        return presets.load(cls, preset, dtype=dtype, load_weights=load_weights, **overrides)
+        return presets.load(cls, preset, dtype, load_weights, quantized, **overrides)
 
     def save_to_preset(self, directory: str | Path, card: bool | Mapping[str, Any] = False) -> Path:
         """Writes config and weights, atomically, to a directory that `from_preset` reads.

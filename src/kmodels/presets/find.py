@@ -12,7 +12,7 @@ from typing import Any
 from kmodels import registry
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.registry import Family
 from kmodels.weights import SourceCheckpoint, native
 from kmodels.weights.files import holds_tensors
@@ -201,16 +201,33 @@ def open_outline(preset: str | Path, family: Family, given: dict[str, Any]) -> S
         return checkpoint
 
 
+# Settings of bitsandbytes that say how its tensors were made, and how it multiplies in 8 bits.
+BITSANDBYTES = {
+    *("quant_method", "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"),
+    *("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type"),
+    *("bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_threshold"),
+    *("llm_int8_has_fp16_weight", "llm_int8_skip_modules"),
+}
+
+
 def _check_quantization(path: Path, description: dict[str, Any]) -> None:
-    """Raises `InputError` for a directory whose tensors are packed by another program."""
+    """Raises `InputError` for a directory whose tensors are packed in a way that is not read."""
     for part in (description, description.get("text_config")):
         quantization = part.get("quantization_config") if isinstance(part, dict) else None
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if not quantization:
+            continue
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if method != "bitsandbytes":
             raise InputError(
                 f"{path} is quantized by {method or 'another program'}, which is not read yet; "
-                "open the directory it was made of, or a GGUF file"
+                "open the directory it was made of, a GGUF file, or one in 4 bits of bitsandbytes"
             )
+        if not (quantization.get("load_in_4bit") or quantization.get("_load_in_4bit")):
+            raise InputError(
+                f"{path} is quantized by bitsandbytes in 8 bits, of which 4 are read; open the "
+                'directory it was made of and call quantize("int8")'
+            )
+        warn_of_unknown(path / "config.json", quantization, BITSANDBYTES)
 
 
 def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip, is_inside
 from kmodels.core.schema import Needed, read_json
+from kmodels.weights import packed
 from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
@@ -47,9 +48,15 @@ MOST_HEADER = 5_000_000
 def read_safetensors(path: Path) -> dict[str, LazyArray]:
     """Returns the tensors of a safetensors file, or of a directory of one or several.
 
+    Those of bitsandbytes are a `PackedArray` each.
+
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
     """
+    return packed.grouped(path, _safetensors(path))
+
+
+def _safetensors(path: Path) -> dict[str, LazyArray]:
     if not path.is_dir():
         return _one_safetensors(path)
     if (path / INDEX).is_file():

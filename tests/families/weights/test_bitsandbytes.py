@@ -1,0 +1,196 @@
+"""Directories in 4 bits of bitsandbytes, written here by its definitions; no number is ours."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import op_cases
+from arrays import to_numpy
+from kmodels.layers.quantized import Quantization, quantize_array
+from kmodels.lora.modules import linear_layers
+from kmodels.models import Qwen3Backbone, Qwen3CausalLM
+from refusals import refused
+from tolerances import tolerance
+
+BLOCK, NESTED = 64, 256
+TABLES = {
+    "nf4": np.float32([*map(float, op_cases.NF4.split())]),
+    "fp4": np.float32([*op_cases.FP4, *(-x for x in op_cases.FP4)]) / np.float32(12),
+}
+DYNAMIC = op_cases.dynamic().astype("float32")
+IDS = np.arange(1, 20)[None]
+
+
+def nearest(values, numbers):
+    """The place of the number next to each value."""
+    return np.abs(values[..., None] - numbers).argmin(-1).astype("uint8")
+
+
+def packed(weight, kind, double):
+    """The tensors of a weight (out, in) by their endings, and the floats that they stand for."""
+    blocks = weight.reshape(-1, BLOCK)
+    scale = np.abs(blocks).max(1)
+    codes = nearest(blocks / np.maximum(scale, 1e-30)[:, None], TABLES[kind])
+    state = {
+        **{"quant_type": kind, "blocksize": BLOCK, "dtype": "float32"},
+        "shape": list(weight.shape),
+    }
+    parts = {"absmax": scale, "quant_map": TABLES[kind]}
+    if double:
+        offset = scale.mean()
+        padded = np.pad(scale - offset, (0, -len(scale) % NESTED)).reshape(-1, NESTED)
+        largest = np.abs(padded).max(1)
+        small = nearest(padded / largest[:, None], DYNAMIC)
+        parts |= {"absmax": small.reshape(-1)[: len(scale)], "nested_absmax": largest}
+        parts["nested_quant_map"] = _exact_dynamic()
+        state |= {"nested_blocksize": NESTED, "nested_dtype": "float32"}
+        state["nested_offset"] = float(offset)
+        scale = parts["nested_quant_map"][small] * largest[:, None]
+        scale = scale.reshape(-1)[: len(codes)] + offset
+    described = np.frombuffer(json.dumps(state).encode(), "uint8")
+    parts[f"quant_state.bitsandbytes__{kind}"] = described
+    flat = codes.reshape(-1)
+    parts[""] = (flat[::2] << 4 | flat[1::2])[:, None]
+    return parts, (TABLES[kind][codes] * scale[:, None]).reshape(weight.shape)
+
+
+def _exact_dynamic():
+    # Of the definition's numbers a few are another float32 in the package, which files repeat.
+    from kmodels.ops.quantized_dense import DYNAMIC as STORED
+
+    assert np.abs(STORED - DYNAMIC).max() < 1e-7
+    return STORED
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A directory of transformers whose widths are multiples of a block."""
+    backbone = Qwen3Backbone(
+        **{"vocabulary_size": 96, "num_layers": 2, "num_query_heads": 4},
+        **{"num_key_value_heads": 2, "hidden_dim": 64, "intermediate_dim": 128, "head_dim": 16},
+        dtype="float32",
+    )
+    folder = tmp_path_factory.mktemp("source") / "floats"
+    Qwen3CausalLM(backbone, preprocessor=None).export_to_transformers(folder)
+    return folder
+
+
+def written(source, folder, kind="nf4", double=True, change=None):
+    """The directory in 4 bits, and one with the floats that they stand for."""
+    tensors = load_file(source / "model.safetensors")
+    described = json.loads((source / "config.json").read_text())
+    small, floats = {}, {}
+    for name, tensor in tensors.items():
+        small[name] = floats[name] = tensor
+        if name.endswith("proj.weight"):
+            parts, floats[name] = packed(tensor, kind, double)
+            small |= {f"{name}.{part}".rstrip("."): x for part, x in parts.items()}
+    own = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    for at, config, values in (
+        ("small", {**described, "quantization_config": own}, small),
+        ("floats", described, floats),
+    ):
+        (folder / at).mkdir()
+        if change is not None and at == "small":
+            change(config, values)
+        (folder / at / "config.json").write_text(json.dumps(config))
+        save_file(values, folder / at / "model.safetensors")
+    return folder / "small", folder / "floats"
+
+
+def logits(folder, **settings):
+    model = Qwen3CausalLM.from_preset(folder, dtype="float32", preprocessor=None, **settings)
+    return model, to_numpy(model({"token_ids": IDS, "padding_mask": np.ones_like(IDS)}))
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize(("kind", "double"), [("nf4", True), ("fp4", False)])
+def test_a_directory_is_kept_in_4_bits(source, tmp_path, kind, double):
+    small, floats = written(source, tmp_path, kind, double)
+    model, ours = logits(small)
+    expected = logits(floats)[1]
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=tolerance("logits"))
+    assert np.abs(expected - logits(source)[1]).max() > 1e-2
+    layers = linear_layers(model.backbone)
+    assert {layer.quantized.settings for layer in layers.values()} == {
+        Quantization(kind, double=double)
+    }
+    plain, theirs = logits(small, quantized=False)
+    assert not [layer for layer in linear_layers(plain.backbone).values() if layer.quantized]
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=tolerance("logits"))
+    # With an adapter, saved and read again.
+    model.enable_lora(2)
+    model.save_to_preset(tmp_path / "saved")
+    again, same = logits(tmp_path / "saved")
+    np.testing.assert_array_equal(same, ours)
+    assert [v.path for v in again.weights] == [v.path for v in model.weights]
+
+
+def test_random_weights_have_the_variables_of_the_file(source, tmp_path):
+    small, _ = written(source, tmp_path)
+    random = Qwen3CausalLM.from_preset(small, load_weights=False)
+    model = Qwen3CausalLM.from_preset(small)
+    assert [(v.path, v.shape) for v in random.weights] == [(v.path, v.shape) for v in model.weights]
+
+
+def test_the_same_kernels_quantized_here_have_the_same_codes(source, tmp_path):
+    small, _ = written(source, tmp_path, "nf4", False)
+    stored, floats = load_file(small / "model.safetensors"), load_file(source / "model.safetensors")
+    for name in [name for name in floats if name.endswith("proj.weight")]:
+        numbers, scale = quantize_array(floats[name].T, Quantization("nf4", double=False))
+        np.testing.assert_array_equal(numbers.T.reshape(-1, 1), stored[name])
+        np.testing.assert_array_equal(scale.T.reshape(-1), stored[f"{name}.absmax"])
+
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
+
+
+def restated(**changes):
+    def change(config, values):
+        state = json.loads(values[STATE].tobytes()) | changes
+        values[STATE] = np.frombuffer(json.dumps(state).encode(), "uint8")
+
+    return change
+
+
+DAMAGED = {
+    "no scales": (lambda c, v: v.pop(f"{NAME}.absmax"), "has no absmax of 128 numbers; copy"),
+    "fewer codes": (
+        lambda c, v: v.update({NAME: v[NAME][:-1]}), "does not hold 8,192 numbers of 4 bits",
+    ),
+    "another table": (
+        lambda c, v: v.update({f"{NAME}.quant_map": v[f"{NAME}.quant_map"] * 2}),
+        "has a quant_map of its own; only that of nf4 is read",
+    ),
+    "no JSON": (lambda c, v: v.update({STATE: v[STATE][:-3]}), "is described by no JSON object"),
+    "another kind": (restated(quant_type="nf5"), "numbers of kind 'nf5'; nf4 and fp4 are read"),
+    "a huge shape": (restated(shape=[2**40, 2**40]), "shape.* is 1099511627776; give a whole"),
+    "another nested block": (restated(nested_blocksize=64), "nested_blocksize is not 256"),
+    "a shape of words": (restated(shape=["x", 3]), "shape.* is 'x'; give a whole number"),
+    "8 bits": (
+        lambda c, v: c["quantization_config"].update(load_in_4bit=False, load_in_8bit=True),
+        r'by bitsandbytes in 8 bits.*call quantize\("int8"\)',
+    ),
+    "another program": (
+        lambda c, v: c["quantization_config"].update(quant_method="gptq"),
+        "is quantized by gptq, which is not read yet; open",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_cannot_be_read_is_refused_in_a_line(source, tmp_path, name):
+    change, message = DAMAGED[name]
+    small, _ = written(source, tmp_path, change=change)
+    refused(message, Qwen3CausalLM.from_preset, small)
+
+
+def test_a_setting_that_is_not_known_is_named(source, tmp_path, caplog):
+    small, _ = written(
+        source, tmp_path, change=lambda c, v: c["quantization_config"].update(new_setting=1)
+    )
+    Qwen3CausalLM.from_preset(small)
+    assert "config.json sets new_setting, which kmodels does not know" in caplog.text
