@@ -43,6 +43,25 @@ GEMMA_4 = {
     "hidden_size_per_layer_input": 64,
     "sliding_window_size": 128,
 }
+# Widths of Gemma 3 1B, of which some layers show the kernels.
+GEMMA_1B = {
+    "preset": "gemma3_debug",
+    "num_layers": 8,
+    "num_query_heads": 4,
+    "num_key_value_heads": 1,
+    "hidden_dim": 1152,
+    "intermediate_dim": 6912,
+    "head_dim": 256,
+    "vocabulary_size": 4096,
+    "sliding_window_size": 128,
+}
+LORA_1B = {
+    "batch_size": 1,
+    "sequence_length": 128,
+    "lora": {"rank": 4, "targets": ["all-linear"]},
+    "precision": "bfloat16",
+    "remat": "block",
+}
 VIT = {
     "preset": "vit_debug",
     "image_shape": [112, 112, 3],
@@ -79,6 +98,11 @@ CASES = {
         {**GEMMA, "vocabulary_size": 262144},
         {"batch_size": 2, "sequence_length": 256, "lora": {"rank": 4}, "precision": "bfloat16"},
     ),
+    "gemma_1b": (GEMMA_1B, LORA_1B),
+    **{
+        f"gemma_1b_{mode}": (GEMMA_1B, {**LORA_1B, "quantize": mode})
+        for mode in ("int8", "int4", "nf4")
+    },
     "full": (GEMMA, {"batch_size": 4, "sequence_length": 256}),
     "gemma4_lora": (GEMMA_4, {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}}),
     "gemma4_lora_bfloat16": (
@@ -142,6 +166,7 @@ def measure(model: dict, setup: dict) -> dict:
             variable, keras.ops.convert_to_tensor(values, dtype=variable.dtype)
         )
     keras_internals.draw_values(made)
+    del made, variable, values  # which a quantized model has no use for
     if chosen.quantize:
         task.quantize(chosen.quantize)
     if chosen.lora:

@@ -26,15 +26,20 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core import dispatch
+from kmodels.layers.quantized import Quantization, quantize_array
 
 BACKEND = dispatch.backend()
 RESULTS = Path(__file__).parent / "results"
 DATE = time.strftime("%Y-%m-%d")
-Case = tuple[str, str, str, list[tuple[int, ...]], dict[str, Any]]
+Case = tuple[str, str, str, list[Any], dict[str, Any]]
 
 
 def cases() -> list[Case]:
-    """(op, label, dtype, shapes of the arrays to differentiate by, keyword arguments)."""
+    """(op, label, dtype, arguments, keyword arguments).
+
+    An argument is the shape of an array to differentiate by. Arrays stand first, and have no
+    gradient.
+    """
     tokens, width = (8, 197, 384), 384
     found: list[Case] = []
     for dtype in ("float32", "bfloat16"):
@@ -81,6 +86,19 @@ def cases() -> list[Case]:
         found.append(("dense", "8x17x64 to 64", dtype, [(8, 17, 64), (64, 64), (64,)], {}))
         seeded = {"rate": 0.1, "seed": keras.random.SeedGenerator(2)}
         found.append(("dropout", "8x197x1536 rate 0.1", dtype, [(8, 197, 1536)], seeded))
+        drawn = np.random.default_rng(1)
+        for layers, shape, double in (
+            (1, (1152, 6912), True),
+            (1, (1152, 6912), False),
+            (6, (1152, 1152), False),
+        ):
+            settings = Quantization("nf4", double=double)
+            kernels = [drawn.normal(size=shape) * 0.02 for _ in range(layers)]
+            arrays = [part for kernel in kernels for part in quantize_array(kernel, settings)]
+            label = f"{layers} of 2x256x1152 to {shape[1]}{', scales in 8 bits' * double}"
+            found.append(
+                ("quantized_dense", label, dtype, [*arrays, (2, 256, 1152)], {"mode": "nf4"})
+            )
         found.append(
             (
                 "patch_embedding",
@@ -176,6 +194,15 @@ def kept_tensors(operations: list[Any], forward: set[str]) -> list[Any]:
     return list(found.values())
 
 
+def by_parts(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
+    """Calls an op that takes the parts of its kernel as one argument, for several in turn."""
+    *arrays, x = values
+    size = 4 if len(arrays) == 4 else 2  # scales in 8 bits have scales themselves
+    for i in range(0, len(arrays), size):
+        x = function(x, arrays[i : i + size], **keywords)
+    return x
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ops", nargs="*", help="only these ops")
@@ -196,13 +223,22 @@ def main() -> None:
         op = getattr(ops, name)
         if op.override is None or (arguments.ops and name not in arguments.ops):
             continue
-        arrays = [keras.ops.cast(rng.normal(size=shape) * 0.5, dtype) for shape in shapes]
-        skip = int(name == "patch_embedding")
+        arrays = [
+            keras.ops.cast(rng.normal(size=shape) * 0.5, dtype)
+            if isinstance(shape, tuple)
+            else keras.ops.convert_to_tensor(shape)
+            for shape in shapes
+        ]
+        skip = sum(not isinstance(shape, tuple) for shape in shapes)
+        skip += name == "patch_embedding"
+        call = by_parts if name == "quantized_dense" else lambda f, *values, **k: f(*values, **k)
         runs: dict[str, list[float]] = {"generic": [], "override": []}
         steps, memory = {}, {}
         for path, function in (("generic", op.generic), ("override", op.override)):
             steps[path], memory[path] = make(
-                lambda *values, f=function, k=keywords: f(*values, **k), arrays, skip
+                lambda *values, f=function, k=keywords, call=call: call(f, *values, **k),
+                arrays,
+                skip,
             )
         for turn in range(-3, arguments.rounds):
             for path, step in steps.items():
@@ -211,7 +247,8 @@ def main() -> None:
                 if turn >= 0:
                     runs[path].append(1e3 * (clock() - start))
         times = {path: statistics.median(values) for path, values in runs.items()}
-        declines = op.supports(op.bind(*arrays, **keywords)) if op.supports else None
+        first = (arrays[-1], arrays[:-1]) if call is by_parts else arrays
+        declines = op.supports(op.bind(*first, **keywords)) if op.supports else None
         row = {
             "override": f"{name}_{BACKEND}",
             "case": label,

@@ -149,6 +149,10 @@ def detach(layer: keras.Layer, variables: Iterable[Any]) -> None:
     """Removes variables from a layer; they keep their values."""
     for variable in variables:
         layer._untrack_variable(variable)
+        # A framework that tracks attributes itself would keep what an attribute was before.
+        tracked = getattr(layer, "_unconditional_dependency_names", {})
+        for name in [name for name, held in tracked.items() if held is variable]:
+            layer._delete_tracking(name)
 
 
 def keep_keywords(layer: keras.Layer) -> None:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from kmodels import ops
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, runtime
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight
@@ -272,6 +272,8 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
     for layer in keras_internals.sublayers(model):
         if hasattr(layer, "quantize_kernel"):
             layer.quantize_kernel(settings)
+    # The kernels, and what quantizing them took, would stay with the process.
+    runtime.malloc_trim()
 
 
 def describe(model: keras.Model) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def quantized_dense(
     Parity: `kmodels.ops.dense` with `dequantize(...)`.
     Source: https://arxiv.org/abs/2305.14314 (QLoRA)
     """
-    return product(x, arrays, bias, mode, dequantize)
+    return product(x, arrays, bias, mode, lambda _, *args, **kwargs: dequantize(*args, **kwargs))
 
 
 def product(
@@ -101,7 +101,8 @@ def product(
         arrays: as the op's.
         bias: as the op's.
         mode: as the op's.
-        widen: what `dequantize` does, with its arguments.
+        widen: takes the tensor that the kernel is multiplied by, and the arguments of `dequantize`,
+            which it does when that tensor is there: a compiler would widen all kernels at once.
     """
     arrays = [ops.convert_to_tensor(array) for array in arrays]
     width = x.shape[-1]
@@ -112,32 +113,17 @@ def product(
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor | None, ...]:
             upstream = args[0] if upstream is None else upstream
-            kernel = widen(arrays, mode, rows=width, dtype=dtype)
+            kernel = widen(upstream, arrays, mode, rows=width, dtype=dtype)
             return dense(upstream, ops.transpose(kernel)), *[None] * len(arrays)
 
-        return dense(x, widen(arrays, mode, rows=width, dtype=dtype)), gradient
+        return dense(x, widen(x, arrays, mode, rows=width, dtype=dtype)), gradient
 
     y = multiplied(x, *arrays)
     return y if bias is None else ops.add(y, bias)
 
 
-def dequantize(
-    arrays: Sequence[Tensor],
-    mode: str,
-    *,
-    rows: int,
-    dtype: str,
-    look_up: Callable[[Sequence[float], Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Returns the kernel (rows, out) that the arrays of a mode stand for, in `dtype`.
-
-    Args:
-        arrays: as the op's.
-        mode: as the op's.
-        rows: width of the input.
-        dtype: of the result.
-        look_up: takes 16 numbers and codes of 4 bits; returns the number of each code.
-    """
+def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) -> Tensor:
+    """Returns the kernel (rows, out) that the arrays of a mode stand for, in `dtype`."""
     numbers, scale, *more = arrays
     if mode == "int8":
         return ops.cast(ops.divide(ops.cast(numbers, "float32"), scale), dtype)
@@ -147,27 +133,9 @@ def dequantize(
         return ops.cast(_scaled(kernel, scale, zero), dtype)
     codes = ops.cast(numbers, "int32")
     halves = ops.stack([ops.right_shift(codes, 4), ops.bitwise_and(codes, 15)], axis=1)
-    kernel = (look_up or taken)(TABLES[mode], halves)
+    kernel = ops.take(np.array(TABLES[mode], "float32"), halves, axis=0)
     kernel = ops.reshape(kernel, (-1, numbers.shape[1]))[:rows]
     return ops.cast(_scaled(kernel, widened_scale(scale, *more) if more else scale), dtype)
-
-
-def taken(table: Sequence[float], codes: Tensor) -> Tensor:
-    """Returns the number of each code, from a table in memory."""
-    return ops.take(np.array(table, "float32"), codes, axis=0)
-
-
-def selected(table: Sequence[float], codes: Tensor) -> Tensor:
-    """Returns the number of each code, chosen bit by bit among constants.
-
-    A compiler makes vector instructions of it, and of the other loads of single numbers.
-    """
-    numbers: list[Any] = list(table)
-    for bit in (1, 2, 4, 8):
-        is_set = ops.not_equal(ops.bitwise_and(codes, bit), 0)
-        pairs = zip(numbers[::2], numbers[1::2], strict=True)
-        numbers = [ops.where(is_set, odd, even) for even, odd in pairs]
-    return numbers[0]
 
 
 def _scaled(kernel: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:

@@ -1,29 +1,30 @@
-"""Products with kernels of 4 bits for TensorFlow: XLA makes the kernel in one loop.
+"""Products with kernels of few bits for TensorFlow: XLA widens each in one loop, when it is needed.
 
-TensorFlow's own operations write and read arrays of four bytes a number, ten times as long.
+TensorFlow's own operations write and read arrays of four bytes a number, and no kernel depends on
+the input: a graph would widen those of all layers at the beginning of a step.
 """
 
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.quantized_dense import TABLES, dequantize, product, quantized_dense, selected
+from kmodels.core.dispatch import override
+from kmodels.ops.quantized_dense import dequantize, product, quantized_dense
 
 
-def supports(call: OpCall) -> str | None:
-    """Returns why the call goes to the generic body, or None."""
-    return None if call.mode in TABLES else f"numbers of {call.mode} are in no table"
-
-
-@override(quantized_dense, supports)
+@override(quantized_dense)
 def quantized_dense_tensorflow(
     x: tf.Tensor, arrays: Sequence[tf.Tensor], bias: tf.Tensor | None = None, mode: str = "int8"
 ) -> tf.Tensor:
-    """Returns the product with a kernel that is compiled by itself."""
+    """Returns the product with a kernel that is compiled by itself and waits for the input."""
     return product(x, arrays, bias, mode, _widened)
 
 
-@tf.function(jit_compile=True)
-def _widened(arrays: Sequence[tf.Tensor], mode: str, *, rows: int, dtype: str) -> tf.Tensor:
-    return dequantize(arrays, mode, rows=rows, dtype=dtype, look_up=selected)
+def _widened(
+    after: tf.Tensor, arrays: Sequence[tf.Tensor], mode: str, *, rows: int, dtype: str
+) -> tf.Tensor:
+    with tf.control_dependencies([after]):
+        return _compiled(arrays, mode, rows=rows, dtype=dtype)
+
+
+_compiled = tf.function(dequantize, jit_compile=True)

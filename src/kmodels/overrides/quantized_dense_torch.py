@@ -76,7 +76,7 @@ class _Product(torch.autograd.Function):
             for_x = affine(gradient, kernel.T)
         if ctx.needs_input_grad[1]:
             for_bias = gradient.flatten(0, -2).sum(0)
-        return for_x, for_bias, None, *[None] * len(ctx.saved_tensors)
+        return for_x, for_bias, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def _constant(name: str, device: torch.device) -> torch.Tensor:
