@@ -466,7 +466,8 @@ def convert(
     destination: Annotated[Path, typer.Argument(help="File or directory to create or replace.")],
     to: Annotated[str, typer.Option(help="hf, timm, npz, gguf, onnx, ...: see docs/convert.md.")],
     dtype: Annotated[
-        str | None, typer.Option(help="Dtype of the weights: float32, bfloat16, float16 or q8_0.")
+        str | None,
+        typer.Option(help="Dtype of the weights: float32, ...; for gguf q8_0, q6_k, q4_k_m, ..."),
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapters to merge.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens per compared row.")] = 32,

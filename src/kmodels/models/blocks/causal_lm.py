@@ -18,7 +18,7 @@ from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
 from kmodels.models.blocks.decoder import DecoderBackbone
 from kmodels.models.blocks.gguf.mmproj import Projector
-from kmodels.models.blocks.gguf.writing import GGUFExport
+from kmodels.models.blocks.gguf.writing import GGUFExport, projector_dtype
 from kmodels.models.blocks.inputs import OptionalInputs
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.ops.linear_cross_entropy import IGNORED, without_ignored
@@ -536,8 +536,10 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
         Args:
             path: ends in .gguf.
-            dtype: how kernels and embeddings are stored: "float32", "bfloat16", "float16", or
-                "q8_0" for 8 bits with a scale for every 32.
+            dtype: how kernels and embeddings are stored: "float32", "bfloat16", "float16", "q8_0"
+                for 8 bits with a scale for every 32, or one of llama.cpp's mixtures "q6_k",
+                "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s" and "q4_0" ("q5_k" and "q4_k" are those with
+                _m). A vision encoder beside a mixture is float16.
             text_only: writes the text part of a checkpoint whose other parts were left out, or of a
                 model with images.
             mmproj: path for the vision encoder, which llama.cpp takes as `--mmproj`. `from_preset`
@@ -545,14 +547,15 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
         Raises:
             InputError: for a model with adapters, one that llama.cpp's model of this name cannot
-                express, or without the gguf package; for a model with images without either of
-                `text_only` and `mmproj`, and `mmproj` for another model.
+                express, weights that are not finite or too large for the dtype, or without the gguf
+                package; for a model with images without either of `text_only` and `mmproj`, and
+                `mmproj` for another model.
         """
         presets.check_parts(self, text_only, "a GGUF file")
         self.check_mmproj(path, dtype, text_only, mmproj)
         written = self.gguf_export.write(self, path, dtype)
         if self.projector is not None and mmproj is not None:
-            self.projector.write(self, mmproj, dtype)
+            self.projector.write(self, mmproj, projector_dtype(dtype))
         return written
 
     def check_mmproj(

@@ -19,6 +19,7 @@ from kmodels.core.errors import InputError, check_whole, human, shown
 from kmodels.core.files import atomic_directory, is_remote, local_path
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
+from kmodels.models.blocks.gguf.writing import projector_dtype
 from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.formats import (
     FORMATS,
@@ -164,7 +165,7 @@ def convert(
             _write(form, model, path, kind)
             results.append(_compare(form, model, path, kind, sequence_length, destination))
             if mmproj is not None:
-                model.projector.write(model, mmproj, kind)
+                model.projector.write(model, mmproj, projector_dtype(kind))
 
         if form.suffix:
             write_file(destination, write)

@@ -11,6 +11,7 @@ from kmodels.core.dispatch import backend
 from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.generation.request import PIXELS
+from kmodels.models.blocks.gguf.quantizing import MIXTURES
 from kmodels.presets.save import TRANSFORMERS_FILES
 from kmodels.tools.convert.runtimes import HUB_FILES
 
@@ -231,7 +232,7 @@ FORMATS = {
             ),
             suffix=".gguf",
             method="export_to_gguf",
-            dtypes=("float16", "q8_0", "bfloat16", "float32"),
+            dtypes=("float16", "q8_0", "bfloat16", "float32", *MIXTURES),
             rounds=True,
         ),
         ExportFormat(

@@ -15,6 +15,7 @@ from kmodels import lora
 from kmodels.core.errors import InputError
 from kmodels.core.remote import write_file
 from kmodels.models.blocks.config import DecoderConfig
+from kmodels.models.blocks.gguf.quantizing import MIXTURES, choose_types, quantize, that_divides
 from kmodels.models.blocks.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
 from kmodels.models.blocks.huggingface import tokenizer_in
 from kmodels.models.blocks.rope import Yarn
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
     import gguf
 
     from kmodels.text import Tokenizer
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    import gguf
 
 
 def differences(wanted: DecoderConfig, read: DecoderConfig) -> list[str]:
@@ -150,10 +146,10 @@ def _add_chat(writer: "gguf.GGUFWriter", tokenizer: "Tokenizer", template: str |
         writer.add_chat_template(templates)
 
 
-# The types in which kernels and tables are stored; norms are always F32.
+# The types in which kernels and tables are stored; norms are always F32. `MIXTURES` has those of
+# fewer bits, which depend on the tensor.
 KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "q8_0": "Q8_0"}
 FILES = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0"}
-Q8_0_ROW = 32
 # Parts of the model that another file holds.
 BESIDE = ("vision_encoder/",)
 Setting = str | bool | int | float | list[int] | list[bool]
@@ -258,15 +254,15 @@ class GGUFExport:
         Args:
             model: a causal model.
             path: path of the file to make or replace, local or an address.
-            dtype: a key of `KINDS`.
+            dtype: a key of `KINDS` or `MIXTURES`.
 
         Returns:
             The path.
 
         Raises:
             InputError: for another suffix or dtype, without the gguf package, for a model with
-                adapters, or with settings that the file cannot store or for which llama.cpp
-                assumes another value.
+                adapters, or with settings or values that the file cannot store or for which
+                llama.cpp assumes another value.
         """
         check_file(path, dtype)
         config = getattr(model.backbone.config, "decoder", model.backbone.config)
@@ -284,7 +280,7 @@ class GGUFExport:
             tensors[name] = LazyArray(values.shape, values.dtype, lambda values=values: values)
 
         def write(temporary: Path) -> None:
-            _write(temporary, model, form, tensors, KINDS[dtype])
+            _write(temporary, model, form, tensors, dtype)
             self._check(temporary, config, form.architecture)
 
         return write_file(path, write)
@@ -303,8 +299,17 @@ def check_file(path: str | Path, dtype: str) -> None:
     """Raises `InputError` for a name or a dtype that no file has."""
     if Path(path).suffix != ".gguf":
         raise InputError(f"{path} must be a GGUF file; give a name that ends in .gguf")
-    if dtype not in KINDS:
-        raise InputError(f"dtype is {dtype!r}; GGUF files are written as {', '.join(KINDS)}")
+    if dtype not in KINDS and dtype not in MIXTURES:
+        known = ", ".join((*KINDS, *MIXTURES))
+        raise InputError(f"dtype is {dtype!r}; GGUF files are written as {known}")
+
+
+def projector_dtype(dtype: str) -> str:
+    """Returns the dtype of a vision encoder beside a text of `dtype`.
+
+    llama.cpp's mixtures are for decoders, and encoders beside them are published in float16.
+    """
+    return dtype if dtype in KINDS else "float16"
 
 
 def check_package() -> None:
@@ -314,15 +319,22 @@ def check_package() -> None:
 
 
 def _write(
-    path: Path, model: keras.Model, form: GGUFForm, tensors: Mapping[str, LazyArray], kind: str
+    path: Path, model: keras.Model, form: GGUFForm, tensors: Mapping[str, LazyArray], dtype: str
 ) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, form.architecture)
     add_settings(writer, form.architecture, form.settings)
     add_vocabulary(writer, model, form.vocabulary, form.template)
-    writer.add_file_type(gguf.LlamaFileType[FILES[kind]])
-    add_tensors(writer, tensors, kind)
+    if dtype in KINDS:
+        writer.add_file_type(gguf.LlamaFileType[FILES[KINDS[dtype]]])
+        add_tensors(writer, tensors, KINDS[dtype])
+        return
+    file = MIXTURES[dtype]
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{file}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    write_tensors(writer, tensors, choose_types(shapes, file, form.architecture))
 
 
 def add_tensors(
@@ -331,7 +343,7 @@ def add_tensors(
     kind: str,
     types: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Adds tensors, writes the file and closes it.
+    """Adds tensors of one type, writes the file and closes it.
 
     Args:
         writer: writes the file.
@@ -339,25 +351,43 @@ def add_tensors(
         kind: a value of `KINDS`.
         types: parts of names to the type of such tensors, if they are no vectors.
     """
-    import gguf
-
     kinds = {}
     for name, tensor in tensors.items():
         own = next((own for part, own in types.items() if part in name), kind)
-        kinds[name] = _kind(gguf, tensor, own)
-        # The writer wants the size in bytes before it gets the values.
-        block, size = gguf.GGML_QUANT_SIZES[kinds[name]]
-        count = int(np.prod(tensor.shape)) // block * size
-        writer.add_tensor_info(
-            name, tensor.shape, np.dtype("float32"), count, raw_dtype=kinds[name]
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
+        kinds[name] = that_divides(own, tensor.shape[-1]) if len(tensor.shape) > 1 else "F32"
+    write_tensors(writer, tensors, kinds)
+
+
+def write_tensors(
+    writer: "gguf.GGUFWriter", tensors: Mapping[str, LazyArray], types: Mapping[str, str]
+) -> None:
+    """Adds tensors, writes the file and closes it.
+
+    Args:
+        writer: writes the file.
+        tensors: by their names in the file.
+        types: the type of each.
+
+    Raises:
+        InputError: for values that are not finite, or too large for the type.
+    """
+    import gguf
+
     for name, tensor in tensors.items():
-        values = np.ascontiguousarray(tensor.read(), dtype="float32")
-        writer.write_tensor_data(gguf.quants.quantize(values, kinds[name]))
-    writer.close()
+        kind = gguf.GGMLQuantizationType[types[name]]
+        # The writer wants the size in bytes before it gets the values.
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        count = int(np.prod(tensor.shape)) // block * size
+        writer.add_tensor_info(name, tensor.shape, np.dtype("float32"), count, raw_dtype=kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, tensor in tensors.items():
+            values = np.ascontiguousarray(tensor.read(), dtype="float32")
+            writer.write_tensor_data(quantize(values, types[name], name))
+    finally:
+        writer.close()
 
 
 def add_settings(
@@ -385,12 +415,3 @@ def _add(writer: "gguf.GGUFWriter", name: str, value: Setting) -> None:
         writer.add_uint32(name, int(value))
     else:
         writer.add_float32(name, float(value))
-
-
-def _kind(gguf: "ModuleType", tensor: LazyArray, kind: str) -> Any:
-    """Returns the type of a tensor: F32 for vectors, F16 if Q8_0 does not divide its rows."""
-    if len(tensor.shape) < 2:
-        kind = "F32"
-    elif kind == "Q8_0" and tensor.shape[-1] % Q8_0_ROW:
-        kind = "F16"
-    return gguf.GGMLQuantizationType[kind]
