@@ -462,7 +462,7 @@ def compare(
 
 @command()
 def convert(
-    source: Annotated[str, typer.Argument(help="A directory or file with a model.")],
+    source: Annotated[str, typer.Argument(help="A directory or file with a model, or an adapter.")],
     destination: Annotated[Path, typer.Argument(help="File or directory to create or replace.")],
     to: Annotated[str, typer.Option(help="hf, timm, npz, gguf, onnx, ...: see docs/convert.md.")],
     dtype: Annotated[
@@ -475,6 +475,9 @@ def convert(
         bool, typer.Option("--text-only", help="Leave out a checkpoint's vision tower.")
     ] = False,
     mmproj: Annotated[Path | None, typer.Option(help="GGUF file for the vision tower.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="With --to gguf-lora: the adapter's base.")
+    ] = None,
 ) -> None:
     """Export a model, run it in its own runtime, and exit with 1 if outputs differ."""
     from rich.console import Console
@@ -491,6 +494,7 @@ def convert(
             sequence_length=sequence_length,
             text_only=text_only,
             mmproj=mmproj,
+            base=base,
         )
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ from kmodels.generation.sampler import Sampler
 from kmodels.generation.task import Generates
 from kmodels.layers import Embedding
 from kmodels.models.blocks.decoder import DecoderBackbone
+from kmodels.models.blocks.gguf.adapters import write_adapter
 from kmodels.models.blocks.gguf.mmproj import Projector
 from kmodels.models.blocks.gguf.writing import GGUFExport, projector_dtype
 from kmodels.models.blocks.inputs import OptionalInputs
@@ -557,6 +558,22 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         if self.projector is not None and mmproj is not None:
             self.projector.write(self, mmproj, projector_dtype(dtype))
         return written
+
+    def export_adapter_to_gguf(self, path: str | Path, dtype: str = "float32") -> Path:
+        """Writes the LoRA adapters to a GGUF file, atomically, which llama.cpp takes as `--lora`.
+
+        It fits the file that `export_to_gguf` writes of the base, in any dtype.
+
+        Args:
+            path: ends in .gguf.
+            dtype: dtype of the two matrices, "float32" or "float16".
+
+        Raises:
+            InputError: for a model without adapters, for what llama.cpp's adapters lack (DoRA,
+                trained rows, modules and biases, adapters of embedding tables or images), for a
+                base that a GGUF file cannot store, or without the gguf package.
+        """
+        return write_adapter(self.gguf_export, self, path, dtype)
 
     def check_mmproj(
         self, path: str | Path, dtype: str, text_only: bool, mmproj: str | Path | None

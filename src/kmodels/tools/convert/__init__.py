@@ -19,6 +19,7 @@ from kmodels.core.errors import InputError, check_whole, human, shown
 from kmodels.core.files import atomic_directory, is_remote, local_path
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
+from kmodels.models.blocks.gguf import adapters
 from kmodels.models.blocks.gguf.writing import projector_dtype
 from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.formats import (
@@ -71,10 +72,11 @@ class Converted:
         bytes: bytes of all files.
         runtime: runtime of the comparison, with its version; "" without one.
         difference: largest difference between outputs of the runtime and of kmodels with the
-            written weights; None without a comparison.
+            written weights; None without a comparison. Of adapters alone, between the changes of
+            weights that the file and the model hold.
         rounding: largest difference between outputs of kmodels with the written weights and with
             the model's own; None if the weights are the same.
-        largest: largest absolute value of the model's outputs.
+        largest: largest absolute value of the model's outputs, or of these changes.
         advice: reason for a missing comparison, and the packages to install; "" if there was one.
         part: names the written class and the class of the whole source if they differ, else "".
     """
@@ -93,7 +95,8 @@ class Converted:
     def line(self) -> str:
         """Returns the line that the command prints."""
         start = f"{shown(self.path)} ({self.format}, {self.dtype}, {human(self.bytes)})"
-        scale = f"outputs up to {self.largest:.2g}"
+        what = "changes of weights" if FORMATS[self.format].adapters else "outputs"
+        scale = f"{what} up to {self.largest:.2g}"
         rounded = ""
         if self.rounding is not None:
             rounded = f"; rounding to {self.dtype} changed them by {self.rounding:.1e} at most"
@@ -114,13 +117,16 @@ def convert(
     sequence_length: int = 32,
     text_only: bool = False,
     mmproj: str | Path | None = None,
+    base: str | Path | None = None,
 ) -> Converted:
     """Writes a model in a format, reads it in the runtime of that format, and compares outputs.
 
-    The destination is replaced only after the comparison. LoRA adapters of the source are merged.
+    The destination is replaced only after the comparison. LoRA adapters of the source are merged,
+    except in "gguf-lora", which holds nothing else.
 
     Args:
-        source: a path that `from_preset` reads, or a model without adapters, which is not changed.
+        source: a path that `from_preset` reads, or a model without adapters, which is not changed;
+            for "gguf-lora" the directory of an adapter, or a model with adapters.
         destination: file or directory to create or replace, local or remote.
         to: a key of `FORMATS`.
         dtype: dtype of the written weights; by default the usual one of the format.
@@ -128,6 +134,7 @@ def convert(
         sequence_length: tokens of the compared rows of a language model.
         text_only: writes the text part of a checkpoint whose other parts are left out.
         mmproj: file for the vision encoder of a model whose text is written to a GGUF file.
+        base: the model of an adapter's directory, a path that `from_preset` reads.
 
     Raises:
         InputError: if the format, the backend or the runtime does not support it; nothing is
@@ -147,6 +154,7 @@ def convert(
     is_path = isinstance(source, str | Path)
     if is_path and Path(source).expanduser().resolve() == destination.resolve():
         raise InputError(f"{destination} is the source; give another destination")
+    _check_base(form, is_path, adapter, base)
     if not is_path and adapter is not None:
         raise InputError(
             "adapter needs a source that is a path; load the adapter and call merge_lora"
@@ -155,7 +163,12 @@ def convert(
     with keras.device("cpu") if is_path else nullcontext():
         whole = not text_only and not form.traced
         read = "float32" if form.rounds else kind
-        model = _open(source, read, adapter, whole) if is_path else source
+        if not is_path:
+            model = source
+        elif base is not None:
+            model = _open_adapted(source, base, whole)
+        else:
+            model = _open(source, read, adapter, whole)
         _check_model(form, model, kind)
         presets.check_parts(model, text_only, form.what)
         _check_mmproj(form, model, destination, kind, text_only, mmproj)
@@ -163,6 +176,9 @@ def convert(
 
         def write(path: Path) -> None:
             _write(form, model, path, kind)
+            if form.adapters:
+                results.append(_compare_adapters(form, model, path, kind, destination))
+                return
             results.append(_compare(form, model, path, kind, sequence_length, destination))
             if mmproj is not None:
                 model.projector.write(model, mmproj, projector_dtype(kind))
@@ -175,8 +191,9 @@ def convert(
                     write(folder)
                 finish(target)
     # With text_only the caller knows that the other parts are missing.
-    whole = whole_of(source, type(model)) if is_path and not text_only else ""
-    if not whole:
+    if not is_path or text_only or form.adapters:
+        return results[0]
+    if not (whole := whole_of(source, type(model))):
         return results[0]
     part = f"it has only the {type(model).__name__} of a {whole}"
     return replace(results[0], part=part)
@@ -191,6 +208,20 @@ def _check_destination(form: ExportFormat, destination: Path) -> None:
         )
     elif destination.is_dir():
         raise InputError(f"{destination} is a directory; {form.name} is a file, give its name")
+
+
+def _check_base(
+    form: ExportFormat, is_path: bool, adapter: str | Path | None, base: str | Path | None
+) -> None:
+    """Raises `InputError` for a base that is missing, or given where none belongs."""
+    if base is not None and not (form.adapters and is_path):
+        raise InputError(
+            f"base is {base}; only gguf-lora of an adapter's directory needs it; leave base out"
+        )
+    if form.adapters and is_path and base is None:
+        raise InputError("gguf-lora needs base: the model that the adapter was trained on")
+    if form.adapters and adapter is not None:
+        raise InputError("the source of gguf-lora is the adapter; leave adapter out")
 
 
 def _check_mmproj(
@@ -219,8 +250,15 @@ def _open(source: str | Path, dtype: str, adapter: str | Path | None, whole: boo
     return model
 
 
+def _open_adapted(source: str | Path, base: str | Path, whole: bool) -> Any:
+    # An adapter does not depend on the weights of its base.
+    model = presets.class_of(base, whole).from_preset(base, load_weights=False)
+    model.load_adapter(source)
+    return model
+
+
 def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
-    if lora.describe(model):
+    if lora.describe(model) and not form.adapters:
         raise InputError("the model has LoRA adapters; call merge_lora first")
     backbone = getattr(model, "backbone", model)
     if takes_pairs(backbone):
@@ -253,7 +291,7 @@ def _write(form: ExportFormat, model: keras.Model, path: Path, dtype: str) -> No
         # `check_parts` and `_check_mmproj` have checked the parts that are left out.
         beside = form.name == "gguf" and model.projector is not None
         left = beside or getattr(model, "backbone", model).left_out
-        text = {"text_only": True} if left else {}
+        text = {"text_only": True} if left and not form.adapters else {}
         getattr(model, form.method)(path, *([dtype] if form.rounds else []), **text)
         return
     if not form.traced:
@@ -314,6 +352,24 @@ def _compare(
         rounding,
         largest,
         advice,
+    )
+
+
+def _compare_adapters(
+    form: ExportFormat, model: Any, path: Path, dtype: str, destination: Path
+) -> Converted:
+    """Compares the changes of the base's weights, in the layout of its GGUF file."""
+    difference, largest = adapters.compare(model.gguf_export, model, path)
+    runtime = f"{form.runtime.name} {_version(form.runtime.packages[0])}"
+    limit = (LIMIT if dtype == "float32" else LIMIT_ROUGH) * largest
+    if not difference <= limit:
+        raise Differs(
+            f"{runtime} differs by {difference:.1e} on changes up to {largest:.2g}; {destination} "
+            "was not written"
+        )
+    size = path.stat().st_size
+    return Converted(
+        destination, form.name, dtype, size, runtime, difference, None, largest, advice=""
     )
 
 

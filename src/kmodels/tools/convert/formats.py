@@ -11,6 +11,7 @@ from kmodels.core.dispatch import backend
 from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError
 from kmodels.generation.request import PIXELS
+from kmodels.models.blocks.gguf.adapters import DTYPES as ADAPTER_DTYPES
 from kmodels.models.blocks.gguf.quantizing import MIXTURES
 from kmodels.presets.save import TRANSFORMERS_FILES
 from kmodels.tools.convert.runtimes import HUB_FILES
@@ -60,6 +61,7 @@ class ExportFormat:
         rounds: `method` accepts a dtype other than the model's.
         limited: files are limited to 2 GiB.
         mapped: only for families with tables of keras-hub.
+        adapters: holds the adapters of a model alone.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ExportFormat:
     rounds: bool = False
     limited: bool = False
     mapped: bool = False
+    adapters: bool = False
 
     @property
     def traced(self) -> bool:
@@ -234,6 +237,16 @@ FORMATS = {
             method="export_to_gguf",
             dtypes=("float16", "q8_0", "bfloat16", "float32", *MIXTURES),
             rounds=True,
+        ),
+        ExportFormat(
+            "gguf-lora",
+            "LoRA adapter of llama.cpp",
+            Runtime("gguf", ("gguf",), "gguf", ("", "")),
+            suffix=".gguf",
+            method="export_adapter_to_gguf",
+            dtypes=ADAPTER_DTYPES,
+            rounds=True,
+            adapters=True,
         ),
         ExportFormat(
             "onnx",

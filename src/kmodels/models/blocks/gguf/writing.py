@@ -265,13 +265,7 @@ class GGUFExport:
                 llama.cpp assumes another value.
         """
         check_file(path, dtype)
-        config = getattr(model.backbone.config, "decoder", model.backbone.config)
-        form = self.form(config)
-        if form.absent:
-            raise InputError(
-                f"a GGUF file of {self.format.name} has no place for {', '.join(form.absent)}; "
-                "use export_to_transformers"
-            )
+        config, form = self.form_of(model)
         check_package()
         if lora.describe(model):
             raise InputError("a GGUF file has no place for LoRA adapters; call merge_lora first")
@@ -284,6 +278,21 @@ class GGUFExport:
             self._check(temporary, config, form.architecture)
 
         return write_file(path, write)
+
+    def form_of(self, model: keras.Model) -> tuple[Any, GGUFForm]:
+        """Returns the config of a model's decoder, and its form.
+
+        Raises:
+            InputError: for settings that the file cannot store.
+        """
+        config = getattr(model.backbone.config, "decoder", model.backbone.config)
+        form = self.form(config)
+        if form.absent:
+            raise InputError(
+                f"a GGUF file of {self.format.name} has no place for {', '.join(form.absent)}; "
+                "use export_to_transformers"
+            )
+        return config, form
 
     def _check(self, path: Path, config: DecoderConfig, architecture: str) -> None:
         """Raises `InputError` if the file, read again, describes another model.
