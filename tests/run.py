@@ -148,7 +148,9 @@ def read_results(outcome: Outcome, results: Path) -> None:
             outcome.counts["passed"] += 1
 
 
-def run_suite(suite: tuple[str, str], arguments: list[str], jobs: int) -> Outcome:
+def run_suite(
+    suite: tuple[str, str], arguments: list[str], processes: dict[tuple[str, str], int]
+) -> Outcome:
     """Run pytest in an environment under a backend and print what failed."""
     environment, backend = suite
     across = environment == "full"
@@ -158,8 +160,8 @@ def run_suite(suite: tuple[str, str], arguments: list[str], jobs: int) -> Outcom
     results.unlink(missing_ok=True)
     command = [python_of(environment), "-m", "pytest", "-q", "--color=no", *arguments]
     command.append(f"--junitxml={results}")
-    if jobs > 1:
-        command += [f"--numprocesses={jobs}", "--dist=loadfile", "--no-loadscope-reorder"]
+    if (count := processes[suite]) > 1:
+        command += [f"--numprocesses={count}", "--dist=loadfile", "--no-loadscope-reorder"]
     if across:
         command.append("--across")
     say(outcome.name, "tests begin")
@@ -197,12 +199,13 @@ def run_all(
     Args:
         backends: to test.
         arguments: for pytest.
-        jobs: processes of all suites that run at once.
+        jobs: processes of all suites that run at once; suites side by side have one more.
         versions: one of VERSIONS, or "" for those of constraints.txt.
         across: whether the tests that need several frameworks run too.
         together: whether the backends run side by side and share the processes. A process imports,
             traces, compiles and makes pooled models for its own tests alone, so two processes of
-            one backend need more CPU time than one of each of two backends.
+            one backend need more CPU time than one of each of two backends. The suite on torch is
+            the longest, so it gets one process more than its share to end with the others.
     """
     environments = {f"{versions}-{name}" if versions else name: name for name in backends}
     shutil.rmtree(EXCHANGE, ignore_errors=True)
@@ -218,7 +221,11 @@ def run_all(
     for suites in ([*environments.items()], [("full", name) for name in BACKENDS] * across):
         there = [suite for suite in suites if made[suite[0]]]
         at_once = max(1, len(there)) if together else 1
-        run = partial(run_suite, arguments=arguments, jobs=-(-jobs // at_once))
+        share = -(-jobs // at_once)
+        processes = {
+            suite: share + 1 if at_once > 1 and suite[1] == "torch" else share for suite in there
+        }
+        run = partial(run_suite, arguments=arguments, processes=processes)
         outcomes += side_by_side(run, there, at_once)
     return outcomes
 
@@ -278,7 +285,8 @@ def main() -> int:
         "--jobs",
         type=int,
         default=0,
-        help="processes in all, at least one a backend; default: one per core",
+        help="processes in all, at least one a backend, and one more for torch beside others; "
+        "default: one per core",
     )
     parser.add_argument("--versions", choices=VERSIONS, default="", help="other versions")
     extents = parser.add_mutually_exclusive_group()
