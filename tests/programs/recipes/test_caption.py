@@ -53,7 +53,7 @@ def test_processes_that_hold_parts_leave_an_adapter(backend, tmp_path):
     out = tmp_path / "run"
     flags = [*SMALL, "--steps", "2", "--rank", "2", "--mesh", "fsdp=2", "--out", str(out)]
     ranks = torch_ranks(2) if backend == "torch" else jax_ranks(2, devices=1)
-    said = launch([Process("kmodels", ["caption", *flags], rank) for rank in ranks], 300)[0].stdout
+    said = launch([Process("kmodels", ["caption", *flags], ranks=ranks)], 300)[0].stdout
     found = result(out)
     assert len(found["step_losses"]) == 2
     assert "not merged: each process holds a part of the weights" in said

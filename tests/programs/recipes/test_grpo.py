@@ -108,7 +108,7 @@ def test_two_processes_sample_together(tmp_path, prompts):
     flags = [*SMALL, *prompts, "--steps", "2", "--held-out", "0.25", "--mesh", "data=2"]
     out = tmp_path / "out"
     ranks = torch_ranks(2) if backend == "torch" else jax_ranks(2, devices=1)
-    launch([Process("kmodels", ["grpo", *flags, "--out", str(out)], rank) for rank in ranks], 300)
+    launch([Process("kmodels", ["grpo", *flags, "--out", str(out)], ranks=ranks)], 300)
     sizes = sorted(map(int, calls.read_text().split()))
     held_out = [2] * 4  # before and after, in both processes
     assert sizes == held_out + [4 if backend == "torch" else 8] * 4
