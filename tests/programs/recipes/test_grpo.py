@@ -43,7 +43,9 @@ def prompts(tmp_path):
 
 
 @pytest.mark.each_backend("nightly")
-@pytest.mark.parametrize("flags", ["", "--rollout-batches 2 --beta 0.1"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param("", marks=pytest.mark.nightly), "--rollout-batches 2 --beta 0.1"]
+)
 def test_a_killed_run_on_rewards_continues_to_the_bit(tmp_path, prompts, flags):
     recipe, whole = load("grpo"), tmp_path / "whole"
     arguments = [*SMALL, *prompts, "--checkpoint-every", "1", *flags.split()]

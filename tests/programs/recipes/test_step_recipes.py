@@ -89,7 +89,14 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
 
 
 @pytest.mark.each_backend("nightly")
-@pytest.mark.parametrize("flags", ["", "--method kto --accumulate 2", "--precompute-reference"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param("", marks=pytest.mark.nightly),
+        "--method kto --accumulate 2",
+        "--precompute-reference",
+    ],
+)
 def test_a_killed_preference_run_continues_to_the_bit(tmp_path, pairs, flags):
     recipe, whole = load("prefer"), tmp_path / "whole"
     arguments = [*DPO, "--data", str(pairs), "--checkpoint-every", "2", *flags.split()]
