@@ -232,7 +232,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Keeps what was imported out of the garbage collector's way."""
-    gc.collect()
     gc.freeze()
 
 

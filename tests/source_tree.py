@@ -30,9 +30,9 @@ ROW = {unit: row for row, units in enumerate(ROWS) for unit in units}
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    """The syntax tree of each source file, by its path below src/kmodels."""
-    files = sorted(SOURCE.rglob("*.py"))
+def trees(folder: str = "") -> dict[str, ast.Module]:
+    """The syntax tree of each source file in a folder, by its path below src/kmodels."""
+    files = sorted((SOURCE / folder).rglob("*.py"))
     return {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in files}
 
 
@@ -73,8 +73,7 @@ def decorated(folder: str, decorator: str) -> dict[str, str]:
     """The functions in a folder with this decorator, such as `op`, and the file of each."""
     return {
         node.name: file
-        for file, tree in trees().items()
-        if file.startswith(f"{folder}/")
+        for file, tree in trees(folder).items()
         for node in tree.body
         if any(
             ast.unparse(mark).partition("(")[0] == decorator
