@@ -129,4 +129,6 @@ def test_runs_from_the_wheel_at_small_size(path, tmp_path, programs, exchange):
     # For the site, whose pages show what came out.
     kept = exchange / os.environ["KERAS_BACKEND"] / "notebooks"
     kept.mkdir(parents=True, exist_ok=True)
-    nbformat.write(notebook, kept / path.name)
+    # Whole, since another process may build the site meanwhile.
+    nbformat.write(notebook, kept / f".{path.name}")
+    (kept / f".{path.name}").replace(kept / path.name)
