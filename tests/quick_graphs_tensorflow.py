@@ -9,10 +9,14 @@ import tensorflow as tf
 from tensorflow.python.util import tf_stack
 
 TESTS = Path(__file__).resolve().parent
-# Folders whose subject is what a compiled step computes or costs: their graphs go through all
-# rewrites, which change last bits. So do those of users and of child processes. A test that begins
-# a run in a child process and compares bits in its own belongs here.
-REWRITTEN = ("numerics/", "loop/training/", "programs/", "nightly/")
+# Folders and files whose subject is what a compiled step computes or costs: their graphs go through
+# all rewrites, which change last bits. So do those of users and of child processes. A test that
+# begins a run in a child process and compares bits in its own belongs here.
+REWRITTEN = (
+    *("numerics/core/", "numerics/losses/", "numerics/ops/", "numerics/overrides/"),
+    *("numerics/transforms/", "numerics/layers/test_remat", "numerics/test_optimizer"),
+    *("loop/training/", "programs/", "nightly/"),
+)
 
 
 def keep_no_stacks() -> None:
