@@ -77,7 +77,7 @@ class Quantization:
             return config
         if isinstance(config, dict) and config.keys() <= {"mode", "block", "double"}:
             return cls(**{"mode": None, **config})
-        if isinstance(config, str) or config is None:
+        if isinstance(config, str):
             return cls(config)
         raise InputError(f"quantization is {config!r}; give a mode: {', '.join(MODES)}")
 

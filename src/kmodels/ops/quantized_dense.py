@@ -92,8 +92,8 @@ def product(
     arrays: Sequence[Tensor],
     bias: Tensor | None,
     mode: str,
-    widen: Callable[..., Tensor],
-) -> Tensor:
+    widen: Callable[..., Any],
+) -> Any:
     """Returns the op's result.
 
     Args:
@@ -122,7 +122,7 @@ def product(
     return y if bias is None else ops.add(y, bias)
 
 
-def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) -> Tensor:
+def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) -> Any:
     """Returns the kernel (rows, out) that the arrays of a mode stand for, in `dtype`."""
     numbers, scale, *more = arrays
     if mode == "int8":

@@ -99,7 +99,9 @@ def _joined(path: Path, name: str, state: str, tensors: Mapping[str, LazyArray])
         return packed.read().reshape(-1).view("uint8")
 
     for part, table in (("quant_map", TABLES[mode]), ("nested_quant_map", DYNAMIC)):
-        if part in parts and not np.array_equal(read(part).astype("float32"), np.float32(table)):
+        if part in parts and not np.array_equal(
+            read(part).astype("float32"), np.array(table, "float32")
+        ):
             raise InputError(f"{where} has a {part} of its own; only that of {mode} is read")
     offset = np.float32(described.get("nested_offset") or 0.0)
 
@@ -111,7 +113,8 @@ def _joined(path: Path, name: str, state: str, tensors: Mapping[str, LazyArray])
 
     def floats() -> np.ndarray:
         both = codes()
-        values = np.float32(TABLES[mode])[np.stack([both >> 4, both & 15], -1)].reshape(-1)[:count]
+        table = np.array(TABLES[mode], "float32")
+        values = table[np.stack([both >> 4, both & 15], -1)].reshape(-1)[:count]
         return (values * scales().repeat(block)[:count]).reshape(out, width)
 
     if width % block:
@@ -154,9 +157,10 @@ def keep(checkpoint: SourceCheckpoint) -> SourceCheckpoint:
     packed = {name: x for name, x in checkpoint.tensors.items() if isinstance(x, PackedArray)}
     tensors, rules, layers = dict(checkpoint.tensors), list(checkpoint.rules), {}
     for name, rule in bind_sources(checkpoint.rules, packed).items():
-        if rule is None or rule.transform is not transpose or len(rule.targets) > 1:
+        if rule is None or rule.transform is not transpose or len(rule.targets) != 1:
             continue
-        layer, _, kind = rule.targets[0].rpartition("/")
+        (target,) = rule.targets
+        layer, _, kind = target.rpartition("/")
         if kind != "kernel":
             continue
         del tensors[name]
