@@ -88,7 +88,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         preset: str | Path,
         dtype: DTypeLike = None,
         load_weights: bool = True,
-        quantized: bool = True,
+        quantized: bool | None = None,
         **overrides: Any,
     ) -> Self:
         """Makes the model that a name or a directory describes.
@@ -102,8 +102,9 @@ class Presets(keras.Model if TYPE_CHECKING else object):
             load_weights: False gives the same architecture with random initial weights. Tensors are
                 opened for their names and shapes; a directory without any is as its config.json
                 says.
-            quantized: True keeps kernels that a directory of bitsandbytes stores in 4 bits as they
-                are; False makes floats of them.
+            quantized: True keeps linear kernels that the file has in few bits as they are: 4 bits
+                of bitsandbytes, and the types Q8_0, Q4_0, Q4_K and Q6_K of GGUF files. False makes
+                floats of them. None keeps those of bitsandbytes alone.
             **overrides: fields of the config and arguments of the task to change.
 
         Raises:

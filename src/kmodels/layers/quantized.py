@@ -16,7 +16,9 @@ from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight
 from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, dequantize
 
-MODES = ("int8", "int4", "nf4", "fp4")
+# Modes of `quantize`, and the types of GGUF files, whose kernels are read.
+MADE, READ = ("int8", "int4", "nf4", "fp4"), ("q8_0", "q4_0", "q4_k", "q6_k")
+MODES = MADE + READ
 # Rows of a kernel that share a scale, unless a block is given.
 BLOCKS = {"int4": 128, "nf4": 64, "fp4": 64}
 # Fewer are taken where a block does not divide the width, down to this.
@@ -31,7 +33,8 @@ class Quantization:
 
     Args:
         mode: "int8" with one scale per output; "int4" with one scale and zero point, "nf4" or "fp4"
-            with one scale per block and output.
+            with one scale per block and output; or a type of GGUF files, see
+            `kmodels.ops.quantized_dense`.
         block: rows that share a scale; the mode's own if None: 128, or 64 for "nf4" and "fp4".
             Where it does not divide the width, the next smaller power of two from 32 that does
             takes its place, or else the width.
@@ -47,7 +50,7 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise InputError(f"quantization mode is {self.mode!r}; choose {', '.join(MODES)}")
+            raise InputError(f"quantization mode is {self.mode!r}; choose {', '.join(MADE)}")
         if self.block is not None:
             check_whole("block", self.block)
             if self.mode not in BLOCKS or self.block < SMALLEST_BLOCK or self.block % 2:
@@ -79,7 +82,7 @@ class Quantization:
             return cls(**{"mode": None, **config})
         if isinstance(config, str):
             return cls(config)
-        raise InputError(f"quantization is {config!r}; give a mode: {', '.join(MODES)}")
+        raise InputError(f"quantization is {config!r}; give a mode: {', '.join(MADE)}")
 
     def to_config(self) -> str | dict[str, Any]:
         """Returns the mode, or all settings as JSON values where it does not say them."""
@@ -106,7 +109,10 @@ class Quantization:
 
         Their order is that of the arrays of `kmodels.ops.quantized_dense`.
         """
-        groups, numbers = self.groups(rows), f"kernel_{self.mode}"
+        numbers = f"kernel_{self.mode}"
+        if self.mode in READ:
+            return self._shapes_of_gguf(rows, units)
+        groups = self.groups(rows)
         if self.mode == "int8":
             return {numbers: ((rows, units), "int8"), "kernel_scale": ((1, units), "float32")}
         pairs, scales = (-(-rows // 2), units), (groups, units)
@@ -123,6 +129,24 @@ class Quantization:
             "kernel_scale": (scales, "uint8"),
             "kernel_nested_scale": ((-(-groups * units // NESTED_BLOCK), 1), "float32"),
             "kernel_offset": ((1, 1), "float32"),
+        }
+
+    def _shapes_of_gguf(self, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
+        parts: dict[str, tuple[int, str]] = {
+            "q8_0": {"": (1, "int8"), "scale": (32, "float16")},
+            "q4_0": {"": (2, "uint8"), "scale": (32, "float16")},
+            "q4_k": {
+                **{"": (2, "uint8"), "scale": (32, "uint8"), "least": (32, "uint8")},
+                **{"own_scale": (256, "float16"), "own_least": (256, "float16")},
+            },
+            "q6_k": {
+                **{"": (2, "uint8"), "scale": (16, "int8"), "high": (4, "uint8")},
+                "own_scale": (256, "float16"),
+            },
+        }[self.mode]
+        return {
+            f"kernel_{name or self.mode}": ((rows // share, units), kind)
+            for name, (share, kind) in parts.items()
         }
 
 
@@ -266,8 +290,14 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
         settings: of all kernels.
 
     Raises:
-        InputError: for a quantized model, or one with adapters or experts.
+        InputError: for a mode that is read from files alone, a quantized model, or one with
+            adapters or experts.
     """
+    if settings.mode in READ:
+        raise InputError(
+            f"quantization mode is {settings.mode!r}, which is read from GGUF files; choose "
+            f"{', '.join(MADE)}"
+        )
     check_layers(model)
     for layer in keras_internals.sublayers(model):
         if hasattr(layer, "quantize_kernel"):

@@ -71,7 +71,13 @@ def quantized_dense(
         "nf4", "fp4": numbers (in / 2 rounded up, out) uint8, the first of two rows in the upper
         half of a byte, and scale (groups, out), the largest weight; or scale in uint8, nested
         (scales / 256 rounded up, 1), their own scales by output and then by group, and offset
-        (1, 1).
+        (1, 1);
+        the types of GGUF files: "q8_0": numbers (in, out) int8 and scale (in / 32, out) float16;
+        "q4_0": numbers (in / 2, out) uint8 as for "nf4", and scale (in / 32, out) float16;
+        "q4_k": the same numbers, scale and least (in / 32, out) uint8, and their own scales
+        (in / 256, out) float16 each; "q6_k": the same numbers, the lower 4 bits of 6, the upper 2
+        of four rows in a byte (in / 4, out), scale (in / 16, out) int8, and its own scale
+        (in / 256, out) float16.
         bias (out,) -> (..., out).
     Dtypes: x and bias floating, the compute dtype; scales float32, or as said.
 
@@ -79,7 +85,7 @@ def quantized_dense(
         x: the input.
         arrays: the parts of the kernel.
         bias: added to the result if given.
-        mode: "int8", "int4", "nf4" or "fp4".
+        mode: "int8", "int4", "nf4", "fp4", "q8_0", "q4_0", "q4_k" or "q6_k".
 
     Parity: `kmodels.ops.dense` with `dequantize(...)`.
     Source: https://arxiv.org/abs/2305.14314 (QLoRA)
@@ -131,11 +137,42 @@ def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) ->
         kernel = ops.cast(keras.quantizers.unpack_int4(numbers, rows, axis=0), "float32")
         zero = ops.expand_dims(ops.cast(more[0], "float32"), 1)
         return ops.cast(_scaled(kernel, scale, zero), dtype)
-    codes = ops.cast(numbers, "int32")
-    halves = ops.stack([ops.right_shift(codes, 4), ops.bitwise_and(codes, 15)], axis=1)
-    kernel = ops.take(np.array(TABLES[mode], "float32"), halves, axis=0)
-    kernel = ops.reshape(kernel, (-1, numbers.shape[1]))[:rows]
-    return ops.cast(_scaled(kernel, widened_scale(scale, *more) if more else scale), dtype)
+    if mode in TABLES:
+        kernel = ops.take(np.array(TABLES[mode], "float32"), _unpacked(numbers, 4), axis=0)[:rows]
+        return ops.cast(_scaled(kernel, widened_scale(scale, *more) if more else scale), dtype)
+    return ops.cast(_of_gguf(numbers, scale, more, mode), dtype)
+
+
+def _unpacked(numbers: Tensor, bits: int) -> Any:
+    """Returns the codes of several rows in a byte, the first in its upper bits, as int32."""
+    codes, mask = ops.cast(numbers, "int32"), 2**bits - 1
+    parts = [
+        ops.bitwise_and(ops.right_shift(codes, shift), mask) for shift in range(8 - bits, -1, -bits)
+    ]
+    return ops.reshape(ops.stack(parts, axis=1), (-1, numbers.shape[1]))
+
+
+def _of_gguf(numbers: Tensor, scale: Tensor, more: Sequence[Tensor], mode: str) -> Any:
+    """Returns the kernel in float32 of the numbers of a type of GGUF files."""
+    if mode == "q8_0":
+        return _scaled(ops.cast(numbers, "float32"), ops.cast(scale, "float32"))
+    if mode == "q6_k":
+        high, own = more
+        codes = ops.add(_unpacked(numbers, 4), ops.multiply(_unpacked(high, 2), 16))
+        return _scaled(ops.cast(ops.subtract(codes, 32), "float32"), _by_group(scale, own))
+    codes = _unpacked(numbers, 4)
+    if mode == "q4_0":
+        codes = ops.cast(ops.subtract(codes, 8), "float32")
+        return _scaled(codes, ops.cast(scale, "float32"))
+    least, own, of_least = more
+    kernel = _scaled(ops.cast(codes, "float32"), _by_group(scale, own))
+    least = ops.repeat(_by_group(least, of_least), kernel.shape[0] // least.shape[0], axis=0)
+    return ops.subtract(kernel, least)
+
+
+def _by_group(scale: Tensor, own: Tensor) -> Any:
+    """Returns scales times their own scales, in float32."""
+    return _scaled(ops.cast(scale, "float32"), ops.cast(own, "float32"))
 
 
 def _scaled(kernel: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:

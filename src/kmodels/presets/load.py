@@ -32,7 +32,7 @@ def load(
     preset: str | Path,
     dtype: DTypeLike = None,
     load_weights: bool = True,
-    quantized: bool = True,
+    quantized: bool | None = None,
     **overrides: Any,
 ) -> Any:
     """Builds the model of a name or a file; see `from_preset`.
@@ -42,7 +42,7 @@ def load(
         preset: a registered name, a directory, a file, or an explicit "hf://" or "kaggle://" name.
         dtype: policy of the model.
         load_weights: False for random initial weights; the variables are the same.
-        quantized: False makes floats of kernels that the file has in 4 bits.
+        quantized: whether kernels that the file has in few bits stay so; None for the usual.
         **overrides: fields of the config and arguments of the task to change.
 
     Raises:
@@ -56,8 +56,7 @@ def load(
         checkpoint = open_checkpoint(preset, family, fields, True)
     else:
         checkpoint = open_outline(preset, family, fields)
-    if quantized:
-        checkpoint = packed.keep(checkpoint)
+    checkpoint = packed.keep(checkpoint, quantized)
     if cls is not owner and "preprocessor" not in settings:
         checkpoint.verify_preprocessor(cls.preprocessor_class)
     config = owner.make_config(**{**checkpoint.backbone, **fields})

@@ -16,7 +16,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.schema import NUMBER, Needed, Shape, check_shape
 from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES
-from kmodels.weights.rules import Rule, SourceCheckpoint, bind_sources, transpose
+from kmodels.weights.rules import Rule, SourceCheckpoint, Transform, bind_sources, transpose
 from kmodels.weights.tensors import LazyArray
 
 log = logging.getLogger("kmodels")
@@ -40,10 +40,12 @@ class PackedArray(LazyArray):
     Args:
         quantization: how a layer keeps it, see `kmodels.layers.quantized.Quantization`.
         parts: returns the variables of such a layer by name.
+        is_kept: whether `keep` keeps it if it is not told.
     """
 
     quantization: Any = None
     parts: Callable[[], dict[str, LazyArray]] = dict
+    is_kept: bool = True
 
 
 def grouped(path: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -149,23 +151,50 @@ def _joined(path: Path, name: str, state: str, tensors: Mapping[str, LazyArray])
     return PackedArray((out, width), np.dtype("float32"), floats, None, None, settings, kept)
 
 
-def keep(checkpoint: SourceCheckpoint) -> SourceCheckpoint:
+def _order_of_outputs(transform: Transform, outputs: int) -> np.ndarray | None:
+    """Returns where a kernel has the outputs of its tensor, empty for the same order.
+
+    None for a transform that does more than transpose and order them.
+    """
+    if transform is transpose:
+        return np.arange(0)
+    places = np.arange(2 * outputs).reshape(outputs, 2)  # of a kernel with two inputs
+    try:
+        turned = transform.forward(places)
+    except ValueError:
+        return None
+    if turned.shape != (2, outputs):
+        return None
+    order = turned[0] // 2
+    return order if np.array_equal(turned, places[order].T) else None
+
+
+def keep(checkpoint: SourceCheckpoint, wanted: bool | None = None) -> SourceCheckpoint:
     """Returns a checkpoint whose packed tensors fill quantized layers as they are.
 
     One that is not the kernel of a linear layer becomes floats.
+
+    Args:
+        checkpoint: with all tensors.
+        wanted: whether packed tensors are kept; None for the usual of their format.
     """
     packed = {name: x for name, x in checkpoint.tensors.items() if isinstance(x, PackedArray)}
+    packed = {name: x for name, x in packed.items() if (x.is_kept if wanted is None else wanted)}
     tensors, rules, layers = dict(checkpoint.tensors), list(checkpoint.rules), {}
     for name, rule in bind_sources(checkpoint.rules, packed).items():
-        if rule is None or rule.transform is not transpose or len(rule.targets) != 1:
+        if rule is None or len(rule.targets) != 1:
             continue
         (target,) = rule.targets
         layer, _, kind = target.rpartition("/")
         if kind != "kernel":
             continue
+        if (order := _order_of_outputs(rule.transform, packed[name].shape[0])) is None:
+            continue
         del tensors[name]
         layers[layer] = packed[name].quantization
         for part, tensor in packed[name].parts().items():
+            if len(order):
+                tensor = tensor.map(tensor.shape, lambda x, order=order: x[:, order])
             tensors[f"{name}.{part}"] = tensor
             rules.append(Rule(f"{name}.{part}", f"{layer}/{part}"))
     if not layers:

@@ -7,7 +7,8 @@ side of the kernel that they share, a quantized kernel as the one that it stands
 match whole paths.
 """
 
-KERNEL = "kernel(?:_int8|_int4|_nf4|_fp4|_scale|_zero)?"
+# Those of scales that are shared by several outputs are not cut.
+KERNEL = r"kernel(?:_(?!nested_scale|offset)\w+)?"
 
 BLOCKS: dict[str, tuple[str | None, ...]] = {
     rf"(?:.*/)?attention/(?:query|key|value)/{KERNEL}": ("embed", "heads"),

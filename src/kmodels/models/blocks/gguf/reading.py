@@ -1,4 +1,4 @@
-"""GGUF files of decoders are read; quantized tensors become floats."""
+"""GGUF files of decoders are read; quantized tensors become floats, or kernels as they are."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.layers.quantized import Quantization
 from kmodels.models.blocks.config import DecoderConfig
 from kmodels.models.blocks.gguf.tensors import OUTPUT, ROPE_FACTORS, STILL, TABLE, unused
+from kmodels.models.blocks.gguf.unpacking import UNPACKED
 from kmodels.models.blocks.huggingface import warn_of_sampling
 from kmodels.models.blocks.rope import Rope
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint
 from kmodels.weights.gguf import Settings, open_gguf
+from kmodels.weights.packed import PackedArray
 from kmodels.weights.rules import bind_sources
 
 if TYPE_CHECKING:
@@ -386,4 +389,20 @@ def lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         return np.asarray(values, "float32").reshape(shape)
 
-    return LazyArray(shape, np.dtype("float32"), read)
+    kind = tensor.tensor_type.name.lower()
+    if kind not in UNPACKED or len(shape) != 2:
+        return LazyArray(shape, np.dtype("float32"), read)
+
+    def parts() -> dict[str, LazyArray]:
+        return {
+            name: LazyArray(size, np.dtype(held), lambda name=name: unpacked()[name])
+            for name, (size, held) in Quantization(kind).shapes(*shape[::-1]).items()
+        }
+
+    def unpacked() -> dict[str, np.ndarray]:
+        data = np.asarray(tensor.data).view("uint8").reshape(shape[0], -1)
+        return dict(zip(Quantization(kind).shapes(*shape[::-1]), UNPACKED[kind](data), strict=True))
+
+    return PackedArray(
+        shape, np.dtype("float32"), read, quantization=kind, parts=parts, is_kept=False
+    )
