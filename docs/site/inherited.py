@@ -27,6 +27,7 @@ _PAGES = {
 _FIRST = (
     *("from_preset", "compile", "fit", "evaluate", "predict", "generate", "chat", "score"),
     *("enable_lora", "save_adapter", "load_adapter", "merge_lora", "unmerge_lora", "quantize"),
+    "dequantize",
     *("save_to_preset", "save", "export", "export_to_transformers", "export_to_gguf"),
 )
 # What Keras or kmodels calls, and a person only overrides.

@@ -102,7 +102,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
             load_weights: False gives the same architecture with random initial weights. Tensors are
                 opened for their names and shapes; a directory without any is as its config.json
                 says.
-            quantized: True keeps linear kernels that the file has in few bits as they are: 4 bits
+            quantized: True keeps linear kernels that are quantized in the file as they are: 4 bits
                 of bitsandbytes, and the types Q8_0, Q4_0, Q4_K and Q6_K of GGUF files. False makes
                 floats of them. None keeps those of bitsandbytes alone.
             **overrides: fields of the config and arguments of the task to change.

@@ -272,6 +272,31 @@ class Dense(AdaptableLayer, WithKernel):
             self.quantized = quantizing.make(self, settings, self.input_dim, self.units)
         return self.quantized
 
+    def to_floats(self, kernel: Tensor | None = None) -> None:
+        """Replaces a quantized kernel by the floats that it stands for, or by others.
+
+        Args:
+            kernel: (in, units), or None for its own.
+        """
+        values = keras.ops.convert_to_numpy(self.quantized.wide() if kernel is None else kernel)
+        keras_internals.detach(self, self.quantized.variables)
+        with keras_internals.changing(self):
+            self.quantized = None
+            made = self.add_parameter(
+                "kernel",
+                (self.input_dim, self.units),
+                "zeros",
+                self.shard_granularity,
+                regularizer=self.kernel_regularizer,
+                constraint=self.kernel_constraint,
+            )
+        made.assign(values)
+        made.trainable = self.trainable and self.adapter is None
+        if self.copies is not None and "kernel" in self.copies.originals:
+            self.copies.originals["kernel"] = made
+        else:
+            self.kernel = made
+
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the input's shape with the last axis replaced by `units`."""
         return (*input_shape[:-1], self.units)

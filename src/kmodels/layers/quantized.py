@@ -3,6 +3,7 @@
 "nf4" and "fp4" are those of bitsandbytes: the same codes and scales, in our layout.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -303,6 +304,19 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
         if hasattr(layer, "quantize_kernel"):
             layer.quantize_kernel(settings)
     # The kernels, and what quantizing them took, would stay with the process.
+    runtime.malloc_trim()
+
+
+def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> None:
+    """Replaces the quantized kernels of a model by floats.
+
+    Args:
+        model: a built model.
+        kernels: by path of the layer; None for those that the numbers stand for.
+    """
+    for layer in keras_internals.sublayers(model):
+        if isinstance(getattr(layer, "quantized", None), QuantizedKernel):
+            layer.to_floats(None if kernels is None else kernels[layer.path])
     runtime.malloc_trim()
 
 

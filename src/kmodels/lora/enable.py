@@ -113,8 +113,8 @@ def merge(model: keras.Model) -> None:
     if quantized:
         raise InputError(
             f"merge_lora would round the adapter away, since {quantized[0].path} and "
-            f"{len(quantized) - 1} more are quantized to {quantized[0].quantized.mode}; load the "
-            "base in full precision, then load_adapter and merge_lora"
+            f"{len(quantized) - 1} more are quantized to {quantized[0].quantized.mode}; give "
+            "onto='dequantized', or onto='original' and base, the model before it was quantized"
         )
     for part in trained_parts(model):
         part.merge()

@@ -1,6 +1,7 @@
 """LoRA and quantized kernels as methods of every model."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -52,6 +53,9 @@ ENDING = ".lora.h5"
 # Of a .lora.h5: settings and matrices by path of the layer, or ids and rows by path of the table.
 Saved = dict[str, tuple[Any, Any]]
 SHOWN = 4
+# Kernels that adapters on a quantized base are added to.
+ONTO = ("dequantized", "original")
+log = logging.getLogger("kmodels")
 
 
 class Adapters:
@@ -258,16 +262,70 @@ class Adapters:
             _check_weights(self, filepath)
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)  # type: ignore[misc]
 
-    def merge_lora(self) -> None:
-        """Adds the adapters to their kernels and removes them: same outputs, fewer variables.
-
-        The original kernels stay in host memory for `unmerge_lora`.
+    def dequantize(self) -> None:
+        """Replaces quantized kernels by the floats that they stand for: same outputs, more memory.
 
         Raises:
-            InputError: for a model without adapters, quantized, or sharded over processes.
+            InputError: for a model that is not quantized, or sharded over processes.
+        """
+        gather.check_whole(self, "dequantize")
+        if not quantized.describe(self):
+            raise InputError("dequantize found no quantized kernels; call quantize first")
+        quantized.to_floats(self)
+
+    def merge_lora(self, onto: str | None = None, base: str | Path | None = None) -> None:
+        """Adds the adapters to their kernels and removes them: same outputs, fewer variables.
+
+        The kernels without adapters stay in host memory for `unmerge_lora`.
+
+        Args:
+            onto: for a quantized model: "dequantized" adds the adapters to the floats that the
+                numbers stand for, which changes no output; "original" adds them to the kernels
+                before they were quantized, and a warning says by how much these differ.
+            base: with "original": the model before it was quantized, a path that `from_preset`
+                reads.
+
+        Raises:
+            InputError: for a model without adapters, or sharded over processes; for a quantized one
+                without `onto`, for another one with it, and for a base of another architecture.
         """
         gather.check_whole(self, "merge_lora")
+        if (onto == "original") != (base is not None) or onto not in (None, *ONTO):
+            raise InputError(
+                f"merge_lora got onto={onto!r} and base={base!r}; give onto='dequantized', or "
+                "onto='original' with base, the model before it was quantized"
+            )
+        if onto is not None:
+            modes = quantized.describe(self)
+            if not modes or not adapters(self):
+                lacks = "adapters" if modes else "quantized kernels, which onto is about"
+                raise InputError(f"merge_lora found no {lacks}; call merge_lora() or dequantize()")
+            kernels = None if base is None else self._kernels_of(base, modes)
+            quantized.to_floats(self, kernels)
         merge(self)
+
+    def _kernels_of(self, base: str | Path, layers: Collection[str]) -> dict[str, Any]:
+        """Returns the kernels of another model by path, and warns of how far they are."""
+        own = getattr(self, "backbone", self)
+        other = type(own).from_preset(base, dtype=own.dtype_policy, quantized=False)
+        theirs, ours = linear_layers(other), linear_layers(own)
+        kernels = {path: theirs[path].kernel for path in layers if path in theirs}
+        shapes = {path: (ours[path].input_dim, ours[path].units) for path in layers}
+        fits = {path: tuple(x.shape) == shapes[path] for path, x in kernels.items()}
+        if wrong := sorted(path for path in layers if not fits.get(path)):
+            raise InputError(f"{base} has no kernel for {wrong[0]} of this model; give its base")
+        difference = largest = 0.0
+        for path, kernel in kernels.items():
+            kernels[path] = wide = keras.ops.convert_to_numpy(keras.ops.cast(kernel, "float32"))
+            packed = keras.ops.convert_to_numpy(ours[path].quantized.wide())
+            difference = max(difference, float(np.abs(wide - packed).max()))
+            largest = max(largest, float(np.abs(wide).max()))
+        log.warning(
+            "merge_lora: the kernels of %s differ by up to %.2g (of %.2g) from the quantized ones, "
+            "which the adapters were trained on",
+            *(base, difference, largest),
+        )
+        return kernels
 
     def unmerge_lora(self) -> None:
         """Undoes `merge_lora`; the kernels are restored bit for bit.

@@ -42,7 +42,7 @@ def load(
         preset: a registered name, a directory, a file, or an explicit "hf://" or "kaggle://" name.
         dtype: policy of the model.
         load_weights: False for random initial weights; the variables are the same.
-        quantized: whether kernels that the file has in few bits stay so; None for the usual.
+        quantized: whether kernels that are quantized in the file stay so; None for the usual.
         **overrides: fields of the config and arguments of the task to change.
 
     Raises:

@@ -107,3 +107,84 @@ def test_settings_of_a_config():
 def test_widths_that_a_block_does_not_divide(rows, groups):
     settings = Quantization("nf4", double=False)
     assert settings.groups(rows) == groups
+
+
+def predicted(model):
+    inputs = {"token_ids": IDS, "padding_mask": np.ones_like(IDS)}
+    return to_numpy(model(inputs))
+
+
+@pytest.mark.parametrize("name", ["int8", pytest.param("nf4", marks=pytest.mark.once)])
+def test_adapters_are_merged_onto_floats(name, tmp_path, caplog):
+    model = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    model.save_to_preset(tmp_path / "base")
+    model.quantize(name)
+    refused("give onto='dequantized', or onto='original' and base", _adapted(model).merge_lora)
+    before, plain = predicted(model), numbers(model)
+    model.merge_lora(onto="dequantized")
+    np.testing.assert_allclose(predicted(model), before, rtol=0, atol=tolerance("logits"))
+    fresh = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    assert {v.path for v in model.weights} == {v.path for v in fresh.weights}
+    assert not caplog.text
+    model.save_to_preset(tmp_path / "merged")
+    again = GemmaCausalLM.from_preset(tmp_path / "merged", dtype="float32", preprocessor=None)
+    np.testing.assert_array_equal(predicted(again), predicted(model))
+
+    other = GemmaCausalLM.from_preset(tmp_path / "base", dtype="float32", preprocessor=None)
+    other.quantize(name)
+    _adapted(other, plain).merge_lora(onto="original", base=tmp_path / "base")
+    expected = GemmaCausalLM.from_preset(tmp_path / "base", dtype="float32", preprocessor=None)
+    _adapted(expected, plain).merge_lora()
+    np.testing.assert_allclose(
+        predicted(other), predicted(expected), rtol=0, atol=tolerance("logits")
+    )
+    assert np.abs(predicted(other) - before).max() > 1e-4
+    assert "merge_lora: the kernels of" in caplog.text and "which the adapters were" in caplog.text
+
+
+def _adapted(model, values=None):
+    """The model with adapters that matter: its own, or those of `values`."""
+    model.enable_lora(2, targets="all-linear")
+    rng = np.random.default_rng(5)
+    for variable in model.trainable_variables:
+        drawn = rng.normal(size=variable.shape) * 0.05
+        variable.assign(drawn if values is None else values[variable.path])
+    return model
+
+
+def numbers(model):
+    return {v.path: to_numpy(v) for v in model.trainable_variables}
+
+
+@pytest.mark.once
+def test_a_merge_that_cannot_be_is_refused(tmp_path):
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    GemmaCausalLM.from_preset("gemma3_debug", hidden_dim=64).save_to_preset(tmp_path / "wider")
+    refused("dequantize found no quantized kernels", model.dequantize)
+    model.enable_lora(2)
+    refused("found no quantized kernels, which onto is about", model.merge_lora, "dequantized")
+    model = GemmaCausalLM.from_preset("gemma3_debug")
+    model.quantize("nf4")
+    refused("merge_lora found no adapters; call", model.merge_lora, "dequantized")
+    model.enable_lora(2)
+    for wrong in ({"onto": "floats"}, {"onto": "original"}, {"base": tmp_path}):
+        refused("give onto='dequantized', or onto='original' with base", model.merge_lora, **wrong)
+    given = {"onto": "original", "base": tmp_path / "wider"}
+    refused("has no kernel for block_0", model.merge_lora, **given)
+    assert model.backbone.blocks[0].mlp.up.quantized is not None
+
+
+@pytest.mark.once
+def test_a_dequantized_model_is_exported_and_trained(tmp_path):
+    model = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    model.quantize("nf4")
+    before = predicted(model)
+    refused("the format has no place for", model.export_to_transformers, tmp_path / "hf")
+    model.dequantize()
+    np.testing.assert_allclose(predicted(model), before, rtol=0, atol=tolerance("logits"))
+    model.export_to_transformers(tmp_path / "hf")
+    again = GemmaCausalLM.from_preset(tmp_path / "hf", dtype="float32", preprocessor=None)
+    np.testing.assert_array_equal(predicted(again), predicted(model))
+    fresh = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    trained = {v.path for v in model.trainable_variables}
+    assert trained == {v.path for v in fresh.trainable_variables}
