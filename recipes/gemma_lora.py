@@ -58,6 +58,7 @@ class Settings(recipe.Common):
     quantize: str | None = flag(
         None, "quantize the frozen base weights (QLoRA)", choices=("int8", "int4", "nf4", "fp4")
     )
+    quantized: bool = flag(False, "keep kernels that a GGUF file has quantized, as base weights")
     remat: str = flag(
         "none",
         "recompute activations in the backward pass to save memory (gradient checkpointing)",
@@ -165,7 +166,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.working("estimating the memory of a step")
     check_memory(settings, lora)
     recipe.working(f"reading the weights of {settings.weights or 'the demonstration'}")
-    model = kind.from_preset(origin, dtype=settings.precision)
+    model = kind.from_preset(origin, settings.precision, quantized=settings.quantized or None)
     text = model.preprocessor
     text.sequence_length, text.loss_on = settings.sequence_length, settings.loss_on
     text.template = settings.template
@@ -268,7 +269,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     plots.curves(folder.path / "curves.png", runner.history.rows)
     adapter = folder.path / "adapter"
     model.save_adapter(adapter)
-    if not settings.quantize and recipe.can_merge(model, origin, adapter):
+    if recipe.can_merge(model, origin, adapter):
         model.merge_lora()
         results.save_model(folder, model, content["metrics"])
         if settings.export:
@@ -299,7 +300,9 @@ def check_memory(settings: Settings, lora: Any) -> None:
     estimate = plan.Plan(
         settings.weights or settings.preset,
         recommend.setup_of(settings, lora),
-        overrides=None if settings.weights else demo_size(settings),
+        overrides={"quantized": settings.quantized or None}
+        if settings.weights
+        else demo_size(settings),
     )
     plan.check(estimate, Settings, "--ignore-memory-check")
 

@@ -251,7 +251,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     plots.curves(folder.path / "curves.png", runner.history.rows)
     adapter = folder.path / "adapter"
     model.save_adapter(adapter)
-    if not settings.quantize and recipe.can_merge(model, origin, adapter):
+    if recipe.can_merge(model, origin, adapter):
         model.merge_lora()
         results.save_model(folder, model, content["metrics"])
     folder.write_json("result.json", content)

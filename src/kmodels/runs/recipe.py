@@ -200,15 +200,22 @@ def can_generate(model: "keras.Model") -> bool:
 def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
     """Returns True if adapters can be merged; otherwise prints how to merge them later.
 
-    Merging needs a process with all weights.
+    Merging needs a process with all weights, and kernels that are not quantized.
 
     Args:
         model: a model with adapters.
         origin: path of its base model.
         adapter: directory of the adapters.
     """
+    from kmodels.layers import quantized
     from kmodels.weights import gather
 
+    if quantized.describe(model):
+        say(
+            "not merged: the base is quantized; load it with the adapter and call "
+            "model.merge_lora(onto='dequantized')"
+        )
+        return False
     merges = _passes(gather.check_whole, model)
     if not merges:
         say(

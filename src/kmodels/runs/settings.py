@@ -31,7 +31,7 @@ GROUPS = {
         "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
         "decoder_heads token_merging head_std"
     ),
-    "LoRA": "rank alpha targets lora_dropout rslora dora quantize",
+    "LoRA": "rank alpha targets lora_dropout rslora dora quantize quantized",
     "Loss": (
         "loss_on loss_normalization label_smoothing beta temperature share points mask_ratio "
         "raw_pixels temperature_warmup student_temperature teacher_temperature first_temperature "

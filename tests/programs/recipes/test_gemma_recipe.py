@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import run as run_command
+from kmodels.lora import LoraSettings
 from kmodels.models import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -17,7 +18,8 @@ from kmodels.models import (
 )
 from kmodels.text import demo, read_records
 from kmodels.text.training import train_tokenizer
-from kmodels.tools.plan import recommend
+from kmodels.tools.plan import Plan, Setup, recommend
+from kmodels.tools.plan.estimate import FROZEN
 from recipe_modules import check_same_run, load, result, stop_at
 
 EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
@@ -123,7 +125,7 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 # and rsLoRA scale in their own ways, and rows are packed with either template.
 COMBINATIONS = {
     "int8": "--quantize int8 --remat block --rslora --template gemma --pack",
-    "int4": "--quantize int4 --alpha 8 --precision bfloat16 --remat attention --no-pack",
+    "nf4": "--quantize nf4 --alpha 8 --precision bfloat16 --remat attention --no-pack",
     "dora": "--dora --loss-on responses --pack --accumulate 2 --export",
 }
 
@@ -196,6 +198,24 @@ def test_flags_together(recipe, base, data, tmp_path, name):
     assert (out / "adapter" / "adapter_model.safetensors").is_file()
     assert (out / "model").exists() == ("--quantize" not in flags)
     assert (out / "transformers").exists() == ("--export" in flags)
+
+
+@pytest.mark.needs("gguf")
+def test_kernels_of_a_gguf_file_stay_quantized(recipe, base, data, tmp_path, capsys):
+    file = GemmaCausalLM.from_preset(base).export_to_gguf(tmp_path / "it.gguf", "q8_0")
+    run = ["--weights", str(file), "--data", str(data), "--quantized", "--steps", "2"]
+    run += ["--batch-size", "2", "--rank", "2", "--learning-rate", "2e-2", "--samples", "0"]
+    assert recipe.main([*run, "--out", str(tmp_path / "out")]) == 0
+    found = result(tmp_path / "out")
+    assert all(np.isfinite(found["step_losses"])) and not (tmp_path / "out/model").exists()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not merged: the base is quantized; load it with the adapter and call" in said
+    whole = GemmaCausalLM.from_preset(file, quantized=True)
+    whole.load_adapter(tmp_path / "out/adapter")
+    whole.merge_lora(onto="dequantized")
+    planned = Plan(str(file), Setup(2, 16, lora=LoraSettings(2)), overrides={"quantized": True})
+    floats = Plan(str(file), Setup(2, 16, lora=LoraSettings(2)))
+    assert 0 < planned.estimate.part(FROZEN) < floats.estimate.part(FROZEN)
 
 
 def test_memory_that_is_not_there_is_told_before_anything_is_built(

@@ -262,11 +262,13 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
             yield from _quantized(kernels[variable.path], setup.quantize)
         else:
             shape, granularity = tuple(variable.shape), granularity_of(variable)
+            # Of a model that is quantized in its file, whose scales keep their dtypes too.
+            packed = "/kernel_" in variable.path
             yield StepArray(
                 part,
                 variable.path,
                 shape,
-                policy.variable_dtype,
+                str(variable.dtype) if packed else policy.variable_dtype,
                 granularity=granularity,
                 family=family_of(variable),
             )
