@@ -103,8 +103,8 @@ class Presets(keras.Model if TYPE_CHECKING else object):
                 opened for their names and shapes; a directory without any is as its config.json
                 says.
             quantized: True keeps linear kernels that are quantized in the file as they are: 4 bits
-                of bitsandbytes, and the types Q8_0, Q4_0, Q4_K and Q6_K of GGUF files. False makes
-                floats of them. None keeps those of bitsandbytes alone.
+                of bitsandbytes, GPTQ and AWQ, and the types Q8_0, Q4_0, Q4_K and Q6_K of GGUF
+                files. False makes floats of them. None keeps all but those of GGUF files.
             **overrides: fields of the config and arguments of the task to change.
 
         Raises:

@@ -201,12 +201,37 @@ def open_outline(preset: str | Path, family: Family, given: dict[str, Any]) -> S
         return checkpoint
 
 
-# Settings of bitsandbytes that say how its tensors were made, and how it multiplies in 8 bits.
-BITSANDBYTES = {
-    *("quant_method", "load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"),
-    *("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type"),
-    *("bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_threshold"),
-    *("llm_int8_has_fp16_weight", "llm_int8_skip_modules"),
+# Settings of a quantization_config that say how the tensors were made, or how another program
+# multiplies them, by the program.
+QUANTIZATIONS = {
+    "bitsandbytes": {
+        *("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"),
+        *("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_quant_type"),
+        *("bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_threshold"),
+        *("llm_int8_has_fp16_weight", "llm_int8_skip_modules"),
+    },
+    "gptq": {
+        *("bits", "tokenizer", "dataset", "group_size", "damp_percent", "desc_act", "sym"),
+        *("act_group_aware", "true_sequential", "format", "checkpoint_format", "meta", "backend"),
+        *("model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block"),
+        *("batch_size", "pad_token_id", "max_input_length", "cache_block_outputs"),
+        *("modules_in_block_to_quantize", "static_groups", "lm_head", "pack_dtype", "method"),
+        *("use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "pack_impl"),
+        *("damp_auto_increment", "quantizer", "offload_to_disk", "hyb_act"),
+    },
+    "awq": {
+        *("bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "backend"),
+        *("format", "sym", "desc_act", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"),
+        *("modules_to_not_convert", "exllama_config"),
+    },
+}
+# Of these, settings that are read at some values alone.
+READ_AT: dict[str, dict[str, tuple[object, ...]]] = {
+    "gptq": {
+        **{"bits": (4,), "checkpoint_format": ("gptq", "gptq_v2"), "pack_dtype": ("int32",)},
+        "dynamic": ({},),
+    },
+    "awq": {"bits": (4,), "w_bit": (4,), "version": ("gemm", "GEMM")},
 }
 
 
@@ -216,18 +241,28 @@ def _check_quantization(path: Path, description: dict[str, Any]) -> None:
         quantization = part.get("quantization_config") if isinstance(part, dict) else None
         if not quantization:
             continue
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if method != "bitsandbytes":
+        described = quantization if isinstance(quantization, dict) else {}
+        if (method := described.get("quant_method")) not in QUANTIZATIONS:
             raise InputError(
                 f"{path} is quantized by {method or 'another program'}, which is not read yet; "
-                "open the directory it was made of, a GGUF file, or one in 4 bits of bitsandbytes"
+                "open the directory it was made of, a GGUF file, or one in 4 bits of "
+                f"{', '.join(QUANTIZATIONS)}"
             )
-        if not (quantization.get("load_in_4bit") or quantization.get("_load_in_4bit")):
+        in_four = described.get("load_in_4bit") or described.get("_load_in_4bit")
+        if method == "bitsandbytes" and not in_four:
             raise InputError(
                 f"{path} is quantized by bitsandbytes in 8 bits, of which 4 are read; open the "
                 'directory it was made of and call quantize("int8")'
             )
-        warn_of_unknown(path / "config.json", quantization, BITSANDBYTES)
+        read_at = READ_AT.get(method, {})
+        for name, values in read_at.items():
+            if (value := described.get(name)) is not None and value not in values:
+                raise InputError(
+                    f"{path}: {name} of its quantization_config is {value!r}; {method} is read "
+                    f"with {' or '.join(map(repr, values))}"
+                )
+        known = QUANTIZATIONS[method] | {"quant_method", *read_at}
+        warn_of_unknown(path / "config.json", described, known)
 
 
 def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:

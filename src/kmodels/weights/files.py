@@ -17,7 +17,7 @@ import numpy as np
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip, is_inside
 from kmodels.core.schema import Needed, read_json
-from kmodels.weights import packed
+from kmodels.weights import packed, packed_ints
 from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
@@ -48,12 +48,12 @@ MOST_HEADER = 5_000_000
 def read_safetensors(path: Path) -> dict[str, LazyArray]:
     """Returns the tensors of a safetensors file, or of a directory of one or several.
 
-    Those of bitsandbytes are a `PackedArray` each.
+    Those of bitsandbytes, GPTQ and AWQ are a `PackedArray` each.
 
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
     """
-    return packed.grouped(path, _safetensors(path))
+    return packed_ints.grouped(path, packed.grouped(path, _safetensors(path)))
 
 
 def _safetensors(path: Path) -> dict[str, LazyArray]:

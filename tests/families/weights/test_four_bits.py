@@ -1,4 +1,4 @@
-"""Directories in 4 bits of bitsandbytes, written here by its definitions; no number is ours."""
+"""Directories in 4 bits of bitsandbytes, GPTQ and AWQ, written here by their definitions."""
 
 import json
 
@@ -175,8 +175,8 @@ DAMAGED = {
         r'by bitsandbytes in 8 bits.*call quantize\("int8"\)',
     ),
     "another program": (
-        lambda c, v: c["quantization_config"].update(quant_method="gptq"),
-        "is quantized by gptq, which is not read yet; open",
+        lambda c, v: c["quantization_config"].update(quant_method="aqlm"),
+        "is quantized by aqlm, which is not read yet; open",
     ),
 }  # fmt: skip
 
@@ -194,3 +194,145 @@ def test_a_setting_that_is_not_known_is_named(source, tmp_path, caplog):
     )
     Qwen3CausalLM.from_preset(small)
     assert "config.json sets new_setting, which kmodels does not know" in caplog.text
+
+
+# === GPTQ and AWQ ===
+
+
+def as_int32(codes):
+    """Codes (..., n, 8) of 4 bits in an int32, the first in its lowest bits."""
+    shifted = codes.astype("uint64") << np.arange(0, 32, 4, dtype="uint64")
+    return shifted.sum(-1).astype("uint32").view("int32")
+
+
+def of_outputs(codes, order):
+    """(rows, out) codes as (rows, out / 8) int32."""
+    return as_int32(codes.reshape(len(codes), -1, 8)[..., order])
+
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def in_ints(weight, kind, group, version="gptq", shuffled=False):
+    """The tensors of a weight (out, in) by their endings, and the floats that they stand for."""
+    out, width = weight.shape
+    rng = np.random.default_rng(abs(int(weight.sum() * 1e4)))
+    codes = rng.integers(0, 16, (width, out))
+    zeros = rng.integers(1, 16, (width // group, out))
+    scales = (rng.uniform(0.5, 1.5, zeros.shape) * 0.01).astype("float16")
+    index = np.arange(width) // group
+    if shuffled:
+        index = rng.permutation(index)
+    floats = ((codes - zeros[index]) * scales.astype("float32")[index]).T
+    if kind == "awq":
+        parts = {
+            "qweight": of_outputs(codes, AWQ_ORDER),
+            "qzeros": of_outputs(zeros, AWQ_ORDER),
+            "scales": scales,
+        }
+        return parts, floats
+    stored = zeros - (version == "gptq")
+    parts = {
+        "qweight": as_int32(codes.reshape(-1, 8, out).swapaxes(1, 2)),
+        "qzeros": of_outputs(stored, list(range(8))),
+        "scales": scales,
+        "g_idx": index.astype("int32"),
+    }
+    return parts, floats
+
+
+def written_in_ints(source, folder, kind, group=32, version="gptq", shuffled=False, change=None):
+    """The directory in 4 bits, and one with the floats that they stand for."""
+    tensors = load_file(source / "model.safetensors")
+    described = json.loads((source / "config.json").read_text())
+    small, floats = {}, {}
+    for name, tensor in tensors.items():
+        small[name] = floats[name] = tensor
+        if name.endswith("proj.weight"):
+            del small[name]
+            parts, wide = in_ints(tensor, kind, group, version, shuffled)
+            floats[name] = np.ascontiguousarray(wide.astype("float32"))
+            small |= {name.replace("weight", part): x for part, x in parts.items()}
+    own = {"quant_method": kind, "bits": 4, "group_size": group}
+    own |= {"version": "gemm"} if kind == "awq" else {"checkpoint_format": version}
+    for at, config, values in (
+        ("small", {**described, "quantization_config": own}, small),
+        ("floats", described, floats),
+    ):
+        (folder / at).mkdir()
+        if change is not None and at == "small":
+            change(config, values)
+        (folder / at / "config.json").write_text(json.dumps(config))
+        save_file(values, folder / at / "model.safetensors")
+    return folder / "small", folder / "floats"
+
+
+KINDS = {
+    "GPTQ": {"kind": "gptq"},
+    "GPTQ, second format": {"kind": "gptq", "version": "gptq_v2", "group": 64},
+    "AWQ": {"kind": "awq"},
+}
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", KINDS)
+def test_gptq_and_awq_are_kept_in_4_bits(source, tmp_path, name):
+    small, floats = written_in_ints(source, tmp_path, **KINDS[name])
+    model, ours = logits(small)
+    np.testing.assert_allclose(ours, logits(floats)[1], rtol=0, atol=tolerance("logits"))
+    block = KINDS[name].get("group", 32)
+    layers = linear_layers(model.backbone)
+    assert {x.quantized.settings for x in layers.values()} == {Quantization("int4", block)}
+    plain = linear_layers(logits(small, quantized=False)[0].backbone)
+    expected = load_file(floats / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].T
+    for found in (plain["block_1/mlp/down"].kernel, layers["block_1/mlp/down"].wide_kernel()):
+        np.testing.assert_allclose(to_numpy(found), expected, rtol=0, atol=1e-7)
+    model.save_to_preset(tmp_path / "saved")
+    np.testing.assert_array_equal(logits(tmp_path / "saved")[1], ours)
+
+
+@pytest.mark.parametrize("settings", [{"shuffled": True}, {"group": 16}])
+def test_groups_that_no_layer_keeps_become_floats(source, tmp_path, settings, caplog):
+    small, floats = written_in_ints(source, tmp_path, "gptq", **settings)
+    model, ours = logits(small)
+    np.testing.assert_allclose(ours, logits(floats)[1], rtol=0, atol=tolerance("logits"))
+    assert not [x for x in linear_layers(model.backbone).values() if x.quantized]
+    assert "are kept by no layer, so it becomes floats" in caplog.text
+
+
+UP = "model.layers.0.mlp.up_proj"
+WRONG = {
+    "no scales": ("gptq", lambda c, v: v.pop(f"{UP}.scales"), "up_proj has no scales; copy"),
+    "8 bits": (
+        "gptq", lambda c, v: c["quantization_config"].update(bits=8), "bits of its quant.* is 8",
+    ),
+    "other bits of a layer": (
+        "gptq", lambda c, v: v.update({f"{UP}.qweight": np.zeros((16, 128), "int32")}),
+        "up_proj has a g_idx of other groups; copy",
+    ),
+    "another group": (
+        "gptq", lambda c, v: v.update({f"{UP}.g_idx": v[f"{UP}.g_idx"] + 9}), "g_idx of other gr",
+    ),
+    "zeros of another size": (
+        "awq", lambda c, v: v.update({f"{UP}.qzeros": v[f"{UP}.qzeros"][:, :-1].copy()}),
+        "has a qzeros of another size",
+    ),
+    "another version": (
+        "awq", lambda c, v: c["quantization_config"].update(version="gemv"), "version of.*'gemv'",
+    ),
+    "another format": (
+        "gptq", lambda c, v: c["quantization_config"].update(checkpoint_format="marlin"),
+        "checkpoint_format of its quantization_config is 'marlin'",
+    ),
+    "layers of other bits": (
+        "gptq", lambda c, v: c["quantization_config"].update(dynamic={"-:.*": {}}), "dynamic of",
+    ),
+    "no description": ("gptq", lambda c, v: c.pop("quantization_config"), "no config.json with"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_parts_of_ints_that_do_not_fit_are_refused_in_a_line(source, tmp_path, name):
+    kind, change, message = WRONG[name]
+    small, _ = written_in_ints(source, tmp_path, kind, change=change)
+    refused(message, Qwen3CausalLM.from_preset, small)
