@@ -79,6 +79,12 @@ def test_a_file_is_kept_in_few_bits(name, tmp_path):
     np.testing.assert_array_equal(logits(again), ours)
 
 
-def test_types_of_files_are_not_made():
-    model = GemmaCausalLM.from_preset("gemma3_debug")
+def test_types_of_files_are_not_made(tmp_path):
+    model = GemmaCausalLM.from_preset("gemma3_debug", preprocessor=None)
+    read = GemmaCausalLM.from_preset
+    few = model.export_to_gguf(tmp_path / "few.gguf", "q8_0")
+    refused("is q8_0 in its file, which no random", read, few, load_weights=False, quantized=True)
+    whole = model.export_to_gguf(tmp_path / "whole.gguf", "float16")
+    for origin in (whole, "gemma3_debug"):
+        refused("has no quantized kernels that a layer keeps; leave", read, origin, quantized=True)
     refused("mode is 'q4_k', which is read from GGUF files; choose int8", model.quantize, "q4_k")

@@ -242,12 +242,9 @@ def _by_table(kernel: np.ndarray, groups: int, mode: str) -> tuple[np.ndarray, n
     codes = order.astype("uint8")[np.searchsorted(ends, np.clip(blocks, -1, 1).reshape(-1))]
     codes = codes.reshape(rows, units)
     if rows % 2:
-        codes = np.concatenate([codes, np.full((1, units), _code_of_zero(mode), "uint8")])
+        zero = TABLES[mode].index(0.0)
+        codes = np.concatenate([codes, np.full((1, units), zero, "uint8")])
     return codes[::2] << 4 | codes[1::2], scale
-
-
-def _code_of_zero(mode: str) -> int:
-    return TABLES[mode].index(0.0)
 
 
 def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
@@ -337,11 +334,19 @@ def restore(model: keras.Model, description: dict[str, Any], keeps_values: bool 
         model: a built model.
         description: path to `Quantization.to_config`.
         keeps_values: True to quantize the kernels that have values; else zeros wait for a file.
+
+    Raises:
+        InputError: for values to be quantized in a mode that is read from files alone.
     """
     for layer in keras_internals.sublayers(model):
         if layer.path in description:
             settings = Quantization.of(description[layer.path])
             if keeps_values and keras_internals.has_value(layer.kernel):
+                if settings.mode in READ:
+                    raise InputError(
+                        f"{layer.path} is {settings.mode} in its file, which no random weights are "
+                        "made in; load the file's weights, or give quantized=False"
+                    )
                 layer.quantize_kernel(settings)
             else:
                 layer.to_quantized(settings)

@@ -177,6 +177,9 @@ def keep(checkpoint: SourceCheckpoint, wanted: bool | None = None) -> SourceChec
     Args:
         checkpoint: with all tensors.
         wanted: whether packed tensors are kept; None for the usual of their format.
+
+    Raises:
+        InputError: if they are wanted and there are none.
     """
     packed = {name: x for name, x in checkpoint.tensors.items() if isinstance(x, PackedArray)}
     packed = {name: x for name, x in packed.items() if (x.is_kept if wanted is None else wanted)}
@@ -198,6 +201,11 @@ def keep(checkpoint: SourceCheckpoint, wanted: bool | None = None) -> SourceChec
             tensors[f"{name}.{part}"] = tensor
             rules.append(Rule(f"{name}.{part}", f"{layer}/{part}"))
     if not layers:
+        if wanted:
+            raise InputError(
+                f"{checkpoint.path} has no quantized kernels that a layer keeps; leave quantized "
+                "out, or call quantize"
+            )
         return checkpoint
     changes: dict[str, Any] = {**checkpoint.changes, "quantization": layers}
     return replace(checkpoint, tensors=tensors, rules=rules, changes=changes)
