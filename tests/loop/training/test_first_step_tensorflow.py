@@ -17,7 +17,7 @@ if keras.backend.backend() == "tensorflow":
 
     def test_graphs_of_these_tests_are_rewritten_as_those_of_users():
         assert not tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer")
-        assert all((quick.TESTS / folder).is_dir() for folder in quick.REWRITTEN)
+        assert all(any(quick.TESTS.glob(f"{start}*")) for start in quick.REWRITTEN)
         quick.rewrite_graphs_of(quick.TESTS / "families" / "test_chat.py")
         try:
             assert tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
