@@ -5,8 +5,10 @@ Each test goes by the name: where Keras lacks it or means something else by it, 
 
 import ast
 import functools
+import gc
 import inspect
 import operator
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +104,17 @@ def a_built_layer_takes_and_gives_variables():
     assert any(v is other.kernel for v in layer.weights) and len(layer.weights) == 4
     keras_internals.detach(layer, [other.kernel])
     assert len(layer.weights) == 3
+
+
+@contract("_unconditional_dependency_names", "_delete_tracking")
+def a_variable_that_was_detached_is_held_by_nobody():
+    layer = dense()
+    kernel = weakref.ref(layer.kernel)
+    keras_internals.detach(layer, [layer.kernel])
+    with keras_internals.changing(layer):
+        layer.kernel = None
+    gc.collect()
+    assert kernel() is None
 
 
 @contract("_remat_mode", "_input_spec", "_dtype_policy")

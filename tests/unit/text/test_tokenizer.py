@@ -74,9 +74,12 @@ def test_transformers_reads_it_with_equal_ids(tokenizer, tmp_path):
 def test_a_file_that_is_no_tokenizer(tmp_path):
     refused("holds no tokenizer: neither tokenizer.json nor tokeni", Tokenizer.from_file, tmp_path)
     refused("no tokenizer at .*a.json: no such file", Tokenizer.from_file, tmp_path / "a.json")
-    for name, message in (("a.json", "a tokenizer.json"), ("a.model", "a SentencePiece model")):
+    for name, message in (
+        ("a.json", "holds no whole tokenizer"),
+        ("a.model", "is not a SentencePiece model"),
+    ):
         (tmp_path / name).write_bytes(b"\xff not this")
-        refused(f"{name} is not {message}", Tokenizer.from_file, tmp_path / name)
+        refused(f"{name} {message}", Tokenizer.from_file, tmp_path / name)
     other = model_file(tmp_path / "a.model", kind=4)
     refused("model of kind 4; unigram, BPE and word are read", Tokenizer.from_file, other)
     (tmp_path / "tokenizer_config.json").write_text("{")
