@@ -278,8 +278,10 @@ class Dense(AdaptableLayer, WithKernel):
         Args:
             kernel: (in, units), or None for its own.
         """
-        values = keras.ops.convert_to_numpy(self.quantized.wide() if kernel is None else kernel)
-        keras_internals.detach(self, self.quantized.variables)
+        if (quantized := self.quantized) is None:
+            return
+        values = keras.ops.convert_to_numpy(quantized.wide() if kernel is None else kernel)
+        keras_internals.detach(self, quantized.variables)
         with keras_internals.changing(self):
             self.quantized = None
             made = self.add_parameter(

@@ -306,7 +306,7 @@ class Adapters:
 
     def _kernels_of(self, base: str | Path, layers: Collection[str]) -> dict[str, Any]:
         """Returns the kernels of another model by path, and warns of how far they are."""
-        own = getattr(self, "backbone", self)
+        own: Any = getattr(self, "backbone", self)
         other = type(own).from_preset(base, dtype=own.dtype_policy, quantized=False)
         theirs, ours = linear_layers(other), linear_layers(own)
         kernels = {path: theirs[path].kernel for path in layers if path in theirs}
@@ -317,7 +317,8 @@ class Adapters:
         difference = largest = 0.0
         for path, kernel in kernels.items():
             kernels[path] = wide = keras.ops.convert_to_numpy(keras.ops.cast(kernel, "float32"))
-            packed = keras.ops.convert_to_numpy(ours[path].quantized.wide())
+            numbers: Any = ours[path].quantized
+            packed = keras.ops.convert_to_numpy(numbers.wide())
             difference = max(difference, float(np.abs(wide - packed).max()))
             largest = max(largest, float(np.abs(wide).max()))
         log.warning(
