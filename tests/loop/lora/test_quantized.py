@@ -188,3 +188,22 @@ def test_a_dequantized_model_is_exported_and_trained(tmp_path):
     fresh = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
     trained = {v.path for v in model.trainable_variables}
     assert trained == {v.path for v in fresh.trainable_variables}
+
+
+@pytest.mark.once
+def test_trained_copies_are_merged_onto_floats():
+    model = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    model.quantize("nf4")
+    model.enable_lora(2, modules_to_save=["mlp/down"])
+    base = predicted(model)
+    rng = np.random.default_rng(3)
+    for variable in model.trainable_variables:
+        variable.assign_add(rng.normal(size=variable.shape).astype("float32") * 0.05)
+    before = predicted(model)
+    assert np.abs(before - base).max() > 1e-2
+    model.merge_lora(onto="dequantized")
+    np.testing.assert_allclose(predicted(model), before, rtol=0, atol=tolerance("logits"))
+    fresh = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    assert {v.path for v in model.weights} == {v.path for v in fresh.weights}
+    model.unmerge_lora()
+    np.testing.assert_allclose(predicted(model), before, rtol=0, atol=tolerance("logits"))
