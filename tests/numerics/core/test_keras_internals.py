@@ -108,13 +108,14 @@ def a_built_layer_takes_and_gives_variables():
 
 @contract("_unconditional_dependency_names", "_delete_tracking")
 def a_variable_that_was_detached_is_held_by_nobody():
-    layer = dense()
-    kernel = weakref.ref(layer.kernel)
-    keras_internals.detach(layer, [layer.kernel])
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    gamma = weakref.ref(layer.gamma)
+    keras_internals.detach(layer, [layer.gamma])
     with keras_internals.changing(layer):
-        layer.kernel = None
+        layer.gamma = None
     gc.collect()
-    assert kernel() is None
+    assert gamma() is None
 
 
 @contract("_remat_mode", "_input_spec", "_dtype_policy")
