@@ -276,6 +276,7 @@ def test_a_training_step_stays_on_the_device(kernels, monkeypatch, label: str) -
 DISTRIBUTED = [
     *(("data=2", label) for label in ("ViT", "ViT, accumulated", "CLIP", "Gemma 3, int4")),
     *(("fsdp=2", label) for label in ("ViT", "ViT, accumulated", "Gemma 3, int4")),
+    *((mesh, "Gemma 3, nf4") for mesh in ("data=2", "fsdp=2")),
     ("fsdp=2", "Gemma 3, accumulated"),
 ]
 
@@ -285,7 +286,7 @@ def test_a_step_of_several_processes_stays_on_the_device(
     kernels, monkeypatch, mesh: str, label: str
 ) -> None:
     with two_processes(monkeypatch, mesh) as (plan, sent):
-        if mesh == "fsdp=2" and label.endswith("int4") and OLDER_THAN_2_12:
+        if mesh == "fsdp=2" and label.endswith(("int4", "nf4")) and OLDER_THAN_2_12:
             with pytest.raises(InputError, match="cannot shard the integer weights of"):
                 compiled(STEPS[label], plan.prepare)
             return
