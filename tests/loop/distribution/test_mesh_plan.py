@@ -125,6 +125,7 @@ MEASURED = [
     ("gemma3_debug", "data=2,fsdp=2,model=2", Setup(8, 16, lora=LoraSettings(2, dora=True))),
     ("gemma2_debug", "fsdp=2,model=4", Setup(8, 16, "bfloat16", LoraSettings(4), "int4")),
     ("gemma3_debug", "data=2,model=4", Setup(8, 16, lora=LoraSettings(4), quantize="int8")),
+    ("gemma3_debug", "fsdp=2,model=2", Setup(8, 16, lora=LoraSettings(4), quantize="nf4")),
     ("llama3_debug", "fsdp=2,model=2", Setup(8, 16, lora=LoraSettings(2, dora=True))),
     ("vit_debug", "data=2,fsdp=4", Setup(8, precision="mixed_bfloat16")),
     (
