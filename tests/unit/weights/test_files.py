@@ -131,3 +131,11 @@ def test_other_files_are_named(tmp_path, name, content, message):
         refused(message, read_json, tmp_path / name)
     else:
         refused(message, read_safetensors, tmp_path)
+
+
+def test_a_part_without_rows_is_empty(tmp_path):
+    """As of a variable with fewer rows than there are processes, in the last of them."""
+    save_file({"x": np.ones((1, 3), "float32")}, tmp_path / "model.safetensors")
+    tensor = read_safetensors(tmp_path)["x"]
+    assert tensor.part((slice(1, 1), slice(0, 3))).shape == (0, 3)
+    assert tensor.part((slice(0, 1), slice(1, 3))).tolist() == [[1.0, 1.0]]
