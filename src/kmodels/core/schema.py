@@ -220,7 +220,8 @@ CONFIG: dict[str, Any] = {
     **_all([str], "architectures layer_types label_names"),
     "pooling_mode": TEXTS,
     "per_layer_config": {"*": Needed({"*": (*NUMBER, str, bool)})},
-    **_all({}, "quantization_config id2label text_config_dict vision_config_dict"),
+    **_all({}, "id2label text_config_dict vision_config_dict"),
+    "quantization_config": _all(str, "quant_method checkpoint_format version pack_dtype"),
 }
 CONFIG |= _all(CONFIG, "config text_config vision_config model_args pretrained_cfg")
 CONFIG |= _all((str, CONFIG), "backbone_config backbone")

@@ -89,6 +89,10 @@ def _joined(path: Path, name: str, state: str, tensors: Mapping[str, LazyArray])
     for part, size in wanted.items():
         if (tensor := parts[part]) is None or int(np.prod(tensor.shape)) != size:
             raise InputError(f"{where} has no {part} of {size:,} numbers; copy it again")
+    kinds = dict.fromkeys(wanted, "fV") | ({"absmax": "u"} if is_double else {})  # V: bfloat16
+    for part, kind in kinds.items():
+        if (dtype := parts[part].dtype).kind not in kind:  # type: ignore[union-attr]
+            raise InputError(f"{where} has {part} of dtype {dtype}; copy it again")
     if mode not in TABLES or not state.endswith(mode):
         raise InputError(f"{where} has numbers of kind {mode!r}; {' and '.join(TABLES)} are read")
     if is_double and described.get("nested_blocksize") != NESTED_BLOCK:

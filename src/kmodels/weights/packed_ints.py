@@ -65,6 +65,11 @@ def _joined(
     held: dict[str, Any] = {part: tensor for part, tensor in found.items() if tensor is not None}
     if any(len(held[part].shape) != 2 for part in (WEIGHT, ZEROS, SCALES)):
         raise InputError(f"{where} has parts that are no matrices; copy the file again")
+    kinds = {WEIGHT: "i", ZEROS: "i", GROUPS: "i", SCALES: "fV"}  # V: bfloat16
+    for part, tensor in held.items():
+        is_int32 = tensor.dtype.itemsize == 4 or part in (SCALES, GROUPS)
+        if tensor.dtype.kind not in kinds[part] or not is_int32:
+            raise InputError(f"{where} has {part} of dtype {tensor.dtype}; copy the file again")
     groups, out = held[SCALES].shape
     rows = held[WEIGHT].shape[0]
     width = rows if is_awq else rows * 8

@@ -174,6 +174,14 @@ DAMAGED = {
         lambda c, v: c["quantization_config"].update(load_in_4bit=False, load_in_8bit=True),
         r'by bitsandbytes in 8 bits.*call quantize\("int8"\)',
     ),
+    "scales of another dtype": (
+        lambda c, v: v.update({f"{NAME}.absmax": v[f"{NAME}.absmax"].astype("float32")}),
+        "has absmax of dtype float32; copy",
+    ),
+    "a method that is no text": (
+        lambda c, v: c["quantization_config"].update(quant_method=["x"]),
+        "quant_method is .*'x'.*; give a text",
+    ),
     "another program": (
         lambda c, v: c["quantization_config"].update(quant_method="aqlm"),
         "is quantized by aqlm, which is not read yet; open",
@@ -316,6 +324,10 @@ WRONG = {
     "zeros of another size": (
         "awq", lambda c, v: v.update({f"{UP}.qzeros": v[f"{UP}.qzeros"][:, :-1].copy()}),
         "has a qzeros of another size",
+    ),
+    "numbers of another dtype": (
+        "awq", lambda c, v: v.update({f"{UP}.qweight": v[f"{UP}.qweight"].astype("int64")}),
+        "has qweight of dtype int64; copy",
     ),
     "another version": (
         "awq", lambda c, v: c["quantization_config"].update(version="gemv"), "version of.*'gemv'",
