@@ -30,7 +30,7 @@ PART = 2**22
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the kernel of a linear layer is stored.
+    """Settings of a quantized kernel of a linear layer.
 
     Args:
         mode: "int8" with one scale per output; "int4" with one scale and zero point, "nf4" or "fp4"
@@ -200,7 +200,7 @@ def make(layer: keras.Layer, settings: Quantization, rows: int, units: int) -> Q
 
 
 def fill(quantized: QuantizedKernel, kernel: np.ndarray) -> None:
-    """Sets the variables to what is nearest to `kernel` (in, out)."""
+    """Quantizes `kernel` (in, out) and assigns the result to the variables."""
     arrays = quantize_array(kernel, quantized.settings)
     for variable, array in zip(quantized.variables, arrays, strict=True):
         variable.assign(array)

@@ -2,8 +2,8 @@
 
 "x.qweight" holds eight numbers in an int32, of eight inputs in GPTQ and of eight outputs in AWQ;
 "x.qzeros" holds the number that stands for zero, of eight outputs in both, and "x.scales" the size
-of a step, for each group of inputs and each output. GPTQ may have a group of its own for each
-input ("x.g_idx").
+of a step, for each group of inputs and each output. With GPTQ, "x.g_idx" may say the group of
+each input.
 """
 
 import logging

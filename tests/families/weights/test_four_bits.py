@@ -77,6 +77,20 @@ def source(tmp_path_factory):
     return folder
 
 
+def both(folder, described, own, small, floats, change):
+    """Writes a directory with its quantization_config, changed if asked, and one of floats."""
+    for at, config, values in (
+        ("small", {**described, "quantization_config": own}, small),
+        ("floats", described, floats),
+    ):
+        (folder / at).mkdir()
+        if change is not None and at == "small":
+            change(config, values)
+        (folder / at / "config.json").write_text(json.dumps(config))
+        save_file(values, folder / at / "model.safetensors")
+    return folder / "small", folder / "floats"
+
+
 def written(source, folder, kind="nf4", double=True, change=None):
     """The directory in 4 bits, and one with the floats that they stand for."""
     tensors = load_file(source / "model.safetensors")
@@ -88,16 +102,7 @@ def written(source, folder, kind="nf4", double=True, change=None):
             parts, floats[name] = packed(tensor, kind, double)
             small |= {f"{name}.{part}".rstrip("."): x for part, x in parts.items()}
     own = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
-    for at, config, values in (
-        ("small", {**described, "quantization_config": own}, small),
-        ("floats", described, floats),
-    ):
-        (folder / at).mkdir()
-        if change is not None and at == "small":
-            change(config, values)
-        (folder / at / "config.json").write_text(json.dumps(config))
-        save_file(values, folder / at / "model.safetensors")
-    return folder / "small", folder / "floats"
+    return both(folder, described, own, small, floats, change)
 
 
 def logits(folder, **settings):
@@ -263,16 +268,7 @@ def written_in_ints(source, folder, kind, group=32, version="gptq", shuffled=Fal
             small |= {name.replace("weight", part): x for part, x in parts.items()}
     own = {"quant_method": kind, "bits": 4, "group_size": group}
     own |= {"version": "gemm"} if kind == "awq" else {"checkpoint_format": version}
-    for at, config, values in (
-        ("small", {**described, "quantization_config": own}, small),
-        ("floats", described, floats),
-    ):
-        (folder / at).mkdir()
-        if change is not None and at == "small":
-            change(config, values)
-        (folder / at / "config.json").write_text(json.dumps(config))
-        save_file(values, folder / at / "model.safetensors")
-    return folder / "small", folder / "floats"
+    return both(folder, described, own, small, floats, change)
 
 
 KINDS = {

@@ -89,7 +89,7 @@ def _first(adapter: Adapter) -> np.ndarray:
 
 
 def _second(adapter: Adapter, rule: Bound, factor: float) -> np.ndarray:
-    # (rank, out) is a kernel with `rank` inputs: what the rule does to its outputs, it does here.
+    # (rank, out) is a kernel with `rank` inputs, so the rule orders its outputs as the kernel's.
     return rule.transform.inverse(np.asarray(gather.values(adapter.b), "float32")) * factor
 
 
