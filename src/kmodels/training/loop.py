@@ -471,16 +471,20 @@ class Epochs:
         done, self.continued = self.continued, None
         assert done is not None  # `fit` asks for it
         replays = done.place()
-        self._begin_epoch()
+        self._begin_epoch(0 if replays else done.batch)
         for number, batch in enumerate(islice(self._pass, done.batch if replays else 0)):
             if number == 0:
                 done.build(batch)
         self._first = self._taken = done.batch
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, first: int = 0) -> None:
         self.data.on_epoch_begin()
         if self._pass is None or not self.steps_per_epoch:
-            self._pass, self._taken = self.data.batches(), 0
+            self._begin_pass(first)
+
+    def _begin_pass(self, first: int = 0) -> None:
+        count = self._batches_of_pass
+        self._pass, self._taken = self.data.batches(count=count and count - first), 0
 
     def epoch(self) -> Iterator[tuple[int, int, list[Any]]]:
         """Yields (number of the first batch, number of the last batch, batches) of each execution.
@@ -501,7 +505,7 @@ class Epochs:
             begin += self._at_once
         if self._batches_of_pass is not None and self._taken >= self._batches_of_pass:
             # As Keras, also if nothing comes of it: torch's loaders draw a seed for each pass.
-            self._pass, self._taken = self.data.batches(), 0
+            self._begin_pass()
         self.data.on_epoch_end()
 
     def _end_pass(self, batches: int) -> None:

@@ -269,6 +269,35 @@ def test_only_the_batches_that_are_left_are_drawn(tmp_path, make, loader, settin
     assert expected <= continued <= expected + max(looked, BATCH)
 
 
+class Ending(Own):
+    """Notes how often more batches are asked for than a pass has."""
+
+    ended = 0
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.ended += 1
+
+
+class EndingWithoutState(Ending):
+    state_dict = load_state_dict = None
+
+
+@pytest.mark.parametrize("loader", [Ending, EndingWithoutState])
+def test_no_pass_is_asked_for_more_batches_than_it_has(tmp_path, loader):
+    # torch's sampler draws from its generator then, and a thread may or may not come to it.
+    loaders = []
+
+    def noted(rows):
+        loaders.append(loader(rows))
+        return loaders[-1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a loader without state is gone through again
+        cut_and_continued(quick, noted, tmp_path)
+    assert [one.ended for one in loaders] == [0, 0, 0]
+
+
 def test_workers_begin_at_the_next_batch(tmp_path):
     whole, continued = cut_and_continued(dense, with_workers, tmp_path, shuffle=False)
     assert (whole, continued) == (EPOCHS * len(X), LEFT * BATCH)

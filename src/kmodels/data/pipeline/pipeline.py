@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from time import perf_counter
 from typing import Any
 
@@ -158,25 +159,29 @@ class Pipeline(keras_internals.DataAdapter):
             return self.shard.of(batches, self._prepared)
         return map(self._prepared, batches)
 
-    def batches(self, placed: bool = True) -> Iterator[tuple]:
+    def batches(self, placed: bool = True, count: int | None = None) -> Iterator[tuple]:
         """Begins a pass over the batches for the steps.
 
         Args:
             placed: places them on the devices; False leaves them on the host.
+            count: number of batches that are left in the pass, so that no more are asked for; None
+                if it is not known.
         """
         device_put.begin_pass()
         # Workers of the data start with its first batch, unless the pass was begun by `go_to`.
         sought = self.raw() if self._position is not None and self._position.sought else None
-        return self._taken(self._made(sought), placed)
+        return self._taken(self._made(sought, count), placed)
 
     def _prepared(self, batch: tuple) -> tuple:
         if self.preprocess is not None or not isinstance(self.source, Numbered):
             batch = prepared(batch, self.preprocess)
         return with_class_weights(batch, self.class_weight)
 
-    def _made(self, sought: Iterator[tuple] | None) -> Iterator[tuple]:
+    def _made(self, sought: Iterator[tuple] | None, count: int | None) -> Iterator[tuple]:
         batches = self.raw() if sought is None else sought
-        while True:
+        # Asked for more than it has, torch's sampler draws from its generator. A thread that
+        # prefetches would ask for that or not, depending on when the epoch ends.
+        for _ in repeat(None) if count is None else range(count):
             begun, cpu = perf_counter(), time.thread_time()
             try:
                 batch = next(batches)
