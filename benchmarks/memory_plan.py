@@ -103,6 +103,9 @@ CASES = {
         f"gemma_1b_{mode}": (GEMMA_1B, {**LORA_1B, "quantize": mode})
         for mode in ("int8", "int4", "nf4")
     },
+    # With all layers of Gemma 3 1B the fixed costs of a framework weigh less.
+    "gemma_1b_26": ({**GEMMA_1B, "num_layers": 26}, LORA_1B),
+    "gemma_1b_26_nf4": ({**GEMMA_1B, "num_layers": 26}, {**LORA_1B, "quantize": "nf4"}),
     "full": (GEMMA, {"batch_size": 4, "sequence_length": 256}),
     "gemma4_lora": (GEMMA_4, {"batch_size": 4, "sequence_length": 512, "lora": {"rank": 4}}),
     "gemma4_lora_bfloat16": (

@@ -187,8 +187,9 @@ def _scaled(kernel: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor
 def widened_scale(scale: Tensor, nested: Tensor, offset: Tensor) -> Tensor:
     """Returns scales (groups, out) in float32 of those in 8 bits, see `quantized_dense`."""
     groups, units = scale.shape
-    # bitsandbytes counts the scales by output, and then by group.
-    places = np.arange(units) * groups + np.arange(groups)[:, None]
-    own = ops.take(ops.reshape(nested, (-1,)), (places // NESTED_BLOCK).astype("int32"), axis=0)
+    # bitsandbytes counts the scales by output, and then by group. Indices would be constants of
+    # the size of the scales in the program of each layer.
+    own = ops.reshape(ops.broadcast_to(nested, (nested.shape[0], NESTED_BLOCK)), (-1,))
+    own = ops.transpose(ops.reshape(own[: units * groups], (units, groups)))
     numbers = ops.take(DYNAMIC, ops.cast(scale, "int32"), axis=0)
     return ops.add(ops.multiply(numbers, own), offset)
