@@ -137,8 +137,10 @@ def made_here() -> dict[str, Subject]:
     from kmodels.text import Tokenizer
     from sentencepiece_files import words_model
 
-    sys.path.insert(0, str(TESTS / "unit" / "runs"))
+    sys.path += [str(TESTS / place) for place in ("unit/runs", "families", "families/weights")]
     import run_folders
+    import test_four_bits
+    import test_gguf_packed
 
     prompt = "The quick brown fox"
 
@@ -160,6 +162,30 @@ def made_here() -> dict[str, Subject]:
             task.from_preset(name).export_to_gguf(folder / "model.gguf", "float32")
 
         return Subject(write, lambda folder: task.from_preset(folder / "model.gguf"), chat)
+
+    def packed_gguf(dtype: str) -> Subject:
+        def write(folder: Path) -> None:
+            folder.mkdir()
+            model = models.Qwen3CausalLM.from_preset("qwen3_debug", **test_gguf_packed.WIDTHS)
+            model.export_to_gguf(folder / "model.gguf", dtype)
+
+        def opened(folder: Path) -> Any:
+            return models.Qwen3CausalLM.from_preset(folder / "model.gguf", quantized=True)
+
+        return Subject(write, opened, chat)
+
+    def four_bits(written: Callable[..., tuple[Path, Path]], *settings: Any) -> Subject:
+        def write(folder: Path) -> None:
+            with tempfile.TemporaryDirectory() as temporary:
+                source = test_four_bits.write_floats(Path(temporary) / "source")
+                shutil.copytree(written(source, Path(temporary), *settings)[0], folder)
+
+        return Subject(write, models.Qwen3CausalLM.from_preset, chat)
+
+    def quantized(folder: Path) -> None:
+        model = models.GemmaCausalLM.from_preset("gemma3_debug")
+        model.quantize("nf4")
+        model.save_to_preset(folder)
 
     def picture(model: Any) -> Any:
         shape = model.backbone.config.image_shape
@@ -208,6 +234,11 @@ def made_here() -> dict[str, Subject]:
         "gguf gemma4": gguf(models.GemmaCausalLM, "gemma4_debug"),
         "gguf llama3": gguf(models.Llama3CausalLM, "llama3_debug"),
         "gguf qwen3": gguf(models.Qwen3CausalLM, "qwen3_debug"),
+        "gguf packed as q4_k_m": packed_gguf("q4_k_m"),
+        "four bits of bitsandbytes": four_bits(test_four_bits.written),
+        "four bits of gptq": four_bits(test_four_bits.written_in_ints, "gptq"),
+        "four bits of awq": four_bits(test_four_bits.written_in_ints, "awq"),
+        "four bits of kmodels": Subject(quantized, models.GemmaCausalLM.from_preset, chat),
         "gguf with images": Subject(
             both, lambda folder: models.Gemma3ImageTextLM.from_preset(folder / "model.gguf")
         ),
@@ -233,6 +264,9 @@ def damaged(content: bytes, name: str, chance: random.Random) -> tuple[bytes, st
     head = 8 + int.from_bytes(content[:8], "little") if name.endswith(".safetensors") else HEAD
     short = name.endswith(NUMBERS) or chance.random() < 0.7
     place = chance.randrange(min(len(content), head if short else len(content)))
+    whole = whole_numbers(content, head) if name.endswith(".safetensors") else {}
+    if whole and chance.random() < 0.3:
+        place = chance.choice(chance.choice(chance.choice([*whole.values()])))
     if way == "cut":
         return bytes(content[:place]), f"cut at {place}"
     new = {
@@ -242,6 +276,19 @@ def damaged(content: bytes, name: str, chance: random.Random) -> tuple[bytes, st
     }[way]
     content[place : place + len(new)] = new
     return bytes(content), f"{way} {new!r} at {place}"
+
+
+def whole_numbers(content: bytes, head: int) -> dict[str, list[range]]:
+    """Returns the places of a safetensors file's tensors of whole numbers, by ends of names.
+
+    They may say where others belong, such as g_idx of GPTQ, or be a text, as bitsandbytes has one.
+    """
+    found: dict[str, list[range]] = collections.defaultdict(list)
+    for name, tensor in json.loads(content[8:head]).items():
+        start, end = (head + place for place in tensor.get("data_offsets", (0, 0)))
+        if end > start and tensor["dtype"][0] in "IU":
+            found[name.rpartition(".")[2]].append(range(start, end))
+    return found
 
 
 def damaged_json(content: bytes, chance: random.Random) -> tuple[bytes, str]:

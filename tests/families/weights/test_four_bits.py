@@ -64,17 +64,20 @@ def _exact_dynamic():
     return STORED
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A directory of transformers whose widths are multiples of a block."""
+def write_floats(folder):
+    """Writes a directory of transformers whose widths are multiples of a block."""
     backbone = Qwen3Backbone(
         **{"vocabulary_size": 96, "num_layers": 2, "num_query_heads": 4},
         **{"num_key_value_heads": 2, "hidden_dim": 64, "intermediate_dim": 128, "head_dim": 16},
         dtype="float32",
     )
-    folder = tmp_path_factory.mktemp("source") / "floats"
     Qwen3CausalLM(backbone, preprocessor=None).export_to_transformers(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_floats(tmp_path_factory.mktemp("source") / "floats")
 
 
 def both(folder, described, own, small, floats, change):

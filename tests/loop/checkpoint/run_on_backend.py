@@ -1,5 +1,7 @@
 """A small run of each optimizer, saved in its middle: what one backend leaves for the others.
 
+That of "tuned" trains an adapter on a kernel in four bits.
+
 KERAS_BACKEND=torch python tests/loop/checkpoint/run_on_backend.py FOLDER
 """
 
@@ -14,6 +16,8 @@ import numpy as np
 import kmodels
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import state
+from kmodels.layers import Dense
+from kmodels.layers.quantized import Quantization
 from kmodels.training import SGD, AdamW, StepCallbacks, WarmupSchedule, track_step_loss
 
 SAVED, LAST, STEPS, EPOCHS = 12, 32, 8, 4
@@ -28,6 +32,7 @@ OPTIMIZERS = {
     "adafactor": lambda: keras.optimizers.Adafactor(0.02),
     "lion": lambda: keras.optimizers.Lion(0.002),
     "muon": lambda: keras.optimizers.Muon(0.01),
+    "tuned": lambda: AdamW(0.02, accumulate=2, clip_norm=1.0),
 }
 # Those that the others read from .keras files; `more` compiles a step of Keras for each.
 IN_KERAS_FILES = ("adamw", "sgd")
@@ -47,9 +52,12 @@ class Losses(keras.callbacks.Callback):
 def make_model(optimizer):
     keras.utils.set_random_seed(3)
     inputs = keras.Input((6,))
-    x = keras.layers.Dense(16, activation="gelu", name="first")(inputs)
-    x = keras.layers.LayerNormalization(name="norm")(x)
+    first = (Dense if optimizer == "tuned" else keras.layers.Dense)(16, "gelu", name="first")
+    x = keras.layers.LayerNormalization(name="norm")(first(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1, name="second")(x))
+    if optimizer == "tuned":
+        first.quantize_kernel(Quantization("nf4"))
+        first.enable_lora(4)
     # XLA takes TensorFlow seconds for each optimizer.
     jit_compile = False if keras.backend.backend() == "tensorflow" else "auto"
     model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"], jit_compile=jit_compile)

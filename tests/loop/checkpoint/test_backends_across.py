@@ -14,7 +14,7 @@ from refusals import refused
 from tolerances import tolerance
 
 SCRIPT = Path(__file__).parent / "run_on_backend.py"
-OPTIMIZERS = ("ours", "our_sgd", "adamw", "sgd", "adafactor", "lion", "muon")
+OPTIMIZERS = ("ours", "our_sgd", "adamw", "sgd", "adafactor", "lion", "muon", "tuned")
 across = pytest.mark.across(*BACKENDS)
 
 

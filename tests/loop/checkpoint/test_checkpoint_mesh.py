@@ -8,11 +8,16 @@ from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint.state import host_values, named, slots
 from kmodels.distribution import distribute, layout
+from kmodels.layers import Dense
+from kmodels.layers.quantized import Quantization
 from kmodels.training import AdamW
 from refusals import refused
 from tolerances import tolerance
 
-LAYOUT = {r".*(?:up|down)/kernel": (None, "heads"), r".*(?:up|down)/bias": ("heads",)}
+LAYOUT = {
+    **{r".*(?:up|down)/kernel": (None, "heads"), r".*(?:up|down)/bias": ("heads",)},
+    r"base/kernel_nf4": (None, "heads"),
+}
 MESHES = ("data=2,model=2", "data=1,model=4", "data=4", None)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(32, 8)).astype("float32")
@@ -29,10 +34,12 @@ def _rules(monkeypatch):
 def make(mesh):
     distribute(mesh)
     keras.utils.set_random_seed(5)
-    inputs = keras.Input((8,))
-    x = keras.layers.Dense(16, activation="gelu", name="up")(inputs)
+    base, inputs = Dense(8, name="base"), keras.Input((8,))
+    x = keras.layers.Dense(16, activation="gelu", name="up")(base(inputs))
     x = keras.layers.Dropout(0.1, name="dropout")(x)
     model = keras.Model(inputs, keras.layers.Dense(4, name="down")(x))
+    base.quantize_kernel(Quantization("nf4"))
+    base.enable_lora(2)
     model.compile(AdamW(0.01, ema=0.9, accumulate=2), "mse")
     return model
 
@@ -49,7 +56,7 @@ def values(model):
 
 
 def shard(model):
-    """Shape of a device's part of the first kernel and of its slots."""
+    """Shape of a device's part of the first float kernel and of its slots."""
     held = slots(model.optimizer)
     wanted = [model.get_layer("up").kernel, held["up/kernel:momentum"], held["up/kernel:average"]]
     return {variable.value.addressable_shards[0].data.shape for variable in wanted}
@@ -71,7 +78,10 @@ def test_it_goes_on_over_another_mesh_and_on_one_device(backend, tmp_path):
         model = make(mesh)
         Checkpoint(tmp_path / "run").prepare(model)
         assert_equal(values(model), expected)
-        assert shard(model) == {parts.get(mesh, (8, 16))}
+        (part,) = shard(model)
+        assert part == parts.get(mesh, (8, 16))
+        packed = model.get_layer("base").quantized.variables[0]
+        assert packed.value.addressable_shards[0].data.shape == (4, part[1] // 2)
         # Dropout draws the same numbers however many devices there are.
         assert abs(fit(model, tmp_path / "run", 3)[-1] - whole[-1]) < tolerance("losses")
         last = tmp_path / "run" / "step_00000012"

@@ -159,6 +159,14 @@ def vit():
     return model
 
 
+def tuned():
+    """A task with adapters on a base in four bits."""
+    model = vit()
+    model.quantize("nf4")
+    model.enable_lora(2, targets="all-linear", dropout=0.1)
+    return model
+
+
 def dense():
     """A plain model of Keras, in `kmodels.fit`."""
     inputs = keras.Input((8, 8, 3))
@@ -212,7 +220,7 @@ def train(make, loader, folder, cut=None, anew=False, **settings):
     checkpoint = Checkpoint(folder, every=CUT)
     callbacks = [checkpoint, *([] if cut is None else [Kill(cut)])]
     settings = {"epochs": EPOCHS, "verbose": 0, "callbacks": callbacks, **settings}
-    fit = model.fit if make is vit else functools.partial(run, model, "fit")
+    fit = model.fit if make in (vit, tuned) else functools.partial(run, model, "fit")
     if cut is None:
         history = fit(data, **settings)
         return state.weights_digest(model), history.history, len(rows.drawn)
@@ -251,7 +259,7 @@ grain_loaders = [
 @pytest.mark.parametrize(
     ("make", "loader", "settings"),
     [
-        (vit, image_loader, {}),
+        *((task, image_loader, {}) for task in (vit, tuned)),
         *((quick, loader, {}) for loader in (Own, Numbered, listed)),
         *torch_loaders,
         grain_loaders[0],

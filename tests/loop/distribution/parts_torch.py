@@ -142,6 +142,11 @@ def lora(plan):
     return gemma(plan, AdamW(1e-2, accumulate=4, clip_norm=0.5), folder, lora=LORA)
 
 
+def few_bits(plan):
+    """Adapters on a base whose blocks are nf4 and int8."""
+    return gemma(plan, AdamW(1e-2, clip_norm=0.5), folder.with_name("few_bits"), lora=LORA)
+
+
 def untied(plan):
     """Adapters of the table and of the output layer, whose loss takes both apart."""
     targets = ("query", "token_embedding", "reverse_embeddings")
@@ -250,7 +255,7 @@ CASES = {
     case.__name__: case
     for case in (
         plain, accumulated_by_keras, accumulated_or_skipped, objectives, momentum, lora, tied,
-        untied, drawn, settled, learnt_tokens,
+        few_bits, untied, drawn, settled, learnt_tokens,
     )
 }  # fmt: skip
 

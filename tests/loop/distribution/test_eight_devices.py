@@ -96,6 +96,15 @@ def train(make, mesh, **options):
     return np.array(history["loss"]), model
 
 
+def make_in_few_bits():
+    """Adapters on kernels of several groups of rows."""
+    sizes = {"num_layers": 2, "num_query_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+    sizes |= {"vocabulary_size": 64, "hidden_dim": 128, "intermediate_dim": 256}
+    model = small_models.in_few_bits(small_models.gemma(dtype="float32", **sizes))
+    model.enable_lora(2, targets="all-linear")
+    return model, TEXTS, {"sample_weight": WEIGHTS}
+
+
 def make_experts(dtype="float32", lora=False):
     """Two experts of eight for each token, of which a device of the axis `model` has some."""
     backbone = models.GemmaBackbone.from_preset(
@@ -147,6 +156,25 @@ def test_losses_do_not_depend_on_the_mesh(case):
         losses, model = train(make, mesh, **options)
         atol = tolerance("losses_of_ranks", dtype)
         np.testing.assert_allclose(losses, alone, rtol=0, atol=atol, err_msg=mesh)
+        check_bytes(model)
+
+
+def test_steps_on_kernels_of_few_bits_do_not_depend_on_the_mesh():
+    def losses(mesh):
+        model, (x, y), more = compiled(make_in_few_bits, mesh)
+        x, y, weights = keras.tree.map_structure(
+            lambda rows: rows[:BATCH], (x, y, more["sample_weight"])
+        )
+        settings = {"batch_size": BATCH, "epochs": 3, "verbose": 0}
+        history = model.fit(x, y, sample_weight=weights, **settings).history
+        return np.array(history["loss"]), model
+
+    alone, _ = losses(None)
+    assert alone[2] < alone[0] - 1e-2
+    for mesh in ("data=8", "fsdp=8", "fsdp=2,model=4"):
+        found, model = losses(mesh)
+        atol = tolerance("losses_of_ranks")
+        np.testing.assert_allclose(found, alone, rtol=0, atol=atol, err_msg=mesh)
         check_bytes(model)
 
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import small_models
 from launch import Process, launch, torch_ranks
 
 import kmodels
@@ -21,7 +22,7 @@ from kmodels.core import seeds_torch
 # Layers over `model` are Keras' own; the pinned one says that it has none, see below.
 SPLITS = keras.__version__ >= "3.16"
 TWO = {
-    "data=-1": [*ddp_cases.CASES, "refused"],
+    "data=-1": [*ddp_cases.CASES, "few_bits", "refused"],
     "fsdp=2": [*parts_torch.CASES, "refused_in_parts"],
 }
 FOUR = {"data=2,fsdp=2": ["lora"]}
@@ -37,7 +38,10 @@ RUNS = [f"{m}:{n}" for m, names in (TWO | FOUR).items() for n in names if n not 
 def folder(tmp_path_factory):
     keras.utils.set_random_seed(2)
     path = tmp_path_factory.mktemp("ranks") / "gemma"
-    return GemmaCausalLM.from_preset(parts_torch.PRESET).save_to_preset(path)
+    model = GemmaCausalLM.from_preset(parts_torch.PRESET)
+    model.save_to_preset(path)
+    small_models.in_few_bits(model).save_to_preset(path.with_name("few_bits"))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +169,9 @@ def test_models_wait_for_their_weights_and_get_those_of_one_process(name, alone,
         assert rank["frozen"]
 
 
-@pytest.mark.parametrize(("run", "count"), [("fsdp=2:tied", 2), ("data=2,fsdp=2:lora", 4)])
+@pytest.mark.parametrize(
+    ("run", "count"), [("fsdp=2:tied", 2), ("fsdp=2:few_bits", 2), ("data=2,fsdp=2:lora", 4)]
+)
 def test_each_rank_holds_its_half_alone(run, count, ranks):
     assert len(ranks[run]) == count
     for rank in ranks[run]:
