@@ -53,10 +53,15 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
     """
-    return packed_ints.grouped(path, packed.grouped(path, _safetensors(path)))
+    return packed_ints.grouped(path, packed.grouped(path, stored_tensors(path)))
 
 
-def _safetensors(path: Path) -> dict[str, LazyArray]:
+def stored_tensors(path: Path) -> dict[str, LazyArray]:
+    """Returns the tensors of `read_safetensors` with the parts of packed ones as they are stored.
+
+    Raises:
+        InputError: as `read_safetensors` does.
+    """
     if not path.is_dir():
         return _one_safetensors(path)
     if (path / INDEX).is_file():

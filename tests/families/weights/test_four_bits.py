@@ -10,7 +10,13 @@ import op_cases
 from arrays import to_numpy
 from kmodels.layers.quantized import Quantization, quantize_array
 from kmodels.lora.modules import linear_layers
-from kmodels.models import Qwen3Backbone, Qwen3CausalLM
+from kmodels.models import (
+    Gemma3ImageTextLM,
+    GemmaCausalLM,
+    Qwen3Backbone,
+    Qwen3CausalLM,
+    ViTImageClassifier,
+)
 from refusals import refused
 from tolerances import tolerance
 
@@ -207,6 +213,118 @@ def test_a_setting_that_is_not_known_is_named(source, tmp_path, caplog):
     )
     Qwen3CausalLM.from_preset(small)
     assert "config.json sets new_setting, which kmodels does not know" in caplog.text
+
+
+# === Written for bitsandbytes ===
+
+WIDTHS = {
+    **{"vocabulary_size": 96, "num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2},
+    **{"hidden_dim": 64, "intermediate_dim": 192, "head_dim": 32},
+}
+WRITTEN = {
+    "Gemma 3, nf4": (GemmaCausalLM, "gemma3_debug", {"mode": "nf4"}),
+    "Qwen 3, fp4": (Qwen3CausalLM, "qwen3_debug", {"mode": "fp4", "block": 32}),
+    "Qwen 3, plain scales": (Qwen3CausalLM, "qwen3_debug", {"mode": "nf4", "double": False}),
+}
+
+
+def unpacked(tensors, name):
+    """The floats (out, in) of tensors of bitsandbytes, by its definition."""
+    (state,) = [x for x in tensors if x.startswith(f"{name}.quant_state.bitsandbytes__")]
+    described = json.loads(tensors[state].tobytes())
+    assert state.endswith(described["quant_type"])
+    np.testing.assert_array_equal(tensors[f"{name}.quant_map"], TABLES[described["quant_type"]])
+    scale = tensors[f"{name}.absmax"]
+    if f"{name}.nested_absmax" in tensors:
+        assert described["nested_blocksize"], described["nested_dtype"] == (NESTED, "float32")
+        np.testing.assert_allclose(tensors[f"{name}.nested_quant_map"], DYNAMIC, atol=1e-7)
+        own = np.repeat(tensors[f"{name}.nested_absmax"], NESTED)[: len(scale)]
+        offset = np.float32(described["nested_offset"])
+        scale = tensors[f"{name}.nested_quant_map"][scale] * own + offset
+    assert tensors[name].dtype == np.uint8 and tensors[name].shape[1] == 1
+    codes = np.concatenate([tensors[name] >> 4, tensors[name] & 15], 1).reshape(-1)
+    numbers = tensors[f"{name}.quant_map"][codes].reshape(-1, described["blocksize"])
+    return (numbers * scale[:, None]).reshape(described["shape"])
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_quantized_model_is_written_for_bitsandbytes(name, tmp_path):
+    task, preset, settings = WRITTEN[name]
+    model = task.from_preset(preset, dtype="float32", preprocessor=None, **WIDTHS)
+    model.quantize(**settings)
+    model.export_to_transformers(tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    names = [x for x in tensors if x.endswith("proj.weight")]
+    layers = linear_layers(model.backbone)
+    assert len(names) == len(layers) == 14
+    query = layers["block_1/attention/query"]
+    np.testing.assert_array_equal(
+        unpacked(tensors, "model.layers.1.self_attn.q_proj.weight"), to_numpy(query.wide_kernel()).T
+    )
+    again = task.from_preset(tmp_path / "out", dtype="float32", preprocessor=None)
+    assert [v.path for v in again.weights] == [v.path for v in model.weights]
+    for ours, theirs in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=ours.path)
+    described = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert described["bnb_4bit_quant_type"] == settings["mode"]
+    assert described["bnb_4bit_use_double_quant"] == settings.get("double", True)
+    assert described["llm_int8_skip_modules"] == ["lm_head", "model.embed_tokens"]
+
+
+@pytest.mark.needs("transformers")
+def test_the_config_is_that_of_transformers(tmp_path):
+    from transformers import BitsAndBytesConfig
+
+    model = Qwen3CausalLM.from_preset("qwen3_debug", dtype="bfloat16", preprocessor=None, **WIDTHS)
+    model.quantize("nf4")
+    model.export_to_transformers(tmp_path / "out")
+    described = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    expected = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype="bfloat16",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=["lm_head", "model.embed_tokens"],
+    )
+    assert described == expected.to_dict()
+
+
+def vision(hidden=64):
+    sizes = {"image_size": 16, "patch_size": 4, "pool_size": 2, "num_layers": 1, "num_heads": 2}
+    encoder = sizes | {"hidden_dim": hidden, "intermediate_dim": 64}
+    sizes = WIDTHS | {"vocabulary_size": 384, "vision_encoder": encoder}
+    return Gemma3ImageTextLM.from_preset("gemma3_vision_debug", preprocessor=None, **sizes)
+
+
+NOT_WRITTEN = {
+    "int8": (
+        lambda: GemmaCausalLM.from_preset("gemma3_debug", preprocessor=None), "int8",
+        "is quantized to int8; a directory of transformers holds nf4 and fp4: call dequantize",
+    ),
+    "a width that no block divides": (
+        lambda: ViTImageClassifier.from_preset("vit_debug", num_classes=3), "nf4",
+        r"block_\d/.* has a scale for each 16 of its 16 inputs; bitsandbytes has blocks of 32, 64",
+    ),
+    "a bare parameter": (
+        vision, "fp4", "vision_encoder/input_projection is quantized, and its weight in a direc",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_WRITTEN)
+def test_a_kernel_that_bitsandbytes_cannot_hold_is_refused_in_a_line(name, tmp_path):
+    make, mode, message = NOT_WRITTEN[name]
+    model = make()
+    model.quantize(mode)
+    refused(message, model.export_to_transformers, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_format_of_floats_says_what_to_do(tmp_path):
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model.quantize("nf4")
+    refused("no place for .*kernel_nf4.*; call deq", model.export_to_timm, tmp_path / "out")
 
 
 # === GPTQ and AWQ ===
