@@ -1,7 +1,8 @@
-"""Directories in 4 bits of bitsandbytes, GPTQ and AWQ, written here by their definitions."""
+"""Directories in few bits of bitsandbytes, GPTQ, AWQ and in FP8, written by their definitions."""
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -462,3 +463,198 @@ def test_parts_of_ints_that_do_not_fit_are_refused_in_a_line(source, tmp_path, n
     kind, change, message = WRONG[name]
     small, _ = written_in_ints(source, tmp_path, kind, change=change)
     refused(message, Qwen3CausalLM.from_preset, small)
+
+
+# === FP8 ===
+
+
+def in_float8(weight, grid, scale_dtype):
+    """Numbers and scales of a weight (out, in), and the floats that they stand for.
+
+    Args:
+        weight: float32.
+        grid: the outputs and inputs that share a scale.
+        scale_dtype: of the scales.
+    """
+    counts = [-(-size // block) for size, block in zip(weight.shape, grid, strict=True)]
+    rng = np.random.default_rng(abs(int(weight.sum() * 1e4)))
+    scale = (rng.uniform(0.5, 1.5, counts) * 1e-3).astype(scale_dtype)
+    wide = scale.astype("float32").repeat(grid[0], 0)[: weight.shape[0]]
+    wide = wide.repeat(grid[1], 1)[:, : weight.shape[1]]
+    numbers = (weight / wide).astype(ml_dtypes.float8_e4m3fn)
+    return numbers, scale, numbers.astype("float32") * wide
+
+
+def stored(path, tensors):
+    """Writes safetensors in FP8, which the NumPy side of its package has no name for."""
+    header, data = {}, b""
+    for name, x in tensors.items():
+        kind = {"float8_e4m3fn": "F8_E4M3", "bfloat16": "BF16", "float32": "F32", "uint8": "U8"}[
+            str(x.dtype)
+        ]
+        offsets = [len(data), len(data) + x.nbytes]
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": offsets}
+        data += x.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+
+
+def compressed(strategy, activations=None, **more):
+    weights = {**SCHEME, "strategy": strategy, **more}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {
+        **{"quant_method": "compressed-tensors", "format": "float-quantized"},
+        **{"config_groups": {"group_0": group}, "ignore": ["lm_head"]},
+        **{"quantization_status": "compressed", "kv_cache_scheme": None},
+    }
+
+
+FINE = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+# The settings, the blocks (None for all), the dtype of scales, and the block that layers keep.
+FLOATS = {
+    "blocks": (FINE | {"weight_block_size": [48, 32]}, (48, 32), "float32", 32),
+    "blocks, scales in bfloat16": (
+        FINE | {"weight_block_size": [32, 64]}, (32, 64), ml_dtypes.bfloat16, 64,
+    ),
+    "one scale": (compressed("tensor"), (10**6, 10**6), "float32", None),
+    "a scale for each output": (
+        compressed("channel", {"num_bits": 8, "type": "float", "dynamic": True}),
+        (1, 10**6), ml_dtypes.bfloat16, None,
+    ),
+    "groups": (compressed("group", group_size=32), (1, 32), "float32", 32),
+}  # fmt: skip
+
+
+def written_in_float8(source, folder, name, change=None):
+    """The directory in FP8, and one with the floats that its numbers stand for."""
+    own, grid, dtype, _ = FLOATS[name]
+    end = "weight_scale_inv" if own["quant_method"] == "fp8" else "weight_scale"
+    described = json.loads((source / "config.json").read_text())
+    small, floats = {}, {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        small[key] = floats[key] = tensor
+        if key.endswith("proj.weight"):
+            small[key], scale, wide = in_float8(tensor, grid, dtype)
+            small[key.replace("weight", end)] = scale.reshape(1) if name == "one scale" else scale
+            small[key.replace("weight", "input_scale")] = np.ones(1, "float32")
+            floats[key] = np.ascontiguousarray(wide)
+    own = json.loads(json.dumps(own))
+    for at, config, values in (
+        ("small", {**described, "quantization_config": own}, small),
+        ("floats", described, floats),
+    ):
+        (folder / at).mkdir()
+        if change is not None and at == "small":
+            change(own, values)
+        (folder / at / "config.json").write_text(json.dumps(config))
+        stored(folder / at / "model.safetensors", values)
+    return folder / "small", folder / "floats"
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", FLOATS)
+def test_fp8_is_kept_in_8_bits(source, tmp_path, name, caplog):
+    small, floats = written_in_float8(source, tmp_path, name)
+    model, ours = logits(small)
+    rounds = "kmodels keeps them in the compute dtype" in caplog.text
+    assert rounds == (name in ("blocks", "blocks, scales in bfloat16", "a scale for each output"))
+    np.testing.assert_allclose(ours, logits(floats)[1], rtol=0, atol=tolerance("logits"))
+    layers = linear_layers(model.backbone)
+    block = FLOATS[name][3]
+    for path, layer in layers.items():
+        one = layer.input_dim == block
+        assert layer.quantized.settings == Quantization("fp8", None if one else block), path
+    plain = linear_layers(logits(small, quantized=False)[0].backbone)
+    expected = load_file(floats / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].T
+    for found in (plain["block_1/mlp/down"].kernel, layers["block_1/mlp/down"].wide_kernel()):
+        np.testing.assert_array_equal(to_numpy(found), expected)
+    model.enable_lora(2)
+    model.save_to_preset(tmp_path / "saved")
+    np.testing.assert_array_equal(logits(tmp_path / "saved")[1], ours)
+
+
+@pytest.mark.parametrize("block", [[32, 48], [32, 16]])
+def test_blocks_of_fp8_that_no_layer_keeps_become_floats(source, tmp_path, block, caplog):
+    FLOATS["other blocks"] = FINE | {"weight_block_size": block}, block, "float32", None
+    small, floats = written_in_float8(source, tmp_path, "other blocks")
+    del FLOATS["other blocks"]
+    model, ours = logits(small)
+    np.testing.assert_allclose(ours, logits(floats)[1], rtol=0, atol=tolerance("logits"))
+    assert not [x for x in linear_layers(model.backbone).values() if x.quantized]
+    assert f"blocks of {block[1]} inputs of 64 are kept by no layer" in caplog.text
+
+
+def of_weights(**changes):
+    def change(config, values):
+        config["config_groups"]["group_0"]["weights"].update(changes)
+
+    return change
+
+
+NOT_FLOAT8 = {
+    "no scales": (
+        "blocks", lambda c, v: v.pop(f"{UP}.weight_scale_inv"),
+        r"up_proj.weight is in FP8, and only weights of linear layers with a weight_scale_inv or",
+    ),
+    "scales of other blocks": (
+        "blocks", lambda c, v: c.update(weight_block_size=[128, 128]),
+        r"is \(64, 128\) and has scales \(2, 4\); with the blocks of config.json they are",
+    ),
+    "scales of another dtype": (
+        "one scale", lambda c, v: v.update({f"{UP}.weight_scale": np.ones(1, "uint8")}),
+        "has scales of dtype uint8; copy",
+    ),
+    "a table in FP8": (
+        "blocks", lambda c, v: v.update({"other": v[f"{UP}.weight"]}), "other is in FP8, and only",
+    ),
+    "another FP8": ("blocks", lambda c, v: c.update(fmt="e5m2"), "fmt of its quant.* is 'e5m2'"),
+    "experts in 4 bits": (
+        "blocks", lambda c, v: c.update(expert_dtype="fp4"), "expert_dtype of its quan.* is 'fp4'",
+    ),
+    "no block": (
+        "blocks", lambda c, v: c.update(weight_block_size=[0, 32]), r"weight_block_size.* is 0; gi",
+    ),
+    "another format": (
+        "groups", lambda c, v: c.update(format="pack-quantized"), "format of .* 'pack-quantized'",
+    ),
+    "a quantized cache": (
+        "groups", lambda c, v: c.update(kv_cache_scheme=SCHEME), "kv_cache_scheme of its quantiza",
+    ),
+    "rotations": (
+        "groups", lambda c, v: c.update(transform_config={"config_groups": {"R1": {}}}),
+        "transform_config of its quantization_config is",
+    ),
+    "sparse weights": (
+        "groups", lambda c, v: c.update(sparsity_config={"format": "sparse-24-bitmask"}),
+        "format of its quantization_config is 'sparse-24-bitmask'; compressed-tensors is read w",
+    ),
+    "whole numbers": ("groups", of_weights(type="int"), "type of its quantization_config is 'int'"),
+    "a zero point": ("groups", of_weights(symmetric=False), "symmetric of its quant.* is False"),
+    "a name of a scheme": (
+        "groups", lambda c, v: c.update(config_groups={"FP8": ["Linear"]}), "FP8.* give an object",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FLOAT8)
+def test_fp8_that_does_not_fit_is_refused_in_a_line(source, tmp_path, name):
+    kind, change, message = NOT_FLOAT8[name]
+    small, _ = written_in_float8(source, tmp_path, kind, change)
+    refused(message, Qwen3CausalLM.from_preset, small)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c, v: c.update(new_setting=1),
+        lambda c, v: c["config_groups"]["group_0"].update(new_setting=1),
+        of_weights(new_setting=1),
+    ],
+)
+def test_a_setting_of_fp8_that_is_not_known_is_named(source, tmp_path, change, caplog):
+    small, _ = written_in_float8(source, tmp_path, "groups", change)
+    Qwen3CausalLM.from_preset(small)
+    assert "config.json sets new_setting, which kmodels does not know" in caplog.text
