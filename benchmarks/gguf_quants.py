@@ -4,8 +4,10 @@
 
 LIBRARY is a shared library that exports ggml's `ggml_quantize_chunk`, such as the one in the wheel
 of xllamacpp. Both quantize the same float32 rows of 256: drawn from several distributions, with
-offsets, constant, zero, and from 1e-44 to 1e4 in size. Each row of the result counts the blocks of
-a type, those in which any byte differs, and those that are other numbers when they are read.
+offsets, constant, zero, and from 1e-44 to 1e4 in size; without an importance matrix and with three:
+drawn, over ten powers of ten, and zero in half of the columns. Each row of the result counts the
+blocks of a type, those in which any byte differs, and those that are other numbers when they are
+read.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import numpy as np
 os.environ.setdefault("KERAS_BACKEND", "numpy")
 RESULTS = Path(__file__).parent / "results"
 TYPES = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+WEIGHTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
 def inputs() -> Iterator[tuple[str, np.ndarray]]:
@@ -70,14 +73,30 @@ def main() -> None:
     chunk.restype = ctypes.c_size_t
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     chunk.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
-    rows = {kind: {"type": kind, "blocks": 0, "differ": 0, "differ_in_value": 0} for kind in TYPES}
+    kinds = [*((kind, "") for kind in TYPES)]
+    kinds += [(kind, matrix) for kind in WEIGHTED for matrix in ("drawn", "wide", "half zero")]
+    rows = {
+        pair: {
+            **{"type": pair[0], "importance": pair[1] or None},
+            **{"blocks": 0, "differ": 0, "differ_in_value": 0},
+        }
+        for pair in kinds
+    }
+    draw = np.random.default_rng(1)
     for name, values in inputs():
         x = np.ascontiguousarray(values, "float32")
-        for kind, row in rows.items():
+        drawn = draw.chisquare(1, 256)
+        matrices = {
+            **{"drawn": drawn, "wide": 10.0 ** draw.uniform(-6, 4, 256)},
+            "half zero": drawn * (draw.random(256) < 0.5),
+        }
+        for (kind, matrix), row in rows.items():
             number = gguf.GGMLQuantizationType[kind]
-            ours = quantize(x, kind, name)
+            weights = matrices[matrix].astype("float32") if matrix else None
+            ours = quantize(x, kind, name, weights)
             theirs = np.zeros_like(ours)
-            chunk(number, x.ctypes.data, theirs.ctypes.data, 0, *x.shape, None)
+            address = None if weights is None else weights.ctypes.data
+            chunk(number, x.ctypes.data, theirs.ctypes.data, 0, *x.shape, address)
             pair = [part.reshape(-1, gguf.GGML_QUANT_SIZES[number][1]) for part in (ours, theirs)]
             values_of = [gguf.quants.dequantize(part, number) for part in pair]
             row["blocks"] += len(pair[0])

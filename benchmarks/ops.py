@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 
 from kmodels import ops
@@ -99,6 +100,11 @@ def cases() -> list[Case]:
             found.append(
                 ("quantized_dense", label, dtype, [*arrays, (2, 256, 1152)], {"mode": "nf4"})
             )
+        numbers = drawn.normal(size=(1152, 6912)).astype(ml_dtypes.float8_e4m3fn).view("uint8")
+        scales = drawn.uniform(0.01, 0.02, (9, 6912)).astype("float32")
+        arrays = [numbers, scales, (2, 256, 1152)]
+        label = "1 of 2x256x1152 to 6912, FP8"
+        found.append(("quantized_dense", label, dtype, arrays, {"mode": "fp8"}))
         found.append(
             (
                 "patch_embedding",

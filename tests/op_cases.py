@@ -165,6 +165,11 @@ def quantized_dense(x: np.ndarray, arrays: Sequence[np.ndarray], mode: str) -> n
     numbers, scale, *more = arrays
     if mode == "int8":
         return x @ (numbers / scale.astype("float64"))
+    if mode == "fp8":
+        sign = np.where(numbers >> 7, -1.0, 1.0)
+        exponent, fraction = (numbers >> 3 & 15).astype(int), (numbers & 7) / 8
+        kernel = np.where(exponent == 0, fraction / 64, (1 + fraction) * 2.0 ** (exponent - 7))
+        return x @ (sign * kernel * scale.astype("float64").repeat(len(numbers) // len(scale), 0))
     halves = [numbers.view("uint8") & 15, numbers.view("uint8") >> 4]
     if mode == "int4":
         codes = np.stack([(half.astype(int) + 8) % 16 - 8 for half in halves], 1)
@@ -213,6 +218,7 @@ TELLING = (
     *("segments, mask, window, grouped", "blocks, window, grouped", "one query, segments"),
     *("an odd width", "one query, mask of keys", "quick GELU", "soft cap", "two rows"),
     *("soft cap, temperature", "places of each", "neighbors", "quarters", "4 bits of a table"),
+    "floats of 8 bits",
     *("frozen table, reverse_kl", "frozen table, jsd", "trainable table, jsd"),
 )
 

@@ -281,7 +281,7 @@ def test_an_unknown_setting_is_named(references, tmp_path, caplog):
     assert "config.json sets logits_scaling, residual_multiplier, which" in caplog.text
 
 
-QUANTIZED = "is quantized by fp8, which is not read yet; open the directory it"
+QUANTIZED = "is quantized by fbgemm_fp8, which is not read yet; open the directory it"
 REFUSED = {
     "a window of null": ("gemma3_text", {"sliding_window": None}, "window is None; giv"),
     "a window of 0": ("gemma2", {"sliding_window": 0}, "have a window and sliding_window is 0"),
@@ -320,7 +320,7 @@ REFUSED = {
         "partial_rotary_factor; give",
     ),
     "a quantized directory": (
-        "qwen3", {"quantization_config": {"quant_method": "fp8"}}, QUANTIZED,
+        "qwen3", {"quantization_config": {"quant_method": "fbgemm_fp8"}}, QUANTIZED,
     ),
 }  # fmt: skip
 

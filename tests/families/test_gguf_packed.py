@@ -87,4 +87,4 @@ def test_types_of_files_are_not_made(tmp_path):
     whole = model.export_to_gguf(tmp_path / "whole.gguf", "float16")
     for origin in (whole, "gemma3_debug"):
         refused("has no quantized kernels that a layer keeps; leave", read, origin, quantized=True)
-    refused("mode is 'q4_k', which is read from GGUF files; choose int8", model.quantize, "q4_k")
+    refused("mode is 'q4_k', which is only read from files; choose int8", model.quantize, "q4_k")

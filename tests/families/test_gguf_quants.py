@@ -5,6 +5,7 @@ compares more of them with its library).
 """
 
 import hashlib
+import struct
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from arrays import to_numpy
 from kmodels.models import Gemma3ImageTextLM, GemmaCausalLM, Qwen3CausalLM
 from kmodels.models.blocks.gguf.quantizing import MIXTURES, choose_types, quantize
+from kmodels.tools.convert import convert
 from refusals import refused
 
 pytestmark = pytest.mark.needs("gguf")
@@ -55,6 +57,163 @@ def test_bytes_are_those_of_llama_cpp(kind):
     once = data.reshape(8, -1)
     assert (once == once[0]).all()
     assert hashlib.sha256(once[0].tobytes()).hexdigest()[:16] == DIGESTS[kind]
+
+
+WEIGHTED_DIGESTS = {
+    "Q4_0": "a4d7b5651a427f50",
+    "Q4_1": "9a23bf24b08dc6c9",
+    "Q5_0": "1ba8ba5abb584695",
+    "Q5_1": "c62eb1316b35d92c",
+    "Q8_0": DIGESTS["Q8_0"],
+    "Q4_K": "9daa50bff7cd9fa9",
+    "Q5_K": "226e75f59a11744b",
+    "Q6_K": "ee50a58ed676faf4",
+}
+
+
+def importance():
+    """Weights of 512 columns, some of them zero."""
+    whole = np.random.default_rng(1).integers(0, 2**10, 512).astype("float32")
+    return whole**2 * (whole > 100)
+
+
+@pytest.mark.parametrize("kind", WEIGHTED_DIGESTS)
+def test_bytes_with_an_importance_matrix_are_those_of_llama_cpp(kind):
+    values, own = numbers().reshape(-1, 512), importance()
+    data = quantize(values, kind, "it", own)
+    assert hashlib.sha256(data.tobytes()).hexdigest()[:16] == WEIGHTED_DIGESTS[kind]
+    # Each expert has its own weights, and a single row is quantized like several.
+    experts = quantize(np.stack([values, values]), kind, "it", np.stack([own, own[::-1]]))
+    np.testing.assert_array_equal(experts[0], data)
+    assert (kind == "Q8_0") == np.array_equal(experts[1], data)
+    np.testing.assert_array_equal(quantize(values[3:4], kind, "it", own), data[3:4])
+
+
+def test_an_importance_matrix_changes_types_of_q4_0():
+    for weighted, kind in ((False, "Q4_0"), (True, "Q4_1")):
+        types = choose_types(decoder(16), "Q4_0", "qwen3", weighted)
+        found = [types[f"blk.{i}.ffn_down.weight"] for i in range(16)]
+        assert found == [kind] * 2 + ["Q4_0"] * 14
+
+
+def matrix(path, values, form):
+    """Writes an importance matrix, by name the mean of squares of each column."""
+    if form == "dat":
+        data = struct.pack("<i", len(values))
+        for name, x in values.items():
+            data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 4, len(x))
+            data += (4 * x).astype("<f4").tobytes()
+        path.write_bytes(data + struct.pack("<i", 4))
+        return path
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "")
+    writer.add_string("general.type", form)
+    for name, x in values.items():
+        writer.add_tensor(f"{name}.in_sum2", 8 * x[None].astype("float32"))
+        writer.add_tensor(f"{name}.counts", np.full((1, 1), 8, "float32"))
+    for write in (
+        writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
+        writer.close,
+    ):  # fmt: skip
+        write()
+    return path
+
+
+def weighted_model():
+    return Qwen3CausalLM.from_preset("qwen3_debug", **SIZES, intermediate_dim=512, dtype="float32")
+
+
+def columns(skip=()):
+    """Importance of the columns of every kernel of `weighted_model`."""
+    rng, widths = np.random.default_rng(2), {"ffn_down": 512, "attn_output": 256}
+    names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    return {
+        f"blk.{i}.{x}.weight": rng.chisquare(1, widths.get(x, 256)).astype("float32")
+        for i in range(2)
+        for x in names
+        if x not in skip
+    }
+
+
+@pytest.mark.parametrize("form", ["imatrix", "dat"])
+def test_a_file_is_written_with_an_importance_matrix(tmp_path, form, caplog):
+    import gguf
+
+    model, values = weighted_model(), columns(skip=("attn_k",))
+    path = matrix(tmp_path / "of.it", {**values, "blk.9.attn_q.weight": np.ones(256)}, form)
+    model.export_to_gguf(tmp_path / "plain.gguf", "q4_k_m")
+    model.export_to_gguf(tmp_path / "it.gguf", "q4_k_m", imatrix=path)
+    assert "of blk.0.attn_k.weight, blk.1.attn_k.weight; they are quantized without" in caplog.text
+    assert "blk.9.attn_q.weight are no tensors of the model and are not used" in caplog.text
+    reader = gguf.GGUFReader(tmp_path / "it.gguf")
+    assert reader.fields["quantize.imatrix.file"].contents() == "of.it"
+    assert reader.fields["quantize.imatrix.entries_count"].contents() == 12
+    plain = {x.name: x for x in gguf.GGUFReader(tmp_path / "plain.gguf").tensors}
+    for tensor in reader.tensors:
+        same = np.array_equal(tensor.data, plain[tensor.name].data)
+        assert same == (tensor.name not in values), tensor.name
+    name = "blk.1.ffn_up.weight"
+    kernel = to_numpy(model.backbone.blocks[1].mlp.up.kernel).T
+    (found,) = [tensor for tensor in reader.tensors if tensor.name == name]
+    np.testing.assert_array_equal(
+        found.data, quantize(kernel, found.tensor_type.name, name, values[name])
+    )
+    errors = [
+        (values[name] * (gguf.quants.dequantize(x.data, x.tensor_type) - kernel) ** 2).mean()
+        for x in (found, plain[name])
+    ]
+    assert errors[0] < 0.9 * errors[1]
+
+
+NO_MATRICES = {
+    "another kind of file": ({}, "model", "general.type is 'model'.*; give a file that llama-ima"),
+    "no sums": ({}, "imatrix", "holds no tensor that ends in .in_sum2"),
+    "a matrix of another width": (
+        {"blk.0.attn_q.weight": np.ones(64)}, "imatrix", "64 values of blk.0.attn_q.weight, whi",
+    ),
+    "one of another model": (
+        {"blk.0.other.weight": np.ones(64)}, "dat", "none of the quantized .*, but blk.0.other.wei",
+    ),
+    "NaN": ({"blk.0.attn_q.weight": np.full(256, np.nan)}, "dat", "holds NaN, infinite or nega"),
+    "negative numbers": ({"blk.0.attn_q.weight": -np.ones(256)}, "imatrix", "or negative values"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_MATRICES)
+def test_an_importance_matrix_that_does_not_fit_is_refused_in_a_line(tmp_path, name):
+    values, form, message = NO_MATRICES[name]
+    path = matrix(tmp_path / "of.it", values, form)
+    refused(message, weighted_model().export_to_gguf, tmp_path / "it.gguf", "q6_k", imatrix=path)
+    assert not (tmp_path / "it.gguf").exists()
+
+
+def test_a_damaged_importance_matrix_is_refused_in_a_line(tmp_path):
+    model = weighted_model()
+    whole = matrix(tmp_path / "of.it", columns(), "dat").read_bytes()
+    for content, message in (
+        (whole[:1000], "is not an importance matrix .it ends inside blk"),
+        (whole[:2], "is not an importance matrix"),
+        (b"\xff" * 64, "it announces -1 tensors"),
+        (struct.pack("<ii", 1, -5), "it has a name of -5 bytes"),
+        (b"GGUF" + bytes(60), "is not a whole GGUF file"),
+    ):
+        (tmp_path / "damaged").write_bytes(content)
+        given = {"dtype": "q6_k", "imatrix": tmp_path / "damaged"}
+        refused(message, model.export_to_gguf, tmp_path / "it.gguf", **given)
+    given = {"dtype": "q8_0", "imatrix": tmp_path / "of.it"}
+    refused("which q8_0 does not use; give one of q4_0", model.export_to_gguf, "x.gguf", **given)
+    refused("No such file", model.export_to_gguf, tmp_path / "x.gguf", "q6_k", imatrix="none")
+
+
+def test_convert_takes_an_importance_matrix(tmp_path):
+    model = weighted_model()
+    path = matrix(tmp_path / "of.it", columns(), "imatrix")
+    model.export_to_gguf(tmp_path / "it.gguf", "q4_0", imatrix=path)
+    convert(model, tmp_path / "converted.gguf", "gguf", dtype="q4_0", imatrix=path)
+    assert (tmp_path / "converted.gguf").read_bytes() == (tmp_path / "it.gguf").read_bytes()
+    given = {"to": "hf", "imatrix": path}
+    refused("only gguf uses it: leave imatrix out", convert, model, tmp_path / "hf", **given)
 
 
 def decoder(layers, **changes):

@@ -172,6 +172,8 @@ _ROPE |= _all(_ROPE, "full_attention sliding_attention")
 
 # config.json of transformers, timm, keras-hub and the modules of sentence-transformers, whose names
 # do not clash: what one says of a model, and of the models in it.
+_BLOCK = range(1, 2**24)
+_WEIGHTS: Shape = {"group_size": int, "block_structure": [_BLOCK, _BLOCK]}
 CONFIG: dict[str, Any] = {
     **_all(LAYERS, "num_hidden_layers num_layers decoder_num_hidden_layers num_blocks"),
     **_all(LAYERS, "num_upscale_blocks num_kv_shared_layers"),
@@ -221,7 +223,12 @@ CONFIG: dict[str, Any] = {
     "pooling_mode": TEXTS,
     "per_layer_config": {"*": Needed({"*": (*NUMBER, str, bool)})},
     **_all({}, "id2label text_config_dict vision_config_dict"),
-    "quantization_config": _all(str, "quant_method checkpoint_format version pack_dtype"),
+    "quantization_config": {
+        **_all(str, "quant_method checkpoint_format version pack_dtype"),
+        "weight_block_size": [_BLOCK, _BLOCK],
+        "config_groups": {"*": Needed({"weights": _WEIGHTS})},
+        "sparsity_config": {},
+    },
 }
 CONFIG |= _all(CONFIG, "config text_config vision_config model_args pretrained_cfg")
 CONFIG |= _all((str, CONFIG), "backbone_config backbone")

@@ -17,8 +17,8 @@ from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight
 from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, dequantize
 
-# Modes of `quantize`, and the types of GGUF files, whose kernels are read.
-MADE, READ = ("int8", "int4", "nf4", "fp4"), ("q8_0", "q4_0", "q4_k", "q6_k")
+# Modes of `quantize`, and those of kernels that are only read: FP8, and the types of GGUF files.
+MADE, READ = ("int8", "int4", "nf4", "fp4"), ("fp8", "q8_0", "q4_0", "q4_k", "q6_k")
 MODES = MADE + READ
 # Rows of a kernel that share a scale, unless a block is given.
 BLOCKS = {"int4": 128, "nf4": 64, "fp4": 64}
@@ -34,11 +34,11 @@ class Quantization:
 
     Args:
         mode: "int8" with one scale per output; "int4" with one scale and zero point, "nf4" or "fp4"
-            with one scale per block and output; or a type of GGUF files, see
+            with one scale per block and output; "fp8" with the same, or a type of GGUF files, see
             `kmodels.ops.quantized_dense`.
-        block: rows that share a scale; the mode's own if None: 128, or 64 for "nf4" and "fp4".
-            Where it does not divide the width, the next smaller power of two from 32 that does
-            takes its place, or else the width.
+        block: rows that share a scale; the mode's own if None: 128, or 64 for "nf4" and "fp4", or
+            all rows for "fp8". Where it does not divide the width, the next smaller power of two
+            from 32 that does takes its place, or else the width.
         double: whether the scales of "nf4" and "fp4" have 8 bits; True if None.
 
     Raises:
@@ -54,7 +54,8 @@ class Quantization:
             raise InputError(f"quantization mode is {self.mode!r}; choose {', '.join(MADE)}")
         if self.block is not None:
             check_whole("block", self.block)
-            if self.mode not in BLOCKS or self.block < SMALLEST_BLOCK or self.block % 2:
+            has_blocks = self.mode in BLOCKS or self.mode == "fp8"
+            if not has_blocks or self.block < SMALLEST_BLOCK or self.block % 2:
                 raise InputError(
                     f"block is {self.block} for {self.mode!r}; give an even number from "
                     f"{SMALLEST_BLOCK} for {', '.join(BLOCKS)}, or leave it out"
@@ -98,7 +99,7 @@ class Quantization:
 
     def groups(self, rows: int) -> int:
         """Returns the number of blocks of a kernel with so many rows."""
-        if self.mode == "int8":
+        if self.mode == "int8" or (self.mode == "fp8" and self.block is None):
             return 1
         size = self.block or BLOCKS[self.mode]
         sizes = [size, *(2**i for i in range(size.bit_length(), 0, -1) if 2**i < size)]
@@ -111,9 +112,11 @@ class Quantization:
         Their order is that of the arrays of `kmodels.ops.quantized_dense`.
         """
         numbers = f"kernel_{self.mode}"
-        if self.mode in READ:
+        if self.mode in READ and self.mode != "fp8":
             return self._shapes_of_gguf(rows, units)
         groups = self.groups(rows)
+        if self.mode == "fp8":
+            return {numbers: ((rows, units), "uint8"), "kernel_scale": ((groups, units), "float32")}
         if self.mode == "int8":
             return {numbers: ((rows, units), "int8"), "kernel_scale": ((1, units), "float32")}
         pairs, scales = (-(-rows // 2), units), (groups, units)
@@ -293,7 +296,7 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
     """
     if settings.mode in READ:
         raise InputError(
-            f"quantization mode is {settings.mode!r}, which is read from GGUF files; choose "
+            f"quantization mode is {settings.mode!r}, which is only read from files; choose "
             f"{', '.join(MADE)}"
         )
     check_layers(model)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 from keras import ops
 
@@ -29,6 +30,9 @@ TABLES: dict[str, tuple[float, ...]] = {
 }
 # Scales of 8 bits that share a scale themselves.
 NESTED_BLOCK = 256
+# The numbers of FP8 by their codes: a sign, four bits of exponent and three of fraction, without
+# infinities (e4m3fn, https://arxiv.org/abs/2209.05433).
+FLOAT8 = np.arange(256, dtype="uint8").view(ml_dtypes.float8_e4m3fn).astype("float32")
 
 
 def dynamic_numbers() -> np.ndarray:
@@ -72,6 +76,7 @@ def quantized_dense(
         half of a byte, and scale (groups, out), the largest weight; or scale in uint8, nested
         (scales / 256 rounded up, 1), their own scales by output and then by group, and offset
         (1, 1);
+        "fp8": numbers (in, out) uint8, the bits of float8_e4m3fn, and scale (groups, out);
         the types of GGUF files: "q8_0": numbers (in, out) int8 and scale (in / 32, out) float16;
         "q4_0": numbers (in / 2, out) uint8 as for "nf4", and scale (in / 32, out) float16;
         "q4_k": the same numbers, scale and least (in / 32, out) uint8, and their own scales
@@ -85,7 +90,7 @@ def quantized_dense(
         x: the input.
         arrays: the parts of the kernel.
         bias: added to the result if given.
-        mode: "int8", "int4", "nf4", "fp4", "q8_0", "q4_0", "q4_k" or "q6_k".
+        mode: "int8", "int4", "nf4", "fp4", "fp8", "q8_0", "q4_0", "q4_k" or "q6_k".
 
     Parity: `kmodels.ops.dense` with `dequantize(...)`.
     Source: https://arxiv.org/abs/2305.14314 (QLoRA)
@@ -140,6 +145,9 @@ def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) ->
     if mode in TABLES:
         kernel = ops.take(np.array(TABLES[mode], "float32"), _unpacked(numbers, 4), axis=0)[:rows]
         return ops.cast(_scaled(kernel, widened_scale(scale, *more) if more else scale), dtype)
+    if mode == "fp8":
+        kernel = ops.take(FLOAT8, ops.cast(numbers, "int32"), axis=0)
+        return ops.cast(_scaled(kernel, scale), dtype)
     return ops.cast(_of_gguf(numbers, scale, more, mode), dtype)
 
 

@@ -1,4 +1,4 @@
-"""Products with kernels of 4 bits for torch: the numbers are looked up in parts that fit a cache.
+"""Products with kernels of 4 bits and FP8 for torch, widened in parts that fit a cache.
 
 The generic body looks up all numbers of a kernel at once, by indices of 4 bytes.
 """
@@ -21,7 +21,7 @@ _CONSTANTS: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 def supports(call: OpCall) -> str | None:
     """Returns why the call goes to the generic body, or None."""
-    if call.mode not in TABLES:
+    if call.mode not in (*TABLES, "fp8"):
         return f"numbers of {call.mode} are in no table"
     if torch.compiler.is_compiling():
         return "torch.compile makes one kernel of the generic body"
@@ -104,6 +104,8 @@ def _scales(scale: torch.Tensor, nested: torch.Tensor, offset: torch.Tensor) -> 
 def _wide(arrays: Sequence[torch.Tensor], mode: str, rows: int, dtype: torch.dtype) -> torch.Tensor:
     """Returns the kernel (rows, out) of the arrays, without autograd."""
     numbers, scale, *more = arrays
+    if mode == "fp8":
+        return _of_float8(numbers, scale, dtype)
     scale = _scales(scale, *more) if more else scale
     pairs, units = numbers.shape
     # With an odd width there is one group, and the last byte has one row.
@@ -124,3 +126,18 @@ def _wide(arrays: Sequence[torch.Tensor], mode: str, rows: int, dtype: torch.dty
             )
             kernel[start : start + at_once, half] = values.mul_(by_group).view_as(part)
     return kernel.view(2 * pairs, units)[:rows]
+
+
+def _of_float8(numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the kernel (rows, out) of bits of float8_e4m3fn and scales (groups, out)."""
+    rows, units = numbers.shape
+    groups = len(scale)
+    values = numbers.view(torch.float8_e4m3fn).view(groups, rows // groups, units)
+    kernel = torch.empty(values.shape, dtype=dtype, device=numbers.device)
+    at_once = groups
+    if numbers.device.type == "cpu":
+        at_once = max(1, PART * groups // numbers.numel())
+    for start in range(0, groups, at_once):
+        part = slice(start, start + at_once)
+        kernel[part] = values[part].float().mul_(scale[part, None])
+    return kernel.view(rows, units)

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import logging
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,14 @@ QUANTIZATIONS = {
         *("format", "sym", "desc_act", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"),
         *("modules_to_not_convert", "exllama_config"),
     },
+    "fp8": {
+        *("weight_block_size", "dequantize", "modules_to_convert", "modules_to_not_convert"),
+        "ignored_layers",
+    },
+    "compressed-tensors": {
+        *("config_groups", "ignore", "quantization_status", "global_compression_ratio", "version"),
+        *("sparsity_config", "dequantize", "run_compressed", "use_optimized_inference"),
+    },
 }
 # Of these, settings that are read at some values alone.
 READ_AT: dict[str, dict[str, tuple[object, ...]]] = {
@@ -232,6 +241,27 @@ READ_AT: dict[str, dict[str, tuple[object, ...]]] = {
         "dynamic": ({},),
     },
     "awq": {"bits": (4,), "w_bit": (4,), "version": ("gemm", "GEMM")},
+    "fp8": {
+        **{"fmt": ("e4m3",), "scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",)},
+        "activation_scheme": ("dynamic", "static"),
+    },
+    "compressed-tensors": {
+        "format": ("float-quantized",),
+        **dict.fromkeys(("kv_cache_scheme", "transform_config", "moe_sparsity_config"), ({},)),
+    },
+}
+# Settings of compressed-tensors: of a group of layers, of their weights, those of the latter that
+# are read at some values alone, and of weights that are not sparse.
+GROUP = {"targets", "weights", "input_activations", "output_activations"}
+WEIGHTS = {
+    *("strategy", "group_size", "block_structure", "observer", "observer_kwargs", "scale_dtype"),
+    *("zp_dtype", "actorder"),
+}
+WEIGHTS_AT: dict[str, tuple[object, ...]] = {
+    **{"num_bits": (8,), "type": ("float",), "symmetric": (True,), "dynamic": (False,)}
+}
+SPARSITY = {
+    *("targets", "ignore", "global_sparsity", "sparsity_structure", "registry_requires_subclass")
 }
 
 
@@ -245,7 +275,7 @@ def _check_quantization(path: Path, description: dict[str, Any]) -> None:
         if (method := described.get("quant_method")) not in QUANTIZATIONS:
             raise InputError(
                 f"{path} is quantized by {method or 'another program'}, which is not read yet; "
-                "open the directory it was made of, a GGUF file, or one in 4 bits of "
+                "open the directory it was made of, a GGUF file, or one of "
                 f"{', '.join(QUANTIZATIONS)}"
             )
         in_four = described.get("load_in_4bit") or described.get("_load_in_4bit")
@@ -254,15 +284,39 @@ def _check_quantization(path: Path, description: dict[str, Any]) -> None:
                 f"{path} is quantized by bitsandbytes in 8 bits, of which 4 are read; open the "
                 'directory it was made of and call quantize("int8")'
             )
-        read_at = READ_AT.get(method, {})
-        for name, values in read_at.items():
-            if (value := described.get(name)) is not None and value not in values:
-                raise InputError(
-                    f"{path}: {name} of its quantization_config is {value!r}; {method} is read "
-                    f"with {' or '.join(map(repr, values))}"
-                )
-        known = QUANTIZATIONS[method] | {"quant_method", *read_at}
-        warn_of_unknown(path / "config.json", described, known)
+        known = QUANTIZATIONS[method] | {"quant_method"}
+        _check_settings(path, method, described, known, READ_AT.get(method, {}))
+        rounds = method == "fp8"
+        for group in (described.get("config_groups") or {}).values():
+            _check_settings(path, method, group, GROUP, {"format": ("float-quantized",)})
+            weights = {"type": "int"} | (group.get("weights") or {})
+            _check_settings(path, method, weights, WEIGHTS, WEIGHTS_AT)
+            rounds |= bool(group.get("input_activations") or group.get("output_activations"))
+        sparsity = described.get("sparsity_config") or {}
+        _check_settings(path, method, sparsity, SPARSITY, {"format": ("dense",)})
+        if rounds:
+            log.warning(
+                "%s: its format rounds activations to FP8 too; kmodels keeps them in the compute "
+                "dtype",
+                path,
+            )
+
+
+def _check_settings(
+    path: Path,
+    method: str,
+    described: Mapping[str, Any],
+    known: Collection[str],
+    read_at: Mapping[str, tuple[object, ...]],
+) -> None:
+    """Raises `InputError` for a setting at another value, and warns of those that are not known."""
+    for name, values in read_at.items():
+        if (value := described.get(name)) is not None and value not in values:
+            raise InputError(
+                f"{path}: {name} of its quantization_config is {value!r}; {method} is read "
+                f"with {' or '.join(map(repr, values))}"
+            )
+    warn_of_unknown(path / "config.json", described, {*known, *read_at})
 
 
 def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:

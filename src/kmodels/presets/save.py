@@ -16,7 +16,9 @@ from kmodels.core.remote import staged
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import changes
 from kmodels.presets import card as cards
-from kmodels.weights import engine, native, read_safetensors, write_safetensors
+from kmodels.presets import four_bits
+from kmodels.weights import engine, native, write_safetensors
+from kmodels.weights.files import stored_tensors
 from kmodels.weights.tensors import LazyArray
 
 TRANSFORMERS_FILES = (
@@ -120,10 +122,16 @@ def export_to_transformers(
     family = registry.family(getattr(model, "backbone", model).family)
     form, pictures, table, zeros = family.transformers_form(model)
     files, more = model.beside_transformer() if hasattr(model, "beside_transformer") else ({}, [])
-    tensors = engine.export(model, [*table, *more])
+    rules = [*table, *more]
+    packed = four_bits.collect(model, rules, getattr(model, "backbone", model).variable_dtype)
+    tensors = engine.export(model, rules, without=packed.variables)
     zeros = {name: zero for name, zero in zeros.items() if name not in tensors}
     dtypes = {str(tensor.dtype) for tensor in tensors.values()}
     form = {**form, "dtype": dtypes.pop() if len(dtypes) == 1 else "float32"}
+    if packed.tensors:
+        floats = [name for name, tensor in tensors.items() if len(tensor.shape) > 1]
+        form["quantization_config"] = packed.config(floats, form["dtype"])
+        tensors |= packed.tensors
     with staged(directory) as (target, finish):
         folders = {name.partition("/")[0] for name in files}
         native.refuse_to_replace(target, {*TRANSFORMERS_FILES, *folders})
@@ -159,7 +167,7 @@ def _write(folder: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArra
         file = folder / where / "model.safetensors"
         write_safetensors(file, held, {"format": "pt"})
         start = f"{where}/" if where else ""
-        written |= {start + name: tensor for name, tensor in read_safetensors(file).items()}
+        written |= {start + name: tensor for name, tensor in stored_tensors(file).items()}
     return written
 
 

@@ -478,6 +478,9 @@ def convert(
     base: Annotated[
         str | None, typer.Option(help="With --to gguf-lora: the adapter's base.")
     ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(help="With --to gguf: llama.cpp's importance matrix.")
+    ] = None,
 ) -> None:
     """Export a model, run it in its own runtime, and exit with 1 if outputs differ."""
     from rich.console import Console
@@ -495,6 +498,7 @@ def convert(
             text_only=text_only,
             mmproj=mmproj,
             base=base,
+            imatrix=imatrix,
         )
     except converting.Differs as error:
         print(f"kmodels: {error}", file=sys.stderr)

@@ -75,6 +75,8 @@ ZEROS = np.array([[0, 3, -8], [7, -1, 2]], "int8")
 # Of the numbers of 8 bits those that are the same in every dtype: 1 and 0.
 SCALES = np.array([[255, 127, 255], [127, 255, 127]], "uint8")
 NESTED, OFFSET = np.array([[0.25]], "float32"), np.array([[0.25]], "float32")
+# Bits of float8_e4m3fn: numbers of usual size, subnormal ones and zeros, of both signs.
+FLOATS = np.array([[56, 184, 63], [1, 135, 74], [0, 128, 58], [196, 9, 60]], "uint8")
 TURNS = np.array([[0, 1, 2, 3, 4], [7, 8, 0, 1, 900]])
 PLACES = np.array(
     [
@@ -253,6 +255,7 @@ def cases() -> list[OpCase]:
                     "fp4",
                     [_bytes("uint8", 2, 3), SCALES, NESTED, OFFSET],
                 ),
+                ("floats of 8 bits", "fp8", [FLOATS, STEPS]),
             )
         ),
     ]

@@ -183,7 +183,10 @@ def export(
     bound = bind_targets(rules, held)
     known = {path for rule in bound for path in rule.targets}
     if lost := [path for path in held if path not in known]:
-        raise InputError(f"the format has no place for {'; '.join(_listed('variables', lost))}")
+        hint = "; call dequantize first" if any("/kernel_" in path for path in lost) else ""
+        raise InputError(
+            f"the format has no place for {'; '.join(_listed('variables', lost))}{hint}"
+        )
     if absent := sorted(known - set(held)):
         raise InputError(
             f"the format also needs {'; '.join(_listed('variables', absent))}, which are not there"

@@ -17,7 +17,7 @@ import numpy as np
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip, is_inside
 from kmodels.core.schema import Needed, read_json
-from kmodels.weights import packed, packed_ints
+from kmodels.weights import packed, packed_floats, packed_ints
 from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
@@ -34,7 +34,11 @@ _DTYPES = {
     "U16": np.dtype("uint16"),
     "U8": np.dtype("uint8"),
     "BOOL": np.dtype("bool"),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
+# Those that the reader of safetensors has no NumPy type for.
+_MAPPED = ("F8_E4M3", "F8_E8M0")
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 # Key of the header of a file with parts, and key of their offsets.
@@ -48,15 +52,21 @@ MOST_HEADER = 5_000_000
 def read_safetensors(path: Path) -> dict[str, LazyArray]:
     """Returns the tensors of a safetensors file, or of a directory of one or several.
 
-    Those of bitsandbytes, GPTQ and AWQ are a `PackedArray` each.
+    Those of bitsandbytes, GPTQ, AWQ and FP8 are a `PackedArray` each.
 
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
     """
-    return packed_ints.grouped(path, packed.grouped(path, _safetensors(path)))
+    tensors = packed_floats.grouped(path, stored_tensors(path))
+    return packed_ints.grouped(path, packed.grouped(path, tensors))
 
 
-def _safetensors(path: Path) -> dict[str, LazyArray]:
+def stored_tensors(path: Path) -> dict[str, LazyArray]:
+    """Returns the tensors of `read_safetensors` with the parts of packed ones as they are stored.
+
+    Raises:
+        InputError: as `read_safetensors` does.
+    """
     if not path.is_dir():
         return _one_safetensors(path)
     if (path / INDEX).is_file():
@@ -107,6 +117,10 @@ def _one_safetensors(path: Path) -> dict[str, LazyArray]:
                 f"{', '.join(sorted(_DTYPES))}"
             )
         shape = tuple(header.get_shape())
+        if kind in _MAPPED:
+            return LazyArray(
+                shape, _DTYPES[kind], lambda: np.array(memory_map(name, shape, _DTYPES[kind]))
+            )
         return LazyArray(
             shape,
             _DTYPES[kind],

@@ -1,7 +1,8 @@
-"""Directories in 4 bits of bitsandbytes, GPTQ and AWQ, written here by their definitions."""
+"""Directories in few bits of bitsandbytes, GPTQ, AWQ and in FP8, written by their definitions."""
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -10,7 +11,13 @@ import op_cases
 from arrays import to_numpy
 from kmodels.layers.quantized import Quantization, quantize_array
 from kmodels.lora.modules import linear_layers
-from kmodels.models import Qwen3Backbone, Qwen3CausalLM
+from kmodels.models import (
+    Gemma3ImageTextLM,
+    GemmaCausalLM,
+    Qwen3Backbone,
+    Qwen3CausalLM,
+    ViTImageClassifier,
+)
 from refusals import refused
 from tolerances import tolerance
 
@@ -212,6 +219,118 @@ def test_a_setting_that_is_not_known_is_named(source, tmp_path, caplog):
     assert "config.json sets new_setting, which kmodels does not know" in caplog.text
 
 
+# === Written for bitsandbytes ===
+
+WIDTHS = {
+    **{"vocabulary_size": 96, "num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2},
+    **{"hidden_dim": 64, "intermediate_dim": 192, "head_dim": 32},
+}
+WRITTEN = {
+    "Gemma 3, nf4": (GemmaCausalLM, "gemma3_debug", {"mode": "nf4"}),
+    "Qwen 3, fp4": (Qwen3CausalLM, "qwen3_debug", {"mode": "fp4", "block": 32}),
+    "Qwen 3, plain scales": (Qwen3CausalLM, "qwen3_debug", {"mode": "nf4", "double": False}),
+}
+
+
+def unpacked(tensors, name):
+    """The floats (out, in) of tensors of bitsandbytes, by its definition."""
+    (state,) = [x for x in tensors if x.startswith(f"{name}.quant_state.bitsandbytes__")]
+    described = json.loads(tensors[state].tobytes())
+    assert state.endswith(described["quant_type"])
+    np.testing.assert_array_equal(tensors[f"{name}.quant_map"], TABLES[described["quant_type"]])
+    scale = tensors[f"{name}.absmax"]
+    if f"{name}.nested_absmax" in tensors:
+        assert described["nested_blocksize"], described["nested_dtype"] == (NESTED, "float32")
+        np.testing.assert_allclose(tensors[f"{name}.nested_quant_map"], DYNAMIC, atol=1e-7)
+        own = np.repeat(tensors[f"{name}.nested_absmax"], NESTED)[: len(scale)]
+        offset = np.float32(described["nested_offset"])
+        scale = tensors[f"{name}.nested_quant_map"][scale] * own + offset
+    assert tensors[name].dtype == np.uint8 and tensors[name].shape[1] == 1
+    codes = np.concatenate([tensors[name] >> 4, tensors[name] & 15], 1).reshape(-1)
+    numbers = tensors[f"{name}.quant_map"][codes].reshape(-1, described["blocksize"])
+    return (numbers * scale[:, None]).reshape(described["shape"])
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_quantized_model_is_written_for_bitsandbytes(name, tmp_path):
+    task, preset, settings = WRITTEN[name]
+    model = task.from_preset(preset, dtype="float32", preprocessor=None, **WIDTHS)
+    model.quantize(**settings)
+    model.export_to_transformers(tmp_path / "out")
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    names = [x for x in tensors if x.endswith("proj.weight")]
+    layers = linear_layers(model.backbone)
+    assert len(names) == len(layers) == 14
+    query = layers["block_1/attention/query"]
+    np.testing.assert_array_equal(
+        unpacked(tensors, "model.layers.1.self_attn.q_proj.weight"), to_numpy(query.wide_kernel()).T
+    )
+    again = task.from_preset(tmp_path / "out", dtype="float32", preprocessor=None)
+    assert [v.path for v in again.weights] == [v.path for v in model.weights]
+    for ours, theirs in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs), err_msg=ours.path)
+    described = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert described["bnb_4bit_quant_type"] == settings["mode"]
+    assert described["bnb_4bit_use_double_quant"] == settings.get("double", True)
+    assert described["llm_int8_skip_modules"] == ["lm_head", "model.embed_tokens"]
+
+
+@pytest.mark.needs("transformers")
+def test_the_config_is_that_of_transformers(tmp_path):
+    from transformers import BitsAndBytesConfig
+
+    model = Qwen3CausalLM.from_preset("qwen3_debug", dtype="bfloat16", preprocessor=None, **WIDTHS)
+    model.quantize("nf4")
+    model.export_to_transformers(tmp_path / "out")
+    described = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    expected = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_compute_dtype="bfloat16",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        llm_int8_skip_modules=["lm_head", "model.embed_tokens"],
+    )
+    assert described == expected.to_dict()
+
+
+def vision(hidden=64):
+    sizes = {"image_size": 16, "patch_size": 4, "pool_size": 2, "num_layers": 1, "num_heads": 2}
+    encoder = sizes | {"hidden_dim": hidden, "intermediate_dim": 64}
+    sizes = WIDTHS | {"vocabulary_size": 384, "vision_encoder": encoder}
+    return Gemma3ImageTextLM.from_preset("gemma3_vision_debug", preprocessor=None, **sizes)
+
+
+NOT_WRITTEN = {
+    "int8": (
+        lambda: GemmaCausalLM.from_preset("gemma3_debug", preprocessor=None), "int8",
+        "is quantized to int8; a directory of transformers holds nf4 and fp4: call dequantize",
+    ),
+    "a width that no block divides": (
+        lambda: ViTImageClassifier.from_preset("vit_debug", num_classes=3), "nf4",
+        r"block_\d/.* has a scale for each 16 of its 16 inputs; bitsandbytes has blocks of 32, 64",
+    ),
+    "a bare parameter": (
+        vision, "fp4", "vision_encoder/input_projection is quantized, and its weight in a direc",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_WRITTEN)
+def test_a_kernel_that_bitsandbytes_cannot_hold_is_refused_in_a_line(name, tmp_path):
+    make, mode, message = NOT_WRITTEN[name]
+    model = make()
+    model.quantize(mode)
+    refused(message, model.export_to_transformers, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_format_of_floats_says_what_to_do(tmp_path):
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
+    model.quantize("nf4")
+    refused("no place for .*kernel_nf4.*; call deq", model.export_to_timm, tmp_path / "out")
+
+
 # === GPTQ and AWQ ===
 
 
@@ -347,3 +466,198 @@ def test_parts_of_ints_that_do_not_fit_are_refused_in_a_line(source, tmp_path, n
     kind, change, message = WRONG[name]
     small, _ = written_in_ints(source, tmp_path, kind, change=change)
     refused(message, Qwen3CausalLM.from_preset, small)
+
+
+# === FP8 ===
+
+
+def in_float8(weight, grid, scale_dtype):
+    """Numbers and scales of a weight (out, in), and the floats that they stand for.
+
+    Args:
+        weight: float32.
+        grid: the outputs and inputs that share a scale.
+        scale_dtype: of the scales.
+    """
+    counts = [-(-size // block) for size, block in zip(weight.shape, grid, strict=True)]
+    rng = np.random.default_rng(abs(int(weight.sum() * 1e4)))
+    scale = (rng.uniform(0.5, 1.5, counts) * 1e-3).astype(scale_dtype)
+    wide = scale.astype("float32").repeat(grid[0], 0)[: weight.shape[0]]
+    wide = wide.repeat(grid[1], 1)[:, : weight.shape[1]]
+    numbers = (weight / wide).astype(ml_dtypes.float8_e4m3fn)
+    return numbers, scale, numbers.astype("float32") * wide
+
+
+def stored(path, tensors):
+    """Writes safetensors in FP8, which the NumPy side of its package has no name for."""
+    header, data = {}, b""
+    for name, x in tensors.items():
+        kind = {"float8_e4m3fn": "F8_E4M3", "bfloat16": "BF16", "float32": "F32", "uint8": "U8"}[
+            str(x.dtype)
+        ]
+        offsets = [len(data), len(data) + x.nbytes]
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": offsets}
+        data += x.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+SCHEME = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+
+
+def compressed(strategy, activations=None, **more):
+    weights = {**SCHEME, "strategy": strategy, **more}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {
+        **{"quant_method": "compressed-tensors", "format": "float-quantized"},
+        **{"config_groups": {"group_0": group}, "ignore": ["lm_head"]},
+        **{"quantization_status": "compressed", "kv_cache_scheme": None},
+    }
+
+
+FINE = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+# The settings, the blocks (None for all), the dtype of scales, and the block that layers keep.
+FLOATS = {
+    "blocks": (FINE | {"weight_block_size": [48, 32]}, (48, 32), "float32", 32),
+    "blocks, scales in bfloat16": (
+        FINE | {"weight_block_size": [32, 64]}, (32, 64), ml_dtypes.bfloat16, 64,
+    ),
+    "one scale": (compressed("tensor"), (10**6, 10**6), "float32", None),
+    "a scale for each output": (
+        compressed("channel", {"num_bits": 8, "type": "float", "dynamic": True}),
+        (1, 10**6), ml_dtypes.bfloat16, None,
+    ),
+    "groups": (compressed("group", group_size=32), (1, 32), "float32", 32),
+}  # fmt: skip
+
+
+def written_in_float8(source, folder, name, change=None):
+    """The directory in FP8, and one with the floats that its numbers stand for."""
+    own, grid, dtype, _ = FLOATS[name]
+    end = "weight_scale_inv" if own["quant_method"] == "fp8" else "weight_scale"
+    described = json.loads((source / "config.json").read_text())
+    small, floats = {}, {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        small[key] = floats[key] = tensor
+        if key.endswith("proj.weight"):
+            small[key], scale, wide = in_float8(tensor, grid, dtype)
+            small[key.replace("weight", end)] = scale.reshape(1) if name == "one scale" else scale
+            small[key.replace("weight", "input_scale")] = np.ones(1, "float32")
+            floats[key] = np.ascontiguousarray(wide)
+    own = json.loads(json.dumps(own))
+    for at, config, values in (
+        ("small", {**described, "quantization_config": own}, small),
+        ("floats", described, floats),
+    ):
+        (folder / at).mkdir()
+        if change is not None and at == "small":
+            change(own, values)
+        (folder / at / "config.json").write_text(json.dumps(config))
+        stored(folder / at / "model.safetensors", values)
+    return folder / "small", folder / "floats"
+
+
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", FLOATS)
+def test_fp8_is_kept_in_8_bits(source, tmp_path, name, caplog):
+    small, floats = written_in_float8(source, tmp_path, name)
+    model, ours = logits(small)
+    rounds = "kmodels keeps them in the compute dtype" in caplog.text
+    assert rounds == (name in ("blocks", "blocks, scales in bfloat16", "a scale for each output"))
+    np.testing.assert_allclose(ours, logits(floats)[1], rtol=0, atol=tolerance("logits"))
+    layers = linear_layers(model.backbone)
+    block = FLOATS[name][3]
+    for path, layer in layers.items():
+        one = layer.input_dim == block
+        assert layer.quantized.settings == Quantization("fp8", None if one else block), path
+    plain = linear_layers(logits(small, quantized=False)[0].backbone)
+    expected = load_file(floats / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].T
+    for found in (plain["block_1/mlp/down"].kernel, layers["block_1/mlp/down"].wide_kernel()):
+        np.testing.assert_array_equal(to_numpy(found), expected)
+    model.enable_lora(2)
+    model.save_to_preset(tmp_path / "saved")
+    np.testing.assert_array_equal(logits(tmp_path / "saved")[1], ours)
+
+
+@pytest.mark.parametrize("block", [[32, 48], [32, 16]])
+def test_blocks_of_fp8_that_no_layer_keeps_become_floats(source, tmp_path, block, caplog):
+    FLOATS["other blocks"] = FINE | {"weight_block_size": block}, block, "float32", None
+    small, floats = written_in_float8(source, tmp_path, "other blocks")
+    del FLOATS["other blocks"]
+    model, ours = logits(small)
+    np.testing.assert_allclose(ours, logits(floats)[1], rtol=0, atol=tolerance("logits"))
+    assert not [x for x in linear_layers(model.backbone).values() if x.quantized]
+    assert f"blocks of {block[1]} inputs of 64 are kept by no layer" in caplog.text
+
+
+def of_weights(**changes):
+    def change(config, values):
+        config["config_groups"]["group_0"]["weights"].update(changes)
+
+    return change
+
+
+NOT_FLOAT8 = {
+    "no scales": (
+        "blocks", lambda c, v: v.pop(f"{UP}.weight_scale_inv"),
+        r"up_proj.weight is in FP8, and only weights of linear layers with a weight_scale_inv or",
+    ),
+    "scales of other blocks": (
+        "blocks", lambda c, v: c.update(weight_block_size=[128, 128]),
+        r"is \(64, 128\) and has scales \(2, 4\); with the blocks of config.json they are",
+    ),
+    "scales of another dtype": (
+        "one scale", lambda c, v: v.update({f"{UP}.weight_scale": np.ones(1, "uint8")}),
+        "has scales of dtype uint8; copy",
+    ),
+    "a table in FP8": (
+        "blocks", lambda c, v: v.update({"other": v[f"{UP}.weight"]}), "other is in FP8, and only",
+    ),
+    "another FP8": ("blocks", lambda c, v: c.update(fmt="e5m2"), "fmt of its quant.* is 'e5m2'"),
+    "experts in 4 bits": (
+        "blocks", lambda c, v: c.update(expert_dtype="fp4"), "expert_dtype of its quan.* is 'fp4'",
+    ),
+    "no block": (
+        "blocks", lambda c, v: c.update(weight_block_size=[0, 32]), r"weight_block_size.* is 0; gi",
+    ),
+    "another format": (
+        "groups", lambda c, v: c.update(format="pack-quantized"), "format of .* 'pack-quantized'",
+    ),
+    "a quantized cache": (
+        "groups", lambda c, v: c.update(kv_cache_scheme=SCHEME), "kv_cache_scheme of its quantiza",
+    ),
+    "rotations": (
+        "groups", lambda c, v: c.update(transform_config={"config_groups": {"R1": {}}}),
+        "transform_config of its quantization_config is",
+    ),
+    "sparse weights": (
+        "groups", lambda c, v: c.update(sparsity_config={"format": "sparse-24-bitmask"}),
+        "format of its quantization_config is 'sparse-24-bitmask'; compressed-tensors is read w",
+    ),
+    "whole numbers": ("groups", of_weights(type="int"), "type of its quantization_config is 'int'"),
+    "a zero point": ("groups", of_weights(symmetric=False), "symmetric of its quant.* is False"),
+    "a name of a scheme": (
+        "groups", lambda c, v: c.update(config_groups={"FP8": ["Linear"]}), "FP8.* give an object",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FLOAT8)
+def test_fp8_that_does_not_fit_is_refused_in_a_line(source, tmp_path, name):
+    kind, change, message = NOT_FLOAT8[name]
+    small, _ = written_in_float8(source, tmp_path, kind, change)
+    refused(message, Qwen3CausalLM.from_preset, small)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c, v: c.update(new_setting=1),
+        lambda c, v: c["config_groups"]["group_0"].update(new_setting=1),
+        of_weights(new_setting=1),
+    ],
+)
+def test_a_setting_of_fp8_that_is_not_known_is_named(source, tmp_path, change, caplog):
+    small, _ = written_in_float8(source, tmp_path, "groups", change)
+    Qwen3CausalLM.from_preset(small)
+    assert "config.json sets new_setting, which kmodels does not know" in caplog.text

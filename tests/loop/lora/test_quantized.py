@@ -179,7 +179,6 @@ def test_a_dequantized_model_is_exported_and_trained(tmp_path):
     model = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
     model.quantize("nf4")
     before = predicted(model)
-    refused("the format has no place for", model.export_to_transformers, tmp_path / "hf")
     model.dequantize()
     np.testing.assert_allclose(predicted(model), before, rtol=0, atol=tolerance("logits"))
     model.export_to_transformers(tmp_path / "hf")

@@ -165,6 +165,7 @@ if keras.backend.backend() == "torch":
         "quantized_dense_torch._Product": [
             (lambda x: ops.quantized_dense(x, (CODES, STEPS), None, "nf4"), [(3, 4)]),
             (lambda x, b: ops.quantized_dense(x, (CODES, STEPS), b, "fp4"), [(2, 3, 4), (5,)]),
+            (lambda x, b: ops.quantized_dense(x, (CODES, STEPS), b, "fp8"), [(3, 2), (5,)]),
         ],
         "rotary_embedding_torch._Rotation": [
             (lambda x: ops.rotary_embedding(x, torch.arange(3)) ** 2, [(2, 3, 2, 4)])

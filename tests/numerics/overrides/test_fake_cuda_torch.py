@@ -90,6 +90,7 @@ WIDE = {
     "int8": {"quantized_dense": "numbers of int8 are in no table"},
     "int4": {"quantized_dense": "numbers of int4 are in no table"},
     "nf4": {},
+    "fp8": {},
 }
 TURNED = {"rotary_embedding_2d": "only halves turn as those of a row do"}
 TOWER = "attention dense layer_norm mlp"

@@ -530,6 +530,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         dtype: str = "float16",
         text_only: bool = False,
         mmproj: str | Path | None = None,
+        imatrix: str | Path | None = None,
     ) -> Path:
         """Writes a GGUF file that llama.cpp runs, atomically, with the tokenizer if there is one.
 
@@ -545,16 +546,19 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
                 model with images.
             mmproj: path for the vision encoder, which llama.cpp takes as `--mmproj`. `from_preset`
                 reads it if it is in the same folder and its name begins with mmproj.
+            imatrix: path of an importance matrix that llama-imatrix wrote of the model, by which a
+                mixture weighs errors.
 
         Raises:
             InputError: for a model with adapters, one that llama.cpp's model of this name cannot
                 express, weights that are not finite or too large for the dtype, or without the gguf
                 package; for a model with images without either of `text_only` and `mmproj`, and
-                `mmproj` for another model.
+                `mmproj` for another model; for an importance matrix that is
+                damaged, of another model, or that the dtype does not use.
         """
         presets.check_parts(self, text_only, "a GGUF file")
         self.check_mmproj(path, dtype, text_only, mmproj)
-        written = self.gguf_export.write(self, path, dtype)
+        written = self.gguf_export.write(self, path, dtype, imatrix)
         if self.projector is not None and mmproj is not None:
             self.projector.write(self, mmproj, projector_dtype(dtype))
         return written

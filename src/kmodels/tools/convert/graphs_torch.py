@@ -80,6 +80,9 @@ def run_transformers(path: Path, samples: Arrays, model: keras.Model) -> list[np
     described = json.loads((path / "config.json").read_text(encoding="utf-8"))
     cls = getattr(package, described["architectures"][0])
     peer = cls.from_pretrained(path, dtype=torch.float32).eval()
+    if "quantization_config" in described:
+        # bitsandbytes multiplies in bfloat16 on a CPU.
+        peer = peer.dequantize().float()
     outputs = []
     with torch.no_grad():
         for sample in samples:

@@ -577,7 +577,8 @@ class _Step:
         kernels = [array for array in weights if array.name.endswith(names)]
         if kernels:
             widest = max(kernels, key=lambda array: array.size)
-            rows = widest.shape[0] * (1 if widest.name.endswith("int8") else 2)
+            in_eight = widest.name.endswith(("int8", "fp8", "q8_0"))
+            rows = widest.shape[0] * (1 if in_eight else 2)
             for dtype in ("float32", self.dtype):
                 yield StepArray(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
 

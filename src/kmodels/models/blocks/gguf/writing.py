@@ -13,8 +13,10 @@ import numpy as np
 
 from kmodels import lora
 from kmodels.core.errors import InputError
+from kmodels.core.files import local_path
 from kmodels.core.remote import write_file
 from kmodels.models.blocks.config import DecoderConfig
+from kmodels.models.blocks.gguf.imatrix import of_tensors
 from kmodels.models.blocks.gguf.quantizing import MIXTURES, choose_types, quantize, that_divides
 from kmodels.models.blocks.gguf.reading import FEED_FORWARD, GROUPS, GGUFFormat
 from kmodels.models.blocks.huggingface import tokenizer_in
@@ -248,13 +250,16 @@ class GGUFExport:
     format: GGUFFormat
     form: Callable[[Any], GGUFForm]
 
-    def write(self, model: keras.Model, path: str | Path, dtype: str) -> Path:
+    def write(
+        self, model: keras.Model, path: str | Path, dtype: str, imatrix: str | Path | None = None
+    ) -> Path:
         """Writes a file, and reads its settings again.
 
         Args:
             model: a causal model.
             path: path of the file to make or replace, local or an address.
             dtype: a key of `KINDS` or `MIXTURES`.
+            imatrix: path of llama.cpp's importance matrix of the model, for `MIXTURES`.
 
         Returns:
             The path.
@@ -265,6 +270,7 @@ class GGUFExport:
                 llama.cpp assumes another value.
         """
         check_file(path, dtype)
+        check_imatrix(dtype, imatrix)
         config, form = self.form_of(model)
         check_package()
         if lora.describe(model):
@@ -274,7 +280,7 @@ class GGUFExport:
             tensors[name] = LazyArray(values.shape, values.dtype, lambda values=values: values)
 
         def write(temporary: Path) -> None:
-            _write(temporary, model, form, tensors, dtype)
+            _write(temporary, model, form, tensors, dtype, imatrix)
             self._check(temporary, config, form.architecture)
 
         return write_file(path, write)
@@ -313,6 +319,15 @@ def check_file(path: str | Path, dtype: str) -> None:
         raise InputError(f"dtype is {dtype!r}; GGUF files are written as {known}")
 
 
+def check_imatrix(dtype: str, imatrix: str | Path | None) -> None:
+    """Raises `InputError` for an importance matrix that the types of a file do not use."""
+    if imatrix is not None and dtype not in MIXTURES:
+        raise InputError(
+            f"imatrix is {imatrix}, which {dtype} does not use; give one of {', '.join(MIXTURES)} "
+            "as dtype, or leave imatrix out"
+        )
+
+
 def projector_dtype(dtype: str) -> str:
     """Returns the dtype of a vision encoder beside a text of `dtype`.
 
@@ -328,7 +343,12 @@ def check_package() -> None:
 
 
 def _write(
-    path: Path, model: keras.Model, form: GGUFForm, tensors: Mapping[str, LazyArray], dtype: str
+    path: Path,
+    model: keras.Model,
+    form: GGUFForm,
+    tensors: Mapping[str, LazyArray],
+    dtype: str,
+    imatrix: str | Path | None,
 ) -> None:
     import gguf
 
@@ -343,7 +363,14 @@ def _write(
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{file}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    write_tensors(writer, tensors, choose_types(shapes, file, form.architecture))
+    types = choose_types(shapes, file, form.architecture, imatrix is not None)
+    importance = {}
+    if imatrix is not None:
+        matrix = local_path(imatrix)
+        importance = of_tensors(matrix, shapes, types)
+        writer.add_string("quantize.imatrix.file", matrix.name)
+        writer.add_uint32("quantize.imatrix.entries_count", len(importance))
+    write_tensors(writer, tensors, types, importance)
 
 
 def add_tensors(
@@ -368,7 +395,10 @@ def add_tensors(
 
 
 def write_tensors(
-    writer: "gguf.GGUFWriter", tensors: Mapping[str, LazyArray], types: Mapping[str, str]
+    writer: "gguf.GGUFWriter",
+    tensors: Mapping[str, LazyArray],
+    types: Mapping[str, str],
+    importance: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
     """Adds tensors, writes the file and closes it.
 
@@ -376,6 +406,7 @@ def write_tensors(
         writer: writes the file.
         tensors: by their names in the file.
         types: the type of each.
+        importance: of the columns of some, see `kmodels.models.blocks.gguf.imatrix`.
 
     Raises:
         InputError: for values that are not finite, or too large for the type.
@@ -394,7 +425,7 @@ def write_tensors(
         writer.write_ti_data_to_file()
         for name, tensor in tensors.items():
             values = np.ascontiguousarray(tensor.read(), dtype="float32")
-            writer.write_tensor_data(quantize(values, types[name], name))
+            writer.write_tensor_data(quantize(values, types[name], name, importance.get(name)))
     finally:
         writer.close()
 
