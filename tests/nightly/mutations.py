@@ -43,7 +43,18 @@ VALUES: tuple[Any, ...] = (
     *([None], {}, {"x": 1}, {"1": [2]}, {"rope_type": "yarn"}, 10**400, "x" * 5000, "\n\x1b[31m"),
 )
 # Endings of the names of the files that are damaged; the rest of a directory is left alone.
-DAMAGED = (".json", ".safetensors", ".model", ".gguf", ".npz", ".npy", ".jinja", ".csv", ".txt")
+DAMAGED = (
+    ".json",
+    ".safetensors",
+    ".model",
+    ".gguf",
+    ".npz",
+    ".npy",
+    ".jinja",
+    ".csv",
+    ".txt",
+    ".dat",
+)
 # Sizes and names stand at the beginning of a file, which is hit more often than the rest.
 HEAD = 2048
 # Behind it these hold numbers, where NaN is what the file says.
@@ -141,6 +152,7 @@ def made_here() -> dict[str, Subject]:
     import run_folders
     import test_four_bits
     import test_gguf_packed
+    import test_gguf_quants
 
     prompt = "The quick brown fox"
 
@@ -181,6 +193,18 @@ def made_here() -> dict[str, Subject]:
                 shutil.copytree(written(source, Path(temporary), *settings)[0], folder)
 
         return Subject(write, models.Qwen3CausalLM.from_preset, chat)
+
+    def importance(form: str, name: str) -> Subject:
+        def write(folder: Path) -> None:
+            folder.mkdir()
+            test_gguf_quants.matrix(folder / name, test_gguf_quants.columns(), form)
+
+        def opened(folder: Path) -> Any:
+            model = test_gguf_quants.weighted_model()
+            model.export_to_gguf(folder / "model.gguf", "q4_k_m", imatrix=folder / name)
+            return models.Qwen3CausalLM.from_preset(folder / "model.gguf")
+
+        return Subject(write, opened, chat)
 
     def quantized(folder: Path) -> None:
         model = models.GemmaCausalLM.from_preset("gemma3_debug")
@@ -238,6 +262,10 @@ def made_here() -> dict[str, Subject]:
         "four bits of bitsandbytes": four_bits(test_four_bits.written),
         "four bits of gptq": four_bits(test_four_bits.written_in_ints, "gptq"),
         "four bits of awq": four_bits(test_four_bits.written_in_ints, "awq"),
+        "eight bits of transformers": four_bits(test_four_bits.written_in_float8, "blocks"),
+        "eight bits of compressed-tensors": four_bits(test_four_bits.written_in_float8, "groups"),
+        "importance matrix": importance("imatrix", "importance.gguf"),
+        "older importance matrix": importance("dat", "importance.dat"),
         "four bits of kmodels": Subject(quantized, models.GemmaCausalLM.from_preset, chat),
         "gguf with images": Subject(
             both, lambda folder: models.Gemma3ImageTextLM.from_preset(folder / "model.gguf")
