@@ -484,7 +484,8 @@ def in_float8(weight, grid, scale_dtype):
     scale = (rng.uniform(0.5, 1.5, counts) * 1e-3).astype(scale_dtype)
     wide = scale.astype("float32").repeat(grid[0], 0)[: weight.shape[0]]
     wide = wide.repeat(grid[1], 1)[:, : weight.shape[1]]
-    numbers = (weight / wide).astype(ml_dtypes.float8_e4m3fn)
+    largest = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)  # beyond it there is NaN
+    numbers = np.clip(weight / wide, -largest, largest).astype(ml_dtypes.float8_e4m3fn)
     return numbers, scale, numbers.astype("float32") * wide
 
 
