@@ -161,7 +161,16 @@ NF4 = (
 FP4 = [0, 0.0625, 8, 12, 4, 6, 2, 3]
 
 
-def quantized_dense(x: np.ndarray, arrays: Sequence[np.ndarray], mode: str) -> np.ndarray:
+def quantized_dense(
+    x: np.ndarray, arrays: Sequence[np.ndarray], mode: str, sizes: np.ndarray | None = None
+) -> np.ndarray:
+    if sizes is not None:
+        rows = np.split(x, np.cumsum(sizes)[:-1])
+        parts = [
+            quantized_dense(part, [array[group] for array in arrays], mode)
+            for group, part in enumerate(rows)
+        ]
+        return np.concatenate(parts)
     numbers, scale, *more = arrays
     if mode == "int8":
         return x @ (numbers / scale.astype("float64"))

@@ -14,8 +14,9 @@ from kmodels.core import keras_internals, traced
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.layers import copies, initializers
+from kmodels.layers import quantized as quantizing
 from kmodels.layers.placement import add_weight
-from kmodels.layers.quantized import MODES
+from kmodels.layers.quantized import MODES, QuantizedKernel
 from kmodels.ops.grouped_dense import rows_of
 
 # Names in a file of Keras: of an adapter's variables, and of its scaling.
@@ -192,9 +193,89 @@ class Adaptable:
 
 
 class AdaptableLayer(Adaptable):
-    """An `Adaptable` that is a layer: its variables in a file of Keras."""
+    """An `Adaptable` that is a layer: its quantized kernel, and its variables in a file of Keras.
 
-    # No properties: Keras' saving evaluates those of each layer.
+    Attributes:
+        quantized: the quantized kernel, or None.
+    """
+
+    kernel_regularizer: Any = None
+    kernel_constraint: Any = None
+    copies: Any
+    trainable: bool
+    add_parameter: Any
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._quantized: QuantizedKernel | None = None
+
+    @property
+    def quantized(self) -> Any:
+        """The quantized kernel, or None."""
+        return self._quantized
+
+    @quantized.setter
+    def quantized(self, kernel: QuantizedKernel | None) -> None:
+        self._quantized = kernel
+        traced.changed()
+
+    def wide_kernel(self) -> Any:
+        """Returns the kernel (in, units) in float32, dequantized if it is quantized."""
+        if self.quantized is not None and self.kernel is None:
+            return self.quantized.wide()
+        return keras.ops.cast(self.kernel, "float32")
+
+    def quantize_kernel(self, settings: quantizing.Quantization) -> None:
+        """Quantizes the kernel to 8 or 4 bits, see `layers.quantized`.
+
+        Raises:
+            InputError: for a layer with an adapter, or a quantized one.
+        """
+        if self.adapter is not None or self.merged is not None:
+            raise InputError(
+                f"{self.path} has a LoRA adapter; quantize the base before enable_lora"
+            )
+        if self.quantized is not None:
+            raise InputError(f"{self.path} is {self.quantized.mode} already; quantize a model once")
+        values = keras.ops.convert_to_numpy(self.wide_kernel())
+        quantizing.fill(self.to_quantized(settings), values)
+
+    def to_quantized(self, settings: quantizing.Quantization) -> QuantizedKernel:
+        """Replaces the kernel by an empty quantized one, to be filled."""
+        keras_internals.detach(self, [self.kernel])
+        with keras_internals.changing(self):
+            self.kernel = None
+            self.quantized = quantizing.make(self, settings)
+        return self.quantized
+
+    def to_floats(self, kernel: Tensor | None = None) -> None:
+        """Replaces a quantized kernel by the floats that it stands for, or by others.
+
+        Args:
+            kernel: (in, units), or None for its own.
+        """
+        if (quantized := self.quantized) is None:
+            return
+        values = keras.ops.convert_to_numpy(quantized.wide() if kernel is None else kernel)
+        keras_internals.detach(self, quantized.variables)
+        with keras_internals.changing(self):
+            self.quantized = None
+            made = self.add_parameter(
+                "kernel",
+                values.shape,
+                "zeros",
+                self.shard_granularity,
+                regularizer=self.kernel_regularizer,
+                constraint=self.kernel_constraint,
+            )
+        made.assign(values)
+        made.trainable = self.trainable and self.adapter is None
+        if self.copies is not None and "kernel" in self.copies.originals:
+            self.copies.originals["kernel"] = made
+        else:
+            self.kernel = made
+
+    # Methods, no properties: Keras' saving evaluates those of each layer.
 
     def base_variables(self) -> dict[str, Any]:
         """Returns the variables without adapter and copies, by name in a file of Keras."""

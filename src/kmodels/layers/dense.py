@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.core import keras_internals, traced
+from kmodels.core import traced
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import (
     ActivationLike,
@@ -16,7 +16,6 @@ from kmodels.core.types import (
     Tensor,
 )
 from kmodels.layers import initializers
-from kmodels.layers import quantized as quantizing
 from kmodels.layers.adapter import AdaptableLayer, Adapter, LoraSettings, warn_of_rank
 from kmodels.layers.base import Layer, Shape, arguments
 from kmodels.layers.placement import Granularity
@@ -151,17 +150,6 @@ class Dense(AdaptableLayer, WithKernel):
         self.use_bias = use_bias
         self.shard_granularity = tuple(shard_granularity)
         self.bias = None
-        self._quantized: quantizing.QuantizedKernel | None = None
-
-    @property
-    def quantized(self) -> quantizing.QuantizedKernel | None:
-        """The quantized kernel, or None."""
-        return self._quantized
-
-    @quantized.setter
-    def quantized(self, kernel: quantizing.QuantizedKernel | None) -> None:
-        self._quantized = kernel
-        traced.changed()
 
     @property
     def variant(self) -> tuple[Any, ...]:
@@ -195,12 +183,6 @@ class Dense(AdaptableLayer, WithKernel):
         """True if the layer is nothing but `x @ kernel + bias`."""
         linear = self.activation is keras.activations.linear
         return linear and self.adapter is None and self.quantized is None
-
-    def wide_kernel(self) -> Any:
-        """Returns the kernel (in, units) in float32, dequantized if it is quantized."""
-        if self.quantized is not None and self.kernel is None:
-            return self.quantized.wide()
-        return keras.ops.cast(self.kernel, "float32")
 
     def enable_lora(
         self,
@@ -238,21 +220,6 @@ class Dense(AdaptableLayer, WithKernel):
             keyed = initializers.keyed(initializer, variable.path)
             variable.assign(keyed(tuple(variable.shape), "float32"))
 
-    def quantize_kernel(self, settings: quantizing.Quantization) -> None:
-        """Quantizes the kernel to 8 or 4 bits, see `layers.quantized`.
-
-        Raises:
-            InputError: for a layer with an adapter, or a quantized one.
-        """
-        if self.adapter is not None or self.merged is not None:
-            raise InputError(
-                f"{self.path} has a LoRA adapter; quantize the base before enable_lora"
-            )
-        if self.quantized is not None:
-            raise InputError(f"{self.path} is {self.quantized.mode} already; quantize a model once")
-        values = keras.ops.convert_to_numpy(self.wide_kernel())
-        quantizing.fill(self.to_quantized(settings), values)
-
     def quantize(self, mode: str | None = None, **settings: Any) -> None:
         """Rejects Keras' quantization, which a saved file could not restore.
 
@@ -263,41 +230,6 @@ class Dense(AdaptableLayer, WithKernel):
             f"{self.path} is a layer of kmodels, which keras.Model.quantize does not support; "
             "call quantize of a backbone or task of kmodels, or use keras.layers.Dense"
         )
-
-    def to_quantized(self, settings: quantizing.Quantization) -> quantizing.QuantizedKernel:
-        """Replaces the kernel by an empty quantized one, to be filled."""
-        keras_internals.detach(self, [self.kernel])
-        with keras_internals.changing(self):
-            self.kernel = None
-            self.quantized = quantizing.make(self, settings, self.input_dim, self.units)
-        return self.quantized
-
-    def to_floats(self, kernel: Tensor | None = None) -> None:
-        """Replaces a quantized kernel by the floats that it stands for, or by others.
-
-        Args:
-            kernel: (in, units), or None for its own.
-        """
-        if (quantized := self.quantized) is None:
-            return
-        values = keras.ops.convert_to_numpy(quantized.wide() if kernel is None else kernel)
-        keras_internals.detach(self, quantized.variables)
-        with keras_internals.changing(self):
-            self.quantized = None
-            made = self.add_parameter(
-                "kernel",
-                (self.input_dim, self.units),
-                "zeros",
-                self.shard_granularity,
-                regularizer=self.kernel_regularizer,
-                constraint=self.kernel_constraint,
-            )
-        made.assign(values)
-        made.trainable = self.trainable and self.adapter is None
-        if self.copies is not None and "kernel" in self.copies.originals:
-            self.copies.originals["kernel"] = made
-        else:
-            self.kernel = made
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the input's shape with the last axis replaced by `units`."""

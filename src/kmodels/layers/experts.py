@@ -179,16 +179,15 @@ class GroupedDense(AdaptableLayer, Layer):
         so on.
 
     Weights:
-        kernel (G, in, units); one with an adapter lora_a and lora_b too.
+        kernel (G, in, units); a quantized layer has the variables of
+        `quantized.Quantization.shapes` in its place, one with an adapter lora_a and lora_b too.
 
     Raises:
         InputError: for `groups` or `units` that are no whole number above 0.
     """
 
     kernel: keras.Variable
-    # As in `Dense`, of which this has neither.
-    bias = quantized = None
-    not_quantized = "has a kernel for each expert, which there is in no 4 or 8 bits"
+    bias = None  # as in `Dense`
 
     def __init__(
         self,
@@ -209,7 +208,7 @@ class GroupedDense(AdaptableLayer, Layer):
     @property
     def variant(self) -> tuple[Any, ...]:
         """The state besides variables that the layer depends on, see `kmodels.core.traced`."""
-        return (self._adapter,)
+        return self._adapter, self._quantized
 
     def build(self, input_shape: Shape, *_: object) -> None:
         """Makes the kernels."""
@@ -229,6 +228,8 @@ class GroupedDense(AdaptableLayer, Layer):
 
     def linear(self, x: Tensor, sizes: Tensor) -> Any:
         """Returns the layer without its adapter."""
+        if self._quantized is not None and self.kernel is None:
+            return self._quantized.dense(x, None, sizes)
         return ops.grouped_dense(x, self.kernel, sizes)
 
     def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:

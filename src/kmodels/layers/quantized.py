@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -97,6 +97,11 @@ class Quantization:
         """Whether scales have 8 bits."""
         return self.mode in TABLES if self.double is None else self.double
 
+    @property
+    def of_experts(self) -> "Quantization":
+        """The same with scales in float32."""
+        return replace(self, double=False) if self.mode in TABLES else self
+
     def groups(self, rows: int) -> int:
         """Returns the number of blocks of a kernel with so many rows."""
         if self.mode == "int8" or (self.mode == "fp8" and self.block is None):
@@ -106,11 +111,22 @@ class Quantization:
         sizes = [size for size in sizes if size >= SMALLEST_BLOCK and rows % size == 0]
         return rows // sizes[0] if sizes else 1
 
-    def shapes(self, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
+    def shapes(
+        self, rows: int, units: int, count: int | None = None
+    ) -> dict[str, tuple[tuple[int, ...], str]]:
         """Returns name, shape and dtype of the variables that stand for a kernel (rows, units).
 
         Their order is that of the arrays of `kmodels.ops.quantized_dense`.
+
+        Args:
+            rows: width of the input.
+            units: width of the output.
+            count: number of kernels of a layer of experts, None for one kernel. Their variables
+                have an axis of experts in front, and scales are float32.
         """
+        if count is not None:
+            shapes = self.of_experts.shapes(rows, units)
+            return {name: ((count, *shape), dtype) for name, (shape, dtype) in shapes.items()}
         numbers = f"kernel_{self.mode}"
         if self.mode in READ and self.mode != "fp8":
             return self._shapes_of_gguf(rows, units)
@@ -135,7 +151,7 @@ class Quantization:
             "kernel_offset": ((1, 1), "float32"),
         }
 
-    def _shapes_of_gguf(self, rows: int, units: int) -> dict[str, tuple[tuple[int, int], str]]:
+    def _shapes_of_gguf(self, rows: int, units: int) -> dict[str, tuple[tuple[int, ...], str]]:
         parts: dict[str, tuple[int, str]] = {
             "q8_0": {"": (1, "int8"), "scale": (32, "float16")},
             "q4_0": {"": (2, "uint8"), "scale": (32, "float16")},
@@ -156,7 +172,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class QuantizedKernel:
-    """Variables of a layer that stand for a kernel (in, out).
+    """Variables of a layer that stand for a kernel (in, out), or (experts, in, out).
 
     Args:
         settings: how they do.
@@ -173,18 +189,19 @@ class QuantizedKernel:
         """The mode of the settings."""
         return self.settings.mode
 
-    def dense(self, x: Tensor, bias: Tensor | None) -> Any:
-        """Returns x @ kernel + bias."""
-        return ops.quantized_dense(x, self.variables, bias, self.mode)
+    def dense(self, x: Tensor, bias: Tensor | None, sizes: Tensor | None = None) -> Any:
+        """Returns x @ kernel + bias; with sizes see `kmodels.ops.grouped_dense`."""
+        return ops.quantized_dense(x, self.variables, bias, self.mode, sizes)
 
     def wide(self) -> Any:
-        """Returns the kernel (in, out) in float32."""
+        """Returns the kernel in float32."""
         arrays = [keras.ops.convert_to_tensor(x) for x in self.variables]
         return dequantize(arrays, self.mode, rows=self.rows, dtype="float32")
 
 
-def make(layer: keras.Layer, settings: Quantization, rows: int, units: int) -> QuantizedKernel:
-    """Returns the variables of a quantized kernel, filled with zeros."""
+def make(layer: Any, settings: Quantization) -> QuantizedKernel:
+    """Returns the variables of a quantized kernel of a linear layer, filled with zeros."""
+    shapes = settings.shapes(layer.input_dim, layer.units, layer.groups)
     with keras_internals.changing(layer):
         made = [
             add_weight(
@@ -197,14 +214,25 @@ def make(layer: keras.Layer, settings: Quantization, rows: int, units: int) -> Q
                 autocast=False,
                 name=name,
             )
-            for name, (shape, dtype) in settings.shapes(rows, units).items()
+            for name, (shape, dtype) in shapes.items()
         ]
-    return QuantizedKernel(settings, rows, made)
+    return QuantizedKernel(settings, layer.input_dim, made)
 
 
 def fill(quantized: QuantizedKernel, kernel: np.ndarray) -> None:
-    """Quantizes `kernel` (in, out) and assigns the result to the variables."""
-    arrays = quantize_array(kernel, quantized.settings)
+    """Quantizes `kernel`, (in, out) or (experts, in, out), and assigns it to the variables."""
+    settings = quantized.settings
+    if kernel.ndim == 2:
+        arrays = quantize_array(kernel, settings)
+    else:
+        experts = [
+            [
+                keras.ops.convert_to_numpy(array)
+                for array in quantize_array(one, settings.of_experts)
+            ]
+            for one in kernel
+        ]
+        arrays = [np.stack(parts) for parts in zip(*experts, strict=True)]
     for variable, array in zip(quantized.variables, arrays, strict=True):
         variable.assign(array)
 
@@ -276,13 +304,6 @@ def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
     return [np.ascontiguousarray(codes), nested[:, None], np.full((1, 1), offset)]
 
 
-def check_layers(model: keras.Model) -> None:
-    """Raises `InputError` for a model with a layer whose kernel has no quantized form."""
-    for layer in keras_internals.sublayers(model):
-        if reason := getattr(layer, "not_quantized", None):
-            raise InputError(f"{layer.path} {reason}; leave the model in half precision")
-
-
 def quantize(model: keras.Model, settings: Quantization) -> None:
     """Replaces the kernel of every linear layer of a model.
 
@@ -292,14 +313,13 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
 
     Raises:
         InputError: for a mode that is read from files alone, a quantized model, or one with
-            adapters or experts.
+            adapters.
     """
     if settings.mode in READ:
         raise InputError(
             f"quantization mode is {settings.mode!r}, which is only read from files; choose "
             f"{', '.join(MADE)}"
         )
-    check_layers(model)
     for layer in keras_internals.sublayers(model):
         if hasattr(layer, "quantize_kernel"):
             layer.quantize_kernel(settings)

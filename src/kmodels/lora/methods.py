@@ -231,7 +231,7 @@ class Adapters:
 
         Raises:
             InputError: for a config or filters, other modes or blocks, or a model that is
-                quantized, has adapters or experts, or is sharded over processes.
+                quantized, has adapters, or is sharded over processes.
         """
         check_names("quantize", kwargs, ("filters", "type_check"))
         # Keras passes the default config of the mode if the user passes none.
@@ -308,10 +308,10 @@ class Adapters:
         """Returns the kernels of another model by path, and warns of how far they are."""
         own: Any = getattr(self, "backbone", self)
         other = type(own).from_preset(base, dtype=own.dtype_policy, quantized=False)
-        theirs, ours = linear_layers(other), linear_layers(own)
+        theirs, ours = ({**linear_layers(x), **expert_layers(x)} for x in (other, own))
         kernels = {path: theirs[path].kernel for path in layers if path in theirs}
-        shapes = {path: (ours[path].input_dim, ours[path].units) for path in layers}
-        fits = {path: tuple(x.shape) == shapes[path] for path, x in kernels.items()}
+        sizes = {path: (each.groups, each.input_dim, each.units) for path, each in ours.items()}
+        fits = {path: (None, *x.shape)[-3:] == sizes[path] for path, x in kernels.items()}
         if wrong := sorted(path for path in layers if not fits.get(path)):
             raise InputError(f"{base} has no kernel for {wrong[0]} of this model; give its base")
         difference = largest = 0.0

@@ -11,6 +11,7 @@ from keras import ops
 from kmodels.core.dispatch import op
 from kmodels.core.types import Tensor
 from kmodels.ops.dense import dense
+from kmodels.ops.grouped_dense import grouped_dense
 
 # The 16 numbers of each mode with a table, by their codes.
 # NF4: quantiles of the normal distribution (https://arxiv.org/abs/2305.14314, appendix E).
@@ -60,7 +61,11 @@ DYNAMIC = dynamic_numbers()
 
 @op
 def quantized_dense(
-    x: Tensor, arrays: Sequence[Tensor], bias: Tensor | None = None, mode: str = "int8"
+    x: Tensor,
+    arrays: Sequence[Tensor],
+    bias: Tensor | None = None,
+    mode: str = "int8",
+    sizes: Tensor | None = None,
 ) -> Tensor:
     """`x @ dequantized(kernel) + bias`; the input has a gradient, the kernel has none.
 
@@ -84,6 +89,8 @@ def quantized_dense(
         of four rows in a byte (in / 4, out), scale (in / 16, out) int8, and its own scale
         (in / 256, out) float16.
         bias (out,) -> (..., out).
+        With sizes (G,) each array has an axis of G kernels in front, and x (N, in) -> (N, out) is
+        that of `grouped_dense`.
     Dtypes: x and bias floating, the compute dtype; scales float32, or as said.
 
     Args:
@@ -91,11 +98,14 @@ def quantized_dense(
         arrays: the parts of the kernel.
         bias: added to the result if given.
         mode: "int8", "int4", "nf4", "fp4", "fp8", "q8_0", "q4_0", "q4_k" or "q6_k".
+        sizes: number of rows of each of G groups with a kernel of its own, see `grouped_dense`.
 
-    Parity: `kmodels.ops.dense` with `dequantize(...)`.
+    Parity: `kmodels.ops.dense`, or `grouped_dense`, with `dequantize(...)`.
     Source: https://arxiv.org/abs/2305.14314 (QLoRA)
     """
-    return product(x, arrays, bias, mode, lambda _, *args, **kwargs: dequantize(*args, **kwargs))
+    return product(
+        x, arrays, bias, mode, sizes, lambda _, *args, **kwargs: dequantize(*args, **kwargs)
+    )
 
 
 def product(
@@ -103,6 +113,7 @@ def product(
     arrays: Sequence[Tensor],
     bias: Tensor | None,
     mode: str,
+    sizes: Tensor | None,
     widen: Callable[..., Any],
 ) -> Any:
     """Returns the op's result.
@@ -112,32 +123,47 @@ def product(
         arrays: as the op's.
         bias: as the op's.
         mode: as the op's.
+        sizes: as the op's.
         widen: takes the tensor that the kernel is multiplied by, and the arguments of `dequantize`,
             which it does when that tensor is there: a compiler would widen all kernels at once.
     """
     arrays = [ops.convert_to_tensor(array) for array in arrays]
-    width = x.shape[-1]
+    width, grouped = x.shape[-1], [] if sizes is None else [ops.convert_to_tensor(sizes, "int32")]
 
     @ops.custom_gradient
     def multiplied(x: Tensor, *arrays: Tensor) -> Any:
-        dtype = keras.backend.standardize_dtype(x.dtype)
+        dtype, count = keras.backend.standardize_dtype(x.dtype), len(arrays)
+        arrays, sizes = arrays[: count - len(grouped)], arrays[count - len(grouped) :]
+        times = grouped_dense if sizes else dense
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> tuple[Tensor | None, ...]:
             upstream = args[0] if upstream is None else upstream
             kernel = widen(upstream, arrays, mode, rows=width, dtype=dtype)
-            return dense(upstream, ops.transpose(kernel)), *[None] * len(arrays)
+            return times(upstream, ops.swapaxes(kernel, -1, -2), *sizes), *[None] * count
 
-        return dense(x, widen(x, arrays, mode, rows=width, dtype=dtype)), gradient
+        return times(x, widen(x, arrays, mode, rows=width, dtype=dtype), *sizes), gradient
 
-    y = multiplied(x, *arrays)
+    y = multiplied(x, *arrays, *grouped)
     return y if bias is None else ops.add(y, bias)
 
 
 def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) -> Any:
-    """Returns the kernel (rows, out) that the arrays of a mode stand for, in `dtype`."""
+    """Returns the kernel (rows, out) that the arrays of a mode stand for, in `dtype`.
+
+    With an axis of kernels in front of each array, there is one in front of the result.
+    """
+    if len(arrays[0].shape) == 3:
+        count, pairs, units = arrays[0].shape
+        # Two rows in a byte: those of an odd number end in one that is filled up.
+        held = rows + rows % 2 if pairs < rows else rows
+        flat = [ops.reshape(array, (-1, array.shape[-1])) for array in arrays]
+        kernel = dequantize(flat, mode, rows=count * held, dtype=dtype)
+        return ops.reshape(kernel, (count, held, units))[:, :rows]
     numbers, scale, *more = arrays
     if mode == "int8":
-        return ops.cast(ops.divide(ops.cast(numbers, "float32"), scale), dtype)
+        parts = ops.reshape(ops.cast(numbers, "float32"), (scale.shape[0], -1, scale.shape[1]))
+        kernel = ops.divide(parts, ops.expand_dims(scale, 1))
+        return ops.cast(ops.reshape(kernel, numbers.shape), dtype)
     if mode == "int4":
         kernel = ops.cast(keras.quantizers.unpack_int4(numbers, rows, axis=0), "float32")
         zero = ops.expand_dims(ops.cast(more[0], "float32"), 1)

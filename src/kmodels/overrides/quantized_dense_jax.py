@@ -15,10 +15,14 @@ from kmodels.ops.quantized_dense import dequantize, product, quantized_dense
 
 @override(quantized_dense)
 def quantized_dense_jax(
-    x: jax.Array, arrays: Sequence[jax.Array], bias: jax.Array | None = None, mode: str = "int8"
+    x: jax.Array,
+    arrays: Sequence[jax.Array],
+    bias: jax.Array | None = None,
+    mode: str = "int8",
+    sizes: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the product with a kernel that waits for the input."""
-    return product(x, arrays, bias, mode, _widened)
+    return product(x, arrays, bias, mode, sizes, _widened)
 
 
 def _widened(
@@ -30,9 +34,9 @@ def _widened(
     # Always true, which XLA does not know.
     first = after[(0,) * after.ndim]
     is_there = (first == first) | (first != first)
-    units = arrays[0].shape[1]
+    *lead, _, units = arrays[0].shape
     return jax.lax.cond(
         is_there,
         lambda: dequantize(arrays, mode, rows=rows, dtype=dtype),
-        lambda: jnp.zeros((rows, units), dtype),
+        lambda: jnp.zeros((*lead, rows, units), dtype),
     )

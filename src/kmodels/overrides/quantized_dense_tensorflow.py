@@ -14,10 +14,14 @@ from kmodels.ops.quantized_dense import dequantize, product, quantized_dense
 
 @override(quantized_dense)
 def quantized_dense_tensorflow(
-    x: tf.Tensor, arrays: Sequence[tf.Tensor], bias: tf.Tensor | None = None, mode: str = "int8"
+    x: tf.Tensor,
+    arrays: Sequence[tf.Tensor],
+    bias: tf.Tensor | None = None,
+    mode: str = "int8",
+    sizes: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns the product with a kernel that is compiled by itself and waits for the input."""
-    return product(x, arrays, bias, mode, _widened)
+    return product(x, arrays, bias, mode, sizes, _widened)
 
 
 def _widened(

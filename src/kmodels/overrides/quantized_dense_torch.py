@@ -23,6 +23,8 @@ def supports(call: OpCall) -> str | None:
     """Returns why the call goes to the generic body, or None."""
     if call.mode not in (*TABLES, "fp8"):
         return f"numbers of {call.mode} are in no table"
+    if call.sizes is not None:
+        return "kernels of groups are multiplied by the op of groups"
     if torch.compiler.is_compiling():
         return "torch.compile makes one kernel of the generic body"
     return outside_graph(call)
@@ -34,6 +36,7 @@ def quantized_dense_torch(
     arrays: Sequence[torch.Tensor],
     bias: torch.Tensor | None = None,
     mode: str = "int8",
+    sizes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the product with a kernel that is made again in the backward pass."""
     tensors = [as_tensor(array) for array in arrays]

@@ -72,6 +72,7 @@ TABLE = np.random.default_rng(8).normal(size=(7, 6)).astype("float32")
 SCALE = np.array([[32.0, 64.0, 128.0]], "float32")
 STEPS = np.array([[0.5, 0.25, 0.125], [2.0, 1.0, 0.25]], "float32")
 ZEROS = np.array([[0, 3, -8], [7, -1, 2]], "int8")
+GROUPS = np.stack([STEPS, STEPS[::-1], 2 * STEPS])
 # Of the numbers of 8 bits those that are the same in every dtype: 1 and 0.
 SCALES = np.array([[255, 127, 255], [127, 255, 127]], "uint8")
 NESTED, OFFSET = np.array([[0.25]], "float32"), np.array([[0.25]], "float32")
@@ -256,6 +257,19 @@ def cases() -> list[OpCase]:
                     [_bytes("uint8", 2, 3), SCALES, NESTED, OFFSET],
                 ),
                 ("floats of 8 bits", "fp8", [FLOATS, STEPS]),
+            )
+        ),
+        *(
+            (
+                "quantized_dense",
+                f"{label}, groups",
+                [_normal(6, 4)],
+                {"mode": mode, "arrays": arrays, "sizes": np.array([2, 0, 4], "int32")},
+            )
+            for label, mode, arrays in (
+                ("8 bits", "int8", [_bytes("int8", 3, 4, 3), np.stack([SCALE, SCALE / 2, SCALE])]),
+                ("4 bits", "int4", [_bytes("int8", 3, 2, 3), GROUPS, np.stack([ZEROS] * 3)]),
+                ("4 bits of a table", "nf4", [_bytes("uint8", 3, 2, 3), GROUPS]),
             )
         ),
     ]

@@ -395,16 +395,6 @@ def test_adapters_that_cannot_be(settings, message):
     assert "\n" not in str(raised.value) and not any("lora" in v.path for v in model.variables)
 
 
-def test_quantized_experts_are_refused_before_anything_changes():
-    model = fresh("gemma4_moe_debug")
-    message = "has a kernel for each expert, which there is in no 4 or 8 bits; leave the model in"
-    with pytest.raises(InputError, match=message):
-        model.quantize("int8")
-    assert not any("kernel_int8" in v.path for v in model.variables)
-    with pytest.raises(InputError, match=message):
-        Plan("gemma4_moe_debug", Setup(1, 16, lora=kmodels.lora.LoraSettings(2), quantize="int4"))
-
-
 @pytest.mark.needs("peft")
 @pytest.mark.across("torch")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
+from kmodels.layers import GroupedDense
 from kmodels.layers.quantized import Quantization
-from kmodels.lora.modules import linear_layers
+from kmodels.lora import LoraSettings
+from kmodels.lora.modules import expert_layers, linear_layers
 from kmodels.models import GemmaCausalLM
+from kmodels.tools.plan import Plan, Setup
 from refusals import refused
 from tolerances import tolerance
 
@@ -20,10 +23,19 @@ SETTINGS = {
 }
 
 
+EXPERTS = "gemma4_moe_debug"
+
+
+def layers_of(model):
+    """The layers whose kernels are quantized, by path."""
+    return linear_layers(model.backbone) | expert_layers(model.backbone)
+
+
 def tuned(model):
     """The losses of three steps with LoRA, and the matrices after them."""
     keras.utils.set_random_seed(2)
-    model.enable_lora(3, targets="all-linear")
+    experts = ["experts/gate_up", "experts/down"] if expert_layers(model.backbone) else ()
+    model.enable_lora(3, targets="all-linear", target_parameters=experts)
     model.compile(keras.optimizers.SGD(0.5))
     model.preprocessor = None
     inputs = {"token_ids": IDS[:, :-1], "padding_mask": np.ones_like(IDS[:, 1:])}
@@ -32,14 +44,21 @@ def tuned(model):
     return history.history["loss"], adapters
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_steps_equal_those_on_the_dequantized_kernels(name):
-    packed = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32")
-    plain = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32")
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        *(("gemma3_debug", name) for name in SETTINGS),
+        (EXPERTS, "nf4"),
+        *(pytest.param(EXPERTS, name, marks=pytest.mark.once) for name in ("int8", "int4")),
+    ],
+)
+def test_steps_equal_those_on_the_dequantized_kernels(preset, name):
+    packed = GemmaCausalLM.from_preset(preset, dtype="float32")
+    plain = GemmaCausalLM.from_preset(preset, dtype="float32")
     plain.set_weights(packed.get_weights())
     packed.quantize(**SETTINGS[name])
-    layers = linear_layers(plain.backbone)
-    for path, layer in linear_layers(packed.backbone).items():
+    layers = layers_of(plain)
+    for path, layer in layers_of(packed).items():
         kernel = to_numpy(layer.wide_kernel())
         assert np.abs(kernel - to_numpy(layers[path].kernel)).max() > 1e-4
         layers[path].kernel.assign(kernel)
@@ -52,6 +71,40 @@ def test_steps_equal_those_on_the_dequantized_kernels(name):
         np.testing.assert_allclose(
             ours[path], values, err_msg=path, rtol=0, atol=tolerance("quantized_step", "float32")
         )
+
+
+@pytest.mark.parametrize("name", [pytest.param("int4", marks=pytest.mark.once), "nf4"])
+def test_quantized_experts_are_saved_and_planned(name, tmp_path):
+    model = GemmaCausalLM.from_preset(EXPERTS, dtype="float32", preprocessor=None)
+    model.quantize(name)
+    down = expert_layers(model.backbone)["block_0/experts/down"]
+    assert down.kernel is None and down.quantized.mode == name
+    assert {str(v.dtype) for v in down.quantized.variables} <= {"uint8", "int8", "float32"}
+    model.save_to_preset(tmp_path / "quantized")
+    again = GemmaCausalLM.from_preset(tmp_path / "quantized", preprocessor=None)
+    np.testing.assert_array_equal(predicted(again), predicted(model))
+    lora = LoraSettings(2)
+    planned = Plan(EXPERTS, Setup(1, 16, lora=lora, quantize=name)).estimate.part("frozen weights")
+    own = sum(np.prod(v.shape) * np.dtype(str(v.dtype)).itemsize for v in model.weights)
+    assert planned == own
+    model.dequantize()
+    np.testing.assert_allclose(predicted(model), predicted(again), rtol=0, atol=tolerance("logits"))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("mode", ["int8", "int4", "nf4"])
+def test_kernels_of_experts_of_an_odd_width(mode):
+    layer = GroupedDense(3, 4, dtype="float32")
+    layer.build((None, 7))
+    kernel = to_numpy(layer.kernel)
+    layer.quantize_kernel(Quantization(mode))
+    one = GroupedDense(1, 4, dtype="float32")
+    one.build((None, 7))
+    one.kernel.assign(kernel[1:2])
+    one.quantize_kernel(Quantization(mode))
+    wide = to_numpy(layer.wide_kernel())
+    np.testing.assert_array_equal(wide[1:2], to_numpy(one.wide_kernel()))
+    assert 0 < np.abs(wide - kernel).max() < 0.2 * np.abs(kernel).max()
 
 
 @pytest.mark.once
@@ -114,16 +167,23 @@ def predicted(model):
     return to_numpy(model(inputs))
 
 
-@pytest.mark.parametrize("name", ["int8", pytest.param("nf4", marks=pytest.mark.once)])
-def test_adapters_are_merged_onto_floats(name, tmp_path, caplog):
-    model = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        ("gemma3_debug", "int8"),
+        pytest.param("gemma3_debug", "nf4", marks=pytest.mark.once),
+        pytest.param(EXPERTS, "nf4", marks=pytest.mark.once),
+    ],
+)
+def test_adapters_are_merged_onto_floats(preset, name, tmp_path, caplog):
+    model = GemmaCausalLM.from_preset(preset, dtype="float32", preprocessor=None)
     model.save_to_preset(tmp_path / "base")
     model.quantize(name)
     refused("give onto='dequantized', or onto='original' and base", _adapted(model).merge_lora)
     before, plain = predicted(model), numbers(model)
     model.merge_lora(onto="dequantized")
     np.testing.assert_allclose(predicted(model), before, rtol=0, atol=tolerance("logits"))
-    fresh = GemmaCausalLM.from_preset("gemma3_debug", dtype="float32", preprocessor=None)
+    fresh = GemmaCausalLM.from_preset(preset, dtype="float32", preprocessor=None)
     assert {v.path for v in model.weights} == {v.path for v in fresh.weights}
     assert not caplog.text
     model.save_to_preset(tmp_path / "merged")

@@ -40,9 +40,9 @@ PER_LAYER: dict[str, tuple[str | None, ...]] = {
 }
 # A device has some of the experts, and all of each.
 EXPERTS: dict[str, tuple[str | None, ...]] = {
-    r"(?:.*/)?experts/gate_up/(?:kernel|lora_a)": ("experts", "embed", None),
+    rf"(?:.*/)?experts/gate_up/(?:{KERNEL}|lora_a)": ("experts", "embed", None),
     r"(?:.*/)?experts/gate_up/lora_b": ("experts", None, None),
-    r"(?:.*/)?experts/down/(?:kernel|lora_b)": ("experts", None, "embed"),
+    rf"(?:.*/)?experts/down/(?:{KERNEL}|lora_b)": ("experts", None, "embed"),
     r"(?:.*/)?experts/down/lora_a": ("experts", None, None),
     rf"(?:.*/)?router/projection/{KERNEL}": ("embed", None),
     r"(?:.*/)?router/projection/(?:.*/)?lora_a": ("embed", None),

@@ -168,10 +168,9 @@ class Plan:
     ) -> list[tuple[Saving, Setup]]:
         """Returns changes of a setup that lower its peak, largest saving first."""
         changes = []
-        experts = any(block.experts for block in self._sizes.blocks)
         for flag, changed in _leaner(setup, self._sizes.tokens is None, self.mesh.replicas):
-            if not accepts(flag) or (experts and changed.quantize):
-                continue  # There is no quantized form of experts.
+            if not accepts(flag):
+                continue
             saved = peak - self._estimate(changed).bytes
             if saved > peak // 100:
                 changes.append((Saving(flag, saved), changed))

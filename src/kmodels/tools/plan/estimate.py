@@ -25,7 +25,7 @@ from kmodels.layers.adapter import matrices, name_in
 from kmodels.layers.placement import Granularity, family_of, granularity_of
 from kmodels.lora import LoraSettings
 from kmodels.lora.enable import chosen
-from kmodels.lora.modules import linear_layers
+from kmodels.lora.modules import expert_layers, linear_layers
 from kmodels.models.blocks.sizes import BlockSizes, Sizes
 from kmodels.ops.linear_cross_entropy import tile_of
 
@@ -251,9 +251,7 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
     """
     policy = keras.dtype_policies.get(setup.precision)
     backbone = getattr(model, "backbone", model)
-    if setup.quantize:
-        quantized.check_layers(backbone)
-    linear = linear_layers(backbone)
+    linear = linear_layers(backbone) | expert_layers(backbone)
     kernels = {f"{path}/kernel": layer for path, layer in linear.items()}
     base = {variable.path for variable in backbone.weights} if setup.lora else set()
     for variable in model.weights:
@@ -290,7 +288,8 @@ def weights(model: keras.Model, setup: Setup) -> Iterator[StepArray]:
 
 def _quantized(layer: keras.Layer, mode: str) -> Iterator[StepArray]:
     settings = quantized.Quantization.of(mode)
-    for name, (shape, dtype) in settings.shapes(layer.input_dim, layer.units).items():
+    shapes = settings.shapes(layer.input_dim, layer.units, layer.groups)
+    for name, (shape, dtype) in shapes.items():
         yield StepArray(
             FROZEN,
             f"{layer.path}/{name}",
@@ -578,9 +577,9 @@ class _Step:
         if kernels:
             widest = max(kernels, key=lambda array: array.size)
             in_eight = widest.name.endswith(("int8", "fp8", "q8_0"))
-            rows = widest.shape[0] * (1 if in_eight else 2)
+            shape = (*widest.shape, 1 if in_eight else 2)
             for dtype in ("float32", self.dtype):
-                yield StepArray(SCRATCH, "widened kernel", (rows, widest.shape[1]), dtype)
+                yield StepArray(SCRATCH, "widened kernel", shape, dtype)
 
 
 def _head_declines(dtype: str) -> str | None:
