@@ -14,7 +14,7 @@ from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import local_path
 from kmodels.runs import console, recipe, settings
 from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
-from kmodels.tools import use
+from kmodels.tools import evaluate, use
 
 app = typer.Typer(
     name="kmodels",
@@ -105,6 +105,7 @@ def show_recipe(
 command("chat")(use.chat)
 command("predict")(use.predict)
 command("generate")(use.generate)
+command("eval")(evaluate.run)
 
 
 @command()
@@ -561,6 +562,7 @@ Inspect models and machines:
   kmodels plan --preset vit_base_patch16_224      memory of a training step
   kmodels bench vit_small_patch16_224             speed of each backend
   kmodels parity vit_debug            first layer where two backends differ
+  kmodels eval RUN FOLDER             accuracy on labelled images
   kmodels report RUN                  write the page of a run, report.html
   kmodels compare RUN1 RUN2           compare runs on one page, compare.html
 
