@@ -75,7 +75,7 @@ def run(
     _check(classifier, path)
     images = labelled(local_path(data), classifier)
     real = None if real_labels is None else read_real(local_path(real_labels), images.files)
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, markup=False, highlight=False)
     console.print(f"{len(images.files)} images, {images.note}")
     logits, bad = predicted(classifier, images.files, batch_size, skip_bad, console)
     kept = [number for number in range(len(images.files)) if number not in bad]
