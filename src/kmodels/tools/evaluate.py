@@ -5,12 +5,11 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 
 from kmodels.core.errors import InputError, check_whole, pluralize
@@ -18,6 +17,9 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
 from kmodels.runs.run_folder import model_in
 from kmodels.tools.use import MODEL
+
+if TYPE_CHECKING:
+    import numpy as np  # not for `kmodels --help`
 
 # Bins of equal width of the calibration error, as in Guo et al. 2017.
 BINS = 15
@@ -38,7 +40,7 @@ class Labelled(NamedTuple):
     """
 
     files: list[Path]
-    labels: np.ndarray
+    labels: "np.ndarray"
     note: str
 
 
@@ -126,6 +128,8 @@ def labelled(root: Path, classifier: Any) -> Labelled:
     Raises:
         InputError: for folders that are not the model's classes, or without images.
     """
+    import numpy as np
+
     from kmodels.data.images.decoding import suffixes
 
     if not root.is_dir():
@@ -165,9 +169,9 @@ def labelled(root: Path, classifier: Any) -> Labelled:
     return Labelled(files, np.array(labels), note)
 
 
-def _natural(folder: Path) -> list[Any]:
-    # Numbers stand in every second place, so that none is compared with a text.
-    return [int(x) if x.isdigit() else x for x in re.split(r"([0-9]+)", folder.name)]
+def _natural(folder: Path) -> tuple[list[Any], str]:
+    parts = re.split(r"([0-9]+)", folder.name)  # numbers are in every second place
+    return [int(x) if place % 2 else x for place, x in enumerate(parts)], folder.name
 
 
 def read_real(path: Path, files: Sequence[Path]) -> list[set[int]]:
@@ -198,19 +202,20 @@ def read_real(path: Path, files: Sequence[Path]) -> list[set[int]]:
 
 def predicted(
     classifier: Any, files: Sequence[Path], batch_size: int, skip_bad: bool, console: Any
-) -> tuple[np.ndarray, set[int]]:
+) -> "tuple[np.ndarray, set[int]]":
     """Returns the logits (n, classes) in float32, and the numbers of unreadable images.
 
     Raises:
         InputError: for an unreadable image, unless `skip_bad`; with it if no image is readable.
     """
+    import numpy as np
     from rich.progress import track
 
     from kmodels.data.images.any_picture import open_picture
 
     bad: set[int] = set()
 
-    def pictures() -> Iterator[np.ndarray]:
+    def pictures() -> "Iterator[np.ndarray]":
         for number, file in enumerate(files):
             try:
                 yield open_picture(file)
@@ -219,7 +224,7 @@ def predicted(
                     raise InputError(f"{error}, or give --skip-bad") from None
                 bad.add(number)
 
-    rest: Iterable[np.ndarray] = track(
+    rest: Iterator[Any] = track(
         pictures(), "evaluating", len(files), console=console, transient=True
     )
     parts = []
@@ -234,7 +239,7 @@ def predicted(
 
 
 def scores(
-    logits: np.ndarray, labels: np.ndarray, real: Sequence[set[int]] | None = None
+    logits: "np.ndarray", labels: "np.ndarray", real: Sequence[set[int]] | None = None
 ) -> dict[str, Any]:
     """Returns what the logits say of labelled images.
 
@@ -248,6 +253,8 @@ def scores(
         mean distance of confidence and accuracy in `BINS` bins, `per_class`, (class, images,
         correct ones), and `confusions`, (class, prediction, images) of those that occur.
     """
+    import numpy as np
+
     wide = logits.astype("float64")
     best = np.argsort(-wide, axis=1, kind="stable")[:, :5]
     accepted = [{label} for label in labels.tolist()] if real is None else real
