@@ -7,6 +7,7 @@ from its config.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -40,6 +41,10 @@ GATHERED = "gathered"
 PARTS = (FROZEN, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, HEAD, GATHERED, SCRATCH)
 # The parts that are allocated and freed within a step; allocators add to them.
 MOVING = (ACTIVATIONS, HEAD, GATHERED, SCRATCH)
+# Ends of the paths of packed kernels, and of those with one number in a byte.
+_PACKED = tuple(f"/kernel_{mode}" for mode in quantized.MODES)
+_IN_EIGHT_BITS = ("int8", "fp8", "q8_0")
+_BLOCK = re.compile(r"(?:.*/)?block_\d+(?=/)")
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,9 @@ class Facts:
         slack: share that allocator and scheduler add to the memory that is freed within a step.
         remat: True if gradient checkpointing lowers the peak.
         compiler: bytes for compiling and running the first step.
+        program: bytes of the compiled step for each block.
+        quantized: the same for each quantized kernel.
+        returns: False if the allocator keeps the floats of kernels that `quantize` replaces.
         gathers_again: sharded weights are freed after the forward pass of a layer and gathered
             again for its backward pass, even without gradient checkpointing.
         attention: attention weights saved if the override does not decline: "plain" for all,
@@ -156,6 +164,9 @@ class Facts:
     slack: float
     remat: bool
     compiler: int
+    program: int = 0
+    quantized: int = 0
+    returns: bool = True
     gathers_again: bool = False
     attention: str = "kernel"
 
@@ -325,7 +336,18 @@ def estimate(arrays: Sequence[StepArray], setup: Setup) -> Estimate:
     """Returns the estimate of a step from the arrays that a device holds."""
     known = facts(setup.accelerator)
     slack = known.slack * sum(array.bytes for array in arrays if array.part in MOVING)
-    return Estimate(tuple(arrays), round(slack) + known.compiler)
+    blocks = {match[0] for array in arrays if (match := _BLOCK.match(array.name))}
+    kernels = [array for array in arrays if array.name.endswith(_PACKED)]
+    program = known.compiler + known.program * len(blocks) + known.quantized * len(kernels)
+    if setup.quantize is not None and not known.returns:
+        width = width_of(keras.dtype_policies.get(setup.precision).variable_dtype)
+        program += sum(math.prod(_wide(array)) * width - array.bytes for array in kernels)
+    return Estimate(tuple(arrays), round(slack) + program)
+
+
+def _wide(packed: StepArray) -> tuple[int, ...]:
+    """Returns the shape of the kernel that packed numbers stand for, with two in a byte at last."""
+    return (*packed.shape, 1 if packed.name.endswith(_IN_EIGHT_BITS) else 2)
 
 
 def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
@@ -572,14 +594,11 @@ class _Step:
             shapes.append(StepArray(SCRATCH, "scratch", shape, "float32", axes))
         largest = max(shapes, key=lambda array: array.bytes)
         yield from [largest] * self.facts.moments
-        names = tuple(f"/kernel_{mode}" for mode in quantized.MODES)
-        kernels = [array for array in weights if array.name.endswith(names)]
+        kernels = [_wide(array) for array in weights if array.name.endswith(_PACKED)]
         if kernels:
-            widest = max(kernels, key=lambda array: array.size)
-            in_eight = widest.name.endswith(("int8", "fp8", "q8_0"))
-            shape = (*widest.shape, 1 if in_eight else 2)
+            widest = max(kernels, key=math.prod)
             for dtype in ("float32", self.dtype):
-                yield StepArray(SCRATCH, "widened kernel", shape, dtype)
+                yield StepArray(SCRATCH, "widened kernel", widest, dtype)
 
 
 def _head_declines(dtype: str) -> str | None:

@@ -28,8 +28,9 @@ FACTS = Facts(
     slack=1.3 if _EAGER else 0.2,
     remat=not _EAGER,
     compiler=150 * 2**20,
+    quantized=3 * 2**20,
 )
-ACCELERATOR = replace(FACTS, slack=0.2, remat=True, attention="plain")
+ACCELERATOR = replace(FACTS, slack=0.2, remat=True, attention="plain", quantized=0)
 
 
 def device_bytes() -> int | None:

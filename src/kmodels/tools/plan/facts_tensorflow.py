@@ -17,9 +17,11 @@ FACTS = Facts(
     slack=0.2,
     remat=False,
     attention="plain",
-    compiler=300 * 2**20,
+    compiler=50 * 2**20,
+    program=28 * 2**20,
+    returns=False,
 )
-ACCELERATOR = replace(FACTS, remat=True)
+ACCELERATOR = replace(FACTS, remat=True, compiler=300 * 2**20, program=0, returns=True)
 
 
 def device_bytes() -> int | None:
