@@ -224,9 +224,7 @@ def predicted(
                     raise InputError(f"{error}, or give --skip-bad") from None
                 bad.add(number)
 
-    rest: Iterator[Any] = track(
-        pictures(), "evaluating", len(files), console=console, transient=True
-    )
+    rest = iter(track(pictures(), "evaluating", len(files), console=console, transient=True))
     parts = []
     while batch := list(islice(rest, batch_size)):
         # A shorter batch would be compiled again.
