@@ -247,6 +247,10 @@ def joined_processes() -> Any:
     return module if module is not None and module.count() > 1 else None
 
 
+# Help of an argument that `model_in` reads.
+MODEL = "Directory of a run, or a directory, file or address of a model."
+
+
 def model_in(path: str) -> str:
     """Returns the directory of the model of a run; any other path is returned as it is.
 

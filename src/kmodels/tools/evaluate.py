@@ -15,8 +15,7 @@ import typer
 from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
-from kmodels.runs.run_folder import model_in
-from kmodels.tools.use import MODEL
+from kmodels.runs.run_folder import MODEL, model_in
 
 if TYPE_CHECKING:
     import numpy as np  # not for `kmodels --help`

@@ -11,10 +11,9 @@ import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
-from kmodels.runs.run_folder import model_in
+from kmodels.runs.run_folder import MODEL, model_in
 from kmodels.runs.terminal import option
 
-MODEL = "Directory of a run, or a directory, file or address of a model."
 # Flags of every command that generates text.
 Temperature: TypeAlias = Annotated[
     float | None,
