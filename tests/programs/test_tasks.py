@@ -28,7 +28,8 @@ RUNS = [
         "fine_tune_vit",
         0,
         "torch",
-        rf"{END}(images/\S+ +\w+ \d+\.\d%\n){{2}}rings/000\.png shows (rings|stripes)\n",
+        rf"{END}(images/\S+ +\w+ \d+\.\d%\n){{2}}160 images, .*\ntop-1 \d.*\n(.*\n)+"
+        r"rings/000\.png shows (rings|stripes)\n",
     ),
     ("fine_tune_gemma", 0, "torch", rf" +after +(billing|shipping)\n(.*\n)*{END}"),
     ("prefer", 0, "torch", rf"  validation +accuracy (.*\n)+{END}"),

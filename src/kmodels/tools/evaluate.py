@@ -57,7 +57,9 @@ def run(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
-    skip_bad: Annotated[bool, typer.Option(help="Leave out unreadable images.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out unreadable images.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON with all classes and their confusions.")
     ] = False,
@@ -76,7 +78,7 @@ def run(
     _check(classifier, path)
     images = labelled(local_path(data), classifier)
     real = None if real_labels is None else read_real(local_path(real_labels), images.files)
-    console = Console(stderr=as_json, markup=False, highlight=False)
+    console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
     console.print(f"{len(images.files)} images, {images.note}")
     logits, bad = predicted(classifier, images.files, batch_size, skip_bad, console)
     kept = [number for number in range(len(images.files)) if number not in bad]
@@ -223,7 +225,8 @@ def predicted(
                     raise InputError(f"{error}, or give --skip-bad") from None
                 bad.add(number)
 
-    rest = iter(track(pictures(), "evaluating", len(files), console=console, transient=True))
+    shown = {"console": console, "transient": True, "disable": not console.is_terminal}
+    rest = iter(track(pictures(), "evaluating", len(files), **shown))
     parts = []
     while batch := list(islice(rest, batch_size)):
         # A shorter batch would be compiled again.
