@@ -327,6 +327,15 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
     runtime.malloc_trim()
 
 
+def quantized_layers(model: keras.Layer) -> dict[str, Any]:
+    """Returns every layer with a quantized kernel by its path."""
+    return {
+        layer.path: layer
+        for layer in keras_internals.sublayers(model)
+        if isinstance(getattr(layer, "quantized", None), QuantizedKernel)
+    }
+
+
 def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> None:
     """Replaces the quantized kernels of a model by floats.
 
@@ -334,20 +343,15 @@ def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> N
         model: a built model.
         kernels: by path of the layer; None for those that the numbers stand for.
     """
-    for layer in keras_internals.sublayers(model):
-        if isinstance(getattr(layer, "quantized", None), QuantizedKernel):
-            layer.to_floats(None if kernels is None else kernels[layer.path])
+    for path, layer in quantized_layers(model).items():
+        layer.to_floats(None if kernels is None else kernels[path])
     runtime.malloc_trim()
 
 
 def describe(model: keras.Model) -> dict[str, Any]:
     """Returns which layers of a model are quantized, and how: path to `Quantization.to_config`."""
-    by_path = {}
-    for layer in keras_internals.sublayers(model):
-        quantized = getattr(layer, "quantized", None)
-        if isinstance(quantized, QuantizedKernel):
-            by_path[layer.path] = quantized.settings.to_config()
-    return by_path
+    layers = quantized_layers(model)
+    return {path: layer.quantized.settings.to_config() for path, layer in layers.items()}
 
 
 def restore(model: keras.Model, description: dict[str, Any], keeps_values: bool = False) -> None:

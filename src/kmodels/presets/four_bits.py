@@ -11,9 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.layers.quantized import QuantizedKernel
+from kmodels.layers.quantized import quantized_layers
 from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.weights import LazyArray, Rule, gather, transpose
 from kmodels.weights.packed import STATE
@@ -46,8 +45,8 @@ class FourBits:
             floats: names of the matrices that are not packed.
             dtype: dtype of these, in which transformers computes.
         """
-        # transformers packs every linear layer that is not listed; the output layer has no tensor
-        # of its own if it is tied to the embedding table.
+        # transformers packs every linear layer that is not listed; an output layer that is tied to
+        # the embedding table has no tensor.
         skipped = {name.removesuffix(".weight") for name in floats if name.endswith(".weight")}
         return {
             "quant_method": "bitsandbytes",
@@ -76,7 +75,7 @@ def collect(model: keras.Model, rules: Sequence[Rule], dtype: str) -> FourBits:
         InputError: for a kernel that bitsandbytes has no counterpart for.
     """
     tensors: dict[str, LazyArray] = {}
-    layers = [x for x in keras_internals.sublayers(model) if _kernel(x) is not None]
+    layers = list(quantized_layers(model).values())
     for layer in layers:
         (rule,) = bind_targets(rules, [f"{layer.path}/kernel"]) or [None]
         # A tensor that holds several kernels is a bare parameter in transformers.
@@ -88,14 +87,9 @@ def collect(model: keras.Model, rules: Sequence[Rule], dtype: str) -> FourBits:
         tensors |= _tensors(layer, rule.source, dtype)
     if not layers:
         return FourBits()
-    first = _kernel(layers[0]).settings
-    variables = tuple(v.path for layer in layers for v in _kernel(layer).variables)
+    first = layers[0].quantized.settings
+    variables = tuple(v.path for layer in layers for v in layer.quantized.variables)
     return FourBits(tensors, variables, first.mode, first.is_double)
-
-
-def _kernel(layer: keras.Layer) -> Any:
-    kernel = getattr(layer, "quantized", None)
-    return kernel if isinstance(kernel, QuantizedKernel) else None
 
 
 def _tensors(layer: Any, name: str, dtype: str) -> dict[str, LazyArray]:

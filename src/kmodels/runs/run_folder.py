@@ -272,6 +272,15 @@ def model_in(path: str) -> str:
     return path
 
 
+def check_preprocessor(model: Any, path: str) -> None:
+    """Raises `InputError` for a model of images that was read without a preprocessor."""
+    if model.preprocessor is None:
+        raise InputError(
+            f"{path} has no preprocessor, so the normalization of images is unknown; save the "
+            "model with one, or add preprocessor_config.json"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """The files of a run, finished or not; missing files are empty.

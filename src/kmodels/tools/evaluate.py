@@ -15,7 +15,7 @@ import typer
 from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
-from kmodels.runs.run_folder import MODEL, model_in
+from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in
 
 if TYPE_CHECKING:
     import numpy as np  # not for `kmodels --help`
@@ -109,11 +109,7 @@ def _check(classifier: Any, path: str) -> None:
         )
     if not classifier.num_classes:
         raise InputError(f"{path} has no classes; give a model with a head")
-    if classifier.preprocessor is None:
-        raise InputError(
-            f"{path} has no preprocessor, so the normalization of images is unknown; save the "
-            "model with one, or add preprocessor_config.json"
-        )
+    check_preprocessor(classifier, path)
 
 
 def labelled(root: Path, classifier: Any) -> Labelled:
@@ -241,7 +237,7 @@ def predicted(
 def scores(
     logits: "np.ndarray", labels: "np.ndarray", real: Sequence[set[int]] | None = None
 ) -> dict[str, Any]:
-    """Returns what the logits say of labelled images.
+    """Returns the accuracy, calibration error and confusions of logits.
 
     Args:
         logits: (n, C).

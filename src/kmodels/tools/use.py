@@ -11,7 +11,7 @@ import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import local_path
-from kmodels.runs.run_folder import MODEL, model_in
+from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in
 from kmodels.runs.terminal import option
 
 # Flags of every command that generates text.
@@ -197,11 +197,7 @@ def _reader(path: str, names: str | None, precision: str, top: int, masks: Path 
             f"{path} holds a {cls.__name__}, which predicts no masks; leave --masks out"
         )
     model = cls.from_preset(path, dtype=precision)
-    if model.preprocessor is None:
-        raise InputError(
-            f"{path} has no preprocessor, so the normalization of images is unknown; save the "
-            "model with one, or add preprocessor_config.json"
-        )
+    check_preprocessor(model, path)
     if names is not None:
         return _ZeroShot(model, top, [name.strip() for name in names.split(",") if name.strip()])
     return _Segmenter(model, top, masks) if kinds[0] == "segment" else _Classifier(model, top)
