@@ -8,7 +8,7 @@ from arrays import to_numpy
 from kmodels.layers.quantized import Quantization
 from kmodels.lora.modules import linear_layers
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
-from kmodels.models.blocks.gguf.unpacking import UNPACKED
+from kmodels.models.blocks.gguf.reading import UNPACKED
 from kmodels.ops.quantized_dense import dequantize
 from refusals import refused
 from tolerances import tolerance

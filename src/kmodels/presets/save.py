@@ -1,4 +1,4 @@
-"""Directories of models, in our own format and in that of transformers."""
+"""Directories of models, in our own format and in that of transformers, and their README.md."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,15 +7,15 @@ from typing import Any
 
 import keras
 import numpy as np
+import yaml
 
 from kmodels import registry
 from kmodels.core import processes
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import changes
-from kmodels.presets import card as cards
 from kmodels.presets import four_bits
 from kmodels.weights import engine, native, write_safetensors
 from kmodels.weights.files import stored_tensors
@@ -84,7 +84,7 @@ def save(model: keras.Model, directory: str | Path, card: bool | Mapping[str, An
     """Writes config, weights and tokenizer to a directory for `load`; see `save_to_preset`."""
     name = str(directory).rstrip("/").rpartition("/")[2]
     facts = card if isinstance(card, Mapping) else {}
-    readme = cards.text(model, name, facts) if card or isinstance(card, Mapping) else None
+    readme = card_text(model, name, facts) if card or isinstance(card, Mapping) else None
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     more = None if tokenizer is None else tokenizer.save
     with staged(directory) as (folder, finish):
@@ -192,3 +192,98 @@ def _equal(left: LazyArray, right: LazyArray | None) -> bool:
     if right is None or left.shape != right.shape or left.dtype != right.dtype:
         return False
     return left.read().tobytes() == right.read().tobytes()
+
+
+# The Hub's name of the task, by the end of the name of a class.
+PIPELINES = {
+    "ImageClassifier": "image-classification",
+    "ImageSegmenter": "image-segmentation",
+    "CausalLM": "text-generation",
+    "ImageTextLM": "image-text-to-text",
+    "TextEmbedder": "sentence-similarity",
+    "ImageTextSimilarity": "zero-shot-image-classification",
+    "ViTBackbone": "image-feature-extraction",
+}
+FIELDS = ("license", "base_model", "datasets", "metrics", "language", "tags", "description")
+
+
+def card_text(model: keras.Model, name: str, facts: Mapping[str, Any]) -> str:
+    """Returns the text of a README.md: YAML between two lines of dashes, and an example that runs.
+
+    Args:
+        model: a backbone or task.
+        name: name of the directory.
+        facts: some of `FIELDS`, see `save_to_preset`.
+
+    Raises:
+        InputError: for unknown facts, or a fact of another type.
+    """
+    check_names("the card", facts, FIELDS)
+    measured = facts.get("metrics")
+    for key, value in facts.items():
+        if key == "metrics" and isinstance(value, Mapping):
+            fits = all(isinstance(number, int | float) for number in value.values())
+        else:
+            parts = value if isinstance(value, list | tuple) else [value]
+            fits = all(isinstance(part, str) for part in parts)
+        if not fits:
+            raise InputError(
+                f"{key} of the card is {value!r}; give a text, a list of texts, or for metrics "
+                "numbers by name"
+            )
+    kind = type(model).__name__
+    backbone = getattr(model, "backbone", model)
+    pipeline = next((tag for end, tag in PIPELINES.items() if kind.endswith(end)), None)
+    values = dict(measured) if isinstance(measured, Mapping) else {}
+    datasets = _listed(facts.get("datasets"))
+    head = {
+        "library_name": "kmodels",
+        "pipeline_tag": pipeline,
+        "tags": ["keras", backbone.family, *_listed(facts.get("tags"))],
+        "license": facts.get("license"),
+        "language": facts.get("language"),
+        "base_model": [one.removeprefix("hf://") for one in _listed(facts.get("base_model"))],
+        "datasets": datasets,
+        "metrics": [*values] or _listed(measured),
+    }
+    if values and datasets and pipeline:
+        head["model-index"] = [
+            {
+                "name": name,
+                "results": [
+                    {
+                        "task": {"type": pipeline},
+                        "dataset": {"name": datasets[0], "type": datasets[0]},
+                        "metrics": [{"type": k, "value": float(v)} for k, v in values.items()],
+                    }
+                ],
+            }
+        ]
+    head = {key: value for key, value in head.items() if value}
+    lines = ["---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).strip(), "---", ""]
+    lines += [f"# {name}", ""]
+    lines += [facts["description"], ""] if facts.get("description") else []
+    lines += [f"A `{kind}` of kmodels with {model.count_params():,} parameters.", ""]
+    if values:
+        lines += ["| metric | |", "| --- | --- |"]
+        lines += [f"| {key} | {value:.4g} |" for key, value in values.items()] + [""]
+    return "\n".join([*lines, "```python", *_example(model, kind, name), "```", ""])
+
+
+def _example(model: keras.Model, kind: str, name: str) -> list[str]:
+    shape = getattr(getattr(model, "backbone", model).config, "image_shape", None)
+    imports, uses = ["import kmodels"], ["model.summary()"]
+    if kind.endswith("CausalLM") and getattr(model, "preprocessor", None) is not None:
+        uses = ['print(model.generate("Hello", max_length=16))']
+    elif shape is not None and kind.endswith(("ImageClassifier", "ViTBackbone")):
+        imports.append("import numpy as np")
+        uses = [
+            f'images = np.zeros((1, {", ".join(map(str, shape))}), "float32")',
+            "print(model.predict(images, verbose=0))",
+        ]
+    load = f'model = kmodels.models.{kind}.from_preset("{name}")  # or "hf://OWNER/{name}"'
+    return [*imports, "", load, *uses]
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())

@@ -17,7 +17,7 @@ import numpy as np
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip, is_inside
 from kmodels.core.schema import Needed, read_json
-from kmodels.weights import packed, packed_floats, packed_ints
+from kmodels.weights import packed
 from kmodels.weights.tensors import PART, Index, LazyArray
 
 _DTYPES = {
@@ -57,8 +57,7 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
     """
-    tensors = packed_floats.grouped(path, stored_tensors(path))
-    return packed_ints.grouped(path, packed.grouped(path, tensors))
+    return packed.grouped(path, stored_tensors(path))
 
 
 def stored_tensors(path: Path) -> dict[str, LazyArray]:

@@ -21,7 +21,6 @@ from kmodels.models.vit.weights import (
     eva,
     huggingface,
     timm,
-    timm_naflex,
 )
 from kmodels.models.vit.weights.huggingface_export import transformers_form
 from kmodels.models.vit.weights.keras_hub import PEERS
@@ -78,7 +77,7 @@ FAMILY = Family(
     presets=PRESETS,
     formats=(
         *(one.FORMAT for one in (huggingface, dinov2, dinov3, eomt, clip_siglip)),
-        *(eva.FORMAT, timm_naflex.FORMAT, timm.FORMAT, augreg),
+        *(eva.FORMAT, timm.NAFLEX, timm.FORMAT, augreg),
     ),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={

@@ -1,10 +1,10 @@
-"""timm's `vit_*` and `deit*`: safetensors, alone or in a directory with timm's config.json."""
+"""timm's `vit_*`, `deit*` and `naflexvit_*`: safetensors, with or without timm's config.json."""
 
 import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -489,3 +489,70 @@ def _completed(tensors: Mapping[str, LazyArray], config: ViTConfig) -> dict[str,
             if f"{name}.weight" in tensors and f"{name}.bias" not in tensors:
                 completed[f"{name}.bias"] = constant(0.0, (size * config.hidden_dim,))
     return completed
+
+
+# Names inside the embedding of a `naflexvit_*`, which takes images as rows of patches, and those
+# of the other ViTs.
+NAFLEX_NAMES = {
+    "embeds.proj.weight": "patch_embed.proj.weight",
+    "embeds.proj.bias": "patch_embed.proj.bias",
+    "embeds.pos_embed": "pos_embed",
+    "embeds.cls_token": "cls_token",
+    "embeds.reg_token": "reg_token",
+}
+NAFLEX_SUPPORTED: dict[str, tuple[object, ...]] = {
+    **SUPPORTED,
+    "pos_embed": ("learned", None),
+    "pos_embed_ar_preserving": (False, None),
+    "pos_embed_antialias": (True, None),
+    "pos_embed_align_corners": (False, None),
+    "pos_embed_use_grid_sample": (False, None),
+    "rope_type": ("", "none", None),
+    "embed_proj_type": ("linear", None),
+    "embed_norm_layer": (None,),
+    "input_norm_layer": (None,),
+    "norm_layer": (None,),
+    "patchify_channels_last": (True, None),
+    "num_kv_heads": (None,),
+    "attn_type": ("standard", None),
+    "attn_gated": (False, None),
+    "swiglu_mlp": (False, None),
+    "scale_attn_inner_norm": (False, None),
+    "attn_only_layer_scale": (False, None),
+    "attn_pool_num_heads": (None,),
+}
+
+
+def naflex_rules(config: ViTConfig) -> list[Rule]:
+    """Returns the table of a `naflexvit_*`: the kernel of the patches is that of a dense layer."""
+    kernel = "patch_embed.proj.weight"
+    table = rules(config)
+    return [replace(rule, transform=transpose) if rule.source == kernel else rule for rule in table]
+
+
+def _naflex_fields(file: TimmFile) -> dict[str, Any]:
+    names = ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight")
+    file.check("a naflexvit with learned positions", names, NAFLEX_SUPPORTED)
+    tensors, shared = file.tensors, file.fields()
+    _, *grid, _ = tensors["pos_embed"].shape
+    patch = file.arguments.get("patch_size")
+    if not patch:
+        named = re.search(r"_patch(\d+)_", file.name)
+        patch = int(named[1]) if named else 16
+    siglip = "_siglip" in file.name
+    mode = file.arguments.get("pos_embed_interp_mode") or ("bilinear" if siglip else "bicubic")
+    numbers = tensors["patch_embed.proj.weight"].shape[1]
+    return shared | {
+        "image_shape": (grid[0] * patch, grid[1] * patch, numbers // patch**2),
+        "patch_size": patch,
+        "mlp_dim": tensors["blocks.0.mlp.fc1.weight"].shape[0],
+        "layer_norm_epsilon": 1e-6,
+        "use_mha_bias": any(f"blocks.0.attn.{x}.bias" in tensors for x in ("qkv", "proj")),
+        "position_over_prefix": not shared["use_class_token"],
+        "position_interpolation": f"{mode}_antialias",
+        "layer_scale": 1.0 if "blocks.0.ls1.gamma" in tensors else None,
+        "approximate_gelu": file.gelu("gelu_tanh" if siglip else "gelu"),
+    }
+
+
+NAFLEX = TimmFormat({"naflex"}, _naflex_fields, naflex_rules, names=NAFLEX_NAMES)
