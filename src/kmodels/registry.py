@@ -38,7 +38,7 @@ class Format(Protocol):
         ...
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Reads a file's settings and opens its tensors, without reading their values."""
         ...

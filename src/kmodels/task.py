@@ -385,17 +385,17 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         if self.optimizer is not None:
             average_by_update(self.optimizer)
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments to compile: by default Keras' defaults, RMSprop and no loss.
 
         Args:
-            given: arguments of `compile`.
+            arguments: arguments of `compile`.
 
         Raises:
             InputError: for arguments that the task cannot be trained with.
         """
-        given = given.filled(optimizer=lambda: "rmsprop", loss=lambda: None)
-        return given.filled(metrics=lambda: None, weighted_metrics=lambda: None)
+        arguments = arguments.filled(optimizer=lambda: "rmsprop", loss=lambda: None)
+        return arguments.filled(metrics=lambda: None, weighted_metrics=lambda: None)
 
     def before_use(self) -> None:
         """Compiles with the defaults before `fit` or `evaluate`, see `compiles_itself`."""

@@ -125,26 +125,26 @@ def read(path: Path, part: str, counted: Iterable[str] = ()) -> dict[str, LazyAr
     files = sorted(file for file in path.iterdir() if part_of(file.name) == part)
     if not files:
         raise InputError(f"{path} has no {part}.safetensors; use another checkpoint")
-    found: dict[str, LazyArray] = {}
+    arrays_by_name: dict[str, LazyArray] = {}
     differ: dict[str, list[LazyArray]] = {}
     # A run of one process wrote it; several processes number their files.
     whole = files[0].name == f"{part}.safetensors"
     for name, array in (read_safetensors(files[0]) if whole else read_parts(files)).items():
         if (match := _PROCESS.match(name)) is None:
-            found[name] = array
+            arrays_by_name[name] = array
         else:  # In the order of the processes, since names are sorted.
             differ.setdefault(name[match.end() :], []).append(array)
     index, count = processes.index(), processes.count()
-    for name in found.keys() & set(counted) if index > 0 else ():
-        found[name] = _sum([], found[name], 1)
+    for name in arrays_by_name.keys() & set(counted) if index > 0 else ():
+        arrays_by_name[name] = _sum([], arrays_by_name[name], 1)
     for name, arrays in differ.items():
         if part == "metrics":
-            found[name] = _sum(arrays[index::count], arrays[0], 1)
+            arrays_by_name[name] = _sum(arrays[index::count], arrays[0], 1)
         elif part == "optimizer" and len(arrays) != count:
-            found[name] = _sum(arrays, arrays[0], len(arrays))
+            arrays_by_name[name] = _sum(arrays, arrays[0], len(arrays))
         else:
-            found[name] = arrays[index % len(arrays)]
-    return found
+            arrays_by_name[name] = arrays[index % len(arrays)]
+    return arrays_by_name
 
 
 def _sum(arrays: list[LazyArray], like: LazyArray, parts: int) -> LazyArray:
@@ -235,7 +235,7 @@ def _module(package: str) -> str:
 
 
 def as_counted(
-    found: Mapping[str, Mapping[str, T]], wanted: Mapping[str, Mapping[str, Any]]
+    stored: Mapping[str, Mapping[str, T]], wanted: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, T]]:
     """Renames stored arrays of layers that this process counts from another number.
 
@@ -244,31 +244,31 @@ def as_counted(
     differ by the same amount.
 
     Args:
-        found: arrays by name, by part of the checkpoint.
+        stored: arrays by name, by part of the checkpoint.
         wanted: variables by name, by part of the checkpoint.
 
     Returns:
         The arrays under the names of the variables; unchanged if the names differ by more than
         such numbers.
     """
-    if all(set(found[part]) == set(names) for part, names in wanted.items()):
-        return found
-    before = _lowest(name for arrays in found.values() for name in arrays)
+    if all(set(stored[part]) == set(names) for part, names in wanted.items()):
+        return stored
+    before = _lowest(name for arrays in stored.values() for name in arrays)
     now = _lowest(name for arrays in wanted.values() for name in arrays)
     if before.keys() != now.keys():
-        return found
+        return stored
     move = _moved({kind: now[kind] - number for kind, number in before.items()})
     moved = {
-        part: {move(name): arrays for name, arrays in of.items()} for part, of in found.items()
+        part: {move(name): arrays for name, arrays in of.items()} for part, of in stored.items()
     }
     same = all(set(moved[part]) == set(names) for part, names in wanted.items())
-    return moved if same else found
+    return moved if same else stored
 
 
-def from_first(found: Mapping[str, T]) -> dict[str, T]:
+def from_first(arrays: Mapping[str, T]) -> dict[str, T]:
     """Renames layers as if the process had made none of their kind before."""
-    move = _moved({kind: -number for kind, number in _lowest(found).items()})
-    return {move(name): value for name, value in found.items()}
+    move = _moved({kind: -number for kind, number in _lowest(arrays).items()})
+    return {move(name): value for name, value in arrays.items()}
 
 
 def _lowest(names: Iterable[str]) -> dict[str, int]:

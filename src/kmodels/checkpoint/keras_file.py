@@ -93,22 +93,22 @@ def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
 
     with h5py.File(file, "r") as theirs, h5py.File(own, "r+") as ours:
         wanted = dict(_arrays(ours, own))
-        found = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
-        counts = [sum(name.startswith(OPTIMIZER) for name in names) for names in (found, wanted)]
+        stored = dict(_arrays(theirs, path, 1000 + 20 * len(wanted)))
+        counts = [sum(name.startswith(OPTIMIZER) for name in names) for names in (stored, wanted)]
         if not optimizer:
-            found, wanted = (
+            stored, wanted = (
                 {name: array for name, array in arrays.items() if not name.startswith(OPTIMIZER)}
-                for arrays in (found, wanted)
+                for arrays in (stored, wanted)
             )
         elif counts[0] != counts[1]:
             raise InputError(
                 f"{path} has {counts[0]} variables of an optimizer, the model's has {counts[1]}; "
                 "compile with the same optimizer, or give optimizer=False"
             )
-        if problems := list(state.misfits(found, wanted)):
+        if problems := list(state.misfits(stored, wanted)):
             raise InputError(f"{path} does not fit the model: {state.shortened(problems)}")
         for name in wanted:
-            values = found[name][()]
+            values = stored[name][()]
             del ours[name]
             written: Any = ours.create_dataset(name, data=values)
             if written.dtype.kind == "V":

@@ -260,7 +260,7 @@ def save(
         def end() -> None:
             text = json.dumps({"format": FORMAT, **run.to_json()}, indent=1)
             (new / STATE).write_text(text + "\n")
-            manifest = {name: stamp for told in stamps for name, stamp in told.items()}
+            manifest = {name: stamp for part in stamps for name, stamp in part.items()}
             manifest |= {STATE: stamp(new / STATE)}
             text = json.dumps(dict(sorted(manifest.items())), indent=1)
             (new / MANIFEST).write_text(text + "\n")

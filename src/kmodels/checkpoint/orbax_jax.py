@@ -37,19 +37,21 @@ def load(path: Path, variables: Variables) -> None:
             ) from error
         arrays = {part: dict(arrays.get(part) or {}) for part in variables}
         # Names in the file by the names of the variables in this process.
-        there = as_counted({part: {n: n for n in held} for part, held in arrays.items()}, variables)
+        there = as_counted(
+            {part: {n: n for n in of_part} for part, of_part in arrays.items()}, variables
+        )
         named = {
             part: {name: arrays[part][stored] for name, stored in names.items()}
             for part, names in there.items()
         }
         state.check_fits(path, named, variables)
         target = {
-            part: {there[part][name]: _like(variable) for name, variable in held.items()}
-            for part, held in variables.items()
+            part: {there[part][name]: _like(variable) for name, variable in of_part.items()}
+            for part, of_part in variables.items()
         }
         values = checkpointer.restore(path, target)
-    for part, held in variables.items():
-        for name, variable in held.items():
+    for part, of_part in variables.items():
+        for name, variable in of_part.items():
             keras_internals.give_value(variable, values[part][there[part][name]])
 
 

@@ -61,7 +61,7 @@ class StateBackend(Protocol):
         """Reads the parts of a tensor in a file that this process holds into host memory."""
         ...
 
-    def put(self, variable: keras.Variable, held: Any) -> None:
+    def put(self, variable: keras.Variable, values: Any) -> None:
         """Assigns the result of `read`."""
         ...
 
@@ -238,13 +238,13 @@ def _counted(part: str, variables: Mapping[str, Any]) -> list[str]:
 
 
 def check_fits(
-    path: Path, found: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
+    path: Path, stored: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Compares names, shapes and kinds of arrays.
 
     Args:
         path: path of the checkpoint, for the message.
-        found: arrays with shape and dtype, by part and name.
+        stored: arrays with shape and dtype, by part and name.
         wanted: variables by part and name.
 
     Raises:
@@ -253,7 +253,7 @@ def check_fits(
     wrong = [
         f"{part}: {problem}"
         for part, variables in wanted.items()
-        for problem in misfits(found[part], variables)
+        for problem in misfits(stored[part], variables)
     ]
     if wrong:
         raise CheckpointError(f"{path} belongs to another model or optimizer: {shortened(wrong)}")
@@ -266,14 +266,14 @@ def put(variable: keras.Variable, values: np.ndarray) -> None:
     gather.put(variable, values.reshape(variable.shape))
 
 
-def misfits(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+def misfits(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """Yields the differences in name, shape and kind of dtype between arrays and variables."""
-    for name in sorted(set(wanted) - set(found)):
+    for name in sorted(set(wanted) - set(stored)):
         yield f"{name} is missing"
-    for name in sorted(set(found) - set(wanted)):
+    for name in sorted(set(stored) - set(wanted)):
         yield f"{name} is not in the model"
-    for name in sorted(set(found) & set(wanted)):
-        array, variable = found[name], wanted[name]
+    for name in sorted(set(stored) & set(wanted)):
+        array, variable = stored[name], wanted[name]
         if tuple(array.shape) != tuple(variable.shape):
             yield f"{name} is {tuple(array.shape)}, the model needs {tuple(variable.shape)}"
         elif _kind(array.dtype) != _kind(variable.dtype):
@@ -772,21 +772,21 @@ def given_numbers(optimizer: keras.Optimizer, beside: Iterable[Any] = ()) -> dic
 
 
 def changed_numbers(
-    run: RunState, given: Mapping[str, Any], optimizer: keras.Optimizer
+    run: RunState, settings: Mapping[str, Any], optimizer: keras.Optimizer
 ) -> dict[str, tuple[Any, Any]]:
     """Returns the former and the new value of each number that the user has changed.
 
     Args:
         run: state of the checkpoint.
-        given: result of `given_numbers` before the checkpoint was restored.
+        settings: result of `given_numbers` before the checkpoint was restored.
         optimizer: with the learning rates of the checkpoint, which callbacks may have changed.
     """
     if run.numbers is None:
         return {}
     before, current = run.numbers, _rates_by_slot(optimizer)
     changed = {}
-    for name in sorted({*before, *given}):
-        former, new = before.get(name), given.get(name)
+    for name in sorted({*before, *settings}):
+        former, new = before.get(name), settings.get(name)
         now = current.get(name, former)
         if not _equal(former, new) and not _equal(now, new):
             changed[name] = now, new

@@ -37,11 +37,11 @@ def read(variable: Any, array: LazyArray) -> Held:
     return parts
 
 
-def put(variable: Any, held: Held) -> None:
+def put(variable: Any, values: Held) -> None:
     """See `StateBackend`."""
     sharding = variable.value.sharding
     shape = tuple(variable.shape)
-    value = jax.make_array_from_callback(shape, sharding, lambda index: held[_start(index)])  # type: ignore[arg-type]
+    value = jax.make_array_from_callback(shape, sharding, lambda index: values[_start(index)])  # type: ignore[arg-type]
     keras_internals.give_value(variable, value)
 
 

@@ -34,10 +34,10 @@ def read(variable: Any, array: LazyArray) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-def put(variable: Any, held: torch.Tensor) -> None:
+def put(variable: Any, values: torch.Tensor) -> None:
     """See `StateBackend`."""
     with torch.no_grad():
-        variable.value.to_local().copy_(held)
+        variable.value.to_local().copy_(values)
 
 
 def generators() -> dict[str, np.ndarray]:

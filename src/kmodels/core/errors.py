@@ -53,17 +53,17 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 
 def check_names(
-    owner: str, given: Iterable[str], known: Collection[str], others: Collection[str] = ()
+    owner: str, stated: Iterable[str], known: Collection[str], others: Collection[str] = ()
 ) -> None:
     """Raises `InputError` for arguments that a function or a class does not take.
 
     Args:
         owner: name of the function or class, for the message.
-        given: names of the user's arguments.
+        stated: names of the user's arguments.
         known: allowed names; the message proposes the nearest one, or all.
         others: further names that the message may propose.
     """
-    unknown = sorted(set(given) - set(known))
+    unknown = sorted(set(stated) - set(known))
     if not unknown:
         return
     names = [*known, *others]

@@ -289,9 +289,9 @@ def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
     if outside := [str(p) for p in paths if p.is_absolute() or ".." in p.parts]:
         raise InputError(f"{path} holds {outside[0]!r}, a place outside of it; write it again")
     size = sum(entry.file_size for entry in archive.infolist())
-    held = path.stat().st_size
-    if size > max(MOST_EXPANSION * held, ALWAYS_ALLOWED):
+    packed = path.stat().st_size
+    if size > max(MOST_EXPANSION * packed, ALWAYS_ALLOWED):
         raise InputError(
-            f"{path} has {held:,} bytes and would unpack to {size:,}; at most "
+            f"{path} has {packed:,} bytes and would unpack to {size:,}; at most "
             f"{MOST_EXPANSION} times as many are unpacked: write it again without compression"
         )

@@ -183,14 +183,14 @@ def load_forward_rules() -> None:
     importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
-def while_loop(proceed: Callable[..., Any], step: Callable[..., Any], held: tuple) -> tuple:
-    """Runs `while proceed(*held): held = step(*held)` as one op in a trace; returns `held`.
+def while_loop(proceed: Callable[..., Any], step: Callable[..., Any], state: tuple) -> tuple:
+    """Runs `while proceed(*state): state = step(*state)` as one op in a trace; returns `state`.
 
     torch has no public name for it.
     """
     from torch._higher_order_ops.while_loop import while_loop as traced
 
-    return traced(proceed, step, held)
+    return traced(proceed, step, state)
 
 
 def trace_graph(function: Callable[..., Any], rules: dict[Any, Any], inputs: list[Any]) -> Any:

@@ -151,7 +151,7 @@ def detach(layer: keras.Layer, variables: Iterable[Any]) -> None:
         layer._untrack_variable(variable)
         # A framework that tracks attributes itself would keep what an attribute was before.
         tracked = getattr(layer, "_unconditional_dependency_names", {})
-        for name in [name for name, held in tracked.items() if held is variable]:
+        for name in [name for name, part in tracked.items() if part is variable]:
             layer._delete_tracking(name)
 
 

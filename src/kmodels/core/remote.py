@@ -66,23 +66,23 @@ def open_address(address: str | Path) -> Remote:
         InputError: if fsspec or its package for such addresses is missing, or if no package has
             such addresses.
     """
-    given = os.fspath(address)
-    given = _SCHEME.sub(lambda found: f"{found[1].lower()}://", given, count=1).rstrip("/")
+    text = os.fspath(address)
+    text = _SCHEME.sub(lambda found: f"{found[1].lower()}://", text, count=1).rstrip("/")
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise InputError(
-            f"{given} needs the package fsspec: pip install 'kmodels[remote]'"
+            f"{text} needs the package fsspec: pip install 'kmodels[remote]'"
         ) from error
     try:
-        system, path = url_to_fs(given)
+        system, path = url_to_fs(text)
     except ImportError as error:
-        raise InputError(f"{given} needs one more package: {_line(error)}") from error
+        raise InputError(f"{text} needs one more package: {_line(error)}") from error
     except ValueError as error:
-        raise InputError(f"{given} cannot be opened: {_line(error)}") from error
+        raise InputError(f"{text} cannot be opened: {_line(error)}") from error
     except Exception as error:  # such as missing credentials, from any package
-        raise InputError(f"{given} cannot be opened: {_said(error)}") from error
-    return Remote(system, path.rstrip("/"), given)
+        raise InputError(f"{text} cannot be opened: {_said(error)}") from error
+    return Remote(system, path.rstrip("/"), text)
 
 
 @contextmanager
@@ -317,8 +317,8 @@ def list_matching(pattern: str) -> list[str]:
     source = open_address(pattern)
     with _in_one_line("read", source.address):
         source.system.invalidate_cache()
-        found = source.system.glob(source.path, detail=True)
-        files = [path for path, info in found.items() if info["type"] == "file"]
+        infos = source.system.glob(source.path, detail=True)
+        files = [path for path, info in infos.items() if info["type"] == "file"]
         addresses = sorted(map(source.system.unstrip_protocol, files))
     # A name in a bucket must not become a chain of file systems.
     if chained := [address for address in addresses if "::" in address]:
@@ -333,35 +333,35 @@ class _DamagedError(InputError):
 def _described(source: Remote) -> dict[str, Any] | None:
     """Returns folder and files of a published directory; None if none is complete."""
     try:
-        found = json.loads(source.system.cat_file((source / PUBLISHED).path))
-        files = {_inside(name): dict(stamp) for name, stamp in found["files"].items()}
-        if found["format"] != FORMAT or not VERSION.fullmatch(found["folder"]):
+        published = json.loads(source.system.cat_file((source / PUBLISHED).path))
+        files = {_inside(name): dict(stamp) for name, stamp in published["files"].items()}
+        if published["format"] != FORMAT or not VERSION.fullmatch(published["folder"]):
             return None
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return {"folder": found["folder"], "files": files}
+    return {"folder": published["folder"], "files": files}
 
 
 def _fetch_plain(source: Remote) -> Path:
-    found = source.system.find(source.path, detail=True)
-    if not found:
+    infos = source.system.find(source.path, detail=True)
+    if not infos:
         raise InputError(f"there is no file or directory {source.address}")
-    one_file = list(found) == [source.path] and source.system.isfile(source.path)
-    sizes = {path: (found[path].get("size"), source.system.ukey(path)) for path in found}
+    one_file = list(infos) == [source.path] and source.system.isfile(source.path)
+    sizes = {path: (infos[path].get("size"), source.system.ukey(path)) for path in infos}
     if one_file:
         parent = Remote(source.system, source.path.rpartition("/")[0], source.address)
         name = source.path.rpartition("/")[2]
         return _copy(source, sizes, parent, {name: {}}) / name
-    names = {_inside(path[len(source.path) :].lstrip("/")): {} for path in found}
+    names = {_inside(path[len(source.path) :].lstrip("/")): {} for path in infos}
     return _copy(source, sizes, source, names)
 
 
 def _copy(
     source: Remote, made_of: object, folder: Remote, files: dict[str, dict[str, Any]]
 ) -> Path:
-    held = _COPIES.get(source.address)
-    if held is not None and held[0] == made_of and held[1].is_dir():
-        return held[1]
+    copy = _COPIES.get(source.address)
+    if copy is not None and copy[0] == made_of and copy[1].is_dir():
+        return copy[1]
     into = Path(tempfile.mkdtemp(prefix="kmodels-"))
     atexit.register(_remove_copy, into, os.getpid())
     # For messages: the name at the address, not the random one.
@@ -526,9 +526,9 @@ def remove_others(folder: Path, path: Path) -> None:
         InputError: if the storage cannot be read.
     """
     address = ADDRESSES[folder]
-    kept = {step.name for step in _steps(folder)}
+    known = {step.name for step in _steps(folder)}
     for name in list_published(address):
-        if name < path.name and name not in kept:
+        if name < path.name and name not in known:
             remove(f"{address}/{name}")
 
 

@@ -174,13 +174,13 @@ def check_policy(policy: DTypeLike) -> None:
             the backend would use float32.
     """
     try:
-        found = keras.dtype_policies.get(policy)
+        wanted = keras.dtype_policies.get(policy)
     except (TypeError, ValueError):
         raise InputError(
             f"the dtype is {policy!r}; give float32, bfloat16, mixed_bfloat16 or another policy of "
             "Keras"
         ) from None
-    for name, dtype in (("dtype", found.compute_dtype), ("floatx", keras.config.floatx())):
+    for name, dtype in (("dtype", wanted.compute_dtype), ("floatx", keras.config.floatx())):
         if dtype == "float64" and (reason := native.lacks_float64()):
             raise InputError(f"{name} is float64, and {reason}; or choose {name} float32")
 

@@ -144,10 +144,10 @@ def pinned(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def put(array: np.ndarray | Tensor, device: torch.device) -> torch.Tensor:
     """Returns an array of the host on a device, without waiting for a running step."""
-    given = torch.as_tensor(array)
-    if device.type != "cuda" or given.is_cuda:
-        return given.to(device)
-    return pinned(given, device)
+    tensor = torch.as_tensor(array)
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return pinned(tensor, device)
 
 
 def _is_short(x: object) -> bool:

@@ -45,13 +45,13 @@ def read_json(path: Path, shape: Shape | None = None) -> Any:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text)
+        content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
-    if "\\ud" in text.lower() and _HALF.search(json.dumps(found, ensure_ascii=False)):
+    if "\\ud" in text.lower() and _HALF.search(json.dumps(content, ensure_ascii=False)):
         raise InputError(f"{path} has half of a character, which no text can hold; copy it again")
-    check_shape(found, Needed(FILES.get(path.name, {}) if shape is None else shape), path)
-    return found
+    check_shape(content, Needed(FILES.get(path.name, {}) if shape is None else shape), path)
+    return content
 
 
 def warn_of_unknown(
@@ -68,8 +68,8 @@ def warn_of_unknown(
         known: names of settings that are read or have no effect.
         idle_at: the values at which a setting has no effect, by its name.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    unknown = [name for name in given if name not in known and name not in idle_at]
+    stated = {name: value for name, value in settings.items() if value is not None}
+    unknown = [name for name in stated if name not in known and name not in idle_at]
     if unknown:
         log.warning(
             "%s sets %s, which kmodels does not know and does not follow",
@@ -78,7 +78,7 @@ def warn_of_unknown(
         )
     others = [
         f"{name}={_shown(value)}"
-        for name, value in sorted(given.items())
+        for name, value in sorted(stated.items())
         if name in idle_at and value not in idle_at[name]
     ]
     if others:

@@ -91,15 +91,15 @@ def hold(variable: keras.Variable) -> Held:
         return Held(state.clone(), runtime_torch.known(state))
 
 
-def give_back(variable: keras.Variable, held: Held) -> None:
+def give_back(variable: keras.Variable, taken: Held) -> None:
     """Restores a state of a seed, and its words."""
     if torch.compiler.is_compiling():
-        variable.assign(held.state)
+        variable.assign(taken.state)
         return
     with _lock:
-        variable.assign(held.state)
-        if held.words is not None:
-            runtime_torch.note(_state(variable), held.words)
+        variable.assign(taken.state)
+        if taken.words is not None:
+            runtime_torch.note(_state(variable), taken.words)
 
 
 def _state(variable: keras.Variable) -> torch.Tensor:

@@ -40,20 +40,20 @@ class TracedState:
     __slots__ = ("_hash", "_held", "_values")
 
     def __init__(self, *models: keras.Layer):
-        held: list[Any] = []
+        parts: list[Any] = []
         values: list[Any] = [dispatch.paths_now()]
         for model in models:
             variables = model.variables
-            held += variables
+            parts += variables
             values.append((model.trainable, *(variable.trainable for variable in variables)))
             for layer in keras_internals.sublayers(model):
                 values.append(layer.dtype_policy.name)
                 for part in (*getattr(layer, "variant", ()), getattr(layer, "copies", None)):
                     values.append(part is None)
-                    held += [] if part is None else [part]
+                    parts += [] if part is None else [part]
         self._values = tuple(values)
-        self._hash = hash((self._values, tuple(map(id, held))))
-        self._held = [ref(part) for part in held]
+        self._hash = hash((self._values, tuple(map(id, parts))))
+        self._held = [ref(part) for part in parts]
 
     def __hash__(self) -> int:
         return self._hash
@@ -134,8 +134,8 @@ def _begin_optimizer_anew(model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return
-    held = {id(variable) for variable in keras_internals.built_for(optimizer)}
-    if all(id(variable) in held for variable in model.trainable_variables):
+    built = {id(variable) for variable in keras_internals.built_for(optimizer)}
+    if all(id(variable) in built for variable in model.trainable_variables):
         return
     # There is no warning: a caller that compiles next has done all that it could ask for.
     log.warning(

@@ -55,10 +55,10 @@ class HostLayers:
                     name: tf.ragged.boolean_mask(value, there) for name, value in boxes.items()
                 }
             try:
-                found = self._function(tensors)
+                outputs = self._function(tensors)
             except (NotImplementedError, TypeError, ValueError) as error:
                 raise InputError(_reason(error, inputs)) from error
-            return tf.nest.map_structure(lambda x: _array(x, rows), found)
+            return tf.nest.map_structure(lambda x: _array(x, rows), outputs)
 
     def _apply(self, inputs: dict[str, Any]) -> dict[str, Any]:
         for layer in self._layers:
@@ -68,13 +68,13 @@ class HostLayers:
 
 def _generators(layers: Sequence[Any]) -> list[Any]:
     """Returns the random generators of all layers and of those within them, each once."""
-    found: dict[int, Any] = {}
+    generators: dict[int, Any] = {}
     for layer in layers:
         for part in keras_internals.sublayers(layer):
-            held = getattr(part, "_random_generator", None)
-            if isinstance(held, tf.random.Generator):
-                found.setdefault(id(held), held)
-    return list(found.values())
+            generator = getattr(part, "_random_generator", None)
+            if isinstance(generator, tf.random.Generator):
+                generators.setdefault(id(generator), generator)
+    return list(generators.values())
 
 
 def _array(value: Any, rows: int) -> np.ndarray:

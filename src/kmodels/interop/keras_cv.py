@@ -93,21 +93,21 @@ class Augmentation:
 
     def __call__(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns a batch after all layers; see the class."""
-        given = dict(x) if isinstance(x, Mapping) else {"images": x}
-        inputs = {name: _host(value) for name, value in (given | _parts(y)).items()}
+        pieces = dict(x) if isinstance(x, Mapping) else {"images": x}
+        inputs = {name: _host(value) for name, value in (pieces | _parts(y)).items()}
         if "bounding_boxes" in inputs and self._wrong:
             raise InputError(
                 f"{self._wrong[0]} cannot augment {' and '.join(inputs)}: it would leave the boxes "
                 "as they are"
             )
         with self._lock:  # threads share the generators of the layers
-            found = self._run(inputs)
+            outputs = self._run(inputs)
         if "labels" in inputs:
-            found["labels"] = _labels(inputs["labels"], found["labels"])
-        pictures = found["images"]
+            outputs["labels"] = _labels(inputs["labels"], outputs["labels"])
+        pictures = outputs["images"]
         if isinstance(x, Mapping):
-            pictures = {name: found[name] for name in given}
-        parts = (pictures, _like(y, found), sample_weight)
+            pictures = {name: outputs[name] for name in pieces}
+        parts = (pictures, _like(y, outputs), sample_weight)
         return pictures if y is None else parts[:2] if sample_weight is None else parts
 
     def over(self, loader: keras.utils.PyDataset) -> Mapped:
@@ -153,20 +153,23 @@ def _parts(y: Data) -> dict[str, Any]:
     return dict(y)
 
 
-def _like(y: Data, found: Mapping[str, Any]) -> Any:
+def _like(y: Data, outputs: Mapping[str, Any]) -> Any:
     if y is None:
         return None
     if not isinstance(y, Mapping):
-        return found["labels"]
-    return found["bounding_boxes"] if set(y) == set(BOXES) else {name: found[name] for name in y}
+        return outputs["labels"]
+    return (
+        outputs["bounding_boxes"] if set(y) == set(BOXES) else {name: outputs[name] for name in y}
+    )
 
 
-def _labels(given: np.ndarray, found: np.ndarray) -> np.ndarray:
-    if given.dtype.kind == "f":
-        return found
-    back = found.astype(given.dtype)
-    if back.shape != given.shape or not np.array_equal(back, found) or (back != given).any():
+def _labels(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind == "f":
+        return outputs
+    back = outputs.astype(labels.dtype)
+    if back.shape != labels.shape or not np.array_equal(back, outputs) or (back != labels).any():
         raise InputError(
-            f"a layer mixes labels, which are {given.dtype} of {given.shape}; give one-hot float32"
+            f"a layer mixes labels, which are {labels.dtype} of {labels.shape}; give one-hot "
+            "float32"
         )
     return back

@@ -52,8 +52,8 @@ def make(peer: KerasHubMapping, config: Any, hub: Any, policy: keras.DTypePolicy
     if peer.make_part is not None:
         name, arguments = peer.make_part(config)
         own = arguments.pop("dtype", None)
-        held = policy if own is None else keras.DTypePolicy(own)
-        more[peer.part] = getattr(hub.models, name)(**arguments, dtype=held)
+        part_policy = policy if own is None else keras.DTypePolicy(own)
+        more[peer.part] = getattr(hub.models, name)(**arguments, dtype=part_policy)
     return getattr(hub.models, peer.backbone)(**peer.arguments(config), **more, dtype=policy)
 
 
@@ -70,7 +70,7 @@ def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
     backbone = getattr(model, "backbone", model)
     parts = [part for name in peer.ignored if (part := getattr(backbone, name, None)) is not None]
     left = {id(variable) for part in parts for variable in part.weights}
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for variable in model.weights:
         if id(variable) in left:
             continue
@@ -79,15 +79,15 @@ def variables(peer: KerasHubMapping, model: keras.Model) -> dict[str, Any]:
         name = name.removeprefix(f"{backbone.name}_")
         for pattern, known in peer.renamed.items():
             name = re.sub(f"^{pattern}$", known, name)
-        if name in found:
+        if name in by_name:
             raise InputError(f"two weights of {model.name} are called {name}; rename the layers")
-        found[name] = variable
-    if adapted := [name for name in found if name.endswith(LORA)]:
+        by_name[name] = variable
+    if adapted := [name for name in by_name if name.endswith(LORA)]:
         raise InputError(
             f"{model.name} has LoRA adapters ({len(adapted)} weights, {adapted[0]} first): take "
             "them by save_lora_weights and read_lora, and give the model as it was without"
         )
-    return {name: variable for name, variable in found.items() if name not in peer.copies}
+    return {name: variable for name, variable in by_name.items() if name not in peer.copies}
 
 
 def check_file(file: Path, model: keras.Model) -> None:
@@ -97,16 +97,16 @@ def check_file(file: Path, model: keras.Model) -> None:
         file: a .weights.h5.
         model: the model that was loaded from it.
     """
-    held: list[str] = []
+    stored: list[str] = []
 
     def note(name: str, entry: "h5py.Dataset") -> None:
         if isinstance(entry, h5py.Dataset):
-            held.append(name)
+            stored.append(name)
 
     with h5py.File(file) as opened:
         opened.visititems(note)
     known = keras_internals.saved_arrays(model)
-    if surplus := _listed("", [name for name in held if name not in known]):
+    if surplus := _listed("", [name for name in stored if name not in known]):
         raise InputError(
             f"{file} holds weights that {type(model).__name__} does not have{surplus[0]}"
         )
@@ -133,8 +133,10 @@ def fill(peer: KerasHubMapping, model: keras.Model, values: Mapping[str, LazyArr
     Raises:
         InputError: with the names and shapes that do not fit.
     """
-    held = variables(peer, model)
-    engine.load(held, values, [Rule(name, name) for name in values], origin="the converted model")
+    targets = variables(peer, model)
+    engine.load(
+        targets, values, [Rule(name, name) for name in values], origin="the converted model"
+    )
     backbone = getattr(model, "backbone", model)
     for variable in backbone.weights:
         name = variable.path.removeprefix(f"{backbone.name}_")
@@ -153,12 +155,12 @@ def _compare(
         theirs: a model of keras-hub.
         rules: the table.
     """
-    ours, found = engine.export(model, rules), tensors(peer, theirs)
+    ours, written = engine.export(model, rules), tensors(peer, theirs)
     problems = [
-        *_listed("not in kmodels", [name for name in found if name not in ours]),
-        *_listed("not in keras-hub", [name for name in ours if name not in found]),
+        *_listed("not in kmodels", [name for name in written if name not in ours]),
+        *_listed("not in keras-hub", [name for name in ours if name not in written]),
         *_listed(
-            "different", [name for name in ours if name in found and _differ(ours, found, name)]
+            "different", [name for name in ours if name in written and _differ(ours, written, name)]
         ),
     ]
     if problems:
@@ -280,7 +282,7 @@ def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model
     ]
     rules = bind_sources(peer.table(config), names.values())
     layers = linear_layers(backbone)
-    found: dict[str, Factors] = {}
+    factors: dict[str, Factors] = {}
     for number, matrices in stored.items():
         if number >= len(numbered):
             raise InputError(
@@ -295,26 +297,26 @@ def read(model: keras.Model, file: Path, peer: KerasHubMapping, hub: keras.Model
                 f"{file} has an adapter for layer {number}, {numbered[number].path}, which has no "
                 "linear layer of its own here"
             )
-        found[path] = _plain(f"{file}: {name}", matrices, rank, rule, layers[path])
-    _put(file, backbone, layers, found)
+        factors[path] = _plain(f"{file}: {name}", matrices, rank, rule, layers[path])
+    _put(file, backbone, layers, factors)
 
 
 def _stored(file: Path) -> tuple[int, dict[int, Factors]]:
     try:
         with h5py.File(file) as opened:
-            held: Any = opened["lora"]
-            rank = int(held["vars"]["rank"][()])
-            numbers = [name for name in held if name.isdigit()]
-            found = {
-                int(name): tuple(np.asarray(held[name]["vars"][part], "float32") for part in PARTS)
+            group: Any = opened["lora"]
+            rank = int(group["vars"]["rank"][()])
+            numbers = [name for name in group if name.isdigit()]
+            pairs = {
+                int(name): tuple(np.asarray(group[name]["vars"][part], "float32") for part in PARTS)
                 for name in numbers
             }
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{file} is not a .lora.h5 of keras-hub: {reason}") from None
-    if not found:
+    if not pairs:
         raise InputError(f"{file} holds no adapters")
-    return rank, {number: (a, b) for number, (a, b) in sorted(found.items())}
+    return rank, {number: (a, b) for number, (a, b) in sorted(pairs.items())}
 
 
 def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: keras.Layer) -> Factors:
@@ -344,20 +346,20 @@ def _plain(origin: str, matrices: Factors, rank: int, rule: Bound, layer: keras.
 
 
 def _put(
-    file: Path, backbone: keras.Model, layers: dict[str, Any], found: dict[str, Factors]
+    file: Path, backbone: keras.Model, layers: dict[str, Any], factors: dict[str, Factors]
 ) -> None:
     """Gives the layers their adapters, all of one rank, as PEFT's files want it."""
-    rank = max(a.shape[1] for a, _ in found.values())
-    for path in found:
+    rank = max(a.shape[1] for a, _ in factors.values())
+    for path in factors:
         if rank > (limit := min(layers[path].input_dim, layers[path].units)):
             raise InputError(
                 f"{file} needs adapters of rank {rank} here, since keras-hub shares a matrix among "
                 f"heads, and {path} takes at most {limit}"
             )
-    ends = tuple(sorted({path.rpartition("/")[2] for path in found}))
+    ends = tuple(sorted({path.rpartition("/")[2] for path in factors}))
     settings = asdict(LoraSettings(rank=rank, targets=ends))
-    lora.restore(backbone, dict.fromkeys(found, settings))
-    for path, (a, b) in found.items():
+    lora.restore(backbone, dict.fromkeys(factors, settings))
+    for path, (a, b) in factors.items():
         more = rank - a.shape[1]
         adapter = layers[path].adapter
         adapter.a.assign(np.pad(a, ((0, 0), (0, more))))
@@ -390,17 +392,17 @@ def from_hub(
     model = _load(source) if isinstance(source, str | Path) else source
     peer, model = _peer_of(model, text_only)
     backbone = getattr(model, "backbone", model)
-    given = backbone.get_config()
+    described = backbone.get_config()
     task = model.get_config() if backbone is not model else {}
-    problems = peer.unsupported_in(given, task)
+    problems = peer.unsupported_in(described, task)
     order = getattr(backbone, "data_format", keras.config.image_data_format())
-    if "image_shape" in given and order == "channels_first":
+    if "image_shape" in described and order == "channels_first":
         problems.append("channels in front of rows and columns")
     if problems:
         raise InputError(
             f"kmodels has no counterpart for {peer.backbone} with {', '.join(problems)}"
         )
-    fields = peer.fields(given)
+    fields = peer.fields(described)
     if tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None):
         fields |= peer.from_tokenizer(tokenizer)
     mine = peer.ours(**fields, dtype=backbone.dtype_policy)

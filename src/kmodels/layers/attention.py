@@ -207,8 +207,8 @@ class Attention(WithKernel):
         q, k = keras.ops.cast(q, "float32"), keras.ops.cast(k, "float32")
         scores = keras.ops.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
         if self.causal:
-            length, held = q.shape[1], k.shape[1]
-            seen = np.arange(held) <= np.arange(length)[:, None] + held - length
+            length, keys = q.shape[1], k.shape[1]
+            seen = np.arange(keys) <= np.arange(length)[:, None] + keys - length
             scores = keras.ops.where(seen, scores, float("-inf"))
         return keras.ops.softmax(scores, axis=-1)
 
@@ -220,13 +220,13 @@ class Attention(WithKernel):
 def _visible(attention_mask: Tensor | None, mask: Tensor | None, padding: Tensor | None) -> Any:
     """Returns the joint mask, broadcastable to (B, N, T, S); None if nothing is hidden."""
     allowed = None
-    for given in (attention_mask, mask, padding):
-        if given is None:
+    for part in (attention_mask, mask, padding):
+        if part is None:
             continue
-        given = keras.ops.cast(given, "bool")
-        if len(given.shape) == 2:  # (B, S)
-            given = keras.ops.expand_dims(given, (1, 2))  # which LiteRT has, and no slice of it
-        elif len(given.shape) == 3:  # (B, T, S)
-            given = keras.ops.expand_dims(given, 1)
-        allowed = given if allowed is None else keras.ops.logical_and(allowed, given)
+        part = keras.ops.cast(part, "bool")
+        if len(part.shape) == 2:  # (B, S)
+            part = keras.ops.expand_dims(part, (1, 2))  # which LiteRT has, and no slice of it
+        elif len(part.shape) == 3:  # (B, T, S)
+            part = keras.ops.expand_dims(part, 1)
+        allowed = part if allowed is None else keras.ops.logical_and(allowed, part)
     return allowed

@@ -34,12 +34,12 @@ def shape_of(x: Tensor) -> tuple[Any, ...]:
 
 def arguments(cls: type) -> list[str]:
     """Returns the arguments by which a layer of this class differs from `keras.layers.Layer`."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for base in cls.__mro__[: cls.__mro__.index(Layer)]:
         if "__init__" in vars(base):
             parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
-            found |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-    return list(found)
+            names |= dict.fromkeys(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    return list(names)
 
 
 def plain(value: Any) -> Any:

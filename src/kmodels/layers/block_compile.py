@@ -51,14 +51,14 @@ def choose(model: keras.Model, jit_compile: bool | str, run_eagerly: bool = Fals
         return jit_compile
     if not isinstance(jit_compile, bool) and jit_compile != "auto":
         raise InputError(f'jit_compile is {jit_compile!r}; give True, False or "auto"')
-    found = blocks(model)
+    all_blocks = blocks(model)
     chosen = declines() is None if jit_compile == "auto" else jit_compile
     if not chosen or run_eagerly:
-        _engine.remove(found)
+        _engine.remove(all_blocks)
         # Keras warns of True with run_eagerly.
         return jit_compile if run_eagerly else False
     check(model)
-    _engine.put(found)
+    _engine.put(all_blocks)
     return False
 
 

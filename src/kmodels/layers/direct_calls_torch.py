@@ -171,9 +171,9 @@ def is_sealed(layer: "Layer") -> bool:
 
 
 def _seal(layer: "Layer | CalledDirectly") -> _Seal:
-    found: _Seal | None = vars(layer).get("_seal")
+    seal: _Seal | None = vars(layer).get("_seal")
     policy = layer.dtype_policy.name
-    if found is None or found.changes != _changes or found.policy != policy:
+    if seal is None or seal.changes != _changes or seal.policy != policy:
         parts = [
             part
             for part in keras_internals.sublayers(layer)
@@ -189,10 +189,10 @@ def _seal(layer: "Layer | CalledDirectly") -> _Seal:
         # torch.compile may have replaced its `call`.
         if own and "call" not in vars(layer) and all(_is_plain(part, policy) for part in parts):
             hooks = [each for part in parts for each in internals_torch.hooks_of(part)] or None
-        found = _Seal(_changes, policy, hooks, losses)
+        seal = _Seal(_changes, policy, hooks, losses)
         # Keras would convert it on assignment.
-        object.__setattr__(layer, "_seal", found)
-    return found
+        object.__setattr__(layer, "_seal", seal)
+    return seal
 
 
 def _is_plain(part: "Layer | CalledDirectly", policy: str) -> bool:

@@ -221,11 +221,11 @@ class Embedding(traced.Noted, Layer):
                 f"{adapted[0]} has a LoRA adapter, which is for {self.input_dim} rows; call "
                 "resize_token_embeddings before enable_lora"
             )
-        held = self.rows or self.merged_rows
-        if held is not None and held.ids[-1] >= input_dim:
+        adapter = self.rows or self.merged_rows
+        if adapter is not None and adapter.ids[-1] >= input_dim:
             raise InputError(
-                f"row {held.ids[-1]} of {self.path} is trained by its own, and {input_dim} rows "
-                f"leave it out; give at least {held.ids[-1] + 1}"
+                f"row {adapter.ids[-1]} of {self.path} is trained by its own, and {input_dim} rows "
+                f"leave it out; give at least {adapter.ids[-1] + 1}"
             )
         copies = self.copies
         if copies is not None:
@@ -475,8 +475,8 @@ class PositionEmbedding(Layer):
                     f"of {self.path}; cut it to that length"
                 )
             positions = keras.ops.arange(length, dtype="int32") + start_index
-        found = keras.ops.take(self.embeddings, positions, axis=0)
-        return keras.ops.broadcast_to(found, keras.ops.shape(inputs))
+        rows = keras.ops.take(self.embeddings, positions, axis=0)
+        return keras.ops.broadcast_to(rows, keras.ops.shape(inputs))
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Returns the input's shape."""

@@ -155,8 +155,10 @@ class Experts(Layer):
         """Returns the order of rows sorted by expert, and the number of rows of each."""
         order = keras.ops.cast(keras.ops.argsort(experts), "int32")
         numbers = keras.ops.arange(self.num_experts, dtype="int32")
-        found = keras.ops.take(experts, order)
-        ends = keras.ops.cast(keras.ops.searchsorted(found, numbers, side="right"), "int32")
+        sorted_experts = keras.ops.take(experts, order)
+        ends = keras.ops.cast(
+            keras.ops.searchsorted(sorted_experts, numbers, side="right"), "int32"
+        )
         return order, ends - keras.ops.concatenate([ends[:1] * 0, ends[:-1]])
 
     def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
@@ -201,8 +203,8 @@ class GroupedDense(AdaptableLayer, Layer):
         check_whole("units", units)
         self.groups = groups
         self.units = units
-        given = kernel_initializer is not None
-        self.kernel_initializer = keras.initializers.get(kernel_initializer) if given else None
+        is_given = kernel_initializer is not None
+        self.kernel_initializer = keras.initializers.get(kernel_initializer) if is_given else None
         self.shard_granularity = (None, None, None)
 
     @property

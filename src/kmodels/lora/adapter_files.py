@@ -102,7 +102,7 @@ def _without_adapter_name(arrays: Mapping[str, np.ndarray], origin: Path) -> dic
     Raises:
         InputError: for tensors of several adapters.
     """
-    found, adapters = {}, set()
+    renamed, adapters = {}, set()
     for name, array in arrays.items():
         if match := _WITH_NAME.fullmatch(name):
             start, adapter, end = match.groups()
@@ -110,13 +110,13 @@ def _without_adapter_name(arrays: Mapping[str, np.ndarray], origin: Path) -> dic
             name = start + ("" if start.endswith("vector") else end)
         # The originals of other modules that are trained whole are those of the base.
         if ".original_module." not in name or _is_table(name):
-            found[name] = array
+            renamed[name] = array
     if len(adapters) > 1:
         raise InputError(
             f"{origin} holds several adapters, {', '.join(sorted(adapters))}; save one alone with "
             "save_pretrained(selected_adapters=...)"
         )
-    return found
+    return renamed
 
 
 def _is_table(name: str) -> bool:
@@ -159,7 +159,7 @@ class Described:
             name: [".".join(name.split(".")[i:]) for i in range(name.count(".") + 1)]
             for name in names
         }
-        every = sorted({end for held in ends.values() for end in held})
+        every = sorted({end for of_layer in ends.values() for end in of_layer})
 
         def chosen(numbers: Mapping[str, Any], module: str, default: Any) -> Any:
             for pattern, number in numbers.items():
@@ -181,11 +181,11 @@ class Described:
         more = {name: getattr(self, name) for name in ("ranks", "alphas", "token_ids")}
         more |= {"tables": self.tables, "tied": self.tied} if self.tables else {}
         counted = self.settings.to_dict() | {key: value for key, value in more.items() if value}
-        found = hashlib.sha256(json.dumps(counted, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(counted, sort_keys=True).encode())
         for name, array in sorted(arrays.items()):
-            found.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
-            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return found.hexdigest()
+            digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 def settings(described: Mapping[str, Any], origin: Path) -> Described:
@@ -313,9 +313,9 @@ def _wrappers(model: keras.Model, names: Iterable[str]) -> dict[str, str]:
     for name in sorted(names, key=lambda name: order.index(_tensor(name))):
         tensors.setdefault(name.rpartition(".")[0], []).append(name)
     return {
-        name: module + INNER * (len(held) - 1 - place)
-        for module, held in tensors.items()
-        for place, name in enumerate(held)
+        name: module + INNER * (len(names_of_module) - 1 - place)
+        for module, names_of_module in tensors.items()
+        for place, name in enumerate(names_of_module)
     }
 
 
@@ -400,12 +400,12 @@ def _table_from_file(
     """
     layers = modules.tables(model)
     by_name = modules.paths(model, layers)
-    found: dict[str, dict[str, np.ndarray]] = {part: {} for part in TABLE_PARTS}
+    parts: dict[str, dict[str, np.ndarray]] = {part: {} for part in TABLE_PARTS}
     used: set[str] = set()
     for name, array in arrays.items():
         module, part = _split(name.removeprefix(PREFIX), TABLE_PARTS)
         if part is not None and module in by_name:
-            found[part][module] = array
+            parts[part][module] = array
             used.add(name)
     layer: Any = next(iter(layers.values()), None)
     ids, named = described.token_ids, described.tables
@@ -419,8 +419,8 @@ def _table_from_file(
         return used, lambda: None, []
     if layer is None:
         return refused("it trains an embedding table, and this model has none")
-    weights = {**found[WEIGHT], **found[BASE], **found[ADAPTED], **found[COPY]}
-    trained, table = (next(iter(x.values()), np.zeros(0)) for x in (found[ROWS], weights))
+    weights = {**parts[WEIGHT], **parts[BASE], **parts[ADAPTED], **parts[COPY]}
+    trained, table = (next(iter(x.values()), np.zeros(0)) for x in (parts[ROWS], weights))
     size = (layer.input_dim, layer.output_dim)
     if weights and table.shape != size:
         return refused(
@@ -433,12 +433,12 @@ def _table_from_file(
     except InputError as problem:
         return refused(str(problem))
     problems = []
-    if bool(found[ROWS]) != (ids is not None):
+    if bool(parts[ROWS]) != (ids is not None):
         sides = "rows of tokens", "trainable_token_indices"
-        problems.append("it has {} and no {}".format(*(sides if found[ROWS] else sides[::-1])))
+        problems.append("it has {} and no {}".format(*(sides if parts[ROWS] else sides[::-1])))
     if named and not weights:
         problems.append(f"modules_to_save names {', '.join(named)}, which it does not hold")
-    for what, copied in (("rows", found[ROWS]), ("a table", weights)):
+    for what, copied in (("rows", parts[ROWS]), ("a table", weights)):
         copies = list(copied.values())
         if not all(np.array_equal(copies[0], other) for other in copies[1:]):
             problems.append(f"{' and '.join(copied)} have {what} each, and here they are one")
@@ -450,7 +450,7 @@ def _table_from_file(
             f"modules_to_save={list(described.tables)} without ensure_weight_tying left the other "
             f"of table and {HEAD} as it was, and here they are one"
         )
-    if len(order) and found[ROWS] and trained.shape != (len(order), size[1]):
+    if len(order) and parts[ROWS] and trained.shape != (len(order), size[1]):
         problems.append(
             f"the trained rows are {trained.shape}, the model needs {(len(order), size[1])}"
         )
@@ -504,23 +504,23 @@ def save_adapter(
         InputError: without adapters, for a layer that has no name in transformers, or if something
             else is trained than adapters, modules and rows of the embedding table.
     """
-    found = adapters(model)
-    if not found:
+    adapted = adapters(model)
+    if not adapted:
         hint = "; call unmerge_lora first" if is_merged(model) else "; call enable_lora first"
         raise InputError(f"save_adapter found no LoRA adapters{hint}")
     saved, known = _trained_modules(model), modules.modules(model)
     linear, experts = linear_layers(model), expert_layers(model)
     names = modules.names(model, [*linear, *experts, *known])
     table, entries = _table_to_file(model, save_embedding_layers)
-    if nameless := [path for path in (*found, *saved) if path not in names]:
+    if nameless := [path for path in (*adapted, *saved) if path not in names]:
         raise InputError(
             f"transformers has no name for {', '.join(nameless[:8])}, so that PEFT would load "
             "nothing there; leave them out of enable_lora's targets, freeze heads, or use "
             "save_to_preset"
         )
     tensors: dict[str, LazyArray] = {}
-    wrappers = _wrappers(model, [names[path] for path in found if path in experts])
-    for path, adapter in found.items():
+    wrappers = _wrappers(model, [names[path] for path in adapted if path in experts])
+    for path, adapter in adapted.items():
         layer, name = adapter.layer, names[path]
         shapes = _expert_shapes(layer, adapter.settings.rank) if path in experts else {}
         for variable, part in zip(adapter.variables, _adapter_parts(layer), strict=False):
@@ -529,7 +529,7 @@ def save_adapter(
                 array = array.map(shapes[part], partial(_experts_to_file, part=part))
             tensors[f"{wrappers.get(name, name)}.{part}"] = array
     for path, parts in saved.items():
-        within = f"{names[path]}{INNER if path in found else ''}"
+        within = f"{names[path]}{INNER if path in adapted else ''}"
         for part, variable in parts.items():
             tensors[f"{within}.{part}"] = _lazy(variable, known[path].transposed(part))
     heads = {names[path] for path, parts in saved.items() if WEIGHT in parts}
@@ -543,9 +543,9 @@ def save_adapter(
         name for x in modules.name_tables(model) for name in x.values() if "{i}" not in name
     ]
     config = _config(
-        {names[path]: adapter.settings for path, adapter in found.items()},
+        {names[path]: adapter.settings for path, adapter in adapted.items()},
         others=[
-            *(names[path] for path in linear if path in names and path not in found),
+            *(names[path] for path in linear if path in names and path not in adapted),
             *outside_blocks,
         ],
         heads=[*heads, *entries.pop("modules_to_save", [])],
@@ -556,14 +556,14 @@ def save_adapter(
 
     with staged(directory) as (target, finish):
 
-        def write(held: Mapping[str, LazyArray]) -> Path:
+        def write(tensors: Mapping[str, LazyArray]) -> Path:
             refuse_to_replace(target, (CONFIG, WEIGHTS, "README.md"))
             with atomic_directory(target) as folder:
                 text = json.dumps(config, indent=2, sort_keys=True) + "\n"
                 (folder / CONFIG).write_text(text, encoding="utf-8")
-                arrays = {name: tensor.read() for name, tensor in held.items()}
+                arrays = {name: tensor.read() for name, tensor in tensors.items()}
                 read = {
-                    name: replace(held[name], read=lambda array=array: array)
+                    name: replace(tensors[name], read=lambda array=array: array)
                     for name, array in arrays.items()
                 }
                 digest = settings(config, target).hash(arrays)
@@ -633,10 +633,10 @@ def load_adapter(model: keras.Model, directory: str | Path) -> None:
     put_adapters(getattr(model, "backbone", model), fit.chosen)
     put_table()
     modules.copy_parts((fit.modules[x], part) for x, part in fit.saved if x not in fit.frozen)
-    for path, held in fit.adapters.items():
+    for path, of_layer in fit.adapters.items():
         layer = fit.chosen[path][0]
         variables = dict(zip(_adapter_parts(layer), layer.adapter.variables, strict=False))
-        for part, array in held.items():
+        for part, array in of_layer.items():
             experts = layer.groups
             array = array.T if experts is None else _experts_from_file(array, part, experts)
             variables[part].assign(np.ascontiguousarray(array, "float32"))
@@ -705,16 +705,16 @@ def _match(model: keras.Model, arrays: Mapping[str, np.ndarray], described: Desc
         )
     elif unknown:
         fit.problems.append(f"{len(unknown)} tensors without a layer: {', '.join(unknown[:8])}")
-    for path, held in fit.adapters.items():
-        fit.problems.extend(_misfits(path, _shapes(*fit.chosen[path]), held))
+    for path, of_layer in fit.adapters.items():
+        fit.problems.extend(_misfits(path, _shapes(*fit.chosen[path]), of_layer))
     for path, module in known.items():
-        held = {x: fit.saved[path, x] for x in module.attributes if (path, x) in fit.saved}
+        of_layer = {x: fit.saved[path, x] for x in module.attributes if (path, x) in fit.saved}
         shapes = {part: module.shape(part) for part in module.attributes}
-        if WEIGHT not in held:
-            shapes = {part: shapes[part] for part in held}
+        if WEIGHT not in of_layer:
+            shapes = {part: shapes[part] for part in of_layer}
         elif path in fit.chosen and path not in fit.frozen:
             fit.problems.append(f"{path} has an adapter and is in modules_to_save")
-        fit.problems.extend(_misfits(path, shapes, held))
+        fit.problems.extend(_misfits(path, shapes, of_layer))
     looked_up = [path for path, (layer, _) in fit.chosen.items() if layer.is_lookup]
     if described.token_ids is not None and looked_up:
         fit.problems.append(
@@ -738,17 +738,17 @@ def _shapes(layer: Adaptable, settings: LoraSettings) -> Mapping[str, tuple[int,
 
 
 def _misfits(
-    path: str, wanted: Mapping[str, tuple[int, ...]], held: Mapping[str, np.ndarray]
+    path: str, wanted: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]
 ) -> list[str]:
     """Returns the problems of the arrays of one adapter or module."""
-    if not held:
+    if not arrays:
         return []
     return [
-        *(f"{path} has no {part}" for part in wanted if part not in held),
-        *(f"{path} has no place for {part}" for part in held if part not in wanted),
+        *(f"{path} has no {part}" for part in wanted if part not in arrays),
+        *(f"{path} has no place for {part}" for part in arrays if part not in wanted),
         *(
-            f"{path}'s {part} is {held[part].shape}, the model needs {shape}"
+            f"{path}'s {part} is {arrays[part].shape}, the model needs {shape}"
             for part, shape in wanted.items()
-            if part in held and held[part].shape != shape
+            if part in arrays and arrays[part].shape != shape
         ),
     ]

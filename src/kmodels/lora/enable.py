@@ -104,11 +104,11 @@ def merge(model: keras.Model) -> None:
     Raises:
         InputError: without adapters, or on a quantized base.
     """
-    found = adapters(model)
-    if not found:
+    adapted = adapters(model)
+    if not adapted:
         raise InputError("merge_lora found no adapters; call enable_lora or load_adapter first")
     in_few_bits = [x for x in copies(model).values() if None in x.originals.values()]
-    layers = [part.layer for part in (*found.values(), *in_few_bits)]
+    layers = [part.layer for part in (*adapted.values(), *in_few_bits)]
     quantized = [layer for layer in layers if layer.quantized is not None]
     if quantized:
         raise InputError(

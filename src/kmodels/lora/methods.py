@@ -409,8 +409,8 @@ def _check_weights(model: keras.Model, path: str | Path) -> None:
 
 
 def _described(settings: LoraSettings) -> dict[str, Any]:
-    held = {name: getattr(settings, name) for name in ("rank", "dropout", "rslora", "dora")}
-    return {**held, "alpha": settings.given_alpha}
+    plain = {name: getattr(settings, name) for name in ("rank", "dropout", "rslora", "dora")}
+    return {**plain, "alpha": settings.given_alpha}
 
 
 def _other_rows(model: keras.Model, saved: Saved, enabled: bool) -> list[str]:

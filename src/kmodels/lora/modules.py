@@ -391,7 +391,7 @@ def prepare(
     return begin
 
 
-def ids_of(given: Ids, layer: Embedding) -> list[int]:
+def ids_of(rows: Ids, layer: Embedding) -> list[int]:
     """Returns the ids of `trainable_token_indices`, in its order.
 
     Raises:
@@ -399,13 +399,13 @@ def ids_of(given: Ids, layer: Embedding) -> list[int]:
             output layer and table.
     """
     try:
-        if isinstance(given, Mapping):
-            by_name = {str(name): [index(i) for i in ids] for name, ids in given.items()}
+        if isinstance(rows, Mapping):
+            by_name = {str(name): [index(i) for i in ids] for name, ids in rows.items()}
             ids = _of_one_table(by_name, layer)
         else:
-            ids = [index(i) for i in given]
+            ids = [index(i) for i in rows]
     except TypeError:
-        raise InputError(f"trainable_token_indices is {given!r}; give a list of ids") from None
+        raise InputError(f"trainable_token_indices is {rows!r}; give a list of ids") from None
     check_ids(ids, layer.input_dim)
     return ids
 

@@ -243,9 +243,9 @@ class CLIPPreprocessor(PromptsAndImages):
 PARTS = {"projection_dim": ("text_projection/",)}
 
 
-def fit_preprocessor(given: dict[str, Any], config: CLIPTextConfig) -> dict[str, Any]:
-    """Returns `given`, by default with rows as long as the position embedding."""
-    return {"sequence_length": config.max_sequence_length, **given}
+def fit_preprocessor(settings: dict[str, Any], config: CLIPTextConfig) -> dict[str, Any]:
+    """Returns `settings`, by default with rows as long as the position embedding."""
+    return {"sequence_length": config.max_sequence_length, **settings}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

@@ -36,13 +36,13 @@ def loops(blocks: Sequence[Block]) -> list[Loop]:
             groups[-1].append(block)
         else:
             groups.append([block])
-    found = []
+    groups_of_equal = []
     for group in groups:
         width = max(block.width for block in group)
         # The last key stays; earlier keys, which the rules hide, make widths equal.
         places = [(x.start, max(x.low + x.width - width, 0)) for x in group]
-        found.append(Loop(places, group[0].size, width))
-    return found
+        groups_of_equal.append(Loop(places, group[0].size, width))
+    return groups_of_equal
 
 
 class RecomputeBackend(Protocol):

@@ -37,9 +37,9 @@ def blockwise(
         def body(place: jax.Array, branches: list[Callable[..., Any]] = branches) -> Any:
             return lax.switch(place[0], branches, place[1], place[2])
 
-        found = jnp.moveaxis(lax.map(body, jnp.asarray(places, "int32")), 0, 1)
-        batch, count, rows, *rest = found.shape
-        outputs.append(found.reshape(batch, count * rows, *rest))
+        computed = jnp.moveaxis(lax.map(body, jnp.asarray(places, "int32")), 0, 1)
+        batch, count, rows, *rest = computed.shape
+        outputs.append(computed.reshape(batch, count * rows, *rest))
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=1)
 
 

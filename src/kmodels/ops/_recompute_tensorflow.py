@@ -35,8 +35,8 @@ def blockwise(
                 totals = [tf.zeros_like(x) for x in tensors[1:]]
             for_query = []
             for loop in cut:
-                found, *totals = gradients(function, loop, tensors, others, gradient, totals)
-                for_query.append(found)
+                of_query, *totals = gradients(function, loop, tensors, others, gradient, totals)
+                for_query.append(of_query)
             for_key, for_value = totals
             return tf.concat(for_query, axis=1), for_key, for_value
 
@@ -51,17 +51,17 @@ def forward(
     """Returns the results of the blocks of a loop, joined."""
     count = len(loop.places)
 
-    def body(number: tf.Tensor, held: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+    def body(number: tf.Tensor, outputs: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
         start, low = placed(loop, number)
         own = parts(tensors, start, low, loop)
         output = function(start, low, loop.size, loop.width, *own, others)
-        return number + 1, held.write(number, output)
+        return number + 1, outputs.write(number, output)
 
-    held = tf.TensorArray(tensors[2].dtype, count)
-    found = tf.while_loop(
-        lambda number, _: number < count, body, (tf.constant(0), held), parallel_iterations=1
+    outputs = tf.TensorArray(tensors[2].dtype, count)
+    state = tf.while_loop(
+        lambda number, _: number < count, body, (tf.constant(0), outputs), parallel_iterations=1
     )
-    return joined(found[1])
+    return joined(state[1])
 
 
 def gradients(
@@ -76,31 +76,36 @@ def gradients(
     count = len(loop.places)
     keys: Any = tensors[1].shape[1]
 
-    def body(number: tf.Tensor, held: tf.TensorArray, *totals: tf.Tensor) -> tuple[Any, ...]:
+    def body(
+        number: tf.Tensor, slopes_of_query: tf.TensorArray, *totals: tf.Tensor
+    ) -> tuple[Any, ...]:
         start, low = placed(loop, number)
         own = parts(tensors, start, low, loop)
         run = partial(function, start, low, loop.size, loop.width)
-        of_query, *found = slopes(run, own, others, sliced(gradient, start, loop.size))
+        of_query, *of_others = slopes(run, own, others, sliced(gradient, start, loop.size))
         rest = [[0, 0], [low, keys - low - loop.width], [0, 0], [0, 0]]
-        sums = [total + tf.pad(x, rest) for total, x in zip(totals, found, strict=True)]
+        sums = [total + tf.pad(x, rest) for total, x in zip(totals, of_others, strict=True)]
         for total, one in zip(totals, sums, strict=True):
             one.set_shape(total.shape)
-        return number + 1, held.write(number, of_query), *sums
+        return number + 1, slopes_of_query.write(number, of_query), *sums
 
-    held = tf.TensorArray(tensors[0].dtype, count)
+    slopes_of_query = tf.TensorArray(tensors[0].dtype, count)
     with tf.control_dependencies(totals):
         first = tf.constant(0)
-    _, held, *totals = tf.while_loop(
-        lambda number, *_: number < count, body, (first, held, *totals), parallel_iterations=1
+    _, slopes_of_query, *totals = tf.while_loop(
+        lambda number, *_: number < count,
+        body,
+        (first, slopes_of_query, *totals),
+        parallel_iterations=1,
     )
-    return joined(held), *totals
+    return joined(slopes_of_query), *totals
 
 
-def joined(held: tf.TensorArray) -> tf.Tensor:
+def joined(parts: tf.TensorArray) -> tf.Tensor:
     """Returns arrays (B, size, N, H) in one along the second axis."""
-    found = held.stack()
-    count, batch, size, heads, width = tf.unstack(tf.shape(found))
-    return tf.reshape(tf.transpose(found, (1, 0, 2, 3, 4)), (batch, count * size, heads, width))
+    stacked = parts.stack()
+    count, batch, size, heads, width = tf.unstack(tf.shape(stacked))
+    return tf.reshape(tf.transpose(stacked, (1, 0, 2, 3, 4)), (batch, count * size, heads, width))
 
 
 def parts(
@@ -114,9 +119,9 @@ def parts(
 def sliced(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
     """Returns so many places of the second axis."""
     batch, _, heads, width = tf.unstack(tf.shape(x))
-    found = tf.slice(x, (0, start, 0, 0), (batch, size, heads, width))
-    found.set_shape((x.shape[0], size, *x.shape[2:]))
-    return found
+    part = tf.slice(x, (0, start, 0, 0), (batch, size, heads, width))
+    part.set_shape((x.shape[0], size, *x.shape[2:]))
+    return part
 
 
 def slopes(
@@ -126,9 +131,9 @@ def slopes(
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         output = function(*tensors, others)
-    found = tape.gradient([output], tensors, [gradient])
-    if found[0] is not None:
-        return found
+    gradients_of_inputs = tape.gradient([output], tensors, [gradient])
+    if gradients_of_inputs[0] is not None:
+        return gradients_of_inputs
 
     # In eager forward mode no tape records.
     def of_graph(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
@@ -162,12 +167,12 @@ def by_rows(function: Callable[..., Any], parts: Sequence[Any], others: Sequence
 
             def body(number: tf.Tensor, arrays: Any, totals: Any) -> tuple[Any, ...]:
                 own = *(x[number] for x in parts), *others
-                found = slopes(lambda *x: function(*x[:-1]), own, None, gradient[number])
-                pairs = zip(own, found, strict=True)
-                found = [tf.zeros_like(x) if slope is None else slope for x, slope in pairs]
-                pairs = zip(arrays, found[:split], strict=True)
+                of_inputs = slopes(lambda *x: function(*x[:-1]), own, None, gradient[number])
+                pairs = zip(own, of_inputs, strict=True)
+                of_inputs = [tf.zeros_like(x) if slope is None else slope for x, slope in pairs]
+                pairs = zip(arrays, of_inputs[:split], strict=True)
                 arrays = [array.write(number, slope) for array, slope in pairs]
-                pairs = zip(totals, found[split:], strict=True)
+                pairs = zip(totals, of_inputs[split:], strict=True)
                 return number + 1, arrays, [total + slope for total, slope in pairs]
 
             arrays = [tf.TensorArray(x.dtype, count, element_shape=x.shape[1:]) for x in parts]

@@ -272,10 +272,10 @@ def pairs(
         allowed = _both(allowed, _same(segments, segment_ids))
     if not causal and window is None:
         return allowed
-    (first, length), (start, held) = queries, keys
+    (first, length), (start, number) = queries, keys
     position = ops.expand_dims(ops.arange(length, dtype="int32") + first, 1)
-    behind = position - ops.expand_dims(ops.arange(held, dtype="int32") + start, 0)
-    behind = ops.reshape(behind, (1, 1, length, held))
+    behind = position - ops.expand_dims(ops.arange(number, dtype="int32") + start, 0)
+    behind = ops.reshape(behind, (1, 1, length, number))
     if causal:
         seen = behind >= 0
         if block_ids is not None and blocks is not None:
@@ -310,7 +310,7 @@ def cuts(
         window: as in `kmodels.ops.attention`.
         size: queries of a block.
     """
-    found = []
+    blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
         first, last = start + keys - length, stop - 1 + keys - length
@@ -318,8 +318,8 @@ def cuts(
         high = keys if ahead else last + 1
         if window is not None and not causal:
             high = min(last + window, keys)
-        found.append(Block(start, low, stop - start, high - low))
-    return found
+        blocks.append(Block(start, low, stop - start, high - low))
+    return blocks
 
 
 # Pairs of query and key from which blocks pay: one of a batch has 2 MB of scores for each head.
@@ -352,11 +352,11 @@ def _blockwise(
     """See `kmodels.ops.attention`; `words` key the dropout, `None` without."""
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     length, keys = query.shape[1], key.shape[1]
-    *given, causal, window = hidden
-    given = [None if x is None else ops.convert_to_tensor(x) for x in given]
-    if given[0] is not None:
-        axes = len(given[0].shape)
-        given[0] = ops.reshape(given[0], (1,) * (4 - axes) + tuple(ops.shape(given[0])))
+    *hiding, causal, window = hidden
+    hiding = [None if x is None else ops.convert_to_tensor(x) for x in hiding]
+    if hiding[0] is not None:
+        axes = len(hiding[0].shape)
+        hiding[0] = ops.reshape(hiding[0], (1,) * (4 - axes) + tuple(ops.shape(hiding[0])))
 
     def block(
         start: Tensor,
@@ -400,8 +400,8 @@ def _blockwise(
 
     ahead = not causal or hidden.block_ids is not None
     size = max(LEAST, min(MOST, SCORES // keys))
-    found = cuts(length, keys, ahead, causal, window, size)
-    return recompute.blockwise(block, found, (query, key, value), (*given, words))
+    blocks = cuts(length, keys, ahead, causal, window, size)
+    return recompute.blockwise(block, blocks, (query, key, value), (*hiding, words))
 
 
 def cut(x: Tensor, start: Tensor | int, size: int, axis: int) -> Any:
@@ -439,8 +439,8 @@ def dropped(
     place = ops.arange(width, dtype="int32") + low
     bits = mixed(ops.bitwise_xor(row, mixed(place)))
     stays = bits >= min(round(rate * WORD), WORD - 1) - WORD // 2
-    kept = ops.cast(stays, ops.dtype(weights))
-    return ops.cast(weights * kept * (1.0 / (1.0 - rate)), ops.dtype(weights))
+    mask = ops.cast(stays, ops.dtype(weights))
+    return ops.cast(weights * mask * (1.0 / (1.0 - rate)), ops.dtype(weights))
 
 
 def mixed(x: Tensor) -> Any:

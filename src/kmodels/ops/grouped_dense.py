@@ -62,8 +62,8 @@ def rows_of(array: Tensor, indices: Tensor) -> Any:
 
 def group_of(numbers: Tensor, sizes: Tensor) -> Any:
     """Returns the group of each row number; the last group for numbers behind all."""
-    found = ops.searchsorted(ops.cumsum(sizes), numbers, side="right")
-    return ops.minimum(ops.cast(found, "int32"), sizes.shape[0] - 1)
+    groups = ops.searchsorted(ops.cumsum(sizes), numbers, side="right")
+    return ops.minimum(ops.cast(groups, "int32"), sizes.shape[0] - 1)
 
 
 def check_grouped(x: Tensor, kernel: Tensor) -> None:

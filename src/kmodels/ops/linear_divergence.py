@@ -126,9 +126,9 @@ def linear_divergence(
     count = _rows_of(table.shape[0], hidden.shape[0])
     trained = [table] if trainable_table else [] if rows is None else [rows]
     parts = [_parts(x, count) for x in (hidden, teacher_hidden)]
-    found = ops.transpose(recompute.by_rows(part, parts, trained))
-    found = ops.reshape(found, (-1,))[: ops.shape(hidden)[0]]
-    return ops.multiply(weights, found)
+    divergences = ops.transpose(recompute.by_rows(part, parts, trained))
+    divergences = ops.reshape(divergences, (-1,))[: ops.shape(hidden)[0]]
+    return ops.multiply(weights, divergences)
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Any:
@@ -191,7 +191,11 @@ def check_positive(
     temperature: float, soft_cap: float | None, teacher_soft_cap: float | None
 ) -> None:
     """Raises `InputError` for a number that is not positive."""
-    given = {"temperature": temperature, "soft_cap": soft_cap, "teacher_soft_cap": teacher_soft_cap}
-    for name, value in given.items():
+    numbers = {
+        "temperature": temperature,
+        "soft_cap": soft_cap,
+        "teacher_soft_cap": teacher_soft_cap,
+    }
+    for name, value in numbers.items():
         if value is not None and not value > 0:
             raise InputError(f"linear_divergence got {name} {value}; it must be positive.")

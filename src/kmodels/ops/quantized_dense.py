@@ -155,10 +155,10 @@ def dequantize(arrays: Sequence[Tensor], mode: str, *, rows: int, dtype: str) ->
     if len(arrays[0].shape) == 3:
         count, pairs, units = arrays[0].shape
         # Two rows in a byte: those of an odd number end in one that is filled up.
-        held = rows + rows % 2 if pairs < rows else rows
+        even = rows + rows % 2 if pairs < rows else rows
         flat = [ops.reshape(array, (-1, array.shape[-1])) for array in arrays]
-        kernel = dequantize(flat, mode, rows=count * held, dtype=dtype)
-        return ops.reshape(kernel, (count, held, units))[:, :rows]
+        kernel = dequantize(flat, mode, rows=count * even, dtype=dtype)
+        return ops.reshape(kernel, (count, even, units))[:, :rows]
     numbers, scale, *more = arrays
     if mode == "int8":
         parts = ops.reshape(ops.cast(numbers, "float32"), (scale.shape[0], -1, scale.shape[1]))

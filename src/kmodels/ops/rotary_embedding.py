@@ -144,12 +144,12 @@ def rotary_embedding_2d(
     of_pairs = shape[:axis] + shape[axis:][1:]  # without the axis of a pair
     angles = ops.reshape(angles, (*ops.shape(angles)[:-2], 1, *of_pairs))
     cosine, sine = ops.cos(angles), ops.sin(angles)
-    found = ops.shape(x)
-    y = ops.reshape(ops.cast(x, dtype), (*found[:-1], *shape))
+    whole = ops.shape(x)
+    y = ops.reshape(ops.cast(x, dtype), (*whole[:-1], *shape))
     first, second = ops.split(y, 2, axis=axis)
     first, second = ops.squeeze(first, axis), ops.squeeze(second, axis)
     y = ops.stack([first * cosine - second * sine, second * cosine + first * sine], axis=axis)
-    return ops.cast(ops.reshape(y, found), ops.dtype(x))
+    return ops.cast(ops.reshape(y, whole), ops.dtype(x))
 
 
 def check_rotary_embedding_2d(x: Tensor, coordinates: Tensor, pairs: str) -> None:

@@ -101,8 +101,8 @@ def _forward(*arguments: Any) -> tuple[jax.Array, Any]:
         kept = kept_of(own, seen, place, size, plan)
         if kept is not None:
             weights = weights * kept.astype(weights.dtype)
-        found = dot(weights, 3, keys_of(seen.held.value, place, size), 2) * plan.share
-        return found.astype(own.query.dtype)
+        product = dot(weights, 3, keys_of(seen.held.value, place, size), 2) * plan.share
+        return product.astype(own.query.dtype)
 
     for loop in loops(plan.blocks):
         body = jax.checkpoint(lambda place, loop=loop: step(place, loop))
@@ -120,14 +120,14 @@ def _backward(plan: Plan, inputs: Any, gradient: jax.Array) -> tuple[jax.Array |
         weights, of_cap = _weights(own, seen, place, size, plan)
         kept = kept_of(own, seen, place, size, plan)
         part = rows_of(gradient, place, size, plan)
-        for_rows, *found = slopes(own, seen, place, size, plan, part, weights, of_cap, kept)
-        totals = tuple(added(x, y, place[1]) for x, y in zip(totals, found, strict=True))
+        for_rows, *of_others = slopes(own, seen, place, size, plan, part, weights, of_cap, kept)
+        totals = tuple(added(x, y, place[1]) for x, y in zip(totals, of_others, strict=True))
         return totals, for_rows.astype(dtype)
 
     for loop in loops(plan.blocks):
         body = jax.checkpoint(lambda sums, place, loop=loop: step(sums, place, loop))
-        totals, found = lax.scan(body, totals, jnp.asarray(loop.places, "int32"))
-        for_query.append(_joined(found))
+        totals, stacked = lax.scan(body, totals, jnp.asarray(loop.places, "int32"))
+        for_query.append(_joined(stacked))
     for_key, for_value = (x.astype(dtype) for x in totals)
     return jnp.concatenate(for_query, axis=2), for_key, for_value, None, None
 

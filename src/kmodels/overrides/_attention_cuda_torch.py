@@ -119,7 +119,7 @@ def repeats_keys(facts: Facts) -> bool:
 def facts(call: OpCall) -> Facts:
     """Returns the facts of a call."""
     query, key = as_tensor(call.query), as_tensor(call.key)
-    given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
+    hiding = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
     return Facts(
         query.dtype,
         (query.shape[1], key.shape[1]),
@@ -127,7 +127,7 @@ def facts(call: OpCall) -> Facts:
         query.shape[3],
         causal=call.causal,
         window=hiding_window(call.window, query, key),
-        hidden=frozenset(name for name, x in given.items() if x is not None),
+        hidden=frozenset(name for name, x in hiding.items() if x is not None),
         soft_cap=call.soft_cap is not None,
         drops=bool(call.dropout) and call.seed is not None,
         compiled=torch.compiler.is_compiling(),
@@ -214,8 +214,8 @@ class _Known(NamedTuple):
     def are_of(self, ids: tuple[torch.Tensor | None, ...], versions: tuple[int, ...]) -> bool:
         """Returns True if these are the tensors, unchanged."""
         same = (
-            x is None if held is None else held() is x
-            for held, x in zip(self.ids, ids, strict=True)
+            x is None if known is None else known() is x
+            for known, x in zip(self.ids, ids, strict=True)
         )
         return all(same) and versions == self.versions
 

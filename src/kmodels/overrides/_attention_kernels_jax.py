@@ -231,5 +231,5 @@ def _slopes_of_slopes(bodies: Bodies, primals: Any, tangents: Any) -> tuple[Inpu
     def again(query: jax.Array, key: jax.Array, value: jax.Array, gradient: jax.Array) -> Inputs:
         return jax.vjp(lambda *x: bodies.plain(*x, ids), query, key, value)[1](gradient)
 
-    _, found = jax.jvp(again, (*inputs, gradient), (*directions, of_gradient))
-    return _slopes(bodies, *primals), found
+    _, of_slopes = jax.jvp(again, (*inputs, gradient), (*directions, of_gradient))
+    return _slopes(bodies, *primals), of_slopes

@@ -94,8 +94,8 @@ def _forward(
     hops = near(plan, length, own.images is not None)
     if hops is None:
 
-        def turn(state: State, held: Held, number: Number) -> State:
-            return _when_seen(plan, device, own, held, number, step, state)
+        def turn(state: State, part: Held, number: Number) -> State:
+            return _when_seen(plan, device, own, part, number, step, state)
 
         state = _each(
             step,
@@ -120,8 +120,8 @@ def _forward(
     return output, (query, key, value, hidden, words, output, top + jnp.log(total))
 
 
-def _backward(plan: Plan, kept: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-    query, key, value, hidden, words, output, logs = kept
+def _backward(plan: Plan, residuals: tuple, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    query, key, value, hidden, words, output, logs = residuals
     device, own, length = *_sides(query, key, value, hidden, words, plan), key.shape[2]
     inner = jnp.sum(gradient.astype(logs.dtype) * output.astype(logs.dtype), axis=-1)
     step = partial(_add_slopes, device, plan, gradient, inner, logs)
@@ -135,10 +135,10 @@ def _backward(plan: Plan, kept: tuple, gradient: jax.Array) -> tuple[jax.Array |
         blocks = _own_blocks(plan, own.images is not None, length)
         state = _each(step, state, _own(device, own, plan), blocks)
 
-        def turn(state: State, held: Held, number: Number) -> State:
+        def turn(state: State, part: Held, number: Number) -> State:
             for_query, for_key, for_value = state
             state = (for_query, *_sent((for_key, for_value), plan, 1))
-            return _when_seen(plan, device, own, held, number, step, state)
+            return _when_seen(plan, device, own, part, number, step, state)
 
         for_query, for_key, for_value = _ring(plan, own, state, turn)
         for_key, for_value = _sent((for_key, for_value), plan, 1)
@@ -152,12 +152,12 @@ def _backward(plan: Plan, kept: tuple, gradient: jax.Array) -> tuple[jax.Array |
                 continue
             zeros = [jnp.zeros(x.shape, wide(x)) for x in (seen.held.key, seen.held.value)]
             state = (for_query, zeros[0], zeros[1])
-            for_query, *found = lax.cond(_there(plan, hop), run, lambda state: state, state)
-            found = [x.astype(query.dtype) for x in found]
-            found = _sent(found, plan, -hop.distance, wraps=False)
+            for_query, *of_keys = lax.cond(_there(plan, hop), run, lambda state: state, state)
+            of_keys = [x.astype(query.dtype) for x in of_keys]
+            of_keys = _sent(of_keys, plan, -hop.distance, wraps=False)
             for_key, for_value = (
                 added(total, x.astype(total.dtype), hop.low)
-                for total, x in zip((for_key, for_value), found, strict=True)
+                for total, x in zip((for_key, for_value), of_keys, strict=True)
             )
     return (*(x.astype(query.dtype) for x in (for_query, for_key, for_value)), None, None)
 
@@ -188,22 +188,22 @@ def _own(device: Own, own: Held, plan: Plan) -> Seen:
 def _hop(plan: Plan, device: Own, own: Held, hop: Hop) -> Seen:
     """Returns the keys of a hop, which their device sends at once."""
     cut = slice(hop.low, hop.high)
-    held = Held(
+    part = Held(
         own.key[:, :, cut],
         own.value[:, :, cut],
         *(None if x is None else x[:, cut] for x in own[2:]),
     )
     if hop.distance:
-        held = _sent(held, plan, hop.distance, wraps=False)
+        part = _sent(part, plan, hop.distance, wraps=False)
     origin = device.first - hop.distance * own.key.shape[2] + hop.low
-    return Seen(held, origin, True)
+    return Seen(part, origin, True)
 
 
 def _when_seen(
     plan: Plan,
     device: Own,
     own: Held,
-    held: Held,
+    part: Held,
     number: Number,
     step: Step,
     state: State,
@@ -215,7 +215,7 @@ def _when_seen(
     ahead = not plan.causal or images
     checked = plan.window is not None or (plan.causal and images)
     blocks = _own_blocks(plan, True, length)  # all of these keys may be seen, or none
-    run = partial(_each, step, seen=Seen(held, origin, checked), blocks=blocks)
+    run = partial(_each, step, seen=Seen(part, origin, checked), blocks=blocks)
     if ahead:
         return run(state)
     return lax.cond(number <= index, run, lambda state: state, state)
@@ -247,8 +247,8 @@ def _add_block(
     if kept is not None:
         weights = weights * kept
     values = keys_of(seen.held.value, place, size)
-    found = dot(weights.astype(device.query.dtype), 3, values, 2) * plan.share
-    new = (highest, total, output * decay[..., None] + found)
+    product = dot(weights.astype(device.query.dtype), 3, values, 2) * plan.share
+    new = (highest, total, output * decay[..., None] + product)
     return tuple(_put(x, part, place, plan) for x, part in zip(state, new, strict=True))  # type: ignore[return-value]
 
 
@@ -269,18 +269,18 @@ def _add_slopes(
     scores, of_cap, allowed = scores_of(device, seen, place, size, plan)
     weights, kept = _exponentials(scores, allowed, logs), kept_of(device, seen, place, size, plan)
     block = (device, seen, place, size, plan)
-    more, *found = slopes(*block, part, weights, of_cap, kept, inner)
+    more, *of_keys = slopes(*block, part, weights, of_cap, kept, inner)
     own = rows_of(for_query, place, size, plan) + more
-    sums = (added(x, y, place[1]) for x, y in zip(totals, found, strict=True))
+    sums = (added(x, y, place[1]) for x, y in zip(totals, of_keys, strict=True))
     return (_put(for_query, own, place, plan), *sums)
 
 
 def _exponentials(scores: jax.Array, allowed: jax.Array | None, top: jax.Array) -> jax.Array:
     """Returns exp(scores - top) of the keys that are seen, (b, K, t * G, s)."""
-    found = jnp.exp(merged(scores) - top[..., None])
+    powers = jnp.exp(merged(scores) - top[..., None])
     if allowed is None:
-        return found
-    return jnp.where(merged(jnp.broadcast_to(allowed, scores.shape)), found, 0.0)
+        return powers
+    return jnp.where(merged(jnp.broadcast_to(allowed, scores.shape)), powers, 0.0)
 
 
 def _put(x: jax.Array, part: jax.Array, place: Place, plan: Plan) -> jax.Array:
@@ -299,25 +299,25 @@ def near(plan: Plan, length: int, ahead: bool) -> list[Hop] | None:
     if window is None or ahead:
         return None
     reach = min(-(-(window - 1) // length), plan.parts - 1)
-    found = [Hop(i, max(i * length - window + 1, 0), length) for i in range(reach + 1)]
+    hops = [Hop(i, max(i * length - window + 1, 0), length) for i in range(reach + 1)]
     if plan.causal:
-        return found
+        return hops
     if 2 * reach >= plan.parts:
         return None  # to both sides it would be more than the ring
     highs = [min(window + length - 1 - i * length, length) for i in range(1, reach + 1)]
-    return [*found, *(Hop(-i, 0, high) for i, high in enumerate(highs, start=1))]
+    return [*hops, *(Hop(-i, 0, high) for i, high in enumerate(highs, start=1))]
 
 
 def hop_blocks(plan: Plan, hop: Hop, length: int) -> list[Block]:
     """Returns the blocks of queries that see keys of a hop, with those keys."""
-    found, window, gap = [], plan.window or 0, hop.distance * length
+    blocks, window, gap = [], plan.window or 0, hop.distance * length
     for start in range(0, length, plan.size):
         stop = min(start + plan.size, length)
         low = max(gap + start - window + 1, hop.low)
         high = min(gap + stop - 1 + (1 if plan.causal else window), hop.high)
         if high > low:
-            found.append(Block(start, low - hop.low, stop - start, high - low))
-    return found
+            blocks.append(Block(start, low - hop.low, stop - start, high - low))
+    return blocks
 
 
 def _own_blocks(plan: Plan, ahead: bool, length: int) -> list[Block]:
@@ -346,14 +346,14 @@ def _ring(plan: Plan, own: Held, state: State, turn: Turn) -> Any:
 
     Keys are sent on before their turn is computed, so that both can go on at once.
     """
-    held = _sent(own, plan, 1)
+    carried_part = _sent(own, plan, 1)
 
     def body(carried: tuple[Any, Held], number: jax.Array) -> tuple[tuple[Any, Held], None]:
-        state, held = carried
-        following = _sent(held, plan, 1)
-        return (turn(state, held, number), following), None
+        state, part = carried
+        following = _sent(part, plan, 1)
+        return (turn(state, part, number), following), None
 
     if plan.parts > 2:
         numbers = jnp.arange(1, plan.parts - 1)
-        (state, held), _ = lax.scan(body, (state, held), numbers)
-    return turn(state, held, plan.parts - 1)
+        (state, carried_part), _ = lax.scan(body, (state, carried_part), numbers)
+    return turn(state, carried_part, plan.parts - 1)

@@ -102,19 +102,19 @@ def _recorded(
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the gradients of the inputs by operations that autograd records."""
     wanted = [i for i, x in enumerate(inputs) if x is not None and ctx.needs_input_grad[i]]
-    held = list(inputs)
+    again = list(inputs)
     for i in wanted:
         # The same tensor may be passed twice, and each position has its gradient. What stands
         # for an input that the gradients do not depend on needs one, too.
-        x = held[i]
-        held[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-    found: list[torch.Tensor | None] = [None] * len(ctx.needs_input_grad)
+        x = again[i]
+        again[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+    slopes: list[torch.Tensor | None] = [None] * len(ctx.needs_input_grad)
     gradients = torch.autograd.grad(
-        function(*held), [held[i] for i in wanted], gradient, create_graph=True, allow_unused=True
+        function(*again), [again[i] for i in wanted], gradient, create_graph=True, allow_unused=True
     )
     for i, of_input in zip(wanted, gradients, strict=True):
-        found[i] = of_input
-    return tuple(found)
+        slopes[i] = of_input
+    return tuple(slopes)
 
 
 def with_second_derivatives(

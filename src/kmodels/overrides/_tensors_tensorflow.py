@@ -16,8 +16,8 @@ def truncates(dtype: tf.DType) -> bool:
         return False
     last = 2.0**-7 if dtype == tf.bfloat16 else 2.0**-10
     with tf.init_scope():
-        found = tf.matmul(tf.ones((1, 2), dtype), tf.constant([[1.0], [0.75 * last]], dtype))
-        return float(found[0, 0]) == 1.0
+        products = tf.matmul(tf.ones((1, 2), dtype), tf.constant([[1.0], [0.75 * last]], dtype))
+        return float(products[0, 0]) == 1.0
 
 
 def product(
@@ -46,8 +46,8 @@ def later(gradient: tf.Tensor, *tensors: tf.Tensor) -> Any:
     parts of the backward pass during the forward pass, and keep their results until then.
     """
     with tf.control_dependencies([gradient]):
-        found = [tf.identity(x) for x in tensors]
-    return found[0] if len(found) == 1 else found
+        copies = [tf.identity(x) for x in tensors]
+    return copies[0] if len(copies) == 1 else copies
 
 
 def sum_of_rows(x: tf.Tensor) -> tf.Tensor:

@@ -282,7 +282,7 @@ def _refused(known: Facts, body: str) -> str | None:
 
 def facts(call: OpCall) -> Facts:
     """Returns the facts of a call."""
-    given = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
+    hiding = {"mask": call.mask, "segments": call.segment_ids, "blocks": call.block_ids}
     places, along = meshes.places(), meshes.tokens()
     return Facts(
         device=device(),
@@ -292,7 +292,7 @@ def facts(call: OpCall) -> Facts:
         dtype=keras.backend.standardize_dtype(call.query.dtype),
         causal=call.causal,
         window=hiding_window(call.window, call.query, call.key),
-        hidden=frozenset(name for name, x in given.items() if x is not None),
+        hidden=frozenset(name for name, x in hiding.items() if x is not None),
         soft_cap=call.soft_cap is not None,
         drops=bool(call.dropout) and call.seed is not None,
         generator=call.seed is None or isinstance(call.seed, keras.random.SeedGenerator),
@@ -390,19 +390,19 @@ def attention_jax(
 @lru_cache(maxsize=256)
 def _bodies(options: _Options) -> kernels.Bodies:
     """Returns a kernel and its plain body; one object for each options, so that jit caches."""
-    given = {"causal": options.causal, "window": options.window, "scale": options.scale}
+    words_of_call = {"causal": options.causal, "window": options.window, "scale": options.scale}
 
     def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, ids: None) -> jax.Array:
-        return kernels.cudnn(query, key, value, **given)
+        return kernels.cudnn(query, key, value, **words_of_call)
 
     def splash(query: jax.Array, key: jax.Array, value: jax.Array, ids: Any) -> jax.Array:
-        return kernels.splash(query, key, value, ids, **given, soft_cap=options.soft_cap)
+        return kernels.splash(query, key, value, ids, **words_of_call, soft_cap=options.soft_cap)
 
     def plain(query: jax.Array, key: jax.Array, value: jax.Array, ids: Any) -> jax.Array:
         return _plain(options, query, key, value, None, ids, None)
 
-    found: dict[str, Callable[..., Any]] = {"cudnn": cudnn, "splash": splash}
-    return kernels.Bodies(options.body, found[options.body], plain)
+    kernels_by_name: dict[str, Callable[..., Any]] = {"cudnn": cudnn, "splash": splash}
+    return kernels.Bodies(options.body, kernels_by_name[options.body], plain)
 
 
 def _plain(
@@ -450,8 +450,10 @@ def _plain(
         output = ring.products(*inputs, hidden, words, plan)
     else:
         ahead = not causal or images is not None
-        found = tuple(cuts(length, keys, ahead, causal, window, size))
-        output = blocks.products(*inputs, hidden, words, blocks.Plan(**vars(known), blocks=found))
+        blocks_of_plan = tuple(cuts(length, keys, ahead, causal, window, size))
+        output = blocks.products(
+            *inputs, hidden, words, blocks.Plan(**vars(known), blocks=blocks_of_plan)
+        )
     width = value.shape[3]
     output = output.reshape(batch, groups, length, shared, width).transpose(0, 2, 1, 3, 4)
     return output.reshape(batch, length, heads, width)

@@ -126,9 +126,12 @@ def in_float32(
 
     def pack(x: torch.Tensor) -> torch.Tensor:
         """Returns the narrow tensor, which exists anyway, in place of its float32 copy."""
-        for kept, given in zip(narrow, inputs, strict=True):
-            if x.data_ptr() == given.data_ptr() and x.shape[-1:] == given.shape[-1:]:
-                for view, like in ((kept, given), (kept.transpose(1, 2), given.transpose(1, 2))):
+        for narrow_one, whole in zip(narrow, inputs, strict=True):
+            if x.data_ptr() == whole.data_ptr() and x.shape[-1:] == whole.shape[-1:]:
+                for view, like in (
+                    (narrow_one, whole),
+                    (narrow_one.transpose(1, 2), whole.transpose(1, 2)),
+                ):
                     if x.shape == like.shape and x.stride() == like.stride():
                         return view
         return x

@@ -61,9 +61,9 @@ def _forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Arra
 
 
 def _backward(
-    kept: tuple[jax.Array, jax.Array], upstream: jax.Array
+    residuals: tuple[jax.Array, jax.Array], upstream: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    x, kernel = kept
+    x, kernel = residuals
     for_x = _wide(upstream, (upstream.ndim - 1,), kernel, (1,))
     # A compiled step that does not need the kernel's gradient does not compute it.
     outer = tuple(range(x.ndim - 1))

@@ -168,6 +168,6 @@ def product_in_float32(
         part = rows[below].float()
         for start in range(0, columns, step):
             beside = slice(start, start + step)
-            found = part @ kernel[:, beside].float()
-            output[below, beside] = found if bias is None else found.add_(bias[beside])
+            product = part @ kernel[:, beside].float()
+            output[below, beside] = product if bias is None else product.add_(bias[beside])
     return output.view(*x.shape[:-1], columns)

@@ -57,8 +57,8 @@ def _products(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
         group, start, there = block
 
         def write(y: jax.Array) -> jax.Array:
-            found = lax.dynamic_slice_in_dim(padded, start, length) @ kernel[group]
-            return lax.dynamic_update_slice_in_dim(y, found, start, 0)
+            product = lax.dynamic_slice_in_dim(padded, start, length) @ kernel[group]
+            return lax.dynamic_update_slice_in_dim(y, product, start, 0)
 
         return lax.cond(there > 0, write, lambda y: y, y), None
 
@@ -73,9 +73,9 @@ def _forward(x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> tuple[jax.Arr
     return _products(x, kernel, sizes), (x, kernel, sizes)
 
 
-def _backward(kept: Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+def _backward(residuals: Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     """Returns the gradients; that of a kernel is the sum over its blocks."""
-    x, kernel, sizes = kept
+    x, kernel, sizes = residuals
     length, blocks = _blocks(x.shape[0], kernel.shape[0], sizes)
     for_x = _products(gradient, jnp.swapaxes(kernel, 1, 2), sizes)
     x, gradient = _padded(x, length), _padded(gradient, length)
@@ -84,8 +84,8 @@ def _backward(kept: Kept, gradient: jax.Array) -> tuple[jax.Array, jax.Array, No
         group, start, there = block
         slope = lax.dynamic_slice_in_dim(gradient, start, length)
         slope = jnp.where(jnp.arange(length)[:, None] < there, slope, 0)
-        found = lax.dynamic_slice_in_dim(x, start, length).T @ slope
-        return total.at[group].add(found), None
+        product = lax.dynamic_slice_in_dim(x, start, length).T @ slope
+        return total.at[group].add(product), None
 
     return for_x, lax.scan(step, jnp.zeros_like(kernel), blocks)[0], None
 

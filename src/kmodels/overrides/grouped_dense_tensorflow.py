@@ -51,8 +51,8 @@ def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) 
         def forward(group: tf.Tensor) -> State:
             return (product(own(x, group), kernel[group]),)
 
-        (found,) = _loop(forward, groups, ((None, kernel.shape[2]),), x.dtype)
-        return tf.ensure_shape(found.concat(), (x.shape[0], kernel.shape[2])), backward
+        (products,) = _loop(forward, groups, ((None, kernel.shape[2]),), x.dtype)
+        return tf.ensure_shape(products.concat(), (x.shape[0], kernel.shape[2])), backward
 
     # A variable would be captured instead of being an argument.
     return grouped(*(tf.convert_to_tensor(ops.convert_to_tensor(a)) for a in (x, kernel)))
@@ -61,9 +61,9 @@ def grouped_dense_tensorflow(x: tf.Tensor, kernel: tf.Tensor, sizes: tf.Tensor) 
 def _loop(step: Any, groups: int, shapes: Any, dtype: tf.DType) -> Any:
     """Returns TensorArrays with the results of `step` for each group."""
 
-    def body(group: tf.Tensor, *found: Any) -> Any:
-        given = step(group)
-        return group + 1, *(a.write(group, b) for a, b in zip(found, given, strict=True))
+    def body(group: tf.Tensor, *stored: Any) -> Any:
+        parts = step(group)
+        return group + 1, *(a.write(group, b) for a, b in zip(stored, parts, strict=True))
 
     made = [tf.TensorArray(dtype, groups, element_shape=s, infer_shape=False) for s in shapes]
     return tf.while_loop(lambda group, *_: group < groups, body, (0, *made))[1:]

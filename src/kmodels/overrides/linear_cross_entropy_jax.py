@@ -111,13 +111,13 @@ def _scores(
     hidden = jnp.where(counted[:, None], hidden, 0)
     labels = jnp.where(counted, labels.astype("int32"), 0)
     if trainable_table:
-        found: Any = _trainable(hidden, table, labels, counted, scoring)
-        return *found, weights
+        scores: Any = _trainable(hidden, table, labels, counted, scoring)
+        return *scores, weights
     if rows is not None:
         rows, row_ids = keras.ops.convert_to_tensor(rows), keras.ops.convert_to_tensor(row_ids)
     table = lax.stop_gradient(table)
-    found = _frozen(hidden, rows, table, row_ids, labels, counted, scoring)
-    return *found, weights
+    scores = _frozen(hidden, rows, table, row_ids, labels, counted, scoring)
+    return *scores, weights
 
 
 class _Walked(NamedTuple):
@@ -164,16 +164,16 @@ def _frozen_forward(
     table = _with_rows(table, rows, row_ids)
     walked = _walk_counted(hidden, table, labels, counted, scoring, True)
     slopes = tuple(slope.astype(hidden.dtype) for slope in walked.slopes)
-    kept = None
+    residuals = None
     if rows is not None:
-        kept = hidden, rows, row_ids, labels, walked.total, walked.entropy
-    return walked.scores(), (slopes, kept)
+        residuals = hidden, rows, row_ids, labels, walked.total, walked.entropy
+    return walked.scores(), (slopes, residuals)
 
 
 def _frozen_backward(
-    scoring: Scoring, kept: Any, upstream: tuple[jax.Array, jax.Array]
+    scoring: Scoring, residuals: Any, upstream: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array | None, ...]:
-    (slopes, of_rows), for_rows = kept, None
+    (slopes, of_rows), for_rows = residuals, None
     for_loss, for_entropy = _by_result(upstream[0])
     if of_rows is not None:
         hidden, rows, row_ids, labels, total, entropy = of_rows
@@ -214,9 +214,9 @@ def _trainable_forward(
 
 
 def _trainable_backward(
-    scoring: Scoring, kept: tuple[Any, ...], upstream: tuple[jax.Array, jax.Array]
+    scoring: Scoring, residuals: tuple[Any, ...], upstream: tuple[jax.Array, jax.Array]
 ) -> Any:
-    hidden, table, labels, total, entropy = kept
+    hidden, table, labels, total, entropy = residuals
     for_loss, for_entropy = _by_result(upstream[0])
     dtype = total.dtype
 

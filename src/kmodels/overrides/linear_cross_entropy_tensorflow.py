@@ -167,8 +167,8 @@ def _scores(
         *scores, best = frozen(hidden)
         return scores, best, weights, places
     rows = keras.ops.convert_to_tensor(rows)
-    held = tf.stop_gradient(keras.ops.cast(rows, table.dtype))
-    table = tf.tensor_scatter_nd_update(table, tf.cast(row_ids, tf.int32)[:, None], held)
+    constants = tf.stop_gradient(keras.ops.cast(rows, table.dtype))
+    table = tf.tensor_scatter_nd_update(table, tf.cast(row_ids, tf.int32)[:, None], constants)
     *scores, best = with_rows(hidden, rows)
     return scores, best, weights, places
 

@@ -121,7 +121,7 @@ def _again(ctx: Context) -> Any:
     hidden, table, rows, row_ids, labels, *_ = ctx.saved_tensors
 
     def function(hidden: torch.Tensor, table: torch.Tensor, rows: torch.Tensor | None) -> Any:
-        found: Any = linear_log_probs.generic(
+        scores: Any = linear_log_probs.generic(
             hidden,
             table,
             labels,
@@ -132,7 +132,7 @@ def _again(ctx: Context) -> Any:
             rows=rows,
             row_ids=row_ids,
         )
-        return torch.stack(found if isinstance(found, tuple) else (found,))
+        return torch.stack(scores if isinstance(scores, tuple) else (scores,))
 
     return (hidden, table, rows), function
 
@@ -155,8 +155,8 @@ class _Scores(torch.autograd.Function):
         gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         frozen = not ctx.needs_input_grad[1]
-        held = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))  # type: ignore[arg-type]
-        tiles = _Tiles(wide(hidden), held, labels, scoring)
+        whole = table if rows is None else table.index_copy(0, row_ids, rows.to(table.dtype))  # type: ignore[arg-type]
+        tiles = _Tiles(wide(hidden), whole, labels, scoring)
         total, right, top, entropy, slopes = _walk(tiles, gradient and frozen)
         ctx.scoring, ctx.frozen = scoring, frozen
         if gradient or not frozen:

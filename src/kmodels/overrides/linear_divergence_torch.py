@@ -82,11 +82,11 @@ def linear_divergence_torch(
         )
         tensors = hidden, table, teacher_hidden, teacher_table
         return weights * _Divergence.apply(*tensors, settings, _needs_gradient(hidden))
-    kept = counted.nonzero().squeeze(1)
-    hidden = hidden[kept]
-    tensors = hidden, table, teacher_hidden[kept], teacher_table
-    found = weights[kept] * _Divergence.apply(*tensors, settings, _needs_gradient(hidden))
-    return found.new_zeros(weights.shape).index_copy(0, kept, found)
+    places = counted.nonzero().squeeze(1)
+    hidden = hidden[places]
+    tensors = hidden, table, teacher_hidden[places], teacher_table
+    divergences = weights[places] * _Divergence.apply(*tensors, settings, _needs_gradient(hidden))
+    return divergences.new_zeros(weights.shape).index_copy(0, places, divergences)
 
 
 def _needs_gradient(hidden: torch.Tensor) -> bool:
@@ -122,7 +122,7 @@ class _Divergence(torch.autograd.Function):
         gradient: bool,
     ) -> torch.Tensor:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        found = torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device)
+        divergences = torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device)
         slopes = torch.empty_like(hidden) if gradient else None
         budget = BUDGET_OF_CUDA if losses.on_cuda(hidden) else BUDGET
         size = max(budget // (4 * table.shape[0]), 8)
@@ -132,7 +132,7 @@ class _Divergence(torch.autograd.Function):
             log_q, slope = _log_softmax(logits, settings.soft_cap, settings.temperature, gradient)
             logits = _logits(teacher_hidden[part], teacher_table, dtype)
             log_p, _ = _log_softmax(logits, settings.teacher_soft_cap, settings.temperature, False)
-            found[part], of_logits = _part(log_q, log_p, settings)
+            divergences[part], of_logits = _part(log_q, log_p, settings)
             if slopes is not None:
                 of_logits = of_logits if slope is None else of_logits.mul_(slope)
                 narrow = wide(of_logits.to(hidden.dtype))
@@ -142,7 +142,7 @@ class _Divergence(torch.autograd.Function):
         ctx.settings = settings
         if gradient:
             ctx.save_for_backward(hidden, table, teacher_hidden, teacher_table, slopes)
-        return found
+        return divergences
 
     @staticmethod
     @backward(_again)

@@ -49,8 +49,8 @@ def places() -> Places | None:
 
 def tokens() -> str | None:
     """Returns the mesh axis along which the tokens of a row are sharded, or None."""
-    found = places()
-    return None if found is None else found.tokens
+    axes = places()
+    return None if axes is None else axes.tokens
 
 
 def merged(x: Tensor) -> Any:
@@ -79,10 +79,10 @@ def _split(batch: Any, length: Any) -> tuple[int, int, int, int] | None:
 
     None if tokens are not sharded, or not evenly.
     """
-    found = places()
-    if found is None or found.tokens is None:
+    axes = places()
+    if axes is None or axes.tokens is None:
         return None
-    rows, tokens = parts(found.rows), parts((found.tokens,))
+    rows, tokens = parts(axes.rows), parts((axes.tokens,))
     if batch % rows or length % tokens:
         return None
     return rows, batch // rows, tokens, length // tokens

@@ -92,8 +92,8 @@ def mlp_tensorflow(
     biases = [ops.convert_to_tensor(bias) for bias in (up_bias, down_bias) if bias is not None]
     with keras_internals.no_autocast():
         kernels = [ops.convert_to_tensor(kernel) for kernel in (up, down)]
-    given = [tf.convert_to_tensor(value) for value in (*kernels, *biases)]
-    output = products(rows, *given)
+    weights = [tf.convert_to_tensor(value) for value in (*kernels, *biases)]
+    output = products(rows, *weights)
     return tf.reshape(output, tf.concat([shape[:-1], [static_shape(down)[1]]], 0))
 
 

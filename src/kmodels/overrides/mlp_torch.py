@@ -111,29 +111,29 @@ class _MLP(torch.autograd.Function):
     def backward(ctx: Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, up, down, hidden, kept, *_ = ctx.saved_tensors
         for_x, for_up, for_down, for_up_bias, for_down_bias, *_ = ctx.needs_input_grad
-        found: list[torch.Tensor | None] = [None] * 8
+        slopes: list[torch.Tensor | None] = [None] * 8
         gradient = gradients[0].contiguous()
         rows = gradient.flatten(0, -2)
         if for_down:
             active = _active(hidden, ctx.form, kept, ctx.share)
-            found[2] = matmul(active.flatten(0, -2).T, rows).to(down.dtype)
+            slopes[2] = matmul(active.flatten(0, -2).T, rows).to(down.dtype)
             del active
         if for_down_bias:
-            found[4] = rows.sum(0)
+            slopes[4] = rows.sum(0)
         if not (for_x or for_up or for_up_bias):
-            return tuple(found)
+            return tuple(slopes)
         slope = affine(gradient, down.to(x.dtype).T)
         if kept is not None:
             slope = dropout_torch.scaled(slope, kept, ctx.share)
         slope = _slope(slope, hidden, ctx.form)
         rows = slope.flatten(0, -2)
         if for_up:
-            found[1] = matmul(x.flatten(0, -2).T, rows).to(up.dtype)
+            slopes[1] = matmul(x.flatten(0, -2).T, rows).to(up.dtype)
         if for_up_bias:
-            found[3] = rows.sum(0)
+            slopes[3] = rows.sum(0)
         if for_x:
-            found[0] = affine(slope, up.to(x.dtype).T)
-        return tuple(found)
+            slopes[0] = affine(slope, up.to(x.dtype).T)
+        return tuple(slopes)
 
 
 def _active(

@@ -52,9 +52,9 @@ def layer_norm_tensorflow(
         return norm(x, *parameters)
     # With TensorFlow 2.21 the gradient of more dimensions was seen to end in memory errors of
     # oneDNN's kernels with several threads on a CPU.
-    found = tf.reshape(norm(tf.reshape(x, (-1, x.shape[-1])), *parameters), tf.shape(x))
-    found.set_shape(x.shape)
-    return found
+    y = tf.reshape(norm(tf.reshape(x, (-1, x.shape[-1])), *parameters), tf.shape(x))
+    y.set_shape(x.shape)
+    return y
 
 
 @override(rms_norm)

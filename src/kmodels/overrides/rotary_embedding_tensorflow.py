@@ -27,11 +27,11 @@ def rotary_embedding_tensorflow(
     """The gradient tape would pad and add halves of gradients."""
     check_rotary_embedding(x)
     x = ops.convert_to_tensor(x)
-    given = tf.range(tf.shape(x)[1]) if positions is None else positions
+    numbers = tf.range(tf.shape(x)[1]) if positions is None else positions
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
     frequencies = rotary_frequencies(static_shape(x)[-1], max_wavelength, scaling, turned)
     # The stub knows neither `...` nor None in an index.
-    places: Any = tf.cast(ops.convert_to_tensor(given), dtype)
+    places: Any = tf.cast(ops.convert_to_tensor(numbers), dtype)
     angles = places[..., None] * tf.constant(frequencies, dtype)
     angles = angles[..., None, :]  # (T, 1, H/2) or (B, T, 1, H/2)
     cosine, sine = tf.cos(angles), tf.sin(angles)

@@ -96,10 +96,10 @@ class _Tables(NamedTuple):
     def are_of(self, positions: torch.Tensor | None, length: int) -> bool:
         if positions is None:
             return self.positions == length
-        found = self.positions
+        known = self.positions
         return (
-            isinstance(found, ref)
-            and found() is positions
+            isinstance(known, ref)
+            and known() is positions
             and self.version == internals_torch.version_of(positions)
         )
 
@@ -149,9 +149,9 @@ def shared_tables(
     cosine, sine = turns.cos(), turns.sin()
     cosine, sine = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
     if stay:
-        held = length if positions is None else ref(positions)
+        key = length if positions is None else ref(positions)
         version = 0 if positions is None else internals_torch.version_of(positions)
-        _last[kind] = _Tables(held, version, cosine, sine)
+        _last[kind] = _Tables(key, version, cosine, sine)
     return cosine, sine
 
 
@@ -175,8 +175,8 @@ def _frequencies(
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    found = rotary_frequencies(width, max_wavelength, scaling, turned)
-    return torch.from_numpy(found).to(device, dtype)
+    frequencies = rotary_frequencies(width, max_wavelength, scaling, turned)
+    return torch.from_numpy(frequencies).to(device, dtype)
 
 
 def _supports_2d(call: OpCall) -> str | None:
@@ -200,8 +200,8 @@ def rotary_embedding_2d_torch(
     kind = (x.shape[-1], max_wavelength, x.device, dtype)
 
     def angles() -> torch.Tensor:
-        found = coordinates.to(dtype)[..., None] * _frequencies_2d(*kind)
-        return found.flatten(-2)[..., None, :]
+        turns = coordinates.to(dtype)[..., None] * _frequencies_2d(*kind)
+        return turns.flatten(-2)[..., None, :]
 
     return turn(x, *shared_tables(("2d", *kind), x, coordinates, angles))
 

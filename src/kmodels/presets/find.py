@@ -31,7 +31,7 @@ def list_presets(family: str | None = None) -> list[str]:
     """Returns the registered names, of one family or of all."""
     chosen = [registry.family(family)] if family else registry.families()
     # A model with two towers has the name of its vision tower in keras-hub.
-    return sorted({name for found in chosen for name in found.presets})
+    return sorted({name for one in chosen for name in one.presets})
 
 
 def family_of(preset: str | Path) -> Family:
@@ -43,10 +43,10 @@ def family_of(preset: str | Path) -> Family:
     name, problems = str(preset), []
     if not name.startswith(tuple(REMOTE)):
         preset = local_copy(preset)
-    found = registry.families()
-    if named := [family for family in found if name in family.presets]:
+    families = registry.families()
+    if named := [family for family in families if name in family.presets]:
         return named[0]
-    for family in found:
+    for family in families:
         try:
             open_checkpoint(preset, family, {}, False)
         except InputError as error:
@@ -73,7 +73,7 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
         raise InputError(f"{preset} is an architecture without weights; give a directory or a file")
     checkpoint = open_checkpoint(preset, family, {}, False)
     if whole and checkpoint.whole:
-        every = (task for found in registry.families() for task in found.tasks)
+        every = (task for one in registry.families() for task in one.tasks)
         return next(cls for cls in every if cls.__name__ == checkpoint.whole)
     task = checkpoint.task
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
@@ -135,14 +135,14 @@ def locate(preset: str | Path) -> Path:
 
 
 def open_checkpoint(
-    preset: str | Path, family: Family, given: dict[str, Any], weights: bool
+    preset: str | Path, family: Family, overrides: dict[str, Any], weights: bool
 ) -> SourceCheckpoint:
     """Opens a checkpoint in any format of a family.
 
     Args:
         preset: see `load`.
         family: family of the model.
-        given: fields of the config that the caller changed.
+        overrides: fields of the config that the caller changed.
         weights: True to open its tensors too.
 
     Raises:
@@ -150,9 +150,9 @@ def open_checkpoint(
     """
     name = str(preset)
     if name in family.presets:
-        found = family.presets[name]
-        task = {key[5:]: value for key, value in found.items() if key.startswith("task_")}
-        fields = {key: value for key, value in found.items() if not key.startswith("task_")}
+        checkpoint = family.presets[name]
+        task = {key[5:]: value for key, value in checkpoint.items() if key.startswith("task_")}
+        fields = {key: value for key, value in checkpoint.items() if not key.startswith("task_")}
         return SourceCheckpoint(Path(name), "a name", fields, task, None, {}, ())
     path = locate(preset)
     if not path.exists():
@@ -167,10 +167,10 @@ def open_checkpoint(
     _check_quantization(path, description)
     for form in family.formats:
         if form.matches(path, description):
-            found = form.open_checkpoint(path, description, given, weights)
-            if found.task.get("num_classes"):
-                found.task.update(_labels(path, description, found.task))
-            return found
+            checkpoint = form.open_checkpoint(path, description, overrides, weights)
+            if checkpoint.task.get("num_classes"):
+                checkpoint.task.update(_labels(path, description, checkpoint.task))
+            return checkpoint
     kind = description.get("model_type") or description.get("architecture")
     raise InputError(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
@@ -178,7 +178,7 @@ def open_checkpoint(
     )
 
 
-def open_outline(preset: str | Path, family: Family, given: dict[str, Any]) -> SourceCheckpoint:
+def open_outline(preset: str | Path, family: Family, overrides: dict[str, Any]) -> SourceCheckpoint:
     """Opens a checkpoint for its architecture, which is that of its tensors if they are there.
 
     Their names and shapes take precedence over config.json, which may omit or contradict a part,
@@ -188,15 +188,15 @@ def open_outline(preset: str | Path, family: Family, given: dict[str, Any]) -> S
     Args:
         preset: see `load`.
         family: family of the model.
-        given: fields of the config that the caller changed.
+        overrides: fields of the config that the caller changed.
 
     Raises:
         InputError: if the family cannot read it.
     """
     try:
-        return open_checkpoint(preset, family, given, True)
+        return open_checkpoint(preset, family, overrides, True)
     except InputError as error:
-        checkpoint = open_checkpoint(preset, family, given, False)
+        checkpoint = open_checkpoint(preset, family, overrides, False)
         if holds_tensors(checkpoint.path):
             warnings.warn(f"the architecture follows config.json alone: {error}", stacklevel=4)
         return checkpoint
@@ -356,8 +356,8 @@ def _open_own(
     path: Path, description: dict[str, Any], family: Family, weights: bool
 ) -> SourceCheckpoint:
     checkpoint = native.open_checkpoint(path, description, weights)
-    if (held := description.get("family")) != family.name:
-        raise InputError(f"{path} holds a model of the family {held!r}, not {family.name!r}")
+    if (own := description.get("family")) != family.name:
+        raise InputError(f"{path} holds a model of the family {own!r}, not {family.name!r}")
     config = family.backbone.make_config(**checkpoint.backbone)
     return replace(checkpoint, fit=lambda tensors, wanted: family.fit(tensors, config, wanted))
 
@@ -373,9 +373,9 @@ def _unknown(name: str, known: list[str]) -> InputError:
 def _download(scheme: str, name: str) -> Path:
     module, function, package = REMOTE[scheme]
     try:
-        found = importlib.import_module(module)
+        hub = importlib.import_module(module)
     except ImportError:
         raise InputError(
             f"{scheme}{name} needs the package {package}: pip install {package}"
         ) from None
-    return Path(getattr(found, function)(name))
+    return Path(getattr(hub, function)(name))

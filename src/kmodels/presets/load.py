@@ -81,13 +81,13 @@ def load(
     if cls is not owner:
         # Without the arguments of other tasks of the family.
         task = {key: value for key, value in checkpoint.task.items() if key in takes}
-        given = {key: value for key, value in task.items() if value is not None}
-        if settings.get("num_classes") not in (None, given.get("num_classes")):
-            given.pop("class_names", None)
-        headed = "num_classes" not in takes or "num_classes" in {**given, **settings}
+        stated = {key: value for key, value in task.items() if value is not None}
+        if settings.get("num_classes") not in (None, stated.get("num_classes")):
+            stated.pop("class_names", None)
+        headed = "num_classes" not in takes or "num_classes" in {**stated, **settings}
         if fills and not headed:
             raise InputError(f"{preset} has no head; give num_classes")
-        defaults = family.defaults(config, {**given, **settings})
+        defaults = family.defaults(config, {**stated, **settings})
         known = {*takes, *settings, "name"}
         settings = {key: value for key, value in defaults.items() if key in known}
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
@@ -107,8 +107,8 @@ def load(
     steps: list[Callable[[], Any]] = [lambda: keras_internals.draw_values(body)]
     if fills:
         tensors = checkpoint.fit(checkpoint.tensors, config)
-        held = owner.make_config(**checkpoint.backbone)
-        rules, origin = family.fit_rules(checkpoint.rules, held, config), checkpoint.path
+        stored_config = owner.make_config(**checkpoint.backbone)
+        rules, origin = family.fit_rules(checkpoint.rules, stored_config, config), checkpoint.path
         steps.insert(0, engine.bind(model, tensors, rules, skip=skip, origin=origin))
         if new := [path for path in engine.variables(model) if path.startswith(tuple(skip))]:
             log.info("%s: new weights for %s", origin, ", ".join(new))

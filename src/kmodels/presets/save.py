@@ -163,9 +163,9 @@ def _write(folder: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArra
         where, _, own = name.rpartition("/")
         parts.setdefault(where, {})[own] = tensor
     written: dict[str, LazyArray] = {}
-    for where, held in parts.items():
+    for where, tensors_of_file in parts.items():
         file = folder / where / "model.safetensors"
-        write_safetensors(file, held, {"format": "pt"})
+        write_safetensors(file, tensors_of_file, {"format": "pt"})
         start = f"{where}/" if where else ""
         written |= {start + name: tensor for name, tensor in stored_tensors(file).items()}
     return written

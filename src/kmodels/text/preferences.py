@@ -415,11 +415,11 @@ def _fitted(pair: Sequence[Example], room: int, cut: Cut) -> list[Example]:
     fitted = []
     for ids, learn, images in pair:
         response = min(rest, len(ids) - prompt)
-        kept = [*places, *range(prompt, prompt + response)]
-        cut.examples += len(kept) < len(ids)
+        chosen = [*places, *range(prompt, prompt + response)]
+        cut.examples += len(chosen) < len(ids)
         cut.prompt_tokens += prompt - len(places)
         cut.response_tokens += len(ids) - prompt - response
-        fitted.append(Example([ids[i] for i in kept], [learn[i] for i in kept], images))
+        fitted.append(Example([ids[i] for i in chosen], [learn[i] for i in chosen], images))
     return fitted
 
 
@@ -428,19 +428,19 @@ def _others(rows: Sequence[Record]) -> list[int]:
     asked = [
         _identity([row[name] for name in ("prompt", *PICTURES) if name in row]) for row in rows
     ]
-    found = [-1] * len(rows)
+    partners = [-1] * len(rows)
     for form in (str, list):
         places = [i for i, row in enumerate(rows) if isinstance(row["prompt"], form)]
         # In the second round, rows at the beginning find those at the end.
         for number, i in [*enumerate(places)] * 2:
             before = places[number - 1]
-            found[i] = found[before] if asked[before] == asked[i] else before
-    if -1 in found:
+            partners[i] = partners[before] if asked[before] == asked[i] else before
+    if -1 in partners:
         raise InputError(
-            f"row {found.index(-1)} finds no row with another prompt, which KTO's divergence needs;"
-            " give answers to several prompts, or use apo_zero_unpaired"
+            f"row {partners.index(-1)} finds no row with another prompt, which KTO's divergence "
+            "needs; give answers to several prompts, or use apo_zero_unpaired"
         )
-    return found
+    return partners
 
 
 def _identity(value: Any) -> Any:

@@ -237,17 +237,17 @@ def _recommend(
     from kmodels.tools.plan import recommend as recommending
 
     known = recipe.load(recipe.RECIPES["gemma"]).Settings
-    given = {
+    stated = {
         name: value
         for name, value in context.params.items()
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
         and name not in ("preset", "recommend", "data", "as_json")
     }
     supported = ("precision", "batch_size", "sequence_length", "rank", "targets", "dora")
-    for name in given.keys() - {*supported, "quantize", "accumulate", "remat"}:
+    for name in stated.keys() - {*supported, "quantize", "accumulate", "remat"}:
         flag = f"--{name.replace('_', '-')}"
         raise InputError(f"{flag} has no meaning with --recommend; leave it out")
-    recommended = recommending.recommendations(known(weights=weights, data=data, **given))
+    recommended = recommending.recommendations(known(weights=weights, data=data, **stated))
     if as_json:
         print(json.dumps(shown(recommended), indent=1))
     else:

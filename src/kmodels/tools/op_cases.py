@@ -18,9 +18,9 @@ BLOCKS = np.array([[-1, 0, 0, 0, -1, 1, 1], [-1, -1, -1, -1, -1, -1, -1]], "int3
 
 def pairs(length: int) -> np.ndarray:
     """A mask of pairs by head, (B, N, T, S), of which one query sees nothing."""
-    found = np.random.default_rng(4).random((2, 4, length, S)) > 0.4
-    found[0, :, length // 2] = False
-    return found
+    mask = np.random.default_rng(4).random((2, 4, length, S)) > 0.4
+    mask[0, :, length // 2] = False
+    return mask
 
 
 # A mask of keys: one row is all padding.
@@ -103,12 +103,12 @@ OpCase = tuple[str, str, list[np.ndarray], dict[str, Any]]
 
 def cases() -> list[OpCase]:
     """Calls of every op: (op, label, arrays to differentiate by, keyword arguments)."""
-    found: list[OpCase] = []
+    calls: list[OpCase] = []
     for label, shapes, keywords in ATTENTION:
         rng = np.random.default_rng(3)
         arrays = [rng.normal(size=shape).astype("float32") for shape in shapes]
-        found.append(("attention", label, arrays, keywords))
-    found += [
+        calls.append(("attention", label, arrays, keywords))
+    calls += [
         ("layer_norm", "with bias", [_normal(2, 5, 12) + 3, _normal(12), _normal(12)], {}),
         ("layer_norm", "four axes", [_normal(2, 3, 4, 12) + 3, _normal(12), _normal(12)], {}),
         ("layer_norm", "no bias", [_normal(3, 12), _normal(12)], {"epsilon": 0.1}),
@@ -273,7 +273,7 @@ def cases() -> list[OpCase]:
             )
         ),
     ]
-    return found
+    return calls
 
 
 def large_cases() -> list[OpCase]:

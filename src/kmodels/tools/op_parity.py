@@ -147,6 +147,6 @@ def _numbers(x: Tensor) -> np.ndarray:
     return keras.ops.convert_to_numpy(keras.ops.cast(x, "float32"))
 
 
-def _share(expected: np.ndarray, found: np.ndarray, tolerance: float) -> float:
-    one = difference("", expected, found, tolerance, 1.0)
+def _share(expected: np.ndarray, values: np.ndarray, tolerance: float) -> float:
+    one = difference("", expected, values, tolerance, 1.0)
     return float(f"{one.largest / one.allowed:.3g}")

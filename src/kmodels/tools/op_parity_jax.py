@@ -11,5 +11,5 @@ def gradients(
 ) -> tuple[Any, Sequence[Any]]:
     """See `OpParityBackend.gradients`; compiled, as in a step."""
     everything = tuple(range(len(tensors)))
-    found, rest = jax.jit(jax.grad(function, everything, has_aux=True))(*tensors)
-    return rest, found
+    gradients_of_all, rest = jax.jit(jax.grad(function, everything, has_aux=True))(*tensors)
+    return rest, gradients_of_all

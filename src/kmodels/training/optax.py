@@ -115,10 +115,12 @@ class OptaxOptimizer(keras_internals.StepOverAll):
     def move_all(self, grads: list[Any], variables: Sequence[keras.Variable]) -> None:
         """Makes one step of the transformation; a weight without a gradient stays."""
         weights = named(keras_internals.built_for(self))
-        given = {id(v): gradient for v, gradient in zip(variables, grads, strict=True)}
+        by_variable = {id(v): gradient for v, gradient in zip(variables, grads, strict=True)}
         params = {path: weight.value for path, weight in weights.items()}
         gradients = {
-            path: given[id(weight)] if id(weight) in given else keras.ops.zeros_like(params[path])
+            path: by_variable[id(weight)]
+            if id(weight) in by_variable
+            else keras.ops.zeros_like(params[path])
             for path, weight in weights.items()
         }
         state = {name: variable.value for name, variable in self.by_slot.items()}
@@ -126,7 +128,7 @@ class OptaxOptimizer(keras_internals.StepOverAll):
             self.transformation, self._structure, gradients, state, params
         )
         for path, weight in weights.items():
-            if id(weight) in given:
+            if id(weight) in by_variable:
                 weight.assign(params[path])
         for name, variable in self.by_slot.items():
             variable.assign(state[name])

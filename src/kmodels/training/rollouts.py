@@ -178,18 +178,18 @@ class Rollouts(ResumableBatches):
             self.timeout, lambda: self.reward(prompts=prompts, completions=completions, **fields)
         )
         try:
-            found = np.array([np.nan if x is None else float(x) for x in values], "float32")
+            rewards = np.array([np.nan if x is None else float(x) for x in values], "float32")
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"the reward function returned {type(values).__name__}; return a number or None "
                 f"for each completion ({error})"
             ) from None
-        if len(found) != len(completions) or np.isinf(found).any():
+        if len(rewards) != len(completions) or np.isinf(rewards).any():
             raise InputError(
-                f"the reward function returned {len(found)} values for {len(completions)} "
+                f"the reward function returned {len(rewards)} values for {len(completions)} "
                 "completions, or infinite ones; return a finite number or None for each"
             )
-        return found
+        return rewards
 
     def _sampled(self, epoch: int) -> dict[str, np.ndarray]:
         count, groups = len(self.records), self.samples // self.group_size
@@ -284,8 +284,8 @@ class Rollouts(ResumableBatches):
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path} cannot be read: {error}; remove it to sample again") from None
         for name, array in expected.items():
-            found = arrays.get(name)
-            if found is None or found.shape != array.shape or found.dtype != array.dtype:
+            stored = arrays.get(name)
+            if stored is None or stored.shape != array.shape or stored.dtype != array.dtype:
                 raise InputError(
                     f"{path} holds no {name} {array.shape} of this run; remove it to sample again"
                 )

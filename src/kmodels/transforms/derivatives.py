@@ -39,8 +39,8 @@ def grad(fun: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = Fals
 
     @wraps(fun)
     def gradient(*args: Tree, **kwargs: Tree) -> Any:
-        value, found = both(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
 
     return gradient
 
@@ -145,8 +145,8 @@ def jvp(fun: Function, primals: tuple, tangents: tuple, has_aux: bool = False) -
     run = _Run(fun, join, has_aux, "jvp")
     with tracing("jvp"):
         outputs, slopes, aux = engine.jvp(run, leaves, directions)
-    found = run.join(outputs), run.join(slopes)
-    return (*found, run.rest(aux)) if has_aux else found
+    results = run.join(outputs), run.join(slopes)
+    return (*results, run.rest(aux)) if has_aux else results
 
 
 def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]:
@@ -172,12 +172,12 @@ def vjp(fun: Function, *primals: Tree, has_aux: bool = False) -> tuple[Any, ...]
         outputs, pull, aux = engine.vjp(run, leaves)
 
     def pulled(cotangent: Tree) -> Any:
-        given = trees.like(cotangent, outputs, run.join, "vjp: cotangents")
+        cotangents = trees.like(cotangent, outputs, run.join, "vjp: cotangents")
         with tracing("vjp"):
-            return join(list(pull(given)))
+            return join(list(pull(cotangents)))
 
-    found = run.join(outputs), pulled
-    return (*found, run.rest(aux)) if has_aux else found
+    results = run.join(outputs), pulled
+    return (*results, run.rest(aux)) if has_aux else results
 
 
 class _Run:
@@ -233,12 +233,12 @@ def _pair(output: Tree, name: str) -> tuple[Any, Any]:
 
 
 def _scalar(value: Tensor, name: str) -> Any:
-    found = value if keras.ops.is_tensor(value) else trees.taken(value, numbers=True)
-    if not keras.ops.is_tensor(found):
+    scalar = value if keras.ops.is_tensor(value) else trees.taken(value, numbers=True)
+    if not keras.ops.is_tensor(scalar):
         raise InputError(f"{name}: the function returns {type(value).__name__}; return a scalar")
-    if tuple(found.shape) != () or "float" not in str(found.dtype):
+    if tuple(scalar.shape) != () or "float" not in str(scalar.dtype):
         raise InputError(
-            f"{name}: the function returns {keras.backend.standardize_dtype(found.dtype)} of shape "
-            f"{tuple(found.shape)}; return a scalar of floats, such as a sum or a mean"
+            f"{name}: the function returns {keras.backend.standardize_dtype(scalar.dtype)} of "
+            f"shape {tuple(scalar.shape)}; return a scalar of floats, such as a sum or a mean"
         )
-    return found
+    return scalar

@@ -46,9 +46,9 @@ def value_and_grad(fun: Callable[..., Any], leaves: list[Any], has_aux: bool) ->
     leaves = _apart(leaves)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(leaves)
-        found = fun(*leaves)
-        value = found[0] if has_aux else found
-    return found, _dense(tape.gradient(value, leaves, unconnected_gradients=ZERO))
+        results = fun(*leaves)
+        value = results[0] if has_aux else results
+    return results, _dense(tape.gradient(value, leaves, unconnected_gradients=ZERO))
 
 
 def _apart(leaves: list[Any]) -> list[Any]:
@@ -77,8 +77,8 @@ def vjp(fun: Callable[..., Any], leaves: list[Any]) -> Any:
         outputs, aux = fun(*leaves)
 
     def pull(cotangents: list[Any]) -> list[Any]:
-        found = tape.gradient(outputs, leaves, cotangents, unconnected_gradients=ZERO)
-        return _dense(found)
+        slopes = tape.gradient(outputs, leaves, cotangents, unconnected_gradients=ZERO)
+        return _dense(slopes)
 
     return outputs, pull, aux
 
@@ -127,9 +127,9 @@ def vmap(fun: Callable[..., Any], leaves: list[Any], axes: list[int | None], pai
         return [*stacked, *alike]
 
     first = [keras.ops.moveaxis(leaves[i], axes[i], 0) if axes[i] else leaves[i] for i in mapped]
-    found = _staged(lambda *first: tf.vectorized_map(entry, list(first)), first)
-    count = len(found) - whole
-    return (found[:count], [tensor[0] for tensor in found[count:]]) if pair else found
+    results = _staged(lambda *first: tf.vectorized_map(entry, list(first)), first)
+    count = len(results) - whole
+    return (results[:count], [tensor[0] for tensor in results[count:]]) if pair else results
 
 
 def _depends(tensor: tf.Tensor, parts: list[Any]) -> bool:
@@ -223,11 +223,11 @@ def scan(
     carry, put = apart(init)
     structure: list[Join] = []
 
-    def step(held: Any, parts: Any) -> Any:
-        found, y = f(put(list(held[0])), join(list(parts) if slices else []))
+    def step(state: Any, parts: Any) -> Any:
+        carry, y = f(put(list(state[0])), join(list(parts) if slices else []))
         ys, put_ys = apart(y, numbers=True)
         structure.append(put_ys)
-        return apart(found, numbers=True)[0], ys
+        return apart(carry, numbers=True)[0], ys
 
     parts = slices or [tf.range(count)]
     # Tracing a step tells what comes out; TensorFlow's loops want to know it first.

@@ -56,8 +56,8 @@ def _mapped(error: Exception) -> bool:
 def value_and_grad(fun: Callable[..., Any], leaves: list[Any], has_aux: bool) -> Any:
     """(value, gradients) of a function of tensors; the value is what it returns, maybe a pair."""
     everything = tuple(range(len(leaves)))
-    gradients, found = torch.func.grad_and_value(fun, everything, has_aux)(*leaves)
-    return found, gradients
+    gradients, results = torch.func.grad_and_value(fun, everything, has_aux)(*leaves)
+    return results, gradients
 
 
 def jvp(fun: Callable[..., Any], leaves: list[Any], tangents: list[Any]) -> Any:
@@ -130,10 +130,10 @@ def _inside_another() -> bool:
 
 def trace(fun: Callable[..., Any], leaves: list[Any]) -> Any:
     """Returns the graph of ATen operations, traced with fake tensors."""
-    found = internals_torch.trace_graph(fun, ZEROS, leaves)
-    found.graph.eliminate_dead_code()
-    found.recompile()
-    return found
+    graph_module = internals_torch.trace_graph(fun, ZEROS, leaves)
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+    return graph_module
 
 
 def _zeros(size: Any, *, dtype: Any = None, device: Any = None, **_: object) -> Any:
@@ -197,10 +197,10 @@ def while_loop(
 ) -> Any:
     """Python's `while`, or torch's operation if the condition is traced."""
     alone = not isinstance(loop_vars, (tuple, list))
-    held = (loop_vars,) if alone else tuple(loop_vars)
-    held = keras.tree.map_structure(keras.ops.convert_to_tensor, held)
+    state = (loop_vars,) if alone else tuple(loop_vars)
+    state = keras.tree.map_structure(keras.ops.convert_to_tensor, state)
     try:
-        bool(cond(*held))
+        bool(cond(*state))
     except RuntimeError as error:
         if _mapped(error):
             raise InputError(
@@ -212,18 +212,18 @@ def while_loop(
     else:
         return keras.ops.while_loop(cond, body, loop_vars, maximum_iterations)
 
-    def proceed(count: torch.Tensor, *held: torch.Tensor) -> Any:
-        more = cond(*held)
+    def proceed(count: torch.Tensor, *state: torch.Tensor) -> Any:
+        more = cond(*state)
         return more if maximum_iterations is None else more & (count < maximum_iterations)
 
-    def step(count: torch.Tensor, *held: torch.Tensor) -> Any:
-        found = body(*held)
-        found = (found,) if alone else tuple(found)
+    def step(count: torch.Tensor, *state: torch.Tensor) -> Any:
+        new = body(*state)
+        new = (new,) if alone else tuple(new)
         # Copies, for torch takes no results that are what came in.
-        return (count + 1, *keras.tree.map_structure(_copy, found))
+        return (count + 1, *keras.tree.map_structure(_copy, new))
 
-    _, *held = internals_torch.while_loop(proceed, step, (keras.ops.zeros((), "int32"), *held))
-    return held[0] if alone else tuple(held)
+    _, *state = internals_torch.while_loop(proceed, step, (keras.ops.zeros((), "int32"), *state))
+    return state[0] if alone else tuple(state)
 
 
 def _copy(leaf: torch.Tensor) -> torch.Tensor:

@@ -65,8 +65,8 @@ def _axes(in_axes: Tree, args: optree.PyTreeSpec, kwargs: optree.PyTreeSpec) -> 
         each = zip(in_axes, args.children(), strict=True)
     else:
         each = iter([(in_axes, args)])
-    found = [axis for prefix, spec in each for axis in trees.spread(prefix, spec, "vmap: in_axes")]
-    return found + [0] * kwargs.num_leaves
+    axes = [axis for prefix, spec in each for axis in trees.spread(prefix, spec, "vmap: in_axes")]
+    return axes + [0] * kwargs.num_leaves
 
 
 class _Results:
@@ -97,15 +97,15 @@ class _Results:
     def put(self, results: Sequence[Any]) -> Any:
         """Joins the results for all entries, and moves the mapped axes to their positions."""
         stacked, whole = map(list, results) if self.some_whole else (list(results), [])
-        found = []
+        placed = []
         for axis in self.axes:
             if axis is None:
-                found.append(whole.pop(0))
+                placed.append(whole.pop(0))
             else:
                 tensor = stacked.pop(0)
                 axis = _place(tensor, axis, "out_axes")
-                found.append(keras.ops.moveaxis(tensor, 0, axis) if axis else tensor)
-        return self.join(found)
+                placed.append(keras.ops.moveaxis(tensor, 0, axis) if axis else tensor)
+        return self.join(placed)
 
 
 def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int | None]:
@@ -116,8 +116,8 @@ def _places(tensors: list[Any], axes: list[Any], join: trees.Join) -> list[int |
                 f"vmap: in_axes asks for axis {axis} of {type(join.rest[place]).__name__}; give "
                 "one it has, or None"
             )
-    found = zip(tensors, join.places, strict=True)
-    return [None if axes[i] is None else _place(x, axes[i], "in_axes") for x, i in found]
+    pairs = zip(tensors, join.places, strict=True)
+    return [None if axes[i] is None else _place(x, axes[i], "in_axes") for x, i in pairs]
 
 
 def _place(tensor: Tensor, axis: object, name: str) -> int:

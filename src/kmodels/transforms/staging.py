@@ -49,9 +49,9 @@ def jit(
     @wraps(fun)
     def staged(*args: Tree, **kwargs: Tree) -> Any:
         fixed = {place % len(args) for place in places if -len(args) <= place < len(args)}
-        held: Any = [_Static(x) if i in fixed else x for i, x in enumerate(args)]
+        arguments: Any = [_Static(x) if i in fixed else x for i, x in enumerate(args)]
         named = {name: _Static(x) if name in names else x for name, x in kwargs.items()}
-        leaves, join = trees.apart((held, named), numbers=True)
+        leaves, join = trees.apart((arguments, named), numbers=True)
         key = _key(leaves, join)
         if seen[0] != traced.changes():
             made.clear()
@@ -67,9 +67,9 @@ def jit(
             made[key] = engine.jit(flat), structure
         run, structure = made[key]
         with tracing("jit"):
-            found = run(*leaves)
+            outputs = run(*leaves)
         seen[0] = traced.changes()  # what `fun` itself changed, and took back, is in the trace
-        return structure[0](list(found))
+        return structure[0](list(outputs))
 
     return staged
 
@@ -151,8 +151,8 @@ def remat(fun: Function) -> Function:
             return tensors
 
         with tracing("remat"):
-            found = engine.remat(flat, leaves)
-        return structure[0](list(found))
+            outputs = engine.remat(flat, leaves)
+        return structure[0](list(outputs))
 
     return again
 

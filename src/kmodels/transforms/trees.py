@@ -142,12 +142,12 @@ def like(tree: Tree, tensors: list[Any], join: Join, what: str) -> list[Any]:
     leaves, spec = optree.tree_flatten(tree, **OPTIONS)  # type: ignore[arg-type]
     if spec != join.spec:
         raise InputError(f"{what} have the form {_form(tree)}; give {_form(join(tensors))}")
-    found = []
+    cast_leaves = []
     for place, tensor in zip(join.places, tensors, strict=True):
         leaf = keras.ops.convert_to_tensor(leaves[place])
         if tuple(leaf.shape) != tuple(tensor.shape):
             raise InputError(
                 f"{what} hold the shape {tuple(leaf.shape)}; give {tuple(tensor.shape)}"
             )
-        found.append(keras.ops.cast(leaf, keras.backend.standardize_dtype(tensor.dtype)))
-    return found
+        cast_leaves.append(keras.ops.cast(leaf, keras.backend.standardize_dtype(tensor.dtype)))
+    return cast_leaves

@@ -33,14 +33,14 @@ def variables(model: keras.Model) -> dict[str, Any]:
     """
     if isinstance(model, Mapping):
         return dict(model)
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     for variable in model.weights:
-        if variable.path in found:
+        if variable.path in by_path:
             raise InputError(
                 f"two variables are called {variable.path}; give the layers different names"
             )
-        found[variable.path] = variable
-    return found
+        by_path[variable.path] = variable
+    return by_path
 
 
 def load(
@@ -81,8 +81,8 @@ def bind(
     origin: object = "the file",
 ) -> Callable[[], int]:
     """Compares model and tensors, and returns a function that fills the model."""
-    held = variables(model)
-    bound, problems = _match(held, source, rules, tuple(skip))
+    by_path = variables(model)
+    bound, problems = _match(by_path, source, rules, tuple(skip))
     if problems:
         raise InputError(f"{origin} does not fit the model: {'; '.join(problems)}")
 
@@ -90,7 +90,7 @@ def bind(
         filled = 0
         # Largest first: each is in memory twice for a moment, at best while little else is.
         for rule in sorted(bound, key=lambda rule: -source[rule.source].nbytes):
-            targets = [held[path] for path in rule.targets]
+            targets = [by_path[path] for path in rule.targets]
             filled += sum(int(np.prod(variable.shape)) for variable in targets)
             _assign(rule, targets, source[rule.source])
         runtime.malloc_trim()
@@ -100,12 +100,14 @@ def bind(
 
 
 def _match(
-    held: Mapping[str, Any],
+    by_path: Mapping[str, Any],
     source: Mapping[str, LazyArray],
     rules: Sequence[Rule],
     prefixes: tuple[str, ...],
 ) -> tuple[list[Bound], list[str]]:
-    wanted = {path for path in held if not path.startswith(prefixes)} if prefixes else set(held)
+    wanted = (
+        {path for path in by_path if not path.startswith(prefixes)} if prefixes else set(by_path)
+    )
     chosen, unused, shapes = [], [], []
     taken: set[str] = set()
     for name, rule in bind_sources(rules, source).items():
@@ -117,11 +119,11 @@ def _match(
             unused.append(name)
         else:
             taken.update(rule.targets)
-            if (expected := _source_shape(rule, held)) == source[name].shape:
+            if (expected := _source_shape(rule, by_path)) == source[name].shape:
                 chosen.append(rule)
             else:
                 shapes.append(f"{name} is {source[name].shape}, the model needs {expected}")
-    missing = [path for path in held if path in wanted - taken]
+    missing = [path for path in by_path if path in wanted - taken]
     return chosen, [
         *_listed("tensors without a variable", unused),
         *_listed("variables without a tensor", missing),
@@ -136,8 +138,8 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
     return [f"{len(items)} {title}: {', '.join(items[:SHOWN])}{more}"]
 
 
-def _source_shape(rule: Bound, held: Mapping[str, Any]) -> tuple[int, ...] | str:
-    shapes = [tuple(held[path].shape) for path in rule.targets]
+def _source_shape(rule: Bound, by_path: Mapping[str, Any]) -> tuple[int, ...] | str:
+    shapes = [tuple(by_path[path].shape) for path in rule.targets]
     try:
         return source_shape(shapes, rule.transform, rule.axis)
     except ValueError:  # the transform was made for other sizes
@@ -179,19 +181,19 @@ def export(
         InputError: for variables without a rule.
     """
     deferred.check(model, "saving")
-    held = {path: x for path, x in variables(model).items() if not path.startswith(without)}
-    bound = bind_targets(rules, held)
+    by_path = {path: x for path, x in variables(model).items() if not path.startswith(without)}
+    bound = bind_targets(rules, by_path)
     known = {path for rule in bound for path in rule.targets}
-    if lost := [path for path in held if path not in known]:
+    if lost := [path for path in by_path if path not in known]:
         hint = "; call dequantize first" if any("/kernel_" in path for path in lost) else ""
         raise InputError(
             f"the format has no place for {'; '.join(_listed('variables', lost))}{hint}"
         )
-    if absent := sorted(known - set(held)):
+    if absent := sorted(known - set(by_path)):
         raise InputError(
             f"the format also needs {'; '.join(_listed('variables', absent))}, which are not there"
         )
-    return {rule.source: _lazy(rule, [held[path] for path in rule.targets]) for rule in bound}
+    return {rule.source: _lazy(rule, [by_path[path] for path in rule.targets]) for rule in bound}
 
 
 def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:

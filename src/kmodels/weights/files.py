@@ -77,9 +77,9 @@ def stored_tensors(path: Path) -> dict[str, LazyArray]:
         return _one_safetensors(files[0])
     if not files and (path / PICKLED).is_file():
         return read_pickled(path / PICKLED)
-    found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+    listing = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
     raise InputError(
-        f"{path} holds no model.safetensors and no {INDEX}, but {found}; "
+        f"{path} holds no model.safetensors and no {INDEX}, but {listing}; "
         "write it again as safetensors"
     )
 
@@ -215,13 +215,15 @@ def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
         raise InputError(
             f"{path / index_name} names {unread[0]!r}; files of {' and '.join(READERS)} are read"
         )
-    held = {shard: READERS[Path(shard).suffix](path / shard) for shard in shards}
-    if lost := [f"{name} in {shard}" for name, shard in index.items() if name not in held[shard]]:
+    by_shard = {shard: READERS[Path(shard).suffix](path / shard) for shard in shards}
+    if lost := [
+        f"{name} in {shard}" for name, shard in index.items() if name not in by_shard[shard]
+    ]:
         raise InputError(
             f"{path / index_name} names tensors that are not there: {', '.join(lost[:8])}; copy it "
             "again"
         )
-    return {name: held[shard][name] for name, shard in sorted(index.items())}
+    return {name: by_shard[shard][name] for name, shard in sorted(index.items())}
 
 
 def read_pickled(path: Path) -> dict[str, LazyArray]:
@@ -361,15 +363,17 @@ def read_parts(files: Sequence[Path]) -> dict[str, LazyArray]:
     Raises:
         InputError: for a file that is damaged, or parts that leave a gap.
     """
-    found: dict[str, list[Part]] = {}
+    parts_by_name: dict[str, list[Part]] = {}
     for file in files:
         offsets = _offsets(file)
         for name, array in read_safetensors(file).items():
             start = offsets.get(name, {}).get(OFFSETS, [0] * len(array.shape))
             if len(start) != len(array.shape) or not all(isinstance(n, int) for n in start):
                 raise InputError(f"{file} says that {name} begins at {start}; copy it again")
-            found.setdefault(name, []).append((tuple(start), array))
-    return {name: _join(name, parts, files[0].parent) for name, parts in sorted(found.items())}
+            parts_by_name.setdefault(name, []).append((tuple(start), array))
+    return {
+        name: _join(name, parts, files[0].parent) for name, parts in sorted(parts_by_name.items())
+    }
 
 
 def _offsets(file: Path) -> dict[str, Any]:

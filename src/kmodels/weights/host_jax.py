@@ -15,8 +15,8 @@ from kmodels.weights.tensors import LazyArray
 def in_parts(variable: keras.Variable) -> bool:
     """Returns True if this process lacks some of the values."""
     value = variable.value
-    held = not isinstance(value, jax.Array) or value.is_fully_addressable
-    return not held and not value.is_fully_replicated
+    is_here = not isinstance(value, jax.Array) or value.is_fully_addressable
+    return not is_here and not value.is_fully_replicated
 
 
 def whole(variable: keras.Variable) -> Any:

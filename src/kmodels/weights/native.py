@@ -88,8 +88,8 @@ def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; give a directory")
-    held = sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
-    if others := [name for name in held if name not in ours]:
+    entries = sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
+    if others := [name for name in entries if name not in ours]:
         raise InputError(
             f"{directory} also holds {', '.join(others[:8])}, which would be lost; "
             "give a new or empty directory"

@@ -23,7 +23,7 @@ def read(path: Path) -> dict[str, LazyArray]:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_zip(archive, path)
-        held: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
     except Exception:
@@ -31,12 +31,14 @@ def read(path: Path) -> dict[str, LazyArray]:
         raise InputError(
             f"{path} is damaged or holds more than tensors; write it again as safetensors"
         ) from None
-    if not isinstance(held, dict):
-        raise InputError(f"{path} holds a {type(held).__name__}; a dictionary of tensors is needed")
-    wrong = [name for name, value in held.items() if not _is_plain(name, value)]
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{path} holds a {type(content).__name__}; a dictionary of tensors is needed"
+        )
+    wrong = [name for name, value in content.items() if not _is_plain(name, value)]
     if wrong:
         raise InputError(f"{path}: {wrong[0]!r} is not a tensor; write it again as safetensors")
-    return {name: _lazy(tensor) for name, tensor in held.items()}
+    return {name: _lazy(tensor) for name, tensor in content.items()}
 
 
 def _is_plain(name: object, value: object) -> bool:

@@ -147,26 +147,26 @@ def _bind(rule: Rule, number: str) -> Bound:
 def bind_sources(rules: Iterable[Rule], names: Iterable[str]) -> dict[str, Bound | None]:
     """Returns the rule of each name in a file, or None if no rule reads it."""
     compiled = [(rule, _pattern(rule.source)) for rule in rules]
-    found: dict[str, Bound | None] = {}
+    bound: dict[str, Bound | None] = {}
     for name in names:
-        found[name] = None
+        bound[name] = None
         for rule, pattern in compiled:
             if match := pattern.fullmatch(name):
-                found[name] = _bind(rule, match.groupdict().get("i") or "")
+                bound[name] = _bind(rule, match.groupdict().get("i") or "")
                 break
-    return found
+    return bound
 
 
 def bind_targets(rules: Iterable[Rule], paths: Iterable[str]) -> list[Bound]:
     """Returns the rules that write to these variables, in the order of the variables."""
     compiled = [(rule, _pattern(rule.targets[0])) for rule in rules]
-    found = []
+    bound = []
     for path in paths:
         for rule, pattern in compiled:
             if match := pattern.fullmatch(path):
-                found.append(_bind(rule, match.groupdict().get("i") or ""))
+                bound.append(_bind(rule, match.groupdict().get("i") or ""))
                 break
-    return found
+    return bound
 
 
 Tensors = Mapping[str, LazyArray]

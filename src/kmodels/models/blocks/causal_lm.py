@@ -210,7 +210,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         name = loss.get("normalization", "positions") if isinstance(loss, Mapping) else "tokens"
         super().compile_from_config({**config, "loss_normalization": name})
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the compiled loss and metrics, by default for the next token.
 
         The optimizer is Adam with a learning rate of 2e-5, the loss cross-entropy, and the weighted
@@ -220,14 +220,14 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         mean of a `SparseCategoricalCrossentropy` without an `ignore_class`, as in transformers. Its
         reduction "mean_with_sample_weight" is that of `loss_normalization="tokens"`.
         """
-        given = super().with_defaults(
-            given.filled(
+        arguments = super().with_defaults(
+            arguments.filled(
                 optimizer=lambda: keras.optimizers.Adam(2e-5),
                 loss=lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=lambda: ["sparse_categorical_accuracy"],
             )
         )
-        loss: Any = given.loss
+        loss: Any = arguments.loss
         if (
             self.loss_normalization in DIVISORS
             and isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
@@ -235,12 +235,12 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             and loss.reduction in ("mean", "mean_with_sample_weight")
         ):
             settings = {**loss.get_config(), "reduction": REDUCTIONS[0]}
-            given = given._replace(loss=type(loss).from_config(settings))
-        if isinstance(given.weighted_metrics, list | tuple):
-            weighted = [accuracy(metric) for metric in given.weighted_metrics]
-            given = given._replace(weighted_metrics=weighted)
-        self.head.choose(given.loss, given.metrics, given.weighted_metrics)
-        return given
+            arguments = arguments._replace(loss=type(loss).from_config(settings))
+        if isinstance(arguments.weighted_metrics, list | tuple):
+            weighted = [accuracy(metric) for metric in arguments.weighted_metrics]
+            arguments = arguments._replace(weighted_metrics=weighted)
+        self.head.choose(arguments.loss, arguments.metrics, arguments.weighted_metrics)
+        return arguments
 
     def train_step(self, *args: Any) -> Any:
         """Runs one step of `fit`."""

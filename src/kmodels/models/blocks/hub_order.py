@@ -97,6 +97,6 @@ class TextOrImages:
         return cls.order
 
     @classmethod
-    def asks(cls, given: Mapping[str, Any]) -> bool:
+    def asks(cls, arguments: Mapping[str, Any]) -> bool:
         """Returns True if these arguments ask for images."""
         return False

@@ -330,14 +330,14 @@ class HuggingFaceFormat(HuggingFaceDirectory):
     whole: Mapping[str, str] = field(default_factory=dict)
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory, with its tokenizer and how it asks to generate.
 
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: not used.
+            overrides: not used.
             weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:

@@ -193,22 +193,22 @@ def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:
     return value
 
 
-def picture(given: object, channels: int | None) -> np.ndarray:
+def picture(image: object, channels: int | None) -> np.ndarray:
     """Returns one image (H, W, C) of any framework or of Pillow, or of the file at a path.
 
     Args:
-        given: the image.
+        image: the image.
         channels: that it must have, and that an image of Pillow or of a file is given; None for
             any number.
 
     Raises:
         InputError: for another value, or another number of channels.
     """
-    if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "OU":
-        given = given.item()
-    if is_picture(given):
-        return with_channels(open_picture(given), channels or 3)
-    x: np.ndarray = to_numpy(given)
+    if isinstance(image, np.ndarray) and image.ndim == 0 and image.dtype.kind in "OU":
+        image = image.item()
+    if is_picture(image):
+        return with_channels(open_picture(image), channels or 3)
+    x: np.ndarray = to_numpy(image)
     if x.ndim != 3:
         raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")
     _check_channels(x, channels)

@@ -56,8 +56,8 @@ class OptionalInputs:
 
     def compute_output_spec(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
         """Returns shapes and dtypes; an input that is not given changes neither."""
-        given, symbols = complete(self, inputs), self.input  # type: ignore[attr-defined]
-        shapes = {name: x.shape for name, x in given.items() if x is not None}
+        completed, symbols = complete(self, inputs), self.input  # type: ignore[attr-defined]
+        shapes = {name: x.shape for name, x in completed.items() if x is not None}
         specs = {
             name: keras.KerasTensor(shapes.get(name, symbol.shape), symbol.dtype)
             for name, symbol in symbols.items()

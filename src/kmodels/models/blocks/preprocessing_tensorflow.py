@@ -11,12 +11,12 @@ from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import on_host
 
 
-def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
+def call(layer: keras.Layer, data: tuple[Any, Any, Any], kwargs: dict[str, Any]) -> Any:
     """Calls a preprocessor on symbolic tensors: its NumPy code becomes one step of the graph.
 
     Args:
         layer: a `Preprocessor`.
-        given: x, y and sample_weight; the last two may be None.
+        data: x, y and sample_weight; the last two may be None.
         kwargs: further arguments of its `call`.
 
     Returns:
@@ -25,7 +25,7 @@ def call(layer: keras.Layer, given: tuple[Any, Any, Any], kwargs: dict[str, Any]
     Raises:
         InputError: for sparse tensors, or those whose number of axes is unknown.
     """
-    tensors = keras.tree.map_structure(lambda x: None if x is None else _tensor(x), given)
+    tensors = keras.tree.map_structure(lambda x: None if x is None else _tensor(x), data)
     promised = layer.compute_output_spec(*keras.tree.map_structure(_spec, tensors), **kwargs)
     wanted = keras.tree.flatten(promised)
 

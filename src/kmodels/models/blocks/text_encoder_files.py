@@ -109,14 +109,14 @@ class TextTowerFormat(EncoderDirectory):
         return fields | {ours: x.read(path, text[x.name]) for ours, x in self._settings.items()}
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory.
 
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: not used.
+            overrides: not used.
             weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:

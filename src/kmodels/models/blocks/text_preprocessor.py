@@ -78,19 +78,19 @@ class TextPreprocessor(Preprocessor):
         else:
             super().__setattr__(name, value)
 
-    def _tokenizer(self, given: object) -> Tokenizer:
-        if isinstance(given, str | Path):
-            return self.tokenizer_class.from_file(given)
-        if isinstance(given, Mapping):
-            if "class_name" in given:
-                return keras.saving.deserialize_keras_object(dict(given))
-            return self.tokenizer_class.from_dict(dict(given))
-        if not isinstance(given, Tokenizer):
+    def _tokenizer(self, tokenizer: object) -> Tokenizer:
+        if isinstance(tokenizer, str | Path):
+            return self.tokenizer_class.from_file(tokenizer)
+        if isinstance(tokenizer, Mapping):
+            if "class_name" in tokenizer:
+                return keras.saving.deserialize_keras_object(dict(tokenizer))
+            return self.tokenizer_class.from_dict(dict(tokenizer))
+        if not isinstance(tokenizer, Tokenizer):
             raise InputError(
-                f"tokenizer is a {type(given).__name__}; give a "
+                f"tokenizer is a {type(tokenizer).__name__}; give a "
                 f"{self.tokenizer_class.__name__}, or the path of a tokenizer"
             )
-        return given
+        return tokenizer
 
     @property
     def sequence_length(self) -> int:

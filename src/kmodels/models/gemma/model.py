@@ -174,9 +174,9 @@ class HubBackbone(TextOrImages, GemmaBackbone):
     vision_encoder: Any
 
     @classmethod
-    def asks(cls, given: Mapping[str, Any]) -> bool:
+    def asks(cls, arguments: Mapping[str, Any]) -> bool:
         """Returns True if there is a vision encoder."""
-        return given.get("vision_encoder") is not None
+        return arguments.get("vision_encoder") is not None
 
     @classmethod
     def known(cls, fields: Mapping[str, Any], vision_encoder: object) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class HubCausalLM(TextOrImages, GemmaCausalLM):
         return cls.order[::-1] if args and isinstance(args[0], GemmaBackbone) else cls.order
 
     @classmethod
-    def asks(cls, given: Mapping[str, Any]) -> bool:
+    def asks(cls, arguments: Mapping[str, Any]) -> bool:
         """Returns True if the backbone supports images."""
-        return getattr(given.get("backbone"), "takes_images", False)
+        return getattr(arguments.get("backbone"), "takes_images", False)
 
 
 @keras.saving.register_keras_serializable(package="kmodels")

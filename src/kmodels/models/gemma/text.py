@@ -294,9 +294,9 @@ class HubPreprocessor(TextOrImages, GemmaCausalLMPreprocessor):
     """
 
     @classmethod
-    def asks(cls, given: Mapping[str, Any]) -> bool:
+    def asks(cls, arguments: Mapping[str, Any]) -> bool:
         """Returns True if there is an image converter."""
-        return given.get("image_converter") is not None
+        return arguments.get("image_converter") is not None
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -387,20 +387,20 @@ class Gemma4CausalLMPreprocessor(HubPreprocessor):
 
 
 def without_sound(
-    owner: str, given: Mapping[str, Any], left: tuple[str, ...] = ()
+    owner: str, arguments: Mapping[str, Any], left: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Returns arguments without those of audio and video.
 
     Args:
         owner: name of the class, for errors.
-        given: arguments of keras-hub's preprocessor of Gemma 4.
+        arguments: arguments of keras-hub's preprocessor of Gemma 4.
         left: names of other arguments to remove.
 
     Raises:
         InputError: for an audio or video converter.
     """
     for name in ("audio_converter", "video_converter"):
-        if given.get(name) is not None:
+        if arguments.get(name) is not None:
             raise InputError(f"{owner} reads neither audio nor video; leave {name} out")
     dropped = {"audio_converter", "video_converter", *SOUND, *left}
-    return {name: x for name, x in given.items() if name not in dropped}
+    return {name: x for name, x in arguments.items() if name not in dropped}

@@ -559,17 +559,19 @@ def with_images(
         encoder: mapping of the encoder.
     """
 
-    def fields(given: Settings) -> dict[str, Any]:
-        encoder_config = given[ENCODER]["config"]
+    def fields(settings: Settings) -> dict[str, Any]:
+        encoder_config = settings[ENCODER]["config"]
         arguments = encoder.fields(encoder_config)
-        if (dtype := _policy(encoder_config)) != _policy(given):
+        if (dtype := _policy(encoder_config)) != _policy(settings):
             arguments["dtype"] = dtype
-        return {**text.fields(given), ENCODER: arguments}
+        return {**text.fields(settings), ENCODER: arguments}
 
-    def unsupported_in(given: Settings, task: Settings) -> list[str]:
-        window = given["sliding_window_size"] if given["use_sliding_window_attention"] else None
-        lacks = encoder.lacking(given[ENCODER]["config"], window)
-        return [*text.unsupported_in(given, task), *lacks]
+    def unsupported_in(settings: Settings, task: Settings) -> list[str]:
+        window = (
+            settings["sliding_window_size"] if settings["use_sliding_window_attention"] else None
+        )
+        lacks = encoder.lacking(settings[ENCODER]["config"], window)
+        return [*text.unsupported_in(settings, task), *lacks]
 
     def unsupported_out(config: Any, settings: Settings) -> list[str]:
         local = any(config.is_local(i) for i in range(config.num_layers))
@@ -646,20 +648,20 @@ class GGUFImageTextFormat:
         return self.text.matches(path, description)
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Reads the settings of the text's file and of the vision encoder's file next to it.
 
         Args:
             path: path of the text's file.
             description: not used.
-            given: not used.
+            overrides: not used.
             weights: False to read the architecture only.
 
         Raises:
             InputError: as the format of the text, or unless there is one projector next to it.
         """
-        text = self.text.open_checkpoint(path, description, given, weights)
+        text = self.text.open_checkpoint(path, description, overrides, weights)
         projectors = sorted(path.parent.glob(BESIDE))
         if len(projectors) != 1:
             names = ", ".join(file.name for file in projectors) or "nothing"

@@ -641,7 +641,7 @@ class PatchFields:
         return self.encoder().side ** 2 * CHANNELS
 
 
-def fit_preprocessor(given: dict[str, Any], config: PatchFields) -> dict[str, Any]:
+def fit_preprocessor(settings: dict[str, Any], config: PatchFields) -> dict[str, Any]:
     """Returns arguments whose image converter cuts patches of the size that the model takes."""
     encoder = config.encoder()
     sizes = {
@@ -649,4 +649,4 @@ def fit_preprocessor(given: dict[str, Any], config: PatchFields) -> dict[str, An
         "pooling_kernel_size": encoder.pool_size,
         "merge_patches": encoder.side != encoder.patch_size,
     }
-    return {**given, "image_converter": {**(given.get("image_converter") or {}), **sizes}}
+    return {**settings, "image_converter": {**(settings.get("image_converter") or {}), **sizes}}

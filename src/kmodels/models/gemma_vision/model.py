@@ -181,14 +181,14 @@ class ImageTextFormat:
         return path.is_dir() and description.get("model_type") == self.kind and there
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Reads config, tokenizer and generation settings of a directory, and opens its tensors.
 
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: not used.
+            overrides: not used.
             weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:

@@ -249,19 +249,20 @@ class ImageTextLMPreprocessor(CausalLMPreprocessor):
         """Text that marks the position of an image."""
         return self.image_tokens["boi_token"]
 
-    def _converter(self, given: object) -> Any:
-        if given is None:
+    def _converter(self, converter: object) -> Any:
+        if converter is None:
             return self.converter_class()
-        if isinstance(given, Mapping):
-            if "class_name" in given:
-                return keras.saving.deserialize_keras_object(dict(given))
-            return self.converter_class(**given)
-        if isinstance(given, ImageTextConverter):
-            return given
-        if isinstance(given, keras.layers.Layer):
-            return self.converter_class.of_hub(given)
+        if isinstance(converter, Mapping):
+            if "class_name" in converter:
+                return keras.saving.deserialize_keras_object(dict(converter))
+            return self.converter_class(**converter)
+        if isinstance(converter, ImageTextConverter):
+            return converter
+        if isinstance(converter, keras.layers.Layer):
+            return self.converter_class.of_hub(converter)
         raise InputError(
-            f"image_converter is a {type(given).__name__}; give a {self.converter_class.__name__}"
+            f"image_converter is a {type(converter).__name__}; give a "
+            f"{self.converter_class.__name__}"
         )
 
     def text_of_image(self, pixels: np.ndarray) -> str:

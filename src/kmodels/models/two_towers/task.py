@@ -325,7 +325,7 @@ class ImageTextSimilarity(OptionalInputs, Task):
         self.absent = backbone.absent
         self.settings: dict[str, Any] = {}
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, by default with the loss of the towers' pretraining.
 
         That is `kmodels.training.CLIPLoss()` of a CLIP and `kmodels.training.SigLIPLoss()` of a
@@ -333,7 +333,7 @@ class ImageTextSimilarity(OptionalInputs, Task):
         """
         loss = CLIPLoss if self.backbone.config.projects else SigLIPLoss
         return super().with_defaults(
-            given.filled(optimizer=lambda: keras.optimizers.Adam(1e-5), loss=loss)
+            arguments.filled(optimizer=lambda: keras.optimizers.Adam(1e-5), loss=loss)
         )
 
     def encode_image(

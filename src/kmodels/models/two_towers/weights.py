@@ -60,14 +60,14 @@ class TwoTowersFormat(EncoderDirectory):
     """Directories with both towers, as `Family.formats` expects them."""
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Reads config, tokenizer and image settings of a directory, and opens its tensors.
 
         Args:
             path: path of the directory.
             description: the object in its config.json.
-            given: not used.
+            overrides: not used.
             weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:
@@ -259,11 +259,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 # === Family ===
 
 
-def _fit_preprocessor(given: dict[str, Any], config: TwoTowersConfig) -> dict[str, Any]:
-    """Returns `given`, by default with the sequence length and image size of the towers."""
+def _fit_preprocessor(settings: dict[str, Any], config: TwoTowersConfig) -> dict[str, Any]:
+    """Returns `settings`, by default with the sequence length and image size of the towers."""
     kind = "clip" if config.projects else "siglip"
     length = {"kind": kind, "sequence_length": config.text.max_sequence_length}
-    arguments = fit_crop({**length, **given}, config.vision.image_shape[:2])
+    arguments = fit_crop({**length, **settings}, config.vision.image_shape[:2])
     if config.naflex:
         most = {"max_num_patches": config.vision.num_positions}
         return {**most, **arguments, "patch_size": config.vision.patch_size}

@@ -242,7 +242,7 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
             scores = keras.ops.convert_to_numpy(turned(keras.ops.cast(scores, "float32")))
         return best(scores, [self.class_name(i) for i in range(self.num_classes)], top)
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, filled with keras-hub's defaults for integer labels.
 
         The optimizer is Adam with a learning rate of 5e-5. The loss is cross-entropy of
@@ -253,23 +253,27 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
         is none.
 
         Args:
-            given: arguments of `compile`.
+            arguments: arguments of `compile`.
 
         Raises:
             InputError: for the default loss with another activation, and for cross-entropy over one
                 class, which is always 0.
         """
-        if is_auto(given.loss):
+        if is_auto(arguments.loss):
             if problem := self._problem():
                 raise InputError(problem)
-            given = given.filled(loss=self._default_loss, metrics=lambda: [self._default_metric()])
-        loss = given.loss
+            arguments = arguments.filled(
+                loss=self._default_loss, metrics=lambda: [self._default_metric()]
+            )
+        loss = arguments.loss
         if self.num_classes == 1 and _compares_classes(loss):
             raise InputError(
                 f"the loss {loss if isinstance(loss, str) else type(loss).__name__} over one class "
                 f"is always 0; {_ONE_CLASS}"
             )
-        return super().with_defaults(given.filled(optimizer=lambda: keras.optimizers.Adam(5e-5)))
+        return super().with_defaults(
+            arguments.filled(optimizer=lambda: keras.optimizers.Adam(5e-5))
+        )
 
     def _problem(self) -> str:
         """Returns why there is no default loss, or an empty text."""

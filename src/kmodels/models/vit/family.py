@@ -61,8 +61,8 @@ def _fit_preprocessor(settings: dict[str, Any], config: ViTConfig) -> dict[str, 
     return fit_crop({**settings, **changed}, size)
 
 
-def _fit(tensors: Mapping[str, LazyArray], held: ViTConfig, wanted: ViTConfig) -> Any:
-    return fitting(held, "tokens/position_embedding")(tensors, wanted)
+def _fit(tensors: Mapping[str, LazyArray], stored: ViTConfig, wanted: ViTConfig) -> Any:
+    return fitting(stored, "tokens/position_embedding")(tensors, wanted)
 
 
 def sizes(config: ViTConfig) -> Sizes:

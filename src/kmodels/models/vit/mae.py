@@ -536,26 +536,26 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         with self._step.inside_step():
             return super().test_step(*args)
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`; without a loss, `pretraining_loss` is used.
 
         A loss of your own compares labels with the predicted pixels; it masks the same patches of
         every image.
 
         Args:
-            given: arguments of `compile`.
+            arguments: arguments of `compile`.
 
         Raises:
             InputError: for metrics without a loss, since there are no labels to compare with.
         """
-        given = super().with_defaults(given)
-        if given.loss is None and (given.metrics or given.weighted_metrics):
+        arguments = super().with_defaults(arguments)
+        if arguments.loss is None and (arguments.metrics or arguments.weighted_metrics):
             raise InputError(
                 f"{self.name} learns from images alone, and metrics compare with labels; leave "
                 "them out, or give a loss of labels too"
             )
-        self._step.chosen = given.loss is None
-        return given
+        self._step.chosen = arguments.loss is None
+        return arguments
 
     @property
     def gives_logits(self) -> bool:

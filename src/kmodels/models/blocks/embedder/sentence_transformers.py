@@ -95,7 +95,7 @@ class EmbedderFormat(HuggingFaceFormat):
     """`HuggingFaceFormat` of a family with an embedder, which reads modules.json too."""
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory; see `HuggingFaceFormat.open_checkpoint`.
 
@@ -103,7 +103,7 @@ class EmbedderFormat(HuggingFaceFormat):
             InputError: also for modules, and settings of modules, that the model has no counterpart
                 for.
         """
-        checkpoint = super().open_checkpoint(path, description, given, weights)
+        checkpoint = super().open_checkpoint(path, description, overrides, weights)
         if not (path / MODULES).is_file():
             return checkpoint
         task, tensors, rules = _modules(path, weights)
@@ -164,8 +164,8 @@ def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyA
             rules += dense_rules(module["path"], len(dense))
             dense.append(_dense(folder, settings))
             if weights:
-                found = read_safetensors(folder)
-                tensors |= {f"{module['path']}/{name}": x for name, x in found.items()}
+                weights_of_module = read_safetensors(folder)
+                tensors |= {f"{module['path']}/{name}": x for name, x in weights_of_module.items()}
     return task, tensors, rules
 
 

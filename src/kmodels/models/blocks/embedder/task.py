@@ -386,14 +386,14 @@ class DecoderEmbedder(OptionalInputs, Encodes, Task):
         """The layers behind the pooling."""
         return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the compiled loss and metrics, by default `ContrastiveLoss` for pairs.
 
         The optimizer is Adam with a learning rate of 2e-5, and the loss
         `kmodels.training.ContrastiveLoss()`.
         """
         return super().with_defaults(
-            given.filled(optimizer=lambda: keras.optimizers.Adam(2e-5), loss=ContrastiveLoss)
+            arguments.filled(optimizer=lambda: keras.optimizers.Adam(2e-5), loss=ContrastiveLoss)
         )
 
     def beside_transformer(self) -> tuple[dict[str, Any], list[Rule]]:
@@ -419,9 +419,9 @@ class HubEmbedder(DecoderEmbedder):
     )
 
 
-def _checked(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(number: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a dense layer, all of them."""
-    layer = {"use_bias": True, "activation": "linear", **given}
+    layer = {"use_bias": True, "activation": "linear", **settings}
     if strange := sorted(set(layer) - {"units", "use_bias", "activation"}):
         raise InputError(
             f"dense layer {number} has {', '.join(strange)}; give units, use_bias and activation"

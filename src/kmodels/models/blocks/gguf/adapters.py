@@ -145,13 +145,13 @@ def compare(export: GGUFExport, model: keras.Model, path: Path) -> tuple[float, 
     bound = _bound(model, export.format.table(export.form_of(model)[0]))
     reader = open_gguf(path)
     alpha = Settings(path, reader)("adapter.lora.alpha")
-    held: Mapping[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+    stored: Mapping[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
     names = {f"{rule.source}.{part}" for _, rule in bound.values() for part in PARTS}
-    if names != set(held):
+    if names != set(stored):
         raise InputError(f"{path} holds other tensors than the adapter; write it again")
     difference = largest = 0.0
     for adapter, rule in bound.values():
-        first, second = (np.asarray(held[f"{rule.source}.{x}"].data, "float32") for x in PARTS)
+        first, second = (np.asarray(stored[f"{rule.source}.{x}"].data, "float32") for x in PARTS)
         a, b = (np.asarray(gather.values(x), "float32") for x in (adapter.a, adapter.b))
         change = rule.transform.inverse(a @ b * np.float32(adapter.settings.scaling))
         again = second @ first * np.float32(alpha / len(first))

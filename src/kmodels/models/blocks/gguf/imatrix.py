@@ -35,19 +35,19 @@ def read(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file:
             is_gguf = file.read(4) == b"GGUF"
-        found = _gguf(path) if is_gguf else _legacy(path.read_bytes())
+        matrix = _gguf(path) if is_gguf else _legacy(path.read_bytes())
     except InputError:
         raise
     except (OSError, ValueError, struct.error) as error:
         raise InputError(
             f"{path} is not an importance matrix ({error}); give a file that llama-imatrix wrote"
         ) from None
-    for name, values in found.items():
+    for name, values in matrix.items():
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise InputError(
                 f"{path} holds NaN, infinite or negative values of {name}; compute it again"
             )
-    return found
+    return matrix
 
 
 def _gguf(path: Path) -> dict[str, np.ndarray]:
@@ -59,7 +59,7 @@ def _gguf(path: Path) -> dict[str, np.ndarray]:
     others = [name for name in tensors if not name.endswith((SUMS, COUNTS))]
     if others:
         log.warning("%s: %s are not used", path, _listed(others))
-    found = {}
+    matrix = {}
     for name in names:
         parts = [tensors.get(f"{name}{end}") for end in (SUMS, COUNTS)]
         if any(part is None or part.tensor_type.name != "F32" for part in parts):
@@ -71,15 +71,15 @@ def _gguf(path: Path) -> dict[str, np.ndarray]:
         with np.errstate(all="ignore"):
             means = sums.reshape(len(counts), -1) / counts
         # An expert without a token says nothing about its columns.
-        found[name] = np.where(counts > 0, means, np.float32(1)).reshape(-1)
-    if not found:
+        matrix[name] = np.where(counts > 0, means, np.float32(1)).reshape(-1)
+    if not matrix:
         raise ValueError(f"it holds no tensor that ends in {SUMS}")
-    return found
+    return matrix
 
 
 def _legacy(data: bytes) -> dict[str, np.ndarray]:
     (count,) = struct.unpack_from("<i", data)
-    at, found = 4, {}
+    at, matrix = 4, {}
     if count < 1:
         raise ValueError(f"it announces {count} tensors")
     for _ in range(count):
@@ -93,9 +93,9 @@ def _legacy(data: bytes) -> dict[str, np.ndarray]:
         if number < 1 or at + 4 * number > len(data):
             raise ValueError(f"it ends inside {name}")
         values = np.frombuffer(data, "<f4", number, at).astype("float32")
-        found[name] = values / np.float32(calls) if calls > 0 else values
+        matrix[name] = values / np.float32(calls) if calls > 0 else values
         at += 4 * number
-    return found
+    return matrix
 
 
 def of_tensors(
@@ -114,26 +114,26 @@ def of_tensors(
     Raises:
         InputError: for a file that is damaged, or that of another model.
     """
-    found = read(path)
+    matrix = read(path)
     used = {}
-    for name in [name for name, kind in types.items() if kind in WEIGHTED and name in found]:
+    for name in [name for name, kind in types.items() if kind in WEIGHTED and name in matrix]:
         shape = (*shapes[name][:-2], shapes[name][-1])
-        if found[name].size != math.prod(shape):
+        if matrix[name].size != math.prod(shape):
             raise InputError(
-                f"{path} holds {found[name].size} values of {name}, which has {math.prod(shape)}; "
+                f"{path} holds {matrix[name].size} values of {name}, which has {math.prod(shape)}; "
                 "give the importance matrix of this model"
             )
-        used[name] = found[name].reshape(shape)
+        used[name] = matrix[name].reshape(shape)
     if not used:
         raise InputError(
-            f"{path} holds none of the quantized tensors, but {_listed(list(found))}; give the "
+            f"{path} holds none of the quantized tensors, but {_listed(list(matrix))}; give the "
             "importance matrix of this model"
         )
     # llama-imatrix leaves out the output layer.
     own = {name for name, kind in types.items() if kind in WEIGHTED}
     if lost := sorted(own - {*used, TABLE, OUTPUT, PER_LAYER_TABLE}):
         log.warning("%s holds no importance of %s; they are quantized without", path, _listed(lost))
-    if others := sorted(found.keys() - shapes.keys()):
+    if others := sorted(matrix.keys() - shapes.keys()):
         log.warning("%s: %s are no tensors of the model and are not used", path, _listed(others))
     return used
 

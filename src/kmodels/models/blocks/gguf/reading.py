@@ -284,14 +284,14 @@ class GGUFFormat:
         return path.suffix == ".gguf"
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a file.
 
         Args:
             path: path of the file.
             description: ignored; the file describes itself.
-            given: not used.
+            overrides: not used.
             weights: False to read the architecture only.
 
         Raises:
@@ -394,8 +394,8 @@ def lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
 
     def parts() -> dict[str, LazyArray]:
         return {
-            name: LazyArray(size, np.dtype(held), lambda name=name: unpacked()[name])
-            for name, (size, held) in Quantization(kind).shapes(*shape[::-1]).items()
+            name: LazyArray(size, np.dtype(kind_of_part), lambda name=name: unpacked()[name])
+            for name, (size, kind_of_part) in Quantization(kind).shapes(*shape[::-1]).items()
         }
 
     def unpacked() -> dict[str, np.ndarray]:

@@ -112,14 +112,14 @@ class NaFlexViTImageClassifier(PatchInputs, ImageClassifier):
             **kwargs,
         )
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, as in `ViTImageClassifier`.
 
         The accuracy is a weighted metric, so that empty image slots of a row do not count. Put
         your own metrics into `weighted_metrics` too if rows hold several images.
         """
-        if is_auto(given.loss) and is_auto(given.metrics) and not self._problem():
-            given = given.filled(
+        if is_auto(arguments.loss) and is_auto(arguments.metrics) and not self._problem():
+            arguments = arguments.filled(
                 metrics=lambda: None, weighted_metrics=lambda: [self._default_metric()]
             )
-        return super().with_defaults(given)
+        return super().with_defaults(arguments)

@@ -245,7 +245,7 @@ class EoMTImageSegmenter(ImageSegmenter):
 
     # Training
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, by default with the loss of matched masks.
 
         The optimizer is AdamW with a learning rate of 1e-4 and a decay of 0.05. The default loss,
@@ -254,15 +254,15 @@ class EoMTImageSegmenter(ImageSegmenter):
         height, width, num_classes), as metrics do. The default metric, if the loss is the
         `criterion`, is `kmodels.training.MeanIoU`.
         """
-        given = given.filled(
+        arguments = arguments.filled(
             optimizer=lambda: keras.optimizers.AdamW(1e-4, weight_decay=0.05), loss=lambda: None
         )
-        self._step.chosen = given.loss is None
-        if given.loss is None:
-            given = given.filled(
+        self._step.chosen = arguments.loss is None
+        if arguments.loss is None:
+            arguments = arguments.filled(
                 metrics=lambda: [MeanIoU(self.num_classes, ignore_class=self.ignore_class)]
             )
-        return super().with_defaults(given)
+        return super().with_defaults(arguments)
 
     @property
     def gives_logits(self) -> bool:
@@ -344,8 +344,8 @@ class EoMTImageSegmenter(ImageSegmenter):
         masked = self._masking()
         if masked not in self._readers:
             backbone = self.mask_transformer.backbone
-            given = backbone.inputs[0]
-            inputs = keras.Input(given.shape[1:], dtype=given.dtype)
+            images_input = backbone.inputs[0]
+            inputs = keras.Input(images_input.shape[1:], dtype=images_input.dtype)
             last = self.mask_transformer(inputs, masked)[-1]
             outputs = {"masks_queries_logits": last.masks, "class_queries_logits": last.classes}
             self._readers[masked] = keras.Model(inputs, outputs, name="query_logits")
@@ -433,30 +433,30 @@ class EoMTImageSegmenter(ImageSegmenter):
                 "alone; give one with 'pad' for instances"
             )
 
-        def found(given: Any, sizes: list[Any]) -> list[Any]:
-            said = self.predict_queries(given, batch_size)
+        def segment(images: Any, sizes: list[Any]) -> list[Any]:
+            said = self.predict_queries(images, batch_size)
             parts = (said[name] for name in QUERIES)
             pads = way == "pad"
             rows = zip(*parts, sizes, strict=True)
             return [
                 process(
-                    held,
+                    queries,
                     own,
                     self.image_size,
                     size,
                     **more,
                     content=self.preprocessor.fitted_size(size) if pads else None,
                 )
-                for held, own, size in rows
+                for queries, own, size in rows
             ]
 
-        return of_each(images, found, stack)
+        return of_each(images, segment, stack)
 
-    def _of_windows(self, given: Any, sizes: Sequence[Any], batch_size: int) -> list[np.ndarray]:
+    def _of_windows(self, images: Any, sizes: Sequence[Any], batch_size: int) -> list[np.ndarray]:
         """Returns the classes of the pixels of each image, from those of its windows."""
-        said = self.predict_queries(given, batch_size)
+        said = self.predict_queries(images, batch_size)
         scores = (
-            segments.class_scores(held, own, self.image_size)
-            for held, own in zip(*(said[name] for name in QUERIES), strict=True)
+            segments.class_scores(queries, own, self.image_size)
+            for queries, own in zip(*(said[name] for name in QUERIES), strict=True)
         )
         return preprocessing.of_images(scores, sizes, self.image_size[0], "split")

@@ -136,9 +136,9 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
     room = 1 << (max([1, *numbers]) - 1).bit_length()
     kinds = np.full((len(masks), room), -1, "int32")
     rows: list[np.ndarray] = []
-    for row, held, own in zip(kinds, masks, classes, strict=True):
+    for row, masks_of_row, own in zip(kinds, masks, classes, strict=True):
         row[: len(own)] = own
-        rows.append(np.array([resize(mask) for mask in held], "uint8"))
+        rows.append(np.array([resize(mask) for mask in masks_of_row], "uint8"))
     shape = next((one.shape[1:] for one in rows if len(one)), resize(np.zeros((1, 1), int)).shape)
     whole = np.zeros((len(masks), room, *shape), "uint8")
     for into, one in zip(whole, rows, strict=True):

@@ -178,19 +178,21 @@ class ViTImageSegmenter(ImageSegmenter):
         """The layer that gives the logits of the patches."""
         return self.get_layer("pixel_logits")
 
-    def with_defaults(self, given: Compiled) -> Compiled:
+    def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, by default for masks of class numbers.
 
         The optimizer is Adam with a learning rate of 5e-5, as keras-hub's, the loss
         `kmodels.training.PixelCrossentropy` with the `ignore_class`, and the metric
         `kmodels.training.MeanIoU`; with a loss of your own there is none.
         """
-        if is_auto(given.loss):
-            given = given.filled(
+        if is_auto(arguments.loss):
+            arguments = arguments.filled(
                 loss=lambda: PixelCrossentropy(self.ignore_class),
                 metrics=lambda: [MeanIoU(self.num_classes, ignore_class=self.ignore_class)],
             )
-        return super().with_defaults(given.filled(optimizer=lambda: keras.optimizers.Adam(5e-5)))
+        return super().with_defaults(
+            arguments.filled(optimizer=lambda: keras.optimizers.Adam(5e-5))
+        )
 
     def segment(self, images: Data, batch_size: int = 32) -> Any:
         """Returns the class of each pixel of images, in the size that they have.
@@ -206,8 +208,10 @@ class ViTImageSegmenter(ImageSegmenter):
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
 
-        def found(given: Any, sizes: list[Any]) -> list[np.ndarray]:
-            pixels = np.stack(given) if self.preprocessor is None else self.preprocessor(given)
+        def segment(pictures: Any, sizes: list[Any]) -> list[np.ndarray]:
+            pixels = (
+                np.stack(pictures) if self.preprocessor is None else self.preprocessor(pictures)
+            )
             grids = self._of_patches.predict(pixels, batch_size=batch_size, verbose=0)
             way = getattr(self.preprocessor, "aspect_ratio", preprocessor.WAYS[0])
             if way in preprocessor.FRAMED:
@@ -216,4 +220,4 @@ class ViTImageSegmenter(ImageSegmenter):
                 return preprocessor.of_images(logits, sizes, whole[0], way)
             return [masks.classes(grid, size) for grid, size in zip(grids, sizes, strict=True)]
 
-        return masks.of_each(images, found, stack=True)
+        return masks.of_each(images, segment, stack=True)

@@ -93,14 +93,14 @@ def matches(path: Path, description: dict[str, Any]) -> bool:
 
 
 def open_checkpoint(
-    path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+    path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
 ) -> SourceCheckpoint:
     """Understands a file; the whole architecture is read off the shapes.
 
     Args:
         path: path of the file.
         description: unused; there is no config beside such a file.
-        given: fields of the config that the user gives, of which the image size may be needed.
+        overrides: fields of the config that the user gives, of which the image size may be needed.
         weights: unused; the shapes in the file are needed for the architecture, too.
 
     Raises:
@@ -119,7 +119,7 @@ def open_checkpoint(
     positions = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     if (absent := prefix + positions) not in tensors:
         raise InputError(f"{path} has no {absent}; only learned position embeddings are supported")
-    backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision, given)
+    backbone = _backbone(path, tensors, prefix, prefix + positions, big_vision, overrides)
     config = ViTConfig(**backbone)
     has_class = config.use_class_token
     head = tensors.get(f"{prefix}head/kernel")
@@ -173,7 +173,7 @@ def _backbone(
     prefix: str,
     positions: str,
     big_vision: bool,
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
     block = f"{prefix}Transformer/encoderblock_"
     layers = {int(m[1]) for x in tensors if (m := re.match(rf"{re.escape(block)}(\d+)/", x))}
@@ -184,12 +184,12 @@ def _backbone(
     patch, _, channels, width = tensors[f"{prefix}embedding/kernel"].shape
     rows = tensors[positions].shape[1]
     has_class = f"{prefix}cls" in tensors
-    shape = given.get("image_shape")
+    shape = overrides.get("image_shape")
     grids = [(shape[0] // patch, shape[1] // patch)] if shape else []
     # big_vision adds the positions before the class token, vision_transformer after it.
     fronts = (0,) if not has_class else (0, 1) if big_vision else (1, 0)
-    if "position_over_prefix" in given:
-        fronts = (int(has_class and given["position_over_prefix"]),)
+    if "position_over_prefix" in overrides:
+        fronts = (int(has_class and overrides["position_over_prefix"]),)
     grid = table_grid(f"{path}: {positions}", rows, fronts, grids)
     return {
         "image_shape": (grid[0] * patch, grid[1] * patch, channels),

@@ -82,7 +82,7 @@ def gated_dim(width: int, ratio: int) -> int:
 
 
 def _read(directory: Directory) -> Reading:
-    path, description, given, tensors, weights = directory
+    path, description, overrides, tensors, weights = directory
     kind, get = description["model_type"], description.get
     registers = kind == "dinov2_with_registers"
     tensors = huggingface_config.by_older_names(tensors, huggingface_config.NEWER_ATTENTION)
@@ -107,7 +107,7 @@ def _read(directory: Directory) -> Reading:
     if registers:
         # Unlike its sibling, this one smooths before it shrinks.
         backbone["position_interpolation"] = "bicubic_antialias"
-    if given.get("use_mask_token") is False:
+    if overrides.get("use_mask_token") is False:
         tensors.pop(f"{prefix}{MASK}", None)
     block = f"{prefix}{BLOCK}.attention.attention."
     layers = [

@@ -98,7 +98,7 @@ def turning(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(directory: Directory) -> Reading:
-    path, description, given, tensors, weights = directory
+    path, description, overrides, tensors, weights = directory
     get = description.get
     defaults = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
     backbone = huggingface_config.backbone_fields(path, defaults | ungated(path, description)) | {
@@ -111,7 +111,7 @@ def _read(directory: Directory) -> Reading:
         "use_position_embedding": False,
         **turning(description),
     }
-    left = {MASK} if given.get("use_mask_token") is False else set()
+    left = {MASK} if overrides.get("use_mask_token") is False else set()
     if not backbone["num_register_tokens"]:
         left.add(REGISTERS)
     deeper = any(name.startswith(DEEPER) for name in tensors)

@@ -162,11 +162,11 @@ class ViTFormat(EncoderDirectory):
     read: Callable[[Directory], Reading]
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory, see `kmodels.registry.Format`."""
         tensors = self.tensors(path, description, weights)
-        reading = self.read(Directory(path, description, given, tensors, weights))
+        reading = self.read(Directory(path, description, overrides, tensors, weights))
         config = ViTConfig(**reading.config)
         return SourceCheckpoint(
             path=path,

@@ -26,10 +26,10 @@ def fitting(
         flat: True if it is (rows, D) instead of (1, rows, D).
     """
 
-    def fit(held: Tensors, wanted: ViTConfig) -> Tensors:
-        if name not in held:
-            return held
-        table = held[name]
+    def fit(tensors: Tensors, wanted: ViTConfig) -> Tensors:
+        if name not in tensors:
+            return tensors
+        table = tensors[name]
         if flat:
             table = table.map((1, *table.shape), lambda x: x[None])
         table = fit_positions(
@@ -39,7 +39,7 @@ def fitting(
             config.num_special_positions,
             wanted.position_interpolation,
         )
-        return {**held, name: table.map(table.shape[1:], lambda x: x[0]) if flat else table}
+        return {**tensors, name: table.map(table.shape[1:], lambda x: x[0]) if flat else table}
 
     return fit
 
@@ -47,18 +47,18 @@ def fitting(
 KERNEL = "patch_embedding/kernel"
 
 
-def adapt_rules(rules: Sequence[Rule], held: ViTConfig, wanted: ViTConfig) -> Sequence[Rule]:
+def adapt_rules(rules: Sequence[Rule], stored: ViTConfig, wanted: ViTConfig) -> Sequence[Rule]:
     """Rules of a file whose patch kernel fits other channels and patches.
 
     Args:
         rules: rules of the file.
-        held: config of the file.
+        stored: config of the file.
         wanted: config of the model.
     """
-    old, new = ((c.patch_size, c.image_shape[2]) for c in (held, wanted))
+    old, new = ((c.patch_size, c.image_shape[2]) for c in (stored, wanted))
     if old == new:
         return rules
-    smooth = not held.position_interpolation.startswith("bilinear")
+    smooth = not stored.position_interpolation.startswith("bilinear")
     method: Method = "bicubic_antialias" if smooth else "bilinear"
     return [
         replace(rule, transform=_adapted(rule.transform, old, new, method))

@@ -394,7 +394,7 @@ class TimmFormat:
         return known and form_of(name) in self.forms
 
     def open_checkpoint(
-        self, path: Path, description: dict[str, Any], given: dict[str, Any], weights: bool
+        self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Reads a file or directory, see `kmodels.registry.Format`.
 
@@ -404,7 +404,7 @@ class TimmFormat:
         known = architecture(path, name)  # refuses models that are not supported, before reading
         stored = read_safetensors(path)
         tensors = {self.names.get(name, name): tensor for name, tensor in stored.items()}
-        file = TimmFile(path, description, given, name, known, tensors)
+        file = TimmFile(path, description, overrides, name, known, tensors)
         fields = self.fields(file)
         config = ViTConfig(**fields)
         return SourceCheckpoint(
