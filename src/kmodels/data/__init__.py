@@ -10,6 +10,8 @@ from typing import Any
 _EXPORTS = {
     "Augment": "images.augment",
     "ArraySource": "images.sources",
+    "BoxImages": "images.boxes",
+    "BoxLoader": "images.loader",
     "DataBundle": "images.sources",
     "ImageLoader": "images.loader",
     "ImageSource": "images.sources",
@@ -22,7 +24,9 @@ _EXPORTS = {
     "TarShards": "records",
     "ViewLoader": "images.loader",
     "as_dataset": "pipeline.kinds",
+    "made_objects": "images.synthetic",
     "made_scenes": "images.synthetic",
+    "open_boxes": "images.boxes",
     "open_dataset": "images.datasets",
     "open_masks": "images.masks",
     "order": "rng",

@@ -96,6 +96,10 @@ if TYPE_CHECKING:  # for editors
     from kmodels.models.vit.config import (
         ViTConfig,
     )
+    from kmodels.models.vit.detection import (
+        ViTObjectDetector,
+        ViTObjectDetectorPreprocessor,
+    )
     from kmodels.models.vit.dino_head import (
         DINOHead,
     )
@@ -183,6 +187,7 @@ MODULES = {
     "two_towers.task": ("ImageTextPreprocessor", "ImageTextSimilarity"),
     "vit.classifier": ("ViTImageClassifier",),
     "vit.config": ("ViTConfig",),
+    "vit.detection": ("ViTObjectDetector", "ViTObjectDetectorPreprocessor"),
     "vit.dino_head": ("DINOHead",),
     "vit.hub_classes": (
         *("CLIPImageConverter", "DINOV2Backbone", "DINOV2ImageConverter", "DINOV3Backbone"),

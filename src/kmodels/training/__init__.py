@@ -33,6 +33,7 @@ _EXPORTS = {
     "WarmupSchedule": "training.optimizers",
     "WeightAverage": "training.objectives",
     "WholeBatches": "training.loop",
+    "average_precision": "training.metrics",
     "group_advantages": "training.preference",
     "load_keras_file": "checkpoint.keras_file",
     "load_orbax": "checkpoint.orbax",

@@ -1,9 +1,14 @@
-"""Metrics that leave out ignored labels."""
+"""Metrics that leave out ignored labels, and the average precision of boxes."""
 
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import keras
+import numpy as np
 
+from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.training.sparse_labels import like, mask_ignored
 
@@ -106,3 +111,73 @@ class SparseAccuracy(keras.metrics.SparseCategoricalAccuracy):
         if sample_weight is not None:
             weights = weights * like(sample_weight, counted, self.dtype)
         super().update_state(y_true, y_pred, weights)
+
+
+# COCO's twelve figures, by torchmetrics' names.
+AVERAGES = (
+    *("map", "map_50", "map_75", "map_small", "map_medium", "map_large"),
+    *("mar_1", "mar_10", "mar_100", "mar_small", "mar_medium", "mar_large"),
+)
+
+
+def average_precision(
+    detected: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns COCO's average precision and recall of boxes, computed by pycocotools.
+
+    Args:
+        detected: for each image "boxes" (n, 4), "scores" (n,) and "labels" (n,), as `detect` of a
+            `kmodels.models.ViTObjectDetector` gives them; for a whole curve call it with
+            threshold=0.
+        wanted: for each image "boxes" (T, 4) and "labels" (T,), and if there are any "iscrowd" (T,)
+            and "area" (T,). Boxes are x and y of the upper left and of the lower right corner, in
+            pixels.
+
+    Returns:
+        Figures from 0 to 1, by torchmetrics' names: "map" is the mean over the IoU from 0.5 to
+        0.95; -1 if there is nothing to find, as for "map_large" without large boxes.
+
+    Raises:
+        InputError: without pycocotools, or if the numbers of images differ.
+    """
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError:
+        raise InputError(
+            "average_precision needs the package pycocotools: pip install 'kmodels[detection]'"
+        ) from None
+    if len(detected) != len(wanted):
+        raise InputError(
+            f"objects of {len(detected)} images and labels of {len(wanted)} images; give as many"
+        )
+
+    def rows(images: Sequence[Mapping[str, Any]], *more: str) -> list[dict[str, Any]]:
+        annotations: list[dict[str, Any]] = []
+        for image, one in enumerate(images):
+            boxes = np.asarray(one["boxes"], "float64").reshape(-1, 4)
+            for number, (left, top, right, bottom) in enumerate(boxes.tolist()):
+                row = {"id": len(annotations) + 1, "image_id": image, "iscrowd": 0}
+                row["category_id"] = int(one["labels"][number])
+                row["bbox"] = [left, top, right - left, bottom - top]
+                row["area"] = (right - left) * (bottom - top)
+                row |= {name: float(one[name][number]) for name in more if name in one}
+                row["iscrowd"] = int(row["iscrowd"])
+                annotations.append(row)
+        return annotations
+
+    labels, objects = rows(wanted, "iscrowd", "area"), rows(detected, "scores")
+    truth, results = COCO(), COCO()
+    categories = [{"id": i} for i in sorted({row["category_id"] for row in labels + objects})]
+    images = [{"id": image} for image in range(len(wanted))]
+    for row in objects:
+        row["score"] = row.pop("scores")
+    with redirect_stdout(io.StringIO()):
+        for coco, annotations in ((truth, labels), (results, objects)):
+            coco.dataset = {"images": images, "categories": categories, "annotations": annotations}
+            coco.createIndex()
+        evaluation = COCOeval(truth, results, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(zip(AVERAGES, map(float, evaluation.stats), strict=True))

@@ -12,6 +12,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.augment import Augment, crop_and_resize
+from kmodels.data.images.boxes import KEYS, cropped, padded
 from kmodels.data.images.decoding import with_channels
 from kmodels.data.images.resizing import USUAL, Resizing, resize
 from kmodels.data.images.sources import ImageSource, check_labels
@@ -207,4 +208,41 @@ class MaskMaker(BatchMaker):
             images, labels = images.copy(), labels.copy()
             images[mirrored] = images[mirrored][:, :, ::-1]
             labels[mirrored] = labels[mirrored][:, :, ::-1]
+        return self._normalise(images), labels
+
+
+@dataclass
+class BoxMaker(BatchMaker):
+    """Makes batches of images and boxes, which are cropped and flipped like their images."""
+
+    flip: bool = False
+
+    def make(self, epoch: int, number: int) -> tuple[np.ndarray, Any]:
+        """Returns batch `number` of an epoch.
+
+        Returns:
+            float32 images (B, H, W, C), and labels as of `kmodels.data.images.boxes.padded`, with
+            as much room in all batches.
+        """
+        start, stop = self.span(number)
+        samples = self.order(epoch)[start:stop]
+        pictures, objects = self.source.batch(samples)
+        size = self.image_size or pictures[0].shape[:2]
+        parts: Sequence[tuple | None] = [None] * len(samples)
+        if self.augment is not None:
+            shapes = np.array([picture.shape[:2] for picture in pictures])
+            drawn = self.augment.boxes(shapes, self.seed, epoch, samples)
+            parts = [tuple(part) for part in drawn.tolist()]
+            sides = shapes[:, [1, 0, 1, 0]]
+            objects = [cropped(*one) for one in zip(objects, drawn / sides, strict=True)]
+        images = np.stack(
+            [self.resizing(x, size, part) for x, part in zip(pictures, parts, strict=True)]
+        )
+        images = with_channels(images, self.channels or images.shape[-1])
+        labels = padded(objects, self.source.most)  # type: ignore[attr-defined]
+        if self.flip:
+            mirrored = uniforms(self.seed, "box-flip", epoch, samples, 1)[:, 0] < 0.5
+            images = images.copy()
+            images[mirrored] = images[mirrored][:, :, ::-1]
+            labels[KEYS[0]][mirrored, :, 0] = 1 - labels[KEYS[0]][mirrored, :, 0]
         return self._normalise(images), labels

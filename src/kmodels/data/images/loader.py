@@ -11,7 +11,7 @@ import numpy as np
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.runtime import check_channels_last
 from kmodels.data.images.augment import Augment
-from kmodels.data.images.batches import BatchMaker, MaskMaker, ViewMaker
+from kmodels.data.images.batches import BatchMaker, BoxMaker, MaskMaker, ViewMaker
 from kmodels.data.images.naflex import RowMaker
 from kmodels.data.images.resizing import USUAL, Resizing
 from kmodels.data.images.sources import ImageSource
@@ -203,6 +203,8 @@ class MaskLoader(ImageLoader):
         InputError: for settings that do not fit together.
     """
 
+    own_maker: type[BatchMaker] = MaskMaker
+
     def __init__(
         self,
         source: ImageSource,
@@ -239,7 +241,29 @@ class MaskLoader(ImageLoader):
             mean=mean,
             std=std,
         )
-        self._make_by(MaskMaker, flip=flip)
+        self._make_by(self.own_maker, flip=flip)
+
+
+class BoxLoader(MaskLoader):
+    """Batches of images and boxes of objects; arguments are those of `MaskLoader`.
+
+    A batch is float32 images (B, H, W, C) and {"boxes": float32 (B, S, 4), "class_labels": int32
+    (B, S)}: center x and y, width and height as parts of the sides of the image, and -1 for no box.
+    A crop cuts boxes off at its border, and a flip mirrors them.
+
+    Args:
+        source: images with boxes, such as a part of `open_boxes`.
+        batch_size: images per batch.
+        **settings: of `MaskLoader`.
+
+    Raises:
+        InputError: for settings that do not fit together.
+    """
+
+    own_maker = BoxMaker
+
+    def __init__(self, source: ImageSource, batch_size: int, **settings: Any):
+        super().__init__(source, batch_size, **settings)
 
 
 class NaFlexLoader(ImageLoader):

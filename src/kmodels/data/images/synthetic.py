@@ -63,12 +63,40 @@ def made_scenes(
         uint8 (count, height, width, 3), and masks uint8 (count, height, width) with the numbers of
         `SCENE_CLASSES`.
     """
+    images, masks, _ = _scenes(count, size, seed)
+    return images, masks
+
+
+def made_objects(
+    count: int, size: tuple[int, int] = SCENE_SIZE, seed: int = 0
+) -> tuple[np.ndarray, list[dict[str, np.ndarray]]]:
+    """Draws the scenes of `made_scenes`, with boxes around their shapes.
+
+    Args:
+        count: number of scenes.
+        size: (height, width) in pixels.
+        seed: seed of all random numbers.
+
+    Returns:
+        uint8 (count, height, width, 3), and for each scene "boxes", float32 (T, 4): center x and y,
+        width and height as parts of the sides; and "class_labels", int32 (T,), a number of
+        `SCENE_CLASSES` less one. A box is around the whole shape, also if another one covers it.
+    """
+    images, _, shapes = _scenes(count, size, seed)
+    return images, shapes
+
+
+def _scenes(
+    count: int, size: tuple[int, int], seed: int
+) -> tuple[np.ndarray, np.ndarray, list[dict[str, np.ndarray]]]:
     rng = np.random.Generator(philox(seed, "scenes"))
     height, width = size
     y, x = np.mgrid[:height, :width].astype("float32")
     images = np.empty((count, height, width, 3), "uint8")
     masks = np.zeros((count, height, width), "uint8")
+    objects = []
     for image, mask in zip(images, masks, strict=True):
+        boxes, kinds = [], []
         tilt = rng.uniform(-1, 1, 2)
         shade = 0.5 + 0.2 * (tilt[0] * (y / height - 0.5) + tilt[1] * (x / width - 0.5))
         canvas = shade[..., None] * rng.uniform(0.5, 1.5, 3)
@@ -85,9 +113,17 @@ def made_scenes(
             pattern = _texture(kind, u, v)[..., None]
             canvas = np.where(inside[..., None], pattern * light + (1 - pattern) * dark, canvas)
             mask[inside] = kind
+            rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
+            low = np.array([columns[0], rows[0]]) / (width, height)
+            high = np.array([columns[-1] + 1, rows[-1] + 1]) / (width, height)
+            boxes.append([*(low + high) / 2, *(high - low)])
+            kinds.append(kind - 1)
+        objects.append(
+            {"boxes": np.array(boxes, "float32"), "class_labels": np.array(kinds, "int32")}
+        )
         noisy = 255 * canvas + rng.normal(0.0, 6.0, canvas.shape)
         image[:] = np.clip(noisy, 0, 255).astype("uint8")
-    return images, masks
+    return images, masks, objects
 
 
 def _shape(kind: int, u: np.ndarray, v: np.ndarray, radius: float) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 from kmodels.models.blocks.sizes import Sizes, encoder
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.detection import ViTObjectDetector
 from kmodels.models.vit.mae import ViTMAEForPreTraining
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import fit_crop
@@ -36,9 +37,12 @@ SIZES_OF_DECODER = (
     *("decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads"),
     "decoder_intermediate_size",
 )
+# Of a detector.
+OBJECTS = ("object_queries/", "box_head/reference")
+OF_DECODER = ("memory/", "object_queries/", "decoder_", "class_logits/", "box_head/")
 # Of EoMT's settings each decides some variables.
 OF_QUERIES = {
-    "num_queries": ("queries/",),
+    "num_queries": ("queries/", *OBJECTS),
     "num_blocks": ("mask_probabilities/attn_mask_probs",),
     "annealing_steps": ("mask_probabilities/step",),
     "num_upscale_blocks": ("upscale_", "mask_head/"),
@@ -73,7 +77,10 @@ def sizes(config: ViTConfig) -> Sizes:
 FAMILY = Family(
     name="vit",
     backbone=ViTBackbone,
-    tasks=(ViTImageClassifier, ViTImageSegmenter, EoMTImageSegmenter, ViTMAEForPreTraining),
+    tasks=(
+        *(ViTImageClassifier, ViTImageSegmenter, EoMTImageSegmenter, ViTObjectDetector),
+        ViTMAEForPreTraining,
+    ),
     presets=PRESETS,
     formats=(
         *(one.FORMAT for one in (huggingface, dinov2, dinov3, eomt, clip_siglip)),
@@ -89,8 +96,9 @@ FAMILY = Family(
         "use_batch_norm": PIXEL_HEADS,
         **dict.fromkeys(SIZES_OF_DECODER, DECODER),
         **OF_QUERIES,
+        **dict.fromkeys(("num_decoder_layers", "decoder_dim", "decoder_mlp_dim"), OF_DECODER),
     },
-    new_where_absent=frozenset({"use_batch_norm", *SIZES_OF_DECODER, *OF_QUERIES}),
+    new_where_absent=frozenset({"use_batch_norm", *SIZES_OF_DECODER, *OF_QUERIES, "decoder_dim"}),
     defaults=_defaults,
     fit_preprocessor=_fit_preprocessor,
     fit=_fit,

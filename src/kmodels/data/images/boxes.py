@@ -1,0 +1,276 @@
+"""Images whose labels are boxes of objects: COCO's files, and made scenes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+from kmodels.core.files import is_inside
+from kmodels.core.remote import local_copy
+from kmodels.core.schema import NUMBER, Needed, Shape, read_json
+from kmodels.data.images.decoding import decode, suffixes
+from kmodels.data.images.sources import DataBundle, split
+from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_objects
+
+SPECS = "scenes[:N], coco:DIR"
+SCENES = 2400
+# By part of the data: names of its folder, and of COCO's files, in which these words occur.
+PARTS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
+# Labels of an image, and of a batch, by transformers' names.
+KEYS = ("boxes", "class_labels")
+# What is read of COCO's files; the rest describes where images come from, and masks.
+COCO: Shape = {
+    "images": Needed([{"id": Needed(NUMBER), "file_name": Needed(str)}]),
+    "annotations": Needed(
+        [{"image_id": Needed(NUMBER), "category_id": Needed(NUMBER), "bbox": Needed([NUMBER])}]
+    ),
+    "categories": Needed([{"id": Needed(NUMBER), "name": Needed(str)}]),
+}
+
+
+class BoxImages:
+    """Images in memory or in files with the boxes of each, an `ImageSource`.
+
+    Args:
+        images: uint8 arrays (H, W, C), or paths of files, which are read with their batch.
+        objects: for each image "boxes", float32 (T, 4): center x and y, width and height as parts
+            of the sides of the image; and "class_labels", int32 (T,).
+
+    Attributes:
+        labels: the numbers of the images, since their boxes do not make an array.
+        most: largest number of boxes of an image.
+
+    Raises:
+        InputError: if the numbers of images and of objects differ.
+    """
+
+    def __init__(self, images: Sequence[Any], objects: Sequence[Mapping[str, np.ndarray]]):
+        if len(images) != len(objects):
+            raise InputError(
+                f"{len(images)} images have the boxes of {len(objects)}; give those of each"
+            )
+        self.images, self.objects = images, list(objects)
+        self.labels = np.arange(len(objects), dtype="int32")
+        self.most = max((len(one[KEYS[1]]) for one in objects), default=0)
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def batch(self, indices: np.ndarray) -> tuple[list[np.ndarray], Any]:
+        """Returns lists of images (H, W, C) and of their objects."""
+        images = [
+            decode(one.read_bytes(), str(one)) if isinstance(one, Path) else one
+            for one in (self.images[i] for i in indices)
+        ]
+        return images, [self.objects[i] for i in indices]
+
+    def part(self, indices: np.ndarray) -> "BoxImages":
+        """Returns the images with these numbers, in this order."""
+        return BoxImages([self.images[i] for i in indices], [self.objects[i] for i in indices])
+
+
+def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.ndarray]:
+    """Returns the objects of several images in one array each.
+
+    Args:
+        objects: for each image "boxes" (T, 4) and "class_labels" (T,).
+        room: least number of boxes S.
+
+    Returns:
+        "boxes", float32 (B, S, 4), and "class_labels", int32 (B, S), -1 for no box. S is a power of
+        two, so that few steps are compiled.
+
+    Raises:
+        InputError: for boxes that are not finite, of a negative size, or without a class each.
+    """
+    room = 1 << (max([1, room, *(len(one[KEYS[1]]) for one in objects)]) - 1).bit_length()
+    # A box that stands for none has an area, so that no derivative is infinite.
+    boxes = np.full((len(objects), room, 4), 0.5, "float32")
+    classes = np.full((len(objects), room), -1, "int32")
+    for number, one in enumerate(objects):
+        own, labels = (np.asarray(one[key], "float32") for key in KEYS)
+        if own.size == labels.size == 0:
+            continue
+        if labels.ndim != 1 or own.shape != (len(labels), 4):
+            raise InputError(
+                f"image {number} has boxes {own.shape} and classes {labels.shape}; give (T, 4) and "
+                "(T,)"
+            )
+        if not np.isfinite(own).all() or (own[:, 2:] < 0).any():
+            raise InputError(f"image {number} has a box that is not finite, or of a negative size")
+        boxes[number, : len(own)], classes[number, : len(own)] = own, labels
+    return dict(zip(KEYS, (boxes, classes), strict=True))
+
+
+def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, np.ndarray]:
+    """Returns the objects in a part of an image, their boxes cut off at its border.
+
+    Args:
+        one: "boxes" and "class_labels" of the image.
+        part: left, top, right and bottom as parts of the sides of the image.
+    """
+    boxes, (left, top, right, bottom) = np.asarray(one[KEYS[0]], "float64"), part
+    begin, sides = np.array([left, top]), np.array([right - left, bottom - top])
+    low = np.clip((boxes[:, :2] - boxes[:, 2:] / 2 - begin) / sides, 0, 1)
+    high = np.clip((boxes[:, :2] + boxes[:, 2:] / 2 - begin) / sides, 0, 1)
+    stays = (high > low).all(1)
+    inside = np.concatenate([(low + high) / 2, high - low], axis=1)[stays]
+    return {KEYS[0]: inside.astype("float32"), KEYS[1]: np.asarray(one[KEYS[1]])[stays]}
+
+
+def open_boxes(
+    spec: str,
+    *,
+    image_size: tuple[int, int] | None = None,
+    seed: int = 0,
+    validation_split: float = 0.1,
+) -> DataBundle:
+    """Opens a data set of images with boxes.
+
+    A folder has COCO's layout, `annotations/*train*.json` and the images in `train*/`, the same
+    with `val` and `test`; or Roboflow's, with the images and `_annotations.coco.json` in `train/`,
+    `valid/` and `test/`; or one JSON file beside the images or beside a folder `images/`. Missing
+    parts are drawn from the training part by the seed. Crowds (`iscrowd`) are left out, and boxes
+    are cut off at the border of their image.
+
+    Args:
+        spec: "scenes[:N]" for N synthetic scenes (default: 2,400), or "coco:DIR".
+        image_size: (height, width) of synthetic scenes.
+        seed: seed of scenes and splits.
+        validation_split: share of each missing part.
+
+    Returns:
+        The splits, each a `BoxImages`.
+
+    Raises:
+        InputError: for another spec, or files that do not fit together.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "scenes":
+        count = int(rest) if rest.isdigit() else SCENES
+        if rest and (not rest.isdigit() or count < 10):
+            raise InputError(f"data is {spec}; give scenes:N with N at least 10")
+        images, objects = made_objects(count, image_size or SCENE_SIZE, seed)
+        whole = BoxImages([*images], objects)
+        parts = split(count, (validation_split, validation_split), seed)
+        train, validation, test = (whole.part(part) for part in parts)
+        return DataBundle(train, validation, test, [*SCENE_CLASSES[1:]], (*images.shape[1:3], 3))
+    if kind == "coco":
+        return _coco(local_copy(rest), image_size, seed, validation_split)
+    raise InputError(f"data is {spec}; give one of {SPECS}")
+
+
+def _coco(
+    root: Path, image_size: tuple[int, int] | None, seed: int, validation_split: float
+) -> DataBundle:
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    files = _files(root)
+    described = {part: read_json(file, COCO) for part, file in files.items()}
+    names = {one["id"]: one["name"] for one in described["train"]["categories"]}
+    for part, content in described.items():
+        if {one["id"]: one["name"] for one in content["categories"]} != names:
+            raise InputError(f"{files[part]} has other categories than {files['train']}")
+    numbers = {category: number for number, category in enumerate(sorted(names))}
+    sources = {
+        part: _part(files[part], root, content, numbers) for part, content in described.items()
+    }
+    missing = [part for part in ("validation", "test") if part not in sources]
+    rest, *drawn = split(len(sources["train"]), [validation_split] * len(missing), seed)
+    for part, indices in zip(missing, drawn, strict=True):
+        if len(indices):
+            sources[part] = sources["train"].part(indices)
+    sources["train"] = sources["train"].part(rest)
+    images, _ = sources["train"].batch(np.arange(1))
+    height, width = image_size or images[0].shape[:2]
+    return DataBundle(
+        sources["train"],
+        sources.get("validation"),
+        sources.get("test"),
+        [names[category] for category in sorted(names)],
+        (height, width, 3),
+    )
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """Returns the JSON file of each part."""
+    files = [path for folder in (root, root / "annotations") for path in folder.glob("*.json")]
+    files += root.glob("*/_annotations.coco.json")
+    if len(files) == 1:
+        return {"train": files[0]}
+    chosen: dict[str, Path] = {}
+    for part, words in PARTS.items():
+        named = [
+            path
+            for path in files
+            if any(
+                word in (path.parent.name if path.name[0] == "_" else path.stem) for word in words
+            )
+            and (path.name[0] == "_" or "person_keypoints" not in path.stem)
+            and "captions" not in path.stem
+        ]
+        if len(named) > 1:
+            raise InputError(
+                f"{root} has {', '.join(sorted(path.name for path in named))} for {part}; leave one"
+            )
+        if named:
+            chosen[part] = named[0]
+    if "train" not in chosen:
+        raise InputError(
+            f"{root} has no annotations of images to train with; give annotations/*train*.json, or "
+            "one JSON file"
+        )
+    return chosen
+
+
+def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any, int]) -> BoxImages:
+    folders = [file.parent, file.parent / "images", root, root / "images"]
+    folders += [path for path in sorted(root.iterdir()) if path.is_dir() and path.name in file.stem]
+    own: dict[Any, list[dict[str, Any]]] = {one["id"]: [] for one in content["images"]}
+    for one in content["annotations"]:
+        if one["image_id"] not in own or one["category_id"] not in numbers:
+            raise InputError(
+                f"{file} has a box of image {one['image_id']!r} and category "
+                f"{one['category_id']!r}, and describes no such ones"
+            )
+        if len(one["bbox"]) != 4:
+            raise InputError(f"{file} has a bbox of {len(one['bbox'])} numbers; give 4")
+        if not one.get("iscrowd"):
+            own[one["image_id"]].append(one)
+    paths, objects = [], []
+    for image in content["images"]:
+        name = image["file_name"]
+        path = next(
+            (x for folder in folders if is_inside(name) and (x := folder / name).is_file()), None
+        )
+        if path is None or path.suffix.lower() not in suffixes():
+            raise InputError(
+                f"{file} describes {name}, and there is no such image beside it, in images/ or in "
+                "a folder that the file is named after"
+            )
+        paths.append(path)
+        objects.append(_objects(file, image, path, own[image["id"]], numbers))
+    if not paths:
+        raise InputError(f"{file} describes no images")
+    return BoxImages(paths, objects)
+
+
+def _objects(
+    file: Path,
+    image: Mapping[str, Any],
+    path: Path,
+    boxes: Sequence[Mapping[str, Any]],
+    numbers: Mapping[Any, int],
+) -> dict[str, np.ndarray]:
+    width, height = image.get("width"), image.get("height")
+    if not (isinstance(width, int) and isinstance(height, int) and min(width, height) > 0):
+        height, width = decode(path.read_bytes(), str(path)).shape[:2]
+    corners = np.array([one["bbox"] for one in boxes], "float64").reshape(-1, 4)
+    if not np.isfinite(corners).all() or (corners[:, 2:] < 0).any():
+        raise InputError(f"{file} has a bbox of {image['file_name']} that is no box")
+    whole = np.concatenate([corners[:, :2] + corners[:, 2:] / 2, corners[:, 2:]], axis=1)
+    classes = np.array([numbers[one["category_id"]] for one in boxes], "int32")
+    relative = whole / np.array([width, height, width, height])
+    return cropped({KEYS[0]: relative, KEYS[1]: classes}, (0, 0, 1, 1))
