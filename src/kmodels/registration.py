@@ -34,6 +34,9 @@ OTHERS = {
     "kmodels.models.two_towers.model": (
         *("NaFlexVisionTower", "SimilarityHead", "TextTower", "TwoTowersBackbone", "VisionTower"),
     ),
+    "kmodels.models.vit.detection": (
+        *("BoxHead", "DetectionBlock", "ObjectQueries", "PatchMemory"),
+    ),
     "kmodels.models.vit.fewer_tokens": ("PatchDropout",),
     "kmodels.models.vit.layers": ("PatchCoordinates", "PatchEmbedding", "Pooling", "Tokens"),
     "kmodels.models.vit.mae": ("MAEDecoder", "PatchMasking"),

@@ -266,6 +266,48 @@ def masks(
 
 
 @_drawn
+def boxes(
+    path: Path,
+    images: Sequence[np.ndarray],
+    truth: Sequence[Mapping[str, np.ndarray]],
+    predicted: Sequence[Mapping[str, np.ndarray]],
+    names: Sequence[str],
+) -> None:
+    """Draws images with the boxes of their objects, and again with predicted boxes.
+
+    Args:
+        path: the file to write.
+        images: n of (H, W, C), values from 0 to 1.
+        truth: n of "boxes" (T, 4), corners in pixels, and "labels" (T,).
+        predicted: the same.
+        names: of the classes.
+    """
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    palette = colormaps["tab20" if len(names) > 10 else "tab10"]
+    across = min(4, len(images))
+    down = -(-len(images) // across)
+    figure, axes = _figure(down, 2 * across, (3.4 * across, 1.9 * down))
+    axes = np.reshape(axes, (-1, 2))
+    for axis in axes.flat:
+        _hide(axis)
+    for row, image, *both in zip(axes, images, truth, predicted, strict=False):
+        shown = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
+        for axis, title, objects in zip(row, ("truth", "prediction"), both, strict=True):
+            axis.imshow(shown, vmin=0, vmax=1, interpolation="nearest")
+            axis.set_title(title, fontsize=8, color=_INK)
+            for (left, top, right, bottom), label in zip(
+                np.asarray(objects["boxes"]).tolist(), objects["labels"], strict=True
+            ):
+                color, place = palette(label % palette.N), (left - 0.5, top - 0.5)
+                frame = Rectangle(place, right - left, bottom - top, fill=False, color=color)
+                axis.add_patch(frame)
+                axis.text(*place, str(names[label]), fontsize=6, color=color, va="bottom")
+    _save(figure, path)
+
+
+@_drawn
 def confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> None:
     """Draws the confusion matrix.
 

@@ -88,6 +88,7 @@ RECIPES = {
     "dpo": "prefer",
     "grpo": "grpo",
     "segment": "segment",
+    "detect": "detect",
     "mae": "mae",
     "dino": "dino",
 }
@@ -103,6 +104,7 @@ SUMMARIES = {
     "dpo": "The same as prefer, whose default method is DPO.",
     "grpo": "Fine-tune a language model on the rewards of its own answers (GRPO).",
     "segment": "Train a Vision Transformer to predict the class of each pixel.",
+    "detect": "Train a Vision Transformer to detect objects, a class and a box for each.",
     "mae": "Pretrain a Vision Transformer without labels as a masked autoencoder (MAE).",
     "dino": "Pretrain a Vision Transformer without labels by self-distillation (DINO).",
 }

@@ -1,6 +1,7 @@
 """Results of a run: metrics, result.json, predictions.json, figures, and the trained model."""
 
 import base64
+import importlib.util
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
 from kmodels.runs.runner import Runner
 from kmodels.training.loop import WholeBatches
+from kmodels.training.metrics import average_precision
 from kmodels.training.step_loss import KEY
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = [
     "evaluate",
     "final_metrics",
     "image_facts",
+    "report_boxes",
     "report_classes",
     "report_masks",
     "result",
@@ -35,6 +38,8 @@ __all__ = [
 MOST_STEP_LOSSES = 1000
 # Images of predictions.png: of a classifier, and of a segmenter.
 _IMAGES, _MASKS = 32, 8
+# Images whose objects are detected at a time.
+_DETECTED = 256
 # predictions.json: images of a group, and the longer side of one in pixels.
 MOST_IMAGES, MOST_SIDE = 12, 128
 
@@ -349,6 +354,67 @@ def report_masks(
         console.working("drawing example predictions")
         _draw_masks(folder, model, part, data.class_names)
     return _finish(folder, model, metrics, runner, "mean_iou")
+
+
+def report_boxes(
+    folder: "Folder",
+    model: keras.Model,
+    data: DataBundle,
+    runner: Runner | None,
+    validation: WholeBatches | None,
+    test: WholeBatches | None,
+    preprocessor: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluates a detector, draws predictions, and writes result.json and the model.
+
+    Args:
+        folder: directory of the run.
+        model: compiled, in its final state.
+        data: images with boxes, of `open_boxes`.
+        runner: the training; None if the run only evaluates.
+        validation: batches of `data.validation`.
+        test: batches of `data.test`.
+        preprocessor: preprocessor of raw images, saved with the model.
+
+    Returns:
+        The content of result.json, with the average precision if pycocotools is installed.
+    """
+    metrics = final_metrics(model, runner, validation, test)
+    model.preprocessor = preprocessor
+    parts = {"val": data.validation, "test": data.test}
+    for name, part in parts.items():
+        if part is None or importlib.util.find_spec("pycocotools") is None:
+            continue
+        console.working("measuring the average precision")
+        detected, wanted = [], []
+        for start in range(0, len(part), _DETECTED):
+            images, objects = part.batch(np.arange(start, min(start + _DETECTED, len(part))))
+            detected += model.detect(images, threshold=0.0)
+            wanted += map(_in_pixels, images, objects)
+        averages = average_precision(detected, wanted)
+        metrics |= {f"{name}_{key}": averages[key] for key in ("map", "map_50", "map_75")}
+    part = data.validation if data.test is None else data.test
+    if part is not None:
+        console.working("drawing example predictions")
+        images, objects = part.batch(plots.spread(len(part), _MASKS))
+        plots.boxes(
+            folder.path / "predictions.png",
+            [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images],
+            list(map(_in_pixels, images, objects)),
+            model.detect(list(images)),
+            data.class_names,
+        )
+    return _finish(folder, model, metrics, runner, "map")
+
+
+def _in_pixels(image: np.ndarray, objects: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns labels as `average_precision` takes them."""
+    height, width = image.shape[:2]
+    center, half = objects["boxes"][:, :2], objects["boxes"][:, 2:] / 2
+    corners = np.concatenate([center - half, center + half], axis=1)
+    more = {name: objects[name] for name in ("iscrowd", "area") if name in objects}
+    boxes = corners * [width, height, width, height]
+    return {"boxes": boxes, "labels": objects["class_labels"], **more}
 
 
 def _draw_masks(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:

@@ -16,7 +16,7 @@ from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json
 from kmodels.runs import history
 
 # Suffixes of metrics whose largest value is the best; of other metrics it is the smallest.
-MORE_IS_BETTER = ("accuracy", "margin")
+MORE_IS_BETTER = ("accuracy", "margin", "iou", "map", "map_50", "map_75")
 # By class of the model: the command that uses it, and the last line of an example in Python.
 _PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
 _SEGMENT, _REPLY = 'model.segment("photo.jpg")', 'model.generate("...", strip_prompt=True)'
@@ -24,6 +24,7 @@ USES = {
     "ViTImageClassifier": (_PREDICT, 'model.decode_predictions(model.predict("photo.jpg"))'),
     "ViTImageSegmenter": (_PREDICT, _SEGMENT),
     "EoMTImageSegmenter": (_PREDICT, _SEGMENT),
+    "ViTObjectDetector": (_PREDICT, 'model.detect("photo.jpg")'),
     "ImageTextSimilarity": (
         f"{_PREDICT} --names cat,dog",
         'model.classify(["photo.jpg"], ["cat", "dog"])',

@@ -542,6 +542,7 @@ Train, resume or evaluate:
   kmodels distill --data folder:IMAGES    knowledge distillation
   kmodels caption --data FOLDER           Gemma 3 on images with texts
   kmodels segment --data folder:DIR       semantic segmentation from masks
+  kmodels detect --data coco:DIR          object detection from boxes
   kmodels zero-shot --data folder:IMAGES  CLIP or SigLIP on class names
   kmodels mae --data folder:IMAGES        masked autoencoder, without labels
   kmodels dino --data folder:IMAGES       self-distillation, without labels
@@ -553,7 +554,7 @@ Settings for --config:
   kmodels recipe vit_fine_tune        print a settings file, or list them
 
 Use a model or the model of a run:
-  kmodels predict RUN FILES           classify or segment images
+  kmodels predict RUN FILES           classes, masks or boxes of images
   kmodels generate RUN --prompts FILE             answer the prompts of a file
   kmodels chat MODEL                  chat in the terminal or through a pipe
 

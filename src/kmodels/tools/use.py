@@ -39,11 +39,14 @@ Stop: TypeAlias = Annotated[
 
 # === Images ===
 
+# The method by which the kind of a model is known.
+KINDS = ("decode_predictions", "segment", "detect", "classify")
+
 
 def predict(
     model: Annotated[str, typer.Argument(help=MODEL)],
     files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Images, or folders.")],
-    top: Annotated[int, typer.Option(help="Number of classes shown per image.")] = 5,
+    top: Annotated[int, typer.Option(help="Number of classes, or objects, shown per image.")] = 5,
     names: Annotated[
         str | None,
         typer.Option(help="Class names for CLIP or SigLIP, separated by commas: cat,dog."),
@@ -55,7 +58,7 @@ def predict(
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Classify or segment images with a trained model; exit with 2 if a file cannot be read."""
+    """Classify or segment images, or detect objects; exit with 2 if a file cannot be read."""
     check_whole("--top", top)
     check_whole("--batch-size", batch_size)
     reader = _reader(model_in(model), names, precision, top, masks)
@@ -149,6 +152,27 @@ class _Segmenter:
         return atomic_write(target, lambda path: image.save(path, format="PNG"))
 
 
+class _Detector:
+    """Predicts objects: classes with probabilities, and boxes in pixels."""
+
+    def __init__(self, model: Any, top: int):
+        self.model, self.top = model, top
+
+    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+        """Returns the row of each image, its most probable objects first."""
+        import numpy as np
+
+        rows = []
+        for objects in self.model.detect(images, batch_size=len(images)):
+            order = np.argsort(-objects["scores"], kind="stable")[: self.top]
+            pairs = [
+                (self.model.class_name(objects["labels"][i]), objects["scores"][i]) for i in order
+            ]
+            boxes = objects["boxes"][order].round(1).tolist()
+            rows.append({"predictions": _labelled(pairs), "boxes": boxes})
+        return rows
+
+
 class _ZeroShot:
     """Predicts classes from their names."""
 
@@ -178,12 +202,12 @@ def _reader(path: str, names: str | None, precision: str, top: int, masks: Path 
     from kmodels import presets
 
     cls: Any = presets.class_of(path, whole=True)
-    kinds = [name for name in ("decode_predictions", "segment", "classify") if hasattr(cls, name)]
+    kinds = [name for name in KINDS if hasattr(cls, name)]
     if not kinds:
         instead = (
             "use kmodels generate or kmodels chat"
             if hasattr(cls, "generate")
-            else "give a classifier, a segmenter, or two towers with --names"
+            else "give a classifier, a segmenter, a detector, or two towers with --names"
         )
         raise InputError(f"{path} holds a {cls.__name__}; {instead}")
     if (names is None) == (kinds[0] == "classify"):
@@ -200,7 +224,9 @@ def _reader(path: str, names: str | None, precision: str, top: int, masks: Path 
     check_preprocessor(model, path)
     if names is not None:
         return _ZeroShot(model, top, [name.strip() for name in names.split(",") if name.strip()])
-    return _Segmenter(model, top, masks) if kinds[0] == "segment" else _Classifier(model, top)
+    if kinds[0] == "segment":
+        return _Segmenter(model, top, masks)
+    return (_Detector if kinds[0] == "detect" else _Classifier)(model, top)
 
 
 def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict[str, Any]]:
@@ -229,6 +255,9 @@ def _line(row: dict[str, Any]) -> str:
     if "outputs" in row:
         return "  ".join(f"{value:.6g}" for value in row["outputs"])
     parts = [f"{one['label']} {one['score']:.1%}" for one in row["predictions"]]
+    if "boxes" in row:
+        places = (" ".join(f"{x:.0f}" for x in box) for box in row["boxes"])
+        parts = [f"{part} at {place}" for part, place in zip(parts, places, strict=True)]
     return ", ".join(parts) + (f"  {row['mask']}" if "mask" in row else "")
 
 

@@ -157,7 +157,7 @@ def average_precision(
         for image, one in enumerate(images):
             boxes = np.asarray(one["boxes"], "float64").reshape(-1, 4)
             for number, (left, top, right, bottom) in enumerate(boxes.tolist()):
-                row = {"id": len(annotations) + 1, "image_id": image, "iscrowd": 0}
+                row: dict[str, Any] = {"id": len(annotations) + 1, "image_id": image, "iscrowd": 0}
                 row["category_id"] = int(one["labels"][number])
                 row["bbox"] = [left, top, right - left, bottom - top]
                 row["area"] = (right - left) * (bottom - top)
@@ -167,7 +167,8 @@ def average_precision(
         return annotations
 
     labels, objects = rows(wanted, "iscrowd", "area"), rows(detected, "scores")
-    truth, results = COCO(), COCO()
+    truth: Any = COCO()
+    results: Any = COCO()
     categories = [{"id": i} for i in sorted({row["category_id"] for row in labels + objects})]
     images = [{"id": image} for image in range(len(wanted))]
     for row in objects:

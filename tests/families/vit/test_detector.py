@@ -181,8 +181,11 @@ def test_coco_files_are_read(tmp_path):
     assert data.class_names == ["cat", "dog"] and data.image_shape == (12, 16, 3)
     images, objects = data.validation.batch(np.arange(2))
     assert images[1].shape == (12, 16, 3) and len(objects[0]["boxes"]) == 0
-    np.testing.assert_allclose(objects[1]["boxes"], [[0.5, 5 / 12, 0.5, 0.5]])
-    assert objects[1]["class_labels"].tolist() == [0]
+    np.testing.assert_allclose(objects[1]["boxes"][0], [0.5, 5 / 12, 0.5, 0.5])
+    assert objects[1]["class_labels"].tolist() == [0, 1]
+    assert objects[1]["iscrowd"].tolist() == [0, 1]
+    _, labels = BoxLoader(data.validation, 2)[0]
+    assert labels["class_labels"].tolist() == [[-1, -1], [0, -1]]  # a crowd is no target
 
 
 WRONG = {
@@ -240,6 +243,36 @@ REFUSED = {
 def test_wrong_settings_give_a_line(case):
     make, message = REFUSED[case]
     refused(message, make)
+
+
+@pytest.mark.nightly
+@pytest.mark.across("torch", "jax", "tensorflow")
+def test_it_overfits_sixteen_scenes():
+    images, objects = made_objects(16, (48, 48), seed=1)
+    keras.utils.set_random_seed(0)
+    sizes = {"patch_size": 6, "num_layers": 3, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}
+    backbone = models.ViTBackbone(image_shape=(48, 48, 3), **sizes)
+    model = models.ViTObjectDetector(
+        *(backbone, 4),
+        models.ViTObjectDetectorPreprocessor((48, 48)),
+        num_queries=16,
+        num_decoder_layers=3,
+        decoder_dim=64,
+        num_decoder_heads=4,
+        decoder_dropout=0.0,
+    )
+    schedule = training.WarmupSchedule(1e-3, 600, 30, "cosine")
+    model.compile(training.AdamW(schedule, clip_norm=0.1))
+    model.fit(
+        BoxLoader(BoxImages([*images], objects), 16, mean=0.5, std=0.5), epochs=600, verbose=0
+    )
+    wanted = []
+    for one in objects:
+        half = one["boxes"][:, 2:] / 2
+        corners = np.concatenate([one["boxes"][:, :2] - half, one["boxes"][:, :2] + half], 1)
+        wanted.append({"boxes": 48 * corners, "labels": one["class_labels"]})
+    averages = training.average_precision(model.detect(images, threshold=0.0), wanted)
+    assert averages["map_50"] > 0.95, averages
 
 
 @pytest.mark.across("torch")

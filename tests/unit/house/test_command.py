@@ -94,7 +94,8 @@ def test_help_has_a_short_flag_and_no_twins_of_switches_that_are_off(name, capsy
     assert run(name, "--help") == 0
     assert capsys.readouterr().out == shown
     # On by default, or chosen from the data.
-    on = {"segment": {"--no-batch-norm", "--no-flip"}, "gemma": {"--no-pack"}}.get(name, set())
+    switches = {"segment": {"--no-batch-norm", "--no-flip"}, "gemma": {"--no-pack"}}
+    on = {**switches, "detect": {"--no-flip"}}.get(name, set())
     found = {word for word in shown.split() if word.startswith("--no-")}
     assert found <= {"--no-thinking", *on}, name
 

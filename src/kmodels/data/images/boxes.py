@@ -36,7 +36,8 @@ class BoxImages:
     Args:
         images: uint8 arrays (H, W, C), or paths of files, which are read with their batch.
         objects: for each image "boxes", float32 (T, 4): center x and y, width and height as parts
-            of the sides of the image; and "class_labels", int32 (T,).
+            of the sides of the image; and "class_labels", int32 (T,). With "iscrowd" (T,) some are
+            crowds, which only `kmodels.training.average_precision` looks at; so it is with "area".
 
     Attributes:
         labels: the numbers of the images, since their boxes do not make an array.
@@ -75,7 +76,7 @@ def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.
     """Returns the objects of several images in one array each.
 
     Args:
-        objects: for each image "boxes" (T, 4) and "class_labels" (T,).
+        objects: for each image "boxes" (T, 4) and "class_labels" (T,); crowds are left out.
         room: least number of boxes S.
 
     Returns:
@@ -100,6 +101,9 @@ def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.
             )
         if not np.isfinite(own).all() or (own[:, 2:] < 0).any():
             raise InputError(f"image {number} has a box that is not finite, or of a negative size")
+        if "iscrowd" in one:
+            single = np.asarray(one["iscrowd"]) == 0
+            own, labels = own[single], labels[single]
         boxes[number, : len(own)], classes[number, : len(own)] = own, labels
     return dict(zip(KEYS, (boxes, classes), strict=True))
 
@@ -116,8 +120,8 @@ def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, n
     low = np.clip((boxes[:, :2] - boxes[:, 2:] / 2 - begin) / sides, 0, 1)
     high = np.clip((boxes[:, :2] + boxes[:, 2:] / 2 - begin) / sides, 0, 1)
     stays = (high > low).all(1)
-    inside = np.concatenate([(low + high) / 2, high - low], axis=1)[stays]
-    return {KEYS[0]: inside.astype("float32"), KEYS[1]: np.asarray(one[KEYS[1]])[stays]}
+    inside = np.concatenate([(low + high) / 2, high - low], axis=1).astype("float32")
+    return {key: np.asarray(x)[stays] for key, x in {**one, KEYS[0]: inside}.items()}
 
 
 def open_boxes(
@@ -132,8 +136,8 @@ def open_boxes(
     A folder has COCO's layout, `annotations/*train*.json` and the images in `train*/`, the same
     with `val` and `test`; or Roboflow's, with the images and `_annotations.coco.json` in `train/`,
     `valid/` and `test/`; or one JSON file beside the images or beside a folder `images/`. Missing
-    parts are drawn from the training part by the seed. Crowds (`iscrowd`) are left out, and boxes
-    are cut off at the border of their image.
+    parts are drawn from the training part by the seed. Boxes are cut off at the border of their
+    image.
 
     Args:
         spec: "scenes[:N]" for N synthetic scenes (default: 2,400), or "coco:DIR".
@@ -237,8 +241,7 @@ def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any,
             )
         if len(one["bbox"]) != 4:
             raise InputError(f"{file} has a bbox of {len(one['bbox'])} numbers; give 4")
-        if not one.get("iscrowd"):
-            own[one["image_id"]].append(one)
+        own[one["image_id"]].append(one)
     paths, objects = [], []
     for image in content["images"]:
         name = image["file_name"]
@@ -273,4 +276,9 @@ def _objects(
     whole = np.concatenate([corners[:, :2] + corners[:, 2:] / 2, corners[:, 2:]], axis=1)
     classes = np.array([numbers[one["category_id"]] for one in boxes], "int32")
     relative = whole / np.array([width, height, width, height])
-    return cropped({KEYS[0]: relative, KEYS[1]: classes}, (0, 0, 1, 1))
+    objects = {KEYS[0]: relative, KEYS[1]: classes}
+    if any(one.get("iscrowd") for one in boxes):
+        objects["iscrowd"] = np.array([bool(one.get("iscrowd")) for one in boxes], "int32")
+    if boxes and all(isinstance(one.get("area"), int | float) for one in boxes):
+        objects["area"] = np.array([one["area"] for one in boxes], "float64")
+    return cropped(objects, (0, 0, 1, 1))

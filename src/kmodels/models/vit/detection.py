@@ -107,7 +107,7 @@ class ObjectQueries(Layer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class DecoderBlock(Layer):
+class DetectionBlock(Layer):
     """Queries attend to each other and to the patches, then an MLP; norms come first.
 
     Args:
@@ -507,7 +507,7 @@ class ViTObjectDetector(NamedClasses, Task):
         memory = PatchMemory(config, decoder_dim, name="memory", dtype=policy)
         queries = ObjectQueries(num_queries, name="object_queries", dtype=policy)
         blocks = [
-            DecoderBlock(
+            DetectionBlock(
                 num_decoder_heads,
                 decoder_mlp_dim or 4 * decoder_dim,
                 decoder_dropout,
