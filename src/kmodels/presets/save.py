@@ -198,6 +198,7 @@ def _equal(left: LazyArray, right: LazyArray | None) -> bool:
 PIPELINES = {
     "ImageClassifier": "image-classification",
     "ImageSegmenter": "image-segmentation",
+    "ObjectDetector": "object-detection",
     "CausalLM": "text-generation",
     "ImageTextLM": "image-text-to-text",
     "TextEmbedder": "sentence-similarity",

@@ -15,13 +15,14 @@ from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.layers import MLP, Attention, Dense, Dropout, Layer, LayerNorm
 from kmodels.layers.base import Shape
 from kmodels.layers.placement import of_family
-from kmodels.models.blocks.class_names import NamedClasses, check_class_names
+from kmodels.models.blocks.class_names import check_class_names
 from kmodels.models.vit.config import ViTConfig
+from kmodels.models.vit.image_task import ImageTask
 from kmodels.models.vit.mae import sines
-from kmodels.models.vit.model import ViTBackbone, resized
+from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import OF_CROPS, ViTImageClassifierPreprocessor
 from kmodels.models.vit.segmentation.masks import of_each
-from kmodels.task import Compiled, Task
+from kmodels.task import Compiled
 from kmodels.training.losses import InsideStep
 from kmodels.training.set_criterion import SetCriterion, Targets, linear_sum_assignment, rows_of
 
@@ -421,7 +422,7 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTObjectDetector(NamedClasses, Task):
+class ViTObjectDetector(ImageTask):
     """Detects objects: learned queries attend to the patches of a ViT, and each gives one box.
 
     Args:
@@ -456,9 +457,9 @@ class ViTObjectDetector(NamedClasses, Task):
         each query as in Zhu et al. 2021 (arXiv:2010.04159).
     """
 
-    backbone_class = ViTBackbone
     preprocessor_class = ViTObjectDetectorPreprocessor
-    compiles_itself = True
+    own_setting = "num_decoder_layers"
+    head_name = "decoder of objects"
 
     @of_family
     def __init__(
@@ -517,7 +518,7 @@ class ViTObjectDetector(NamedClasses, Task):
             for i in range(num_decoder_layers)
         ]
         norm = LayerNorm(1e-5, name="decoder_norm", dtype=policy)
-        class_head = Dense(num_classes + 1, name="class_logits", dtype=policy)
+        class_head = Dense(num_classes + 1, name="object_logits", dtype=policy)
         box_head = BoxHead(num_queries, name="box_head", dtype=policy)
 
         def predictions(tokens: Tensor, **mode: bool) -> list[dict[str, Any]]:
@@ -560,10 +561,6 @@ class ViTObjectDetector(NamedClasses, Task):
         # Around Keras' __setattr__, which would count layers as those of this model again.
         object.__setattr__(self, "_predictions", predictions)
         object.__setattr__(self, "_step", InsideStep())
-
-    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Any:
-        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resized(self, image_size, patch_size)
 
     def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
         """Images to logits and boxes; in a step with the model's own loss those of all blocks."""

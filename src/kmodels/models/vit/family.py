@@ -39,7 +39,7 @@ SIZES_OF_DECODER = (
 )
 # Of a detector.
 OBJECTS = ("object_queries/", "box_head/reference")
-OF_DECODER = ("memory/", "object_queries/", "decoder_", "class_logits/", "box_head/")
+OF_DECODER = ("memory/", "object_queries/", "decoder_", "object_logits/", "box_head/")
 # Of EoMT's settings each decides some variables.
 OF_QUERIES = {
     "num_queries": ("queries/", *OBJECTS),
@@ -88,7 +88,7 @@ FAMILY = Family(
     ),
     # The variables that a setting of the task decides: if it is changed, these weights are new.
     parts={
-        "num_classes": (*HEADS, "pixel_logits/", "class_logits/"),
+        "num_classes": (*HEADS, "pixel_logits/", "class_logits/", "object_logits/"),
         "head_bias": HEADS,
         "pooling": ("pooling/", "distillation_logits/"),
         "pooled_norm": ("pooled_norm/",),

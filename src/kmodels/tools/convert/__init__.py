@@ -409,7 +409,8 @@ def _without_preprocessor(model: keras.Model) -> dict[str, None]:
 
 def _outputs(model: keras.Model, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the outputs in float32, since NumPy cannot compare bfloat16."""
-    arrays = (runtimes.outputs(model, keras.ops.convert_to_tensor(sample)) for sample in samples)
+    tensors = map(keras.ops.convert_to_tensor, samples)
+    arrays = [x for tensor in tensors for x in runtimes.listed(runtimes.outputs(model, tensor))]
     return [keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")) for x in arrays]
 
 

@@ -32,7 +32,7 @@ class Served(keras.Model):
 
     Call:
         preprocessed images (B, height, width, C) float32, or token ids (B, T) int32 -> outputs of
-        the model.
+        the model, in the order of their names if there are several.
     """
 
     def __init__(self, model: keras.Model):
@@ -41,7 +41,8 @@ class Served(keras.Model):
 
     def call(self, inputs: Tree) -> Any:
         """Returns the outputs of the model."""
-        return outputs(self.served, inputs)
+        arrays = listed(outputs(self.served, inputs))
+        return arrays[0] if len(arrays) == 1 else arrays
 
 
 def serve(model: keras.Model) -> tuple[Served, keras.InputSpec]:
@@ -64,6 +65,11 @@ def outputs(model: keras.Model, inputs: Tree) -> Any:
             whole |= _unseen(model, keras.ops.shape(inputs))
         return model(whole, training=False)
     return model(inputs, training=False)
+
+
+def listed(outputs: Any) -> list[Any]:
+    """Returns all outputs of a model, those of a dictionary in the order of their names."""
+    return [outputs[name] for name in sorted(outputs)] if isinstance(outputs, dict) else [outputs]
 
 
 def _unseen(model: keras.Model, shape: Sequence[int]) -> dict[str, Any]:
@@ -101,21 +107,22 @@ def onnx(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    return [session.run(None, {name: sample})[0] for sample in samples]
+    return [x for sample in samples for x in session.run(None, {name: sample})]
 
 
 def litert(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
     """Runs LiteRT's interpreter."""
     runtime: Any = importlib.import_module("ai_edge_litert.interpreter")
     interpreter = runtime.Interpreter(model_path=str(path))
-    source, output = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    source = interpreter.get_input_details()[0]
+    details = sorted(interpreter.get_output_details(), key=lambda one: one["name"])
     outputs = []
     for sample in samples:
         interpreter.resize_tensor_input(source["index"], sample.shape)
         interpreter.allocate_tensors()
         interpreter.set_tensor(source["index"], sample)
         interpreter.invoke()
-        outputs.append(interpreter.get_tensor(output["index"]))
+        outputs += [interpreter.get_tensor(one["index"]) for one in details]
     return outputs
 
 
@@ -124,7 +131,7 @@ def openvino(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray
     ov: Any = importlib.import_module("openvino")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = ov.Core().compile_model(str(path / "model.xml"), "CPU", settings)
-    return [np.array(compiled(sample)[0]) for sample in samples]
+    return [np.array(x) for sample in samples for x in compiled(sample).values()]
 
 
 def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:

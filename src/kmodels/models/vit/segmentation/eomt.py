@@ -13,6 +13,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.class_names import check_class_names
+from kmodels.models.vit.image_task import ImageTask
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import preprocessor as preprocessing
 from kmodels.models.vit.segmentation import segments
@@ -24,7 +25,6 @@ from kmodels.models.vit.segmentation.mask_transformer import (
 )
 from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
-from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
 from kmodels.task import Compiled
 from kmodels.training.losses import InsideStep
 from kmodels.training.metrics import MeanIoU
@@ -35,7 +35,7 @@ QUERIES = ("masks_queries_logits", "class_queries_logits")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(ImageSegmenter):
+class EoMTImageSegmenter(ImageTask):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query predicts a class, or "no object", and a mask, the product of its token with upscaled
@@ -80,7 +80,8 @@ class EoMTImageSegmenter(ImageSegmenter):
         `EomtForUniversalSegmentation` and `EomtDinov3ForUniversalSegmentation`.
     """
 
-    own_setting = "num_queries"
+    preprocessor_class = ViTImageSegmenterPreprocessor
+    own_setting = "num_upscale_blocks"
     head_name = "head of queries"
 
     @of_family

@@ -1,8 +1,7 @@
 """Semantic segmentation with a linear head on the patches of a ViT."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,65 +10,18 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike
 from kmodels.layers import Dense, Dropout
 from kmodels.layers.placement import of_family
-from kmodels.models.blocks.class_names import NamedClasses, check_class_names
-from kmodels.models.vit.model import ViTBackbone, resized
+from kmodels.models.blocks.class_names import check_class_names
+from kmodels.models.vit.image_task import ImageTask
+from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.segmentation import masks, preprocessor
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
-from kmodels.task import Compiled, Task, is_auto
+from kmodels.task import Compiled, is_auto
 from kmodels.training.losses import PixelCrossentropy
 from kmodels.training.metrics import MeanIoU
 
 
-class ImageSegmenter(NamedClasses, Task):
-    """A segmenter of images by a ViT.
-
-    Attributes:
-        own_setting: a setting that only files of this task have.
-        head_name: name of its head, for the message of a file without one.
-    """
-
-    backbone_class = ViTBackbone
-    preprocessor_class = ViTImageSegmenterPreprocessor
-    compiles_itself = True
-    own_setting: ClassVar[str]
-    head_name: ClassVar[str]
-
-    @classmethod
-    def from_preset(
-        cls,
-        preset: str | Path,
-        dtype: DTypeLike = None,
-        load_weights: bool = True,
-        **overrides: Any,
-    ) -> Self:
-        """As of every task; a directory or a name of another task needs `num_classes`.
-
-        Args:
-            preset: as in `Task.from_preset`; of a classifier only the backbone's weights are read.
-            dtype: as in `Task.from_preset`.
-            load_weights: as in `Task.from_preset`.
-            **overrides: as in `Task.from_preset`.
-
-        Raises:
-            InputError: as there, and for an unknown number of classes.
-        """
-        if "num_classes" not in overrides:
-            from kmodels import registry
-            from kmodels.presets.find import open_checkpoint
-
-            family = registry.family(cls.backbone_class.family)
-            task = open_checkpoint(preset, family, {}, False).task
-            if cls.own_setting not in task or task.get("num_classes") is None:
-                raise InputError(f"{preset} has no {cls.head_name}; give num_classes")
-        return super().from_preset(preset, dtype, load_weights, **overrides)
-
-    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
-        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
-        return resized(self, image_size, patch_size)
-
-
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTImageSegmenter(ImageSegmenter):
+class ViTImageSegmenter(ImageTask):
     """A ViT with a linear head that gives each pixel of an image a class.
 
     The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
@@ -102,6 +54,7 @@ class ViTImageSegmenter(ImageSegmenter):
         Oquab et al. 2023, section 7.4 (arXiv:2304.07193); its code calls the head `BNHead`.
     """
 
+    preprocessor_class = ViTImageSegmenterPreprocessor
     own_setting = "use_batch_norm"
     head_name = "head for pixels"
 

@@ -1,0 +1,58 @@
+"""Base of the tasks on a ViT whose head has a loss or labels of its own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from kmodels.core.errors import InputError
+from kmodels.core.types import DTypeLike
+from kmodels.models.blocks.class_names import NamedClasses
+from kmodels.models.vit.model import ViTBackbone, resized
+from kmodels.task import Task
+
+
+class ImageTask(NamedClasses, Task):
+    """A task with named classes on a ViT, whose head no file of a classifier has.
+
+    Attributes:
+        own_setting: a setting that only files of this task have.
+        head_name: name of its head, for the message of a file without one.
+    """
+
+    backbone_class = ViTBackbone
+    compiles_itself = True
+    own_setting: ClassVar[str]
+    head_name: ClassVar[str]
+
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str | Path,
+        dtype: DTypeLike = None,
+        load_weights: bool = True,
+        **overrides: Any,
+    ) -> Self:
+        """As of every task; a directory or a name of another task needs `num_classes`.
+
+        Args:
+            preset: as in `Task.from_preset`; of a classifier only the backbone's weights are read.
+            dtype: as in `Task.from_preset`.
+            load_weights: as in `Task.from_preset`.
+            **overrides: as in `Task.from_preset`.
+
+        Raises:
+            InputError: as there, and for an unknown number of classes.
+        """
+        if "num_classes" not in overrides:
+            from kmodels import registry
+            from kmodels.presets.find import open_checkpoint
+
+            family = registry.family(cls.backbone_class.family)
+            task = open_checkpoint(preset, family, {}, False).task
+            if cls.own_setting not in task or task.get("num_classes") is None:
+                raise InputError(f"{preset} has no {cls.head_name}; give num_classes")
+        return super().from_preset(preset, dtype, load_weights, **overrides)
+
+    def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
+        """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""
+        return resized(self, image_size, patch_size)
