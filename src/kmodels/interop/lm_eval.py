@@ -71,9 +71,7 @@ class KModelsLM(LM):
         if adapter is not None:
             model.load_adapter(adapter)
         self.pretrained, self.max_gen_toks = pretrained, max_gen_toks
-        self.scorer = LanguageScorer(
-            model, int(batch_size), max_length, add_bos_token, _progress
-        )
+        self.scorer = LanguageScorer(model, int(batch_size), max_length, add_bos_token, _progress)
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
         """Returns (log-likelihood, True if greedy) of each (context, continuation)."""

@@ -110,7 +110,9 @@ class LanguageScorer:
         for length, numbers in self.progress(batches):
             # A shorter batch would be compiled again.
             rows = [pairs[i] for i in np.resize(numbers, self.batch_size)]
-            texts = [[*context, *continuation][-self.max_length - 1 :] for context, continuation in rows]
+            texts = [
+                [*context, *continuation][-self.max_length - 1 :] for context, continuation in rows
+            ]
             inputs = pad_rows([text[:-1] for text in texts], length, self.tokenizer.pad_token_id)
             labels = np.full((self.batch_size, length), -100, "int32")
             for row, text, (_, continuation) in zip(labels, texts, rows, strict=True):
