@@ -61,7 +61,8 @@ class Comparison:
         for data in dict.fromkeys(data for run in self.runs for data in run.evaluations):
             metrics = [run.evaluations.get(data, {}).get("after", {}) for run in self.runs]
             for name in dict.fromkeys(name for one in metrics for name in one):
-                rows.append((f"{data} {name}", _scores(name, metrics, "_stderr" not in name)))
+                if not name.endswith("_stderr"):
+                    rows.append((f"{data} {name}", _scores(name, metrics, True)))
         for name, label in SPEED.items():
             values = [run.result.get(name) for run in self.runs]
             if any(value is not None for value in values):

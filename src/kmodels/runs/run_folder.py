@@ -84,7 +84,10 @@ PREDICTED: Shape = {
 # The file of `kmodels eval` in a run: results on other data, by its path.
 EVALUATIONS = "evaluations.json"
 EVALUATED: Shape = {
-    "*": {"after": Needed({"*": NUMBER}), "before": {"*": NUMBER}, "task": str, "records": COUNT}
+    "*": {
+        **{"task": Needed(str), "records": Needed(COUNT), "after": Needed({"*": Needed(NUMBER)})},
+        "before": {"*": NUMBER},
+    }
 }
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("config", "out", "resume", "evaluate")

@@ -170,7 +170,10 @@ def _texts(
         metrics[stage], details["rows"] = task.evaluate(scorer)
     records = len(task.rows)
     facts = {"model": model, "data": data, "task": task.task, "records": records}
-    rows = [{**facts, "stage": stage, **values} for stage, values in metrics.items()]
+    rows = [
+        {**facts, **({"stage": stage} if before else {}), **values}
+        for stage, values in metrics.items()
+    ]
     if before:
         details["before"] = metrics["before"]
     console.print(table_of(metrics, task.task, records))

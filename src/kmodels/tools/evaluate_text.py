@@ -11,6 +11,7 @@ from kmodels import presets
 from kmodels.core.errors import InputError, pluralize
 from kmodels.core.remote import local_copy
 from kmodels.runs import run_folder
+from kmodels.runs.report import metric
 from kmodels.text.records import check_messages, check_text, json_records
 
 # Fields of a record of each task; a prompt may be called question.
@@ -290,14 +291,14 @@ def table_of(results: Mapping[str, Mapping[str, float]], task: str, rows: int) -
     """
     from rich.table import Table
 
-    columns = results if len(results) > 1 else [""]
-    table = Table("", *columns, title=f"{task}, {pluralize(rows, 'record')}")
+    title = f"{task}, {pluralize(rows, 'record')}"
+    table = Table("", *results, title=title, show_header=len(results) > 1)
     for name in results["after"]:
         if name.endswith("_stderr"):
             continue
         cells = []
         for metrics in results.values():
             error = metrics.get(f"{name}_stderr")
-            cells.append(f"{metrics[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
+            cells.append(metric(metrics[name]) + ("" if error is None else f" ± {error:.4f}"))
         table.add_row(name, *cells)
     return table
