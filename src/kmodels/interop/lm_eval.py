@@ -17,9 +17,17 @@ from kmodels.interop.packages import need
 from kmodels.text.chat_template import choose_template
 from kmodels.tools.likelihood import LanguageScorer
 
-need("lm_eval", "lm-eval", "eval")
-from lm_eval.api.model import LM  # noqa: E402
-from lm_eval.api.registry import register_model  # noqa: E402
+try:
+    need("lm_eval", "lm-eval", "eval")
+except InputError as error:
+    if __name__ != "__main__":
+        raise
+    print(f"kmodels: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
+# lm_eval registers its own models only if there are none yet.
+import lm_eval.models  # noqa: F401
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -130,8 +138,10 @@ class KModelsLM(LM):
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Returns the template, by name if there are several; None for False."""
+        if not chat_template:
+            return None
         name = chat_template if isinstance(chat_template, str) else None
-        return choose_template(self.scorer.tokenizer.settings, name) if chat_template else None
+        return choose_template(self.scorer.tokenizer.settings, name, None)
 
     @property
     def tokenizer_name(self) -> str:

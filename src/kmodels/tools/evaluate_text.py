@@ -244,13 +244,16 @@ class TextTask:
 def models_of(
     path: str, adapter: str | None, before: bool, precision: str
 ) -> Iterator[tuple[str, Any]]:
-    """Yields ("before", model) if `before`, and ("after", model), which may be the same object.
+    """Reads the models to evaluate, one after the other.
 
     Args:
         path: path of a model, or of a run, of which the merged model or base and adapter are read.
         adapter: directory with a LoRA adapter, or None.
         before: whether the model without its adapter comes first.
         precision: dtype policy of the model.
+
+    Yields:
+        ("before", model) if `before`, then ("after", model), which may be the same object.
 
     Raises:
         InputError: for a path without a language model, `before` without an adapter, or an adapter
