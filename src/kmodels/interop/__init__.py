@@ -1,14 +1,13 @@
 """Models, tokenizers and augmentations of the Keras family's other packages.
 
-`kmodels.interop.keras_hub` (also called keras_nlp, its former name), `kmodels.interop.keras_cv`,
-and `kmodels.interop.lm_eval` for lm-evaluation-harness; no package is imported before it is used.
+`kmodels.interop.keras_hub` (also called keras_nlp, its former name) and `kmodels.interop.keras_cv`;
+neither package is imported before it is used. `import kmodels.interop.lm_eval` needs lm-eval.
 """
 
 import importlib
 from typing import Any
 
-_MODULES = {name: name for name in ("keras_hub", "keras_cv", "lm_eval")}
-_MODULES["keras_nlp"] = "keras_hub"
+_MODULES = {"keras_hub": "keras_hub", "keras_nlp": "keras_hub", "keras_cv": "keras_cv"}
 
 __all__ = [*_MODULES]
 

@@ -25,12 +25,12 @@ except InputError as error:
     print(f"kmodels: {error}", file=sys.stderr)
     raise SystemExit(2) from None
 # lm_eval registers its own models only if there are none yet.
-import lm_eval.models  # noqa: F401
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
+import lm_eval.models  # type: ignore[import-not-found] # noqa: F401
+from lm_eval.api.model import LM  # type: ignore[import-not-found]
+from lm_eval.api.registry import register_model  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
+    from lm_eval.api.instance import Instance  # type: ignore[import-not-found]
 
 log = logging.getLogger("kmodels")
 # Names of the largest number of new tokens, the first of a request counts.
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: of the `lm_eval` command; those of the process by default.
     """
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
 
     if arguments is not None:
         sys.argv = [sys.argv[0], *arguments]

@@ -138,10 +138,10 @@ def linear_log_probs(
     scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, scoring
     )
-    results = tuple(ops.multiply(weights, each) for each in scores)
+    results = [ops.multiply(weights, each) for each in scores]
     if with_hits:
-        results += (ops.stop_gradient(ops.where(ops.not_equal(weights, 0), best, 0.0)),)
-    return results if len(results) > 1 else results[0]
+        results.append(ops.stop_gradient(ops.where(ops.not_equal(weights, 0), best, 0.0)))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _scores(

@@ -83,10 +83,10 @@ def linear_log_probs_jax(
         trainable_table,
         Scoring(soft_cap, temperature, with_entropy),
     )
-    results = tuple(scores * weights)
+    results = [*(scores * weights)]
     if with_hits:
-        results += (lax.stop_gradient(jnp.where(weights != 0, best, 0)),)
-    return results if len(results) > 1 else results[0]
+        results.append(lax.stop_gradient(jnp.where(weights != 0, best, 0)))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _scores(

@@ -76,7 +76,7 @@ def linear_log_probs_tensorflow(
     )
     results = [score * weights for score in scores]
     if with_hits:
-        results.append(tf.stop_gradient(tf.where(tf.not_equal(weights, 0), best, 0)))
+        results.append(tf.stop_gradient(best * tf.cast(weights != 0, best.dtype)))
     if places is not None:
         shape = tf.concat([tf.shape(labels, out_type=places.dtype), [1]], 0)
         results = [tf.reshape(tf.scatter_nd(places, each, shape), (-1,)) for each in results]
