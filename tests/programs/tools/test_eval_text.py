@@ -140,6 +140,37 @@ def test_replies_that_are_the_answer_and_end(folder, tmp_path, capsys):
     assert [row["reply"] for row in found["rows"]] == expected != replies
 
 
+def test_chats_are_written_by_their_template(folder, tmp_path, capsys):
+    model = GemmaCausalLM.from_preset(folder / "base")
+    model.load_adapter(folder / "adapter")
+    words = (folder / "base", "--adapter", folder / "adapter")
+    chat = [
+        *({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}),
+        {"role": "user", "content": "Which birds?"},
+    ]
+    file = lines(tmp_path / "e.jsonl", [{"prompt": chat, "answer": "none"}])
+    found = evaluate(capsys, *words, file, "--max-new-tokens", 6)
+    reply = model.chat(chat, max_new_tokens=6)
+    assert found["rows"][0]["reply"] == reply
+    text = model.preprocessor
+    records = [
+        {"prompt": prompt, "choices": ["old trees", "x"], "answer": 0} for prompt in (chat, "Birds")
+    ]
+    file = lines(tmp_path / "c.jsonl", records)
+    found = evaluate(capsys, *words, file, "--as", "chat")
+    for row, prompt in zip(
+        found["rows"], (chat, [{"role": "user", "content": "Birds"}]), strict=True
+    ):
+        ids = text.chat_token_ids([prompt])[0]
+        choices = [text.tokenizer.encode(x, False) for x in ("old trees", "x")]
+        expected = [log_likelihood(model, ids, choice) for choice in choices]
+        others = [log_likelihood(model, ids[-5:], choice) for choice in choices]
+        assert np.abs(np.subtract(expected, others)).min() > 100 * tolerance("logits")
+        np.testing.assert_allclose(
+            row["log_likelihoods"], expected, rtol=0, atol=tolerance("logits")
+        )
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
