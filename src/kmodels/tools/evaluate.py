@@ -111,7 +111,12 @@ def run(
             raise InputError(f"--real-labels is for images; leave it out for {data}")
         from kmodels.tools.evaluate_text import TextTask
 
-        task = TextTask(data, skip_bad, written_as, max_new_tokens or 256, stop or ())
+        most = 256 if max_new_tokens is None else max_new_tokens
+        task = TextTask(data, skip_bad, written_as, most, stop or ())
+        generation = ("--max-new-tokens", "--stop") if task.task != "exact_match" else ()
+        unused = (*generation, "--as") if task.task == "perplexity" else generation
+        if wrong := [name for name in unused if flags[name] is not None]:
+            raise InputError(f"{', '.join(wrong)} has no effect on {task.task}; leave it out")
         rows, details, evaluation = _texts(
             task, model, data, adapter, before, precision, batch_size or 8, max_length, console
         )
@@ -128,7 +133,7 @@ def run(
         writer.writerows(rows)
         content = text.getvalue()
         atomic_write(local_path(results), lambda file: file.write_text(content, encoding="utf-8"))
-    if (run := run_at(model)) is not None:
+    if adapter is None and (run := run_at(model)) is not None:
         note_evaluation(run, data, evaluation)
         if (run / report.NAME).is_file():
             report.write(run)

@@ -196,14 +196,20 @@ def test_a_wrong_record_is_one_line(records, message, tmp_path):
 
 def test_wrong_uses_give_a_line(folder, tmp_path, capsys):
     file = lines(tmp_path / "x.jsonl", [{"text": "a"}, {"prompt": "b"}])
+    text = lines(tmp_path / "t.jsonl", [{"text": "a"}])
+    choices = lines(tmp_path / "c.jsonl", CHOICES)
+    replies = lines(tmp_path / "e.jsonl", [{"prompt": "a", "answer": "b"}])
     base = folder / "base"
     for words, message in (
         ((base, tmp_path / "no.jsonl"), "no.jsonl cannot be read"),
         ((base, file), "line 2: the fields are prompt"),
         ((base, file, "--skip-bad", "--before"), "has no adapter; leave --before out"),
-        ((base, file, "--skip-bad", "--as", "poem"), "--as is 'poem'; choose one of chat"),
+        ((base, choices, "--as", "poem"), "--as is 'poem'; choose one of chat"),
         ((base, file, "--skip-bad", "--max-length", 1), "max_length is 1; give at least 2"),
         ((base, file, "--real-labels", file), "--real-labels is for images"),
+        ((base, text, "--as", "chat", "--stop", "x"), "--stop, --as has no effect on perplexity"),
+        ((base, choices, "--max-new-tokens", 9), "--max-new-tokens has no effect on multiple_"),
+        ((base, replies, "--max-new-tokens", 0), "max_new_tokens is 0; give at least 1"),
         ((base, tmp_path, "--as", "chat", "--before"), "--before, --as is for language models"),
         ((tmp_path / "nothing", file, "--skip-bad"), "nothing"),
     ):
