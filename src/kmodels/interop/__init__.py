@@ -1,7 +1,7 @@
 """Models, tokenizers and augmentations of the Keras family's other packages.
 
 `kmodels.interop.keras_hub` (also called keras_nlp, its former name) and `kmodels.interop.keras_cv`;
-neither package is imported before it is used.
+neither package is imported before it is used. `import kmodels.interop.lm_eval` needs lm-eval.
 """
 
 import importlib

@@ -93,16 +93,17 @@ def linear_log_probs(
     soft_cap: float | None = None,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    with_hits: bool = False,
     trainable_table: bool = False,
     rows: Tensor | None = None,
     row_ids: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """Log-probability of each label under the softmax of the logits `hidden @ table.T`.
 
     This body builds the logits; no override does, as in `linear_cross_entropy`, which is minus the
     sum of the log-probabilities.
 
-    Shapes: hidden (M, D), table (V, D), labels (M,), weights (M,) -> (M,), or two of them.
+    Shapes: hidden (M, D), table (V, D), labels (M,), weights (M,) -> (M,), or up to three of them.
     Dtypes: as in `linear_cross_entropy`.
 
     Args:
@@ -115,13 +116,14 @@ def linear_log_probs(
         temperature: divides the logits after the soft cap.
         with_entropy: returns the entropy of each softmax too, in nats. Its gradient takes another
             product of each tile, also if it is not used.
+        with_hits: returns 1 for each label with the highest logit too (a tie counts), else 0.
         trainable_table: whether the table gets a gradient; without, it gets none or zeros.
         rows: (N, D) float, which stand in place of some rows of a frozen table and are trained.
         row_ids: (N,) integer, which rows those are, each once.
 
     Returns:
-        The log-probabilities, or (log-probabilities, entropies). All have gradients by `hidden`
-        and, if requested, by `table`, or by `rows`.
+        The log-probabilities, or a tuple of them, the entropies and the hits, if these are wanted.
+        All but the hits have gradients by `hidden` and, if requested, by `table`, or by `rows`.
 
     Raises:
         InputError: as in `linear_cross_entropy`, and for a temperature that is not positive.
@@ -133,11 +135,13 @@ def linear_log_probs(
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
     check_rows(table, rows, row_ids, trainable_table)
     scoring = Scoring(soft_cap, temperature, with_entropy)
-    scores, _, weights = _scores(
+    scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, scoring
     )
-    results = tuple(ops.multiply(weights, each) for each in scores)
-    return results if with_entropy else results[0]
+    results = [ops.multiply(weights, each) for each in scores]
+    if with_hits:
+        results.append(ops.stop_gradient(ops.where(ops.not_equal(weights, 0), best, 0.0)))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _scores(

@@ -69,21 +69,24 @@ def linear_log_probs_jax(
     soft_cap: float | None = None,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    with_hits: bool = False,
     trainable_table: bool = False,
     rows: jax.Array | None = None,
     row_ids: jax.Array | None = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array | tuple[jax.Array, ...]:
     """See `kmodels.ops.linear_log_probs`."""
     weights = jnp.ones(labels.shape) if weights is None else weights
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
     check_rows(table, rows, row_ids, trainable_table)
-    scores, _, weights = _scores(
+    scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids),
         trainable_table,
         Scoring(soft_cap, temperature, with_entropy),
     )
-    scores = scores * weights
-    return (scores[0], scores[1]) if with_entropy else scores[0]
+    results = [*(scores * weights)]
+    if with_hits:
+        results.append(lax.stop_gradient(jnp.where(weights != 0, best, 0)))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _scores(

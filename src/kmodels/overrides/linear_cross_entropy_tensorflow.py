@@ -60,24 +60,27 @@ def linear_log_probs_tensorflow(
     soft_cap: float | None = None,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    with_hits: bool = False,
     trainable_table: bool = False,
     rows: tf.Tensor | None = None,
     row_ids: tf.Tensor | None = None,
-) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+) -> tf.Tensor | tuple[tf.Tensor, ...]:
     """See `kmodels.ops.linear_log_probs`; on a CPU, positions of weight 0 are left out."""
     weights = keras.ops.ones(keras.ops.shape(labels)) if weights is None else weights
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
     check_rows(table, rows, row_ids, trainable_table)
-    scores, _, weights, places = _scores(
+    scores, best, weights, places = _scores(
         *(hidden, table, labels, weights, rows, row_ids),
         trainable_table,
         Scoring(soft_cap, temperature, with_entropy),
     )
     results = [score * weights for score in scores]
+    if with_hits:
+        results.append(tf.stop_gradient(best * tf.cast(weights != 0, best.dtype)))
     if places is not None:
         shape = tf.concat([tf.shape(labels, out_type=places.dtype), [1]], 0)
         results = [tf.reshape(tf.scatter_nd(places, each, shape), (-1,)) for each in results]
-    return (results[0], results[1]) if with_entropy else results[0]
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _scores(

@@ -56,26 +56,29 @@ def linear_log_probs_torch(
     soft_cap: float | None = None,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    with_hits: bool = False,
     trainable_table: bool = False,
     rows: torch.Tensor | None = None,
     row_ids: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """See `kmodels.ops.linear_log_probs`; on a CPU, positions of weight 0 are left out."""
     if weights is None:
         weights = torch.ones(as_tensor(labels).shape, device=as_tensor(hidden).device)
     check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
     check_rows(table, rows, row_ids, trainable_table)
     positions = weights.shape[0]
-    scores, _, weights, counted = _scores(
+    scores, best, weights, counted = _scores(
         *(hidden, table, labels, weights, rows, row_ids),
         trainable_table,
         Scoring(soft_cap, temperature, with_entropy),
     )
     scores = scores * weights
+    if with_hits:
+        scores = torch.cat([scores, torch.where(weights != 0, best, 0).to(scores.dtype)[None]])
     if counted is not None:
         places = counted.nonzero().squeeze(1)
         scores = scores.new_zeros(len(scores), positions).index_copy(1, places, scores)
-    return (scores[0], scores[1]) if with_entropy else scores[0]
+    return tuple(scores) if len(scores) > 1 else scores[0]
 
 
 def _scores(

@@ -1,6 +1,6 @@
 """compare.html: results, different settings, curves and answers of several runs on one page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,13 @@ class Comparison:
         """A row for each loss and metric, with a cell for each run; the best is marked."""
         names = dict.fromkeys(name for run in self.runs for name in _metrics(run))
         held_out = sorted(names, key=lambda name: (_part(name), name.endswith("loss"), name))
-        rows = [(name, self._scores(name)) for name in held_out]
+        # No best training loss is marked: the smallest may belong to a run that overfits.
+        rows = [(x, _scores(x, map(_metrics, self.runs), _part(x) < 2)) for x in held_out]
+        for data in dict.fromkeys(data for run in self.runs for data in run.evaluations):
+            metrics = [run.evaluations.get(data, {}).get("after", {}) for run in self.runs]
+            for name in dict.fromkeys(name for one in metrics for name in one):
+                if not name.endswith("_stderr"):
+                    rows.append((f"{data} {name}", _scores(name, metrics, True)))
         for name, label in SPEED.items():
             values = [run.result.get(name) for run in self.runs]
             if any(value is not None for value in values):
@@ -138,13 +144,13 @@ class Comparison:
         if any(cell["best"] for _, cells in self.results for cell in cells):
             terminal.print("* the best of a row")
 
-    def _scores(self, name: str) -> list[dict[str, Any]]:
-        values = [_metrics(run).get(name) for run in self.runs]
-        known = [value for value in values if value is not None]
-        # No best training loss is marked: the smallest may belong to a run that overfits.
-        has_best = len(known) > 1 and len(set(known)) > 1 and _part(name) < 2
-        best = (max if more_is_better(name) else min)(known) if has_best else None
-        return [_cell(metric(value), has_best and value == best) for value in values]
+
+def _scores(name: str, metrics: Iterable[dict[str, Any]], marks: bool) -> list[dict[str, Any]]:
+    values = [one.get(name) for one in metrics]
+    known = [value for value in values if value is not None]
+    has_best = marks and len(set(known)) > 1
+    best = (max if more_is_better(name) else min)(known) if has_best else None
+    return [_cell(metric(value), has_best and value == best) for value in values]
 
 
 def _metrics(run: Run) -> dict[str, Any]:

@@ -307,6 +307,7 @@ def _content(run: Run) -> dict[str, Any]:
         "results": _results(run),
         "samples": run.result.get("samples", []),
         "preferences": run.result.get("preferences", []),
+        "evaluations": run.evaluations,
         "ways": run.result.get("probe", {}).get("ways"),
         "map": run.result.get("probe", {}).get("map"),
         "charts": charts_of_run(run),

@@ -16,7 +16,10 @@ from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json
 from kmodels.runs import history
 
 # Suffixes of metrics whose largest value is the best; of other metrics it is the smallest.
-MORE_IS_BETTER = ("accuracy", "margin", "iou", "map", "map_50", "map_75")
+MORE_IS_BETTER = (
+    *("accuracy", "margin", "iou", "map", "map_50", "map_75", "top1", "top5", "acc"),
+    *("acc_norm", "acc_bytes", "exact_match", "ended"),
+)
 # By class of the model: the command that uses it, and the last line of an example in Python.
 _PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
 _SEGMENT, _REPLY = 'model.segment("photo.jpg")', 'model.generate("...", strip_prompt=True)'
@@ -80,6 +83,14 @@ PREDICTED: Shape = {
     "classes": Needed([str]),
     "confusions": Needed([[COUNT] * 3]),
     "groups": Needed({"*": [_PICTURE]}),
+}
+# The file of `kmodels eval` in a run: results on other data, by its path.
+EVALUATIONS = "evaluations.json"
+EVALUATED: Shape = {
+    "*": {
+        **{"task": Needed(str), "records": Needed(COUNT), "after": Needed({"*": Needed(NUMBER)})},
+        "before": {"*": NUMBER},
+    }
 }
 # Settings that belong to one call rather than to the run.
 OF_A_CALL = ("config", "out", "resume", "evaluate")
@@ -273,6 +284,28 @@ def model_in(path: str) -> str:
     return path
 
 
+def run_at(path: str) -> Path | None:
+    """Returns the directory of a run of a recipe, None for any other path."""
+    folder = local_path(path) if not is_remote(path) else None
+    return folder if folder is not None and (folder / "history.csv").is_file() else None
+
+
+def note_evaluation(folder: Path, data: str, evaluation: dict[str, Any]) -> None:
+    """Adds results to evaluations.json of a run, in place of older ones on the same data.
+
+    Args:
+        folder: directory of a run.
+        data: path of the data.
+        evaluation: task, number of records, metrics "after", and "before" if they are known.
+
+    Raises:
+        InputError: for a file that is damaged.
+    """
+    content = {**_json(folder / EVALUATIONS, EVALUATED), shown(data): evaluation}
+    text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+    atomic_write(folder / EVALUATIONS, lambda path: path.write_text(text))
+
+
 def check_preprocessor(model: Any, path: str) -> None:
     """Raises `InputError` for a model of images that was read without a preprocessor."""
     if model.preprocessor is None:
@@ -292,6 +325,7 @@ class Run:
         result: result.json, or evaluation.json if nothing was trained.
         notes: run.json.
         predictions: predictions.json.
+        evaluations: evaluations.json.
         rows: history.csv, with numbers as numbers.
     """
 
@@ -300,6 +334,7 @@ class Run:
     result: dict[str, Any]
     notes: dict[str, Any]
     predictions: dict[str, Any]
+    evaluations: dict[str, Any]
     rows: list[dict[str, Any]]
 
     @property
@@ -437,10 +472,11 @@ def read(folder: str | Path) -> Run:
     notes = _json(folder / NOTES, NOTED)
     predictions = _json(folder / "predictions.json", PREDICTED)
     _check_predictions(folder / "predictions.json", predictions)
+    evaluations = _json(folder / EVALUATIONS, EVALUATED)
     rows = history.read(file) if (file := folder / "history.csv").is_file() else []
     names = dict.fromkeys([*history.COLUMNS, *(name for row in rows for name in row)])
     rows = [{**names, **row} for row in rows]
-    return Run(folder, settings, result, notes, predictions, rows)
+    return Run(folder, settings, result, notes, predictions, evaluations, rows)
 
 
 def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:

@@ -563,7 +563,7 @@ Inspect models and machines:
   kmodels plan --preset vit_base_patch16_224      memory of a training step
   kmodels bench vit_small_patch16_224             speed of each backend
   kmodels parity vit_debug            first layer where two backends differ
-  kmodels eval RUN FOLDER             accuracy on labelled images
+  kmodels eval RUN DATA               images in folders, or prompts in .jsonl
   kmodels report RUN                  write the page of a run, report.html
   kmodels compare RUN1 RUN2           compare runs on one page, compare.html
 

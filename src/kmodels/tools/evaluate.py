@@ -1,4 +1,4 @@
-"""`kmodels eval`: the accuracy of an image classifier on labelled images."""
+"""`kmodels eval`: an image classifier on labelled images, or a language model on lines of JSON."""
 
 import csv
 import io
@@ -15,7 +15,9 @@ import typer
 from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
-from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in
+from kmodels.runs import report
+from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in, note_evaluation, run_at
+from kmodels.runs.terminal import option
 
 if TYPE_CHECKING:
     import numpy as np  # not for `kmodels --help`
@@ -46,30 +48,160 @@ class Labelled(NamedTuple):
 def run(
     model: Annotated[str, typer.Argument(help=MODEL)],
     data: Annotated[
-        Path, typer.Argument(help="Folder with a folder of images for each class, as ImageNet's.")
+        str,
+        typer.Argument(
+            help="Folder with a folder of images for each class, as ImageNet's; or a .jsonl file "
+            "of prompts with choices, prompts with answers, or texts."
+        ),
     ],
     real_labels: Annotated[
         Path | None,
         typer.Option(help="real.json of ReaL: the classes of each image of ImageNet's validation."),
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(help="CSV file with the columns of timm's validate.py.")
+        Path | None,
+        typer.Option(help="CSV file; of images with the columns of timm's validate.py."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 32,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Rows per batch; by default 32 images or 8 texts.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out unreadable images.")
+        bool, typer.Option("--skip-bad", help="Leave out unreadable images and bad lines.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON with all classes and their confusions.")
+        bool, typer.Option("--json", help="Print JSON with the results of each class or record.")
     ] = False,
+    adapter: Annotated[
+        str | None, option("Language models", "Directory with a LoRA adapter.")
+    ] = None,
+    before: Annotated[
+        bool, option("Language models", "Also evaluate without the adapter.", "--before")
+    ] = False,
+    written_as: Annotated[
+        str | None,
+        option(
+            "Language models",
+            "Format of the prompts: chat (default with a chat template), instruction, or text.",
+            "--as",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, option("Language models", "Largest number of tokens per reply; default: 256.")
+    ] = None,
+    max_length: Annotated[
+        int | None, option("Language models", "Tokens per row; default: the context length.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, option("Language models", "Text that ends a reply; may be repeated.")
+    ] = None,
 ) -> None:
-    """Evaluate an image classifier: top-1, top-5, calibration, accuracy of each class."""
+    """Evaluate an image classifier on images, or a language model on lines of JSON."""
     from rich.console import Console
 
+    if batch_size is not None:
+        check_whole("--batch-size", batch_size)
+    console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
+    flags = {
+        **{"--adapter": adapter, "--before": before or None, "--as": written_as, "--stop": stop},
+        **{"--max-new-tokens": max_new_tokens, "--max-length": max_length},
+    }
+    if Path(data).suffix.lower() in (".jsonl", ".json"):
+        if real_labels is not None:
+            raise InputError(f"--real-labels is for images; leave it out for {data}")
+        from kmodels.tools.evaluate_text import TextTask
+
+        most = 256 if max_new_tokens is None else max_new_tokens
+        task = TextTask(data, skip_bad, written_as, most, stop or ())
+        generation = ("--max-new-tokens", "--stop") if task.task != "exact_match" else ()
+        unused = (*generation, "--as") if task.task == "perplexity" else generation
+        if wrong := [name for name in unused if flags[name] is not None]:
+            raise InputError(f"{', '.join(wrong)} has no effect on {task.task}; leave it out")
+        rows, details, evaluation = _texts(
+            task, model, data, adapter, before, precision, batch_size or 8, max_length, console
+        )
+    else:
+        if wrong := [name for name, value in flags.items() if value is not None]:
+            raise InputError(f"{', '.join(wrong)} is for language models; leave it out for {data}")
+        rows, details, evaluation = _images(
+            model, data, real_labels, batch_size or 32, precision, skip_bad, console, as_json
+        )
+    if results is not None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        content = text.getvalue()
+        atomic_write(local_path(results), lambda file: file.write_text(content, encoding="utf-8"))
+    if adapter is None and (run := run_at(model)) is not None:
+        note_evaluation(run, data, evaluation)
+        if (run / report.NAME).is_file():
+            report.write(run)
+    if as_json:
+        print(json.dumps({**rows[-1], **details}, indent=1, ensure_ascii=False))
+
+
+def _texts(
+    task: Any,
+    model: str,
+    data: str,
+    adapter: str | None,
+    before: bool,
+    precision: str,
+    batch_size: int,
+    max_length: int | None,
+    console: Any,
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Evaluates a language model and prints a table.
+
+    Returns:
+        The rows of the CSV file, details for JSON, and what evaluations.json of a run gets.
+    """
+    from rich.progress import track
+
+    from kmodels.tools.evaluate_text import models_of, table_of
+    from kmodels.tools.likelihood import LanguageScorer
+
+    if task.skipped:
+        lines = pluralize(len(task.skipped), "bad line")
+        console.print(f"{lines} left out, the first: {task.skipped[0]}")
+
+    def progress(batches: list[Any]) -> Any:
+        return track(batches, "evaluating", **_transient(console))
+
+    metrics, details = {}, {}
+    for stage, lm in models_of(model, adapter, before, precision):
+        scorer = LanguageScorer(lm, batch_size, max_length, progress=progress)
+        metrics[stage], details["rows"] = task.evaluate(scorer)
+    records = len(task.rows)
+    facts = {"model": model, "data": data, "task": task.task, "records": records}
+    rows = [
+        {**facts, **({"stage": stage} if before else {}), **values}
+        for stage, values in metrics.items()
+    ]
+    if before:
+        details["before"] = metrics["before"]
+    console.print(table_of(metrics, task.task, records))
+    return rows, details, {"task": task.task, "records": records, **metrics}
+
+
+def _transient(console: Any) -> dict[str, Any]:
+    return {"console": console, "transient": True, "disable": not console.is_terminal}
+
+
+def _images(
+    model: str,
+    data: str,
+    real_labels: Path | None,
+    batch_size: int,
+    precision: str,
+    skip_bad: bool,
+    console: Any,
+    as_json: bool,
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Evaluates an image classifier and prints its results; returns as `_texts`."""
     from kmodels import presets
 
-    check_whole("--batch-size", batch_size)
     path = model_in(model)
     cls: Any = presets.class_of(path, whole=True)
     if not hasattr(cls, "decode_predictions"):
@@ -78,7 +210,6 @@ def run(
     _check(classifier, path)
     images = labelled(local_path(data), classifier)
     real = None if real_labels is None else read_real(local_path(real_labels), images.files)
-    console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
     console.print(f"{len(images.files)} images, {images.note}")
     logits, bad = predicted(classifier, images.files, batch_size, skip_bad, console)
     kept = [number for number in range(len(images.files)) if number not in bad]
@@ -87,19 +218,13 @@ def run(
     if real is not None:
         real = [real[number] for number in kept]
     found = scores(logits, images.labels[kept], real)
-    row = as_row(model, classifier, found)
-    if results is not None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, row, lineterminator="\n")
-        writer.writeheader()
-        writer.writerow(row)
-        content = text.getvalue()
-        atomic_write(local_path(results), lambda file: file.write_text(content, encoding="utf-8"))
-    if as_json:
-        names = [classifier.class_name(number) for number in range(classifier.num_classes)]
-        print(json.dumps({**row, **found, "classes": names}, indent=1, ensure_ascii=False))
-    else:
+    if not as_json:
         _show(console, classifier, found)
+    names = [classifier.class_name(number) for number in range(classifier.num_classes)]
+    metrics = {name: found[name] for name in ("top1", "top5", "calibration_error")}
+    evaluation = {"task": "image classification", "records": found["images"], "after": metrics}
+    row = as_row(model, classifier, found)
+    return [row], {**found, "classes": names}, evaluation
 
 
 def _check(classifier: Any, path: str) -> None:
@@ -221,8 +346,7 @@ def predicted(
                     raise InputError(f"{error}, or give --skip-bad") from None
                 bad.add(number)
 
-    shown = {"console": console, "transient": True, "disable": not console.is_terminal}
-    rest = iter(track(pictures(), "evaluating", len(files), **shown))
+    rest = iter(track(pictures(), "evaluating", len(files), **_transient(console)))
     parts = []
     while batch := list(islice(rest, batch_size)):
         # A shorter batch would be compiled again.

@@ -274,6 +274,21 @@ def test_log_probs_without_weights_and_outside_of_a_gradient(data):
             np.testing.assert_allclose(ours, right, rtol=0, atol=bound)
 
 
+@pytest.mark.parametrize("generic", [True, False])
+def test_hits_are_the_labels_with_the_highest_logit(data, generic):
+    hidden, table, labels, weights = data
+    best = (hidden.astype("float64") @ table.T.astype("float64")).argmax(1)
+    labels = np.where(np.arange(ROWS) % 3 == 0, best, labels).astype("int32")
+    expected = (labels == best) & (weights != 0)
+    assert 0 < expected.sum() < (weights != 0).sum() and (labels == best)[weights == 0].any()
+    tensors = [keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)]
+    for settings in ({}, {"with_entropy": True, "soft_cap": 3.0, "temperature": 0.7}):
+        with generic_only() if generic else nullcontext():
+            *others, hits = ops.linear_log_probs(*tensors, with_hits=True, **settings)
+        assert len(others) == 1 + ("with_entropy" in settings)
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(hits), expected)
+
+
 @pytest.mark.once
 def test_what_does_not_fit_is_refused(data):
     hidden, table, labels, weights = (keras.ops.convert_to_tensor(x) for x in data)

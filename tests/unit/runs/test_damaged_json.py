@@ -13,7 +13,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.schema import NUMBER, Needed, check_shape, read_json
 from kmodels.models import ViTImageClassifier
 from kmodels.runs import report
-from kmodels.runs.run_folder import NOTED, PREDICTED, RESULT
+from kmodels.runs.run_folder import EVALUATED, NOTED, PREDICTED, RESULT
 from kmodels.weights import native
 from refusals import refused
 
@@ -118,6 +118,7 @@ def rng():
 
 
 FILES = {"run.json": NOTED, "result.json": RESULT, "predictions.json": PREDICTED, "config.json": {}}
+FILES["evaluations.json"] = EVALUATED
 
 
 @pytest.mark.parametrize("name", FILES)

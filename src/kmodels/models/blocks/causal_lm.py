@@ -337,6 +337,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         training: bool = False,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        with_hits: bool = False,
     ) -> Any:
         """Returns the log-probability of each label, without storing logits if it can.
 
@@ -351,12 +352,18 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             training: whether dropout drops.
             temperature: divides the logits.
             with_entropy: returns the entropies too, in nats.
+            with_hits: returns 1 for each label with the highest logit too, else 0.
 
         Returns:
-            (B, T), float32, or (log-probabilities, entropies). All have gradients.
+            (B, T), float32, or a tuple of the log-probabilities, the entropies and the hits, if
+            these are wanted. All but the hits have gradients.
         """
         hidden, labels = self.backbone(x, training=training), keras.ops.convert_to_tensor(y)
-        settings = {"temperature": temperature, "with_entropy": with_entropy}
+        settings = {
+            "temperature": temperature,
+            "with_entropy": with_entropy,
+            "with_hits": with_hits,
+        }
         return self._log_probs(hidden, labels, sample_weight, training, **settings)
 
     def divergence(
