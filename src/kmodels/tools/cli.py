@@ -551,6 +551,7 @@ Train, resume or evaluate:
 
 Settings for --config:
   kmodels recipe vit_fine_tune        print a settings file, or list them
+  kmodels vit --recipe list           published settings and their results
 
 Use a model or the model of a run:
   kmodels predict RUN FILES           classify or segment images
