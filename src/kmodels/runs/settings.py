@@ -42,12 +42,12 @@ GROUPS = {
     "Rollouts": "reward group_size rollout_batches prompt_length max_new_tokens reward_timeout",
     "Optimizer": (
         "epochs steps optimizer learning_rate schedule warmup final_rate warmup_from weight_decay "
-        "layer_decay corrected_epsilon clip_norm accumulate ema non_finite first_steps seed"
+        "rates layer_decay corrected_epsilon clip_norm accumulate ema non_finite first_steps seed"
     ),
     "Augmentation": (
         "flip pad crop three_augment rand_augment_kind rand_augment erasing_noise erasing mixup "
-        "cutmix repeats normalize interpolation antialias eval_crop local_views global_crop local_crop "
-        "dropout drop_path_constant drop_path patch_drop head_dropout"
+        "cutmix repeats normalize interpolation antialias eval_crop local_views global_crop "
+        "local_crop dropout drop_path_constant drop_path patch_drop head_dropout"
     ),
     "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",
     "Cluster": "mesh on resources max_failures",

@@ -99,7 +99,8 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
         if not _fusible([*weights, *first, *second, *highest, *own]):
             super().move_all(grads, variables, learning_rate)
             return
-        step, rate = (self.iterations + 1).to(torch.float32), learning_rate
+        rate: Any = learning_rate
+        step = (self.iterations + 1).to(torch.float32)
         if not self.corrected_epsilon:
             # torch corrects the root by the count of steps before it adds epsilon, Keras after.
             # torch corrects nothing at an infinite count; the correction is in the rate.

@@ -39,8 +39,8 @@ def timm_name(path):
     return path
 
 
-def forward(w, images, heads=2, patch=8):
-    """A ViT in torch, by the paths of kmodels."""
+def forward(w, images, heads=2, patch=8, blocks=False):
+    """A ViT in torch, by the paths of kmodels; its logits, or the tokens after each block."""
     torch = import_module("torch")
     f = torch.nn.functional
 
@@ -57,10 +57,14 @@ def forward(w, images, heads=2, patch=8):
     if token is not None:
         if position.shape[1] > x.shape[1]:
             x = torch.cat([token.expand(n, -1, -1), x], 1) + position
+            if "tokens/register_tokens" in w:
+                registers = w["tokens/register_tokens"].expand(n, -1, -1)
+                x = torch.cat([x[:, :1], registers, x[:, 1:]], 1)
         else:
             x = torch.cat([token.expand(n, -1, -1), x + position], 1)
     else:
         x = x + position
+    outputs = []
     for i in range(TINY["num_layers"]):
         y = norm(x, b := f"block_{i}/attention_norm")
         b = b.removesuffix("_norm")
@@ -73,6 +77,9 @@ def forward(w, images, heads=2, patch=8):
         x = x + y * w.get(f"block_{i}/attention_scale/scale", 1.0)
         y = f.gelu(dense(norm(x, f"block_{i}/mlp_norm"), f"block_{i}/mlp/up"))
         x = x + dense(y, f"block_{i}/mlp/down") * w.get(f"block_{i}/mlp_scale/scale", 1.0)
+        outputs.append(x)
+    if blocks:
+        return [norm(x, "final_norm") for x in outputs]
     if "final_norm/scale" in w:
         x = norm(x, "final_norm")
     x = (
@@ -217,6 +224,35 @@ class Stop(InputError):
     """Ends the recipe when its model has made its steps."""
 
 
+def recorder(found):
+    """Returns a runner that makes the first steps and writes down what the test compares."""
+
+    class Runner:
+        def __init__(self, model, path, loader, validation, schedule, **options):
+            optimizer = model.optimizer
+            optimizer.build(model.trainable_variables)
+            paths = [v.path for v in model.trainable_variables]
+            found["start"] = {v.path: to_numpy(v).astype("float64") for v in model.variables}
+            found["scales"] = dict(zip(paths, optimizer._multipliers, strict=True))
+            found["decays"] = {
+                path: (optimizer.weight_decay or 0.0) * decays
+                for path, decays in zip(paths, optimizer._decays, strict=True)
+            }
+            found["rates"] = [float(schedule(step)) for step in range(STEPS)]
+            found["batches"], found["losses"] = [], []
+            for step in range(STEPS):
+                loader.set_epoch(step // len(loader))
+                batch = loader[step % len(loader)]
+                model.reset_metrics()
+                logs = model.train_on_batch(*batch, return_dict=True)
+                found["losses"].append(float(logs["loss"]))
+                found["batches"].append(batch)
+            found["end"] = {v.path: to_numpy(v) for v in model.trainable_variables}
+            raise Stop("done")
+
+    return Runner
+
+
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Returns a function that runs a setting: start, batches, losses, rates and decays."""
@@ -237,28 +273,7 @@ def trained(monkeypatch, tmp_path):
             start = ["--weights", str(tmp_path / "model")]
         found = {}
 
-        class Runner:
-            def __init__(self, model, path, loader, validation, schedule, **options):
-                optimizer = model.optimizer
-                optimizer.build(model.trainable_variables)
-                paths = [v.path for v in model.trainable_variables]
-                found["start"] = {v.path: to_numpy(v).astype("float64") for v in model.variables}
-                found["scales"] = dict(zip(paths, optimizer._multipliers, strict=True))
-                found["decays"] = {
-                    path: (optimizer.weight_decay or 0.0) * decays
-                    for path, decays in zip(paths, optimizer._decays, strict=True)
-                }
-                found["rates"] = [float(schedule(step)) for step in range(STEPS)]
-                found["batches"], found["losses"] = [], []
-                for step in range(STEPS):
-                    loader.set_epoch(step // len(loader))
-                    batch = loader[step % len(loader)]
-                    model.reset_metrics()
-                    found["losses"].append(float(model.train_on_batch(*batch)[0]))
-                    found["batches"].append(batch)
-                raise Stop("done")
-
-        monkeypatch.setattr("kmodels.runs.runner.Runner", Runner)
+        monkeypatch.setattr("kmodels.runs.runner.Runner", recorder(found))
         words = ["--recipe", name, "--data", f"synthetic:{2 * BATCH}", "--batch-size", str(BATCH)]
         words += ["--epochs", str(EPOCHS), "--image-size", "16", "--drop-path", "0"]
         words += ["--precision", "float32", "--out", str(tmp_path / "run"), *start]
@@ -320,3 +335,58 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
     np.testing.assert_allclose(found["losses"], losses, rtol=0, atol=tolerance("losses"))
     # The comparison means something: the losses move by more than the tolerance.
     assert max(losses) - min(losses) > 10 * tolerance("losses")
+
+
+@pytest.mark.across
+def test_the_grid_of_classifiers_is_dinov2s(monkeypatch, tmp_path):
+    """dinov2/eval/linear.py: SGD at each rate, a cosine over all steps, no decay."""
+    torch, found = import_module("torch"), {}
+    keras.utils.set_random_seed(1)
+    fields = {**TINY, "num_layers": 5, "layer_scale": 0.5, "num_register_tokens": 2}
+    ViTImageClassifier.from_preset("vit_debug", num_classes=4, **fields).save_to_preset(
+        tmp_path / "model"
+    )
+    monkeypatch.setitem(TINY, "num_layers", 5)
+    monkeypatch.setattr("kmodels.runs.runner.Runner", recorder(found))
+    words = ["--recipe", "vit_probe_dinov2", "--weights", str(tmp_path / "model"), "--steps"]
+    words += [str(STEPS), "--data", f"synthetic:{2 * BATCH}", "--batch-size", str(BATCH)]
+    assert (
+        load("vit_probe").main([*words, "--image-size", "16", "--out", str(tmp_path / "run")]) == 2
+    )
+    rates = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
+    w = {path: torch.tensor(value) for path, value in found["start"].items()}
+    names = {(1, False): "1_blocks", (1, True): "1_blocks_mean", (4, False): "4_blocks",
+             (4, True): "4_blocks_mean"}  # fmt: skip
+    heads, groups = {}, []
+    for name in names.values():
+        kernels = w[f"{name}/kernel"].chunk(len(rates), -1)
+        biases = w[f"{name}/bias"].chunk(len(rates), -1)
+        for rate, *pair in zip(rates, kernels, biases, strict=True):
+            pair = [x.clone().requires_grad_() for x in pair]
+            heads[name, rate] = pair
+            groups.append({"params": pair, "lr": rate * BATCH / 256})
+    optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS, eta_min=0)
+    losses = []
+    for images, labels in found["batches"]:
+        tokens = forward(w, torch.tensor(images, dtype=torch.float64), blocks=True)
+        total = shown = 0.0
+        for (count, pooled), name in names.items():
+            x = torch.cat([x[:, 0] for x in tokens[-count:]], -1)
+            x = torch.cat([x, tokens[-1][:, 3:].mean(1)], -1) if pooled else x
+            for rate in rates:
+                kernel, bias = heads[name, rate]
+                target = torch.tensor(labels).long()
+                loss = torch.nn.functional.cross_entropy(x @ kernel + bias, target)
+                total, shown = total + loss, shown + rate * BATCH / 256 * loss.item()
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(shown)
+    np.testing.assert_allclose(found["losses"], losses, rtol=0, atol=tolerance("losses"))
+    for name in names.values():
+        for part, place in (("kernel", 0), ("bias", 1)):
+            wanted = torch.cat([heads[name, rate][place] for rate in rates], -1).detach().numpy()
+            allowed = {"rtol": 0, "atol": tolerance("optimizer")}
+            np.testing.assert_allclose(found["end"][f"{name}/{part}"], wanted, **allowed)
