@@ -138,7 +138,7 @@ class Settings(recipe.Common):
     interpolation: str | None = flag(
         None, "of resizing; default: the checkpoint's", choices=("bilinear", "bicubic")
     )
-    antialias: bool = flag(True, "antialiasing when images are made smaller")
+    aliased: bool = flag(False, "no antialiasing when images are made smaller")
     eval_crop: float | None = flag(
         None, "side of the center crop in evaluation, as a share of the shorter side, e.g. 0.875"
     )
@@ -239,14 +239,14 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     preprocessor = model.preprocessor or ViTImageClassifierPreprocessor(
         shape[:2], data.mean, data.std
     )
-    if settings.normalize or settings.interpolation or settings.eval_crop or not settings.antialias:
+    if settings.normalize or settings.interpolation or settings.eval_crop or settings.aliased:
         usual = (preprocessor.mean, preprocessor.std)
         crop = settings.eval_crop
         preprocessor = ViTImageClassifierPreprocessor(
             shape[:2],
             *PIXELS.get(settings.normalize or "", usual),
             settings.interpolation or preprocessor.interpolation,
-            antialias=settings.antialias,
+            antialias=not settings.aliased,
             resize_size=int(min(shape[:2]) / crop) if crop else None,
             rounds_center=bool(crop),
         )

@@ -82,6 +82,7 @@ FIXED = ("preset", "weights", "data", "image_size", "pooling", "tune", "rank", "
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0, neighbours=1, rank=1)
     recipe.check_fractions(settings, "warmup")
+    rates = [rate * settings.batch_size / 256 for rate in grid_rates(settings)]
     import keras
 
     from kmodels import training
@@ -178,7 +179,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         folder.write_config()
         content = results.result(folder, model, metrics)
     elif grid:
-        rates = [rate * settings.batch_size / 256 for rate in grid_rates(settings)]
         heads, names, loss = classifiers(model.backbone, data.num_classes, rates)
         heads = recipe.parallelize(heads)
         schedule = training.WarmupSchedule(1.0, total)

@@ -46,7 +46,7 @@ GROUPS = {
     ),
     "Augmentation": (
         "flip pad crop three_augment rand_augment_kind rand_augment erasing_noise erasing mixup "
-        "cutmix repeats normalize interpolation antialias eval_crop local_views global_crop "
+        "cutmix repeats normalize interpolation aliased eval_crop local_views global_crop "
         "local_crop dropout drop_path_constant drop_path patch_drop head_dropout"
     ),
     "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",

@@ -337,7 +337,7 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
     assert max(losses) - min(losses) > 10 * tolerance("losses")
 
 
-@pytest.mark.across
+@pytest.mark.across("torch", "jax")
 def test_the_grid_of_classifiers_is_dinov2s(monkeypatch, tmp_path):
     """dinov2/eval/linear.py: SGD at each rate, a cosine over all steps, no decay."""
     torch, found = import_module("torch"), {}
