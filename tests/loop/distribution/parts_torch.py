@@ -232,6 +232,7 @@ def refused_in_parts(plan):
             "thawed": thawed,
             "graph": lambda: fit(plan.prepare(new()), jit_compile=True),
             "slots": lambda: fit(plan.prepare(new()), keras.optimizers.Adafactor()),
+            "matrices": lambda: fit(plan.prepare(new()), training.Lamb()),
             "float16": lambda: plan.prepare(vit(dtype="mixed_float16")),
             "fit": lambda: fit(new()),
             "saving": lambda: new().save_to_preset(folder / "waiting"),
