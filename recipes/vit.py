@@ -299,6 +299,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         len(loader) if by_epoch else None,
     )
     kinds = {"sgd": training.MomentumSGD, "lamb": training.Lamb, "muon": training.Muon}
+    if settings.corrected_epsilon and settings.optimizer != "adamw":
+        recipe.say(f"--corrected-epsilon has no effect with --optimizer {settings.optimizer}")
     adamw = {"corrected_epsilon": settings.corrected_epsilon}
     optimizer = kinds.get(settings.optimizer, training.AdamW)(
         schedule,

@@ -299,7 +299,7 @@ def classifiers(backbone: Any, classes: int, rates: list[float]) -> tuple[Any, l
         """The sum of the classifiers' cross-entropies, each times its learning rate."""
 
         def call(self, y_true: Any, y_pred: Any) -> Any:
-            target = ops.one_hot(ops.reshape(y_true, (-1, 1)), classes)
+            target = ops.one_hot(ops.cast(ops.reshape(y_true, (-1, 1)), "int32"), classes)
             each = -ops.sum(target * ops.log_softmax(y_pred), axis=-1)
             return ops.sum(each * ops.convert_to_tensor(rates * 4, "float32"), axis=1)
 

@@ -4,6 +4,7 @@
 the schedule are those of timm or torch where the original uses them, and its formulas elsewhere.
 """
 
+import functools
 import math
 import re
 from importlib import import_module
@@ -199,18 +200,41 @@ class AugReg(Original):
         return import_module("torch").optim.SGD(groups, lr=self.base, momentum=0.9)
 
 
+class TimmsMuon(Deit3FineTuning):
+    """timm's Muon, without its rounding of products to bfloat16."""
+
+    base = 1e-3
+
+    def optimizer(self, groups):
+        torch, muon = import_module("torch"), import_module("timm.optim.muon")
+        exact = functools.partial(muon.zeropower_via_newtonschulz, dtype=torch.float64)
+        optimizer = muon.Muon(groups, lr=self.base)
+        step = optimizer.step
+
+        def exact_step():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(muon, "zeropower_via_newtonschulz", exact)
+                step()
+
+        optimizer.step = exact_step
+        return optimizer
+
+
 ORIGINAL = {
     "vit_s16_i1k": BigVision(),
     "vit_fine_tune_mae": Mae(),
     "vit_deit3_b": Deit3(),
     "vit_fine_tune_deit3": Deit3FineTuning(),
     "vit_fine_tune_augreg": AugReg(),
+    # Another optimizer beside the file.
+    "vit_fine_tune_deit3 with muon": TimmsMuon(),
 }
 # Flags beside the file: no draws inside the model, and warm-ups that are over within 20 steps.
 FLAGS = {
     "vit_s16_i1k": ["--warmup", "4"],
     "vit_deit3_b": ["--warmup", "0.2"],
     "vit_fine_tune_augreg": ["--warmup", "4", "--steps", str(STEPS)],
+    "vit_fine_tune_deit3 with muon": ["--optimizer", "muon", "--learning-rate", "1e-3"],
 }
 # torch runs all, the others one each.
 ALSO = {"vit_s16_i1k": ["jax"], "vit_deit3_b": ["tensorflow"]}
@@ -258,6 +282,7 @@ def trained(monkeypatch, tmp_path):
     """Returns a function that runs a setting: start, batches, losses, rates and decays."""
 
     def run(name):
+        more, name = FLAGS.get(name, []), name.split()[0]
         settings = yaml.safe_load(shipped()[name].read_text())
         if preset := settings.get("preset"):
             presets = import_module("kmodels.models.vit.presets").PRESETS
@@ -277,7 +302,7 @@ def trained(monkeypatch, tmp_path):
         words = ["--recipe", name, "--data", f"synthetic:{2 * BATCH}", "--batch-size", str(BATCH)]
         words += ["--epochs", str(EPOCHS), "--image-size", "16", "--drop-path", "0"]
         words += ["--precision", "float32", "--out", str(tmp_path / "run"), *start]
-        assert load("vit").main([*words, *FLAGS.get(name, [])]) == 2
+        assert load("vit").main([*words, *more]) == 2
         return found
 
     return run
@@ -337,7 +362,7 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
     assert max(losses) - min(losses) > 10 * tolerance("losses")
 
 
-@pytest.mark.across("torch", "jax")
+@pytest.mark.across("torch", "jax", "tensorflow")
 def test_the_grid_of_classifiers_is_dinov2s(monkeypatch, tmp_path):
     """dinov2/eval/linear.py: SGD at each rate, a cosine over all steps, no decay."""
     torch, found = import_module("torch"), {}
