@@ -232,7 +232,7 @@ ORIGINAL = {
 # Flags beside the file: no draws inside the model, and warm-ups that are over within 20 steps.
 FLAGS = {
     "vit_s16_i1k": ["--warmup", "4"],
-    "vit_deit3_b": ["--warmup", "0.2"],
+    "vit_deit3_b": ["--warmup", "0.2", "--ema", "0.99996"],
     "vit_fine_tune_augreg": ["--warmup", "4", "--steps", str(STEPS)],
     "vit_fine_tune_deit3 with muon": ["--optimizer", "muon", "--learning-rate", "1e-3"],
 }
@@ -271,6 +271,7 @@ def recorder(found):
                 logs = model.train_on_batch(*batch, return_dict=True)
                 found["losses"].append(float(logs["loss"]))
                 found["batches"].append(batch)
+            found["averages"] = {v.path: to_numpy(x) for v, x in optimizer._averages()}
             found["end"] = {v.path: to_numpy(v) for v in model.trainable_variables}
             raise Stop("done")
 
@@ -322,7 +323,7 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
     for path, value in weights.items():
         tensors.setdefault(timm_name(path), []).append((path, value))
     for key, parts in tensors.items():
-        tensors[key] = torch.cat([value for _, value in parts], -1).requires_grad_()
+        tensors[key] = torch.nn.Parameter(torch.cat([value for _, value in parts], -1))
         places[key] = [path for path, _ in parts]
     fixed = weights.keys() - found["scales"].keys()
     groups = [
@@ -337,7 +338,8 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
         for path in places[group["name"]]:
             assert found["scales"][path] == pytest.approx(group["scale"]), path
             assert found["decays"][path] == pytest.approx(group["weight_decay"]), path
-    losses = []
+    holder, losses = torch.nn.ParameterList(tensors.values()), []
+    average = import_module("timm.utils").ModelEmaV3(holder, decay=0.99996)
     for step, (images, targets) in enumerate(found["batches"]):
         w = {}
         for key, tensor in tensors.items():
@@ -356,7 +358,14 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
         for group in optimizer.param_groups:
             group["lr"] = original.rate(step) * group["scale"]
         optimizer.step()
+        average.update(holder, step=step + 1)
         losses.append(loss.item())
+    if found["averages"]:
+        for key, value in zip(tensors, average.module, strict=True):
+            for path, part in zip(places[key], value.chunk(len(places[key]), -1), strict=True):
+                allowed = tolerance("optimizer")
+                wanted = part.detach().numpy()
+                np.testing.assert_allclose(found["averages"][path], wanted, rtol=0, atol=allowed)
     np.testing.assert_allclose(found["losses"], losses, rtol=0, atol=tolerance("losses"))
     # The comparison means something: the losses move by more than the tolerance.
     assert max(losses) - min(losses) > 10 * tolerance("losses")
