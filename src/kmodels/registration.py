@@ -48,10 +48,13 @@ OTHERS = {
         *("MaskHead", "MaskProbabilities", "Queries", "QueryMasking", "Upscale"),
     ),
     "kmodels.training.losses": (
-        *("CLIPLoss", "ContrastiveLoss", "DINOLoss", "PixelCrossentropy", "SigLIPLoss"),
+        *("CLIPLoss", "ContrastiveLoss", "DINOLoss", "MixedBinaryCrossentropy"),
+        *("PixelCrossentropy", "SigLIPLoss"),
     ),
     "kmodels.training.metrics": ("MeanIoU", "SparseAccuracy"),
-    "kmodels.training.optimizers": ("AdamW", "SGD", "WarmupSchedule"),
+    "kmodels.training.optimizers": (
+        *("AdamW", "Lamb", "MomentumSGD", "Muon", "SGD", "WarmupSchedule"),
+    ),
 }
 
 

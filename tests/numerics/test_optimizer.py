@@ -8,7 +8,7 @@ import pytest
 
 from kmodels.checkpoint.state import slots
 from kmodels.core.errors import InputError
-from kmodels.training import SGD, AdamW, WarmupSchedule
+from kmodels.training import SGD, AdamW, Lamb, MomentumSGD, Muon, WarmupSchedule
 from kmodels.training.optimizers import depth_multipliers
 from tolerances import tolerance
 
@@ -318,3 +318,132 @@ def test_schedule(kind, last):
 def test_wrong_schedules(arguments, message):
     with pytest.raises(InputError, match=message):
         WarmupSchedule(*arguments)
+
+
+def projections(seed=0):
+    """Queries, keys and values of an attention, a bias, a table and a head, under timm's names."""
+    rng, result = np.random.default_rng(seed), {}
+    for path, shape in {
+        "block_0/attention/query/kernel": (6, 6), "block_0/attention/query/bias": (6,),
+        "block_0/attention/key/kernel": (6, 6), "block_0/attention/value/kernel": (6, 6),
+        "tokens/position_embedding": (1, 5, 6), "logits/kernel": (6, 3),
+    }.items():  # fmt: skip
+        *scopes, name = path.split("/")
+        with ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(keras.name_scope(scope))
+            result[path] = keras.Variable(rng.normal(size=shape).astype("float32"), name=name)
+    return result
+
+
+def equations(kind, weights, updates, rate, decay):
+    """LAMB (You et al. 2020, algorithm 2) and Muon (Jordan et al. 2024), AdamW else; float64."""
+    one = "block_0/attention"
+    slots = {name: [0.0, 0.0] for name in weights}
+    for count, grads in enumerate(updates, 1):
+        for name, w in weights.items():
+            whole = name in (one, "logits/kernel") and not (kind == "muon" and w.shape[1] < 4)
+            g, slot = grads[name], slots[name]
+            b1, b2 = (0.9, 0.999) if kind == "lamb" else (0.95 if whole else 0.9, 0.95)
+            slot[0] = b1 * slot[0] + (1 - b1) * g
+            slot[1] = b2 * slot[1] + (1 - b2) * g**2
+            root = np.sqrt(slot[1] / (1 - b2**count))
+            step = slot[0] / (1 - b1**count) / (root + (1e-8 if kind == "lamb" else 1e-7))
+            decays = decay * (name in (one, "logits/kernel"))
+            if kind == "muon":
+                w = w * (1 - rate * decays)
+                if whole:
+                    left, sizes, right = np.linalg.svd(slot[0], full_matrices=False)
+                    sizes = sizes / np.sqrt((sizes**2).sum())
+                    for a, b, c in (
+                        (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377),
+                        (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046),
+                        (2.8366, -3.0525, 1.2012),
+                    ):  # fmt: skip
+                        sizes = a * sizes + b * sizes**3 + c * sizes**5
+                    step = 0.2 * np.sqrt(max(w.shape)) * (left * sizes) @ right
+            elif whole:
+                step = step + decays * w
+                step = step * np.linalg.norm(w) / np.linalg.norm(step)
+            weights[name] = w - rate * step
+    return weights
+
+
+@pytest.mark.parametrize(("kind", "make"), [("lamb", Lamb), ("muon", Muon)])
+def test_steps_of_matrices_are_those_of_the_equations(kind, make):
+    variables = projections()
+    paths, one = list(variables), "block_0/attention"
+    parts = [path for path in paths if path.startswith(one) and path.endswith("kernel")]
+
+    def joined(arrays):
+        rest = {name: array for name, array in arrays.items() if name not in parts}
+        return {one: np.concatenate([arrays[name] for name in parts], 1), **rest}
+
+    rng = np.random.default_rng(1)
+    updates = [{path: rng.normal(size=variables[path].shape) for path in paths} for _ in range(4)]
+    start = dict(zip(paths, values(variables.values()), strict=True))
+    optimizer = make(0.05, weight_decay=0.1)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    for grads in updates:
+        apply(again, list(variables.values()), [grads[path].astype("float32") for path in paths])
+    wanted = equations(kind, joined(start), list(map(joined, updates)), 0.05, 0.1)
+    found = joined(dict(zip(paths, values(variables.values()), strict=True)))
+    for name, value in wanted.items():
+        # Newton-Schulz multiplies errors of float32 by about 30.
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_momentum_of_gradients_with_a_rate_that_rises():
+    variables, start, grads = make_variables(), values(make_variables()), gradients(4)
+    optimizer = MomentumSGD(WarmupSchedule(0.1, 10, 2, start=0.0), weight_decay=0.3)
+    totals = [0.0] * len(start)
+    for step, update in enumerate(grads):
+        apply(optimizer, variables, update)
+        rate = (0.0, 0.05, 0.1, 0.05 * (1 + np.cos(np.pi / 8)))[step]
+        for i, g in enumerate(update):
+            totals[i] = 0.9 * totals[i] + g
+            start[i] = start[i] * (1 - rate * 0.3 * DECAYED[i]) - rate * totals[i]
+    for got, wanted in zip(values(variables), start, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("optimizer"))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_epsilon_of_the_corrected_root(kind):
+    """As torch adds it, which shows for gradients near epsilon."""
+    start, size = [0.5 * value for value in values(make_variables())], 1e-7
+    variables = [keras.Variable(w, dtype=kind, name=f"w{i}") for i, w in enumerate(start)]
+    optimizer = AdamW(0.05, weight_decay=0.0, epsilon=size, corrected_epsilon=True)
+    assert AdamW.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
+    first, second = [0.0] * len(start), [0.0] * len(start)
+    for count, update in enumerate(gradients(3), 1):
+        apply(optimizer, variables, [size * g for g in update])
+        for i, g in enumerate(update):
+            first[i] = 0.9 * first[i] + 0.1 * size * g
+            second[i] = 0.999 * second[i] + 0.001 * (size * g) ** 2
+            root = np.sqrt(second[i] / (1 - 0.999**count))
+            start[i] = start[i] - 0.05 * first[i] / (1 - 0.9**count) / (root + size)
+    for variable, wanted in zip(variables, start, strict=True):
+        found = keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("optimizer", kind))
+
+
+def test_rates_by_epoch_are_deits():
+    schedule = WarmupSchedule(1.0, 40, 8, final=0.1, start=0.2, steps_per_epoch=4)
+    # Epochs of 4 steps, warm-up of 2: each has the rate of the start of the epoch before.
+    falls = [0.1 + 0.45 * (1 + np.cos(np.pi * epoch / 10)) for epoch in range(10)]
+    wanted = [0.2, 0.2, 0.6, *falls[2:9]]
+    found = [float(schedule(step)) for step in range(40)]
+    np.testing.assert_allclose(found, np.repeat(wanted, 4), rtol=0, atol=tolerance("optimizer"))
+    assert WarmupSchedule.from_config(schedule.get_config()).get_config() == schedule.get_config()
+    for settings, message in (
+        ({"start": -1.0}, "the start learning rate is -1.0; give 0 or more"),
+        ({"final": -1.0}, "the final learning rate is -1.0"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            WarmupSchedule(1.0, 10, **settings)
+    with pytest.raises(InputError, match="momentum is 0; give a share above 0"):
+        MomentumSGD(momentum=0)
+    with pytest.raises(InputError, match=r"momentum is 1\.5; give at least 0, below 1"):
+        Muon(momentum=1.5)

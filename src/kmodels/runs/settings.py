@@ -29,11 +29,11 @@ GROUPS = {
     "Model": (
         "teacher_epochs preset weights train tune patch_size layers teacher_preset head teacher "
         "queries query_blocks upscale batch_norm hidden_dim units decoder_dim decoder_layers "
-        "decoder_heads token_merging head_std"
+        "decoder_heads token_merging head_std pooled_norm positions kernel_std layer_scale"
     ),
     "LoRA": "rank alpha targets lora_dropout rslora dora quantize quantized",
     "Loss": (
-        "loss_on loss_normalization label_smoothing beta temperature share points mask_ratio "
+        "loss_on loss_normalization label_smoothing loss beta temperature share points mask_ratio "
         "raw_pixels temperature_warmup student_temperature teacher_temperature first_temperature "
         "momentum centering center_momentum method length_normalized margin sft_weight "
         "reference_free desirable_weight undesirable_weight precompute_reference normalization "
@@ -41,12 +41,13 @@ GROUPS = {
     ),
     "Rollouts": "reward group_size rollout_batches prompt_length max_new_tokens reward_timeout",
     "Optimizer": (
-        "epochs steps learning_rate schedule warmup weight_decay layer_decay clip_norm accumulate "
-        "ema non_finite first_steps seed"
+        "epochs steps optimizer learning_rate schedule warmup final_rate warmup_from weight_decay "
+        "rates layer_decay corrected_epsilon clip_norm accumulate ema non_finite first_steps seed"
     ),
     "Augmentation": (
-        "flip pad crop rand_augment erasing mixup cutmix local_views global_crop local_crop "
-        "dropout drop_path patch_drop head_dropout"
+        "flip pad crop three_augment rand_augment_kind rand_augment erasing_noise erasing mixup "
+        "cutmix repeats normalize interpolation aliased eval_crop local_views global_crop "
+        "local_crop dropout drop_path_constant drop_path patch_drop head_dropout"
     ),
     "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",
     "Cluster": "mesh on resources max_failures",
@@ -115,9 +116,9 @@ def parse(
 ) -> Any:
     """Returns settings from the command line.
 
-    Flags take precedence over the file of --config, and the file over defaults. With --resume or
-    --evaluate, missing flags have the values of the run in --out. --resume without --out continues
-    the newest run of the recipe.
+    Flags take precedence over the file of --config or --recipe, and the file over defaults. With
+    --resume or --evaluate, missing flags have the values of the run in --out. --resume without
+    --out continues the newest run of the recipe.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
@@ -132,8 +133,16 @@ def parse(
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
     flags = _flags(settings, defaults, argv, description, program)
-    if flags.get("config"):
-        values = _of_file(settings, flags["config"], recipe)
+    if name := flags.pop("recipe", None):
+        if name == "list":
+            _list_published(recipe)
+            raise SystemExit(0)
+        if flags.get("config"):
+            raise InputError("--recipe and --config are both given; choose one")
+        values = _of_file(settings, _file_of_name(name, "--recipe"), recipe)
+        flags = {**values, **flags, "config": name}
+    elif flags.get("config"):
+        values = _of_file(settings, settings_file(flags["config"]), recipe)
         _check_whole_addresses(values, flags)
         flags = {**values, **flags}
     if recipe and flags.get("resume") and not flags.get("out"):
@@ -179,6 +188,18 @@ def _flags(
                 "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
             ),
             *_options(settings, defaults),
+            inspect.Parameter(
+                "recipe",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=typing.Annotated[
+                    str | None,
+                    typer.Option(
+                        help="published settings by name; list shows them with their sources",
+                        rich_help_panel="Output",
+                    ),
+                ],
+            ),
         ]
     )
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -251,6 +272,8 @@ def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in config.items() if k in known and k not in OF_A_CALL}
 
 
+# The origin of published settings in their file: the result is that of the source.
+ORIGIN = ("result", "hardware", "hours", "paper", "code")
 # Most bytes of a settings file.
 LARGEST = 1_000_000
 # Recipes and their settings have one source, recipes/ of the repository. A wheel holds copies in
@@ -271,27 +294,51 @@ def settings_file(name: str) -> Path:
     Raises:
         InputError: if there is no such file.
     """
-    path, files = local_path(name), shipped()
-    if path.is_file():
-        return path
+    path = local_path(name)
+    return path if path.is_file() else _file_of_name(name, "--config", "neither a file nor")
+
+
+def _file_of_name(name: str, flag: str, problem: str = "not") -> Path:
+    files = shipped()
     if name in files:
         return files[name]
     near = difflib.get_close_matches(name, files, 1)
     instead = f"did you mean {near[0]}?" if near else f"names are {', '.join(files)}"
-    raise InputError(f"--config {name} is neither a file nor a name of kmodels recipe; {instead}")
+    raise InputError(f"{flag} {name} is {problem} a name of kmodels recipe; {instead}")
 
 
-def _of_file(settings: type, name: str, recipe: str) -> dict[str, Any]:
+def _list_published(recipe: str) -> None:
+    """Prints a table of the settings that come with kmodels for a recipe, with their origins."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    titles = ORIGIN[:-1]
+    for title in ("name", *titles):
+        table.add_column(title, no_wrap=title in ("name", "paper"))
+    for name, path in shipped().items():
+        content = _read(path)
+        if content["recipe"] == recipe and "origin" in content:
+            table.add_row(name, *(str(content["origin"][key]) for key in titles))
+    console = Console(markup=False, emoji=False)
+    console.print(table)
+    console.print("kmodels recipe NAME prints the settings and the address of the original code")
+
+
+def _of_file(settings: type, path: Path, recipe: str) -> dict[str, Any]:
     """Returns the settings of a file, checked like flags.
 
     Args:
         settings: a dataclass whose fields are made by `flag`.
-        name: the value of --config.
+        path: path of the file.
         recipe: name of the recipe.
     """
-    path = settings_file(name)
     content = {str(key).replace("-", "_"): value for key, value in _read(path).items()}
     owner = content.pop("recipe", recipe)
+    origin = content.pop("origin", None) or {}
+    if not isinstance(origin, dict):
+        raise InputError(f"{path}: origin is {origin!r}; give lines such as paper: ADDRESS")
+    check_names(f"{path}: origin", origin, list(ORIGIN))
     if owner != recipe:
         raise InputError(f"--config {path} has settings of the recipe {owner}; this is {recipe}")
     if path.name == "config.json":  # of a run, whose directory and resumption are its own
@@ -390,8 +437,14 @@ def check_fractions(settings: Any, *names: str) -> None:
             raise InputError(f"--{name.replace('_', '-')} is {value}; give at least 0, below 1")
 
 
-def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
-    """Returns a setting such as "2,9" as numbers; whole ones are int. None stays None."""
+def numbers(settings: Any, name: str, *counts: int) -> tuple[float, ...] | None:
+    """Returns a setting such as "2,9" as numbers; whole ones are int. None stays None.
+
+    Args:
+        settings: a `Common`.
+        name: name of the setting.
+        *counts: allowed numbers of numbers.
+    """
     text = getattr(settings, name)
     if text is None:
         return None
@@ -399,8 +452,9 @@ def numbers(settings: Any, name: str, count: int) -> tuple[float, ...] | None:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
-    if len(values) != count:
+    if len(values) not in counts:
+        allowed = " or ".join(map(str, counts))
         raise InputError(
-            f"--{name.replace('_', '-')} is {text!r}; give {count} numbers separated by commas"
+            f"--{name.replace('_', '-')} is {text!r}; give {allowed} numbers separated by commas"
         )
     return tuple(int(value) if value == int(value) else value for value in values)

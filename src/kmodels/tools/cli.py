@@ -552,6 +552,7 @@ Train, resume or evaluate:
 
 Settings for --config:
   kmodels recipe vit_fine_tune        print a settings file, or list them
+  kmodels vit --recipe list           published settings and their results
 
 Use a model or the model of a run:
   kmodels predict RUN FILES           classes, masks or boxes of images

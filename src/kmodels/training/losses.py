@@ -250,6 +250,29 @@ def _pairs(loss: PairLoss, logits: Tensor) -> tuple[Any, Any]:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
+class MixedBinaryCrossentropy(keras.losses.BinaryCrossentropy):
+    """Binary cross-entropy from logits in which each class of a mixed image counts fully.
+
+    Call:
+        y_true: (B, classes), one-hot or mixed; a share above 0 becomes 1.
+        y_pred: (B, classes), logits.
+        sample_weight: (B,), weights of the rows, or None.
+
+        It gives a scalar, the mean over images and classes.
+
+    Source:
+        Touvron et al. 2022 (DeiT III), section 3; Wightman et al. 2021, section 2.
+    """
+
+    def __init__(self, name: str = "mixed_binary_crossentropy", **kwargs: Any):
+        super().__init__(**{"from_logits": True, "name": name, **kwargs})
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
+        """Returns the losses (B,)."""
+        return super().call(ops.cast(ops.greater(y_true, 0), y_pred.dtype), y_pred)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
 class PixelCrossentropy(keras.losses.Loss):
     """Cross-entropy of whole-number masks from logits; pixels of `ignore_class` do not count.
 

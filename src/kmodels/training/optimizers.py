@@ -1,6 +1,6 @@
 """Optimizers and their learning rates.
 
-AdamW and SGD decay matrices alone; both have a learning rate by depth, moving averages and skipped
+All optimizers decay matrices alone, and have a learning rate by depth, moving averages and skipped
 steps from `ParamGroupOptimizer`. `WarmupSchedule` is the learning rate by step.
 """
 
@@ -21,6 +21,7 @@ from kmodels.training.normalization import UNIT, batch_weight, nonzero
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
+_PROJECTION = re.compile(r"(query|key|value)/kernel$")
 _FINAL_NORM = re.compile(r"(?:^|/)final_norm/")
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -387,6 +388,8 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
         beta_1: decay of the first moment.
         beta_2: decay of the second moment.
         epsilon: added to the root of the second moment.
+        corrected_epsilon: adds epsilon to the root after its correction for the first steps, as
+            torch and optax do; Keras adds it before, which matters if gradients are near it.
         name: first part of the variables' paths.
         **kwargs: `no_decay`, `layer_decay`, `clip_norm`, `accumulate`, `ema` and
             `skip_non_finite`, see `ParamGroupOptimizer`; others as in `keras.optimizers.AdamW`.
@@ -402,6 +405,7 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
+        corrected_epsilon: bool = False,
         name: str = "adamw",
         **kwargs: Any,
     ):
@@ -414,6 +418,27 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
             name=name,
             **kwargs,
         )
+        self.corrected_epsilon = corrected_epsilon
+
+    @property
+    def epsilon(self) -> Any:
+        """The number that Keras' step adds to the uncorrected root: epsilon times its correction.
+
+        A float, or with `corrected_epsilon` a float32 scalar.
+        """
+        if not self.corrected_epsilon:
+            return self.plain_epsilon
+        count = keras.ops.cast(self.iterations + 1, "float32")
+        return self.plain_epsilon * keras.ops.sqrt(1 - self.beta_2**count)
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        self.plain_epsilon = value
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, plain values."""
+        own = {"epsilon": self.plain_epsilon, "corrected_epsilon": self.corrected_epsilon}
+        return {**super().get_config(), **own}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -452,6 +477,270 @@ class SGD(ParamGroupOptimizer, _SGD):
         )
 
 
+class _MomentumOfGradients:
+    """Replaces the step of Keras' SGD, whose momentum is that of the steps."""
+
+    def update_step(
+        self: Any, gradient: Any, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
+        """Moves a variable by its momentum times the rate."""
+        ops = keras.ops
+        momentum = self.momentums[keras_internals.variable_index(self, variable)]
+        total = ops.cast(momentum, "float32") * self.momentum + ops.cast(gradient, "float32")
+        self.assign(momentum, ops.cast(total, momentum.dtype))
+        self.assign_sub(variable, ops.cast(learning_rate * total, variable.dtype))
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class MomentumSGD(ParamGroupOptimizer, _MomentumOfGradients, keras.optimizers.SGD):
+    """Gradient descent by the momentum of gradients, as in torch and optax.
+
+    It differs from `SGD` if the learning rate changes: that has the momentum of its steps.
+
+    Args:
+        learning_rate: a float or a schedule.
+        momentum: share of the sum of past gradients that is added to a gradient, above 0.
+        weight_decay: share of a weight that is subtracted per step, times the learning rate; or
+            None.
+        name: first part of the variables' paths.
+        **kwargs: as in `AdamW`; others as in `keras.optimizers.SGD`, without `nesterov`.
+
+    Raises:
+        InputError: for values out of range.
+    """
+
+    def __init__(
+        self,
+        learning_rate: LearningRateLike = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float | None = None,
+        name: str = "momentum_sgd",
+        **kwargs: Any,
+    ):
+        if not 0 < momentum <= 1 or kwargs.get("nesterov"):
+            raise InputError(f"momentum is {momentum}; give a share above 0, without nesterov")
+        fixed = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+        super().__init__(momentum=momentum, name=name, **fixed, **kwargs)
+
+
+class WholeMatrices(ParamGroupOptimizer):
+    """An optimizer whose steps depend on whole matrices, so that fsdp cannot shard them.
+
+    The query, key and value kernels of an attention count as one matrix, as in timm's models.
+    """
+
+    whole_matrices = True
+
+    def build(self, variables: list[Any]) -> None:
+        """Makes the slots, and finds the matrices and the kernels that count as one."""
+        if self.built:
+            return
+        super().build(variables)
+        paths = [getattr(v, "path", v.name) for v in variables]
+        self._whole = [
+            self.is_matrix(path, v, decays)
+            for path, v, decays in zip(paths, variables, self._decays, strict=True)
+        ]
+        owners = [
+            whole and _PROJECTION.sub("", path)
+            for path, whole in zip(paths, self._whole, strict=True)
+        ]
+        self._parts = [owners.count(owner) for owner in owners]
+        self._waiting: list[Any] = []
+
+    def is_matrix(self, path: str, variable: Any, decays: bool) -> bool:
+        """Returns True if the step of a variable is that of a matrix."""
+        raise NotImplementedError
+
+    def complete(self, index: int, part: tuple[Any, ...]) -> list[Any]:
+        """Returns the parts of a matrix with its last one, before that an empty list."""
+        self._waiting.append(part)
+        if len(self._waiting) < self._parts[index]:
+            return []
+        parts, self._waiting = self._waiting, []
+        return parts
+
+    def moment(self, slot: Any, target: Tensor, beta: float) -> Any:
+        """Moves a slot to a target by 1 - beta, and returns it in float32."""
+        old = keras.ops.cast(slot, "float32")
+        new = old + (target - old) * (1 - beta)
+        self.assign(slot, keras.ops.cast(new, slot.dtype))
+        return new
+
+    def adam(self: Any, gradient: Tensor, variable: keras.Variable) -> Any:
+        """Returns Adam's step of a variable in float32, and moves its slots."""
+        count = keras.ops.cast(self.iterations + 1, "float32")
+        momentum, velocity, _ = keras_internals.adam_slots(self, variable)
+        first = self.moment(momentum, gradient, self.beta_1) / (1 - self.beta_1**count)
+        second = self.moment(velocity, keras.ops.square(gradient), self.beta_2)
+        root = keras.ops.sqrt(second / (1 - self.beta_2**count))
+        return first / (root + self.epsilon)
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Lamb(WholeMatrices, keras.optimizers.Adam):
+    """LAMB (You et al. 2020): Adam's step of a matrix has the length of the matrix.
+
+    The decay of a matrix is part of its step. A weight that is not decayed takes Adam's step. The
+    query, key and value kernels of an attention count as one matrix, as in timm's models.
+
+    Args:
+        learning_rate: a float or a schedule.
+        weight_decay: share of a matrix that is added to its step.
+        epsilon: added to the root of the corrected second moment.
+        name: first part of the variables' paths.
+        **kwargs: as in `AdamW`; others as in `keras.optimizers.Adam`, without `amsgrad`.
+
+    Raises:
+        InputError: for values out of range.
+
+    Source:
+        timm 1.0, `timm.optim.Lamb`, as apex's `FusedLAMB`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: LearningRateLike = 1e-3,
+        weight_decay: float = 0.05,
+        epsilon: float = 1e-8,
+        name: str = "lamb",
+        **kwargs: Any,
+    ):
+        fixed = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+        super().__init__(epsilon=epsilon, name=name, **fixed, **kwargs)
+
+    def is_matrix(self, path: str, variable: Any, decays: bool) -> bool:
+        """Returns True for decayed weights."""
+        return bool(self.weight_decay) and decays
+
+    def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Tensor) -> None:
+        """Moves a variable, or the last of several with all of them; in float32."""
+        ops = keras.ops
+        index = keras_internals.variable_index(self, variable)
+        rate = ops.cast(learning_rate, "float32") * self._multipliers[index]
+        weight = ops.cast(variable, "float32")
+        step = self.adam(ops.cast(gradient, "float32"), variable)
+        if not self._whole[index]:
+            self.assign(variable, ops.cast(weight - rate * step, variable.dtype))
+            return
+        parts = self.complete(index, (variable, weight, step + self.weight_decay * weight))
+        length, norm = (
+            ops.sqrt(sum(ops.sum(ops.square(part[i])) for part in parts)) for i in (1, 2)
+        )
+        for variable, weight, step in parts:
+            both = ops.logical_and(length > 0, norm > 0)
+            ratio = ops.where(both, length / ops.where(both, norm, 1.0), 1.0)
+            self.assign(variable, ops.cast(weight - rate * ratio * step, variable.dtype))
+
+
+# Factors of X, X X' X and X X' X X' X in each Newton-Schulz step, timm's "quintic".
+_QUINTIC = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+
+
+def orthogonalized(matrix: Tensor) -> Any:
+    """Returns a matrix with singular values close to 1 and the same singular vectors.
+
+    Args:
+        matrix: float32 (rows, columns).
+
+    Source:
+        timm 1.0, `zeropower_via_newtonschulz`, which rounds to bfloat16.
+    """
+    ops = keras.ops
+    across = matrix.shape[0] > matrix.shape[1]
+    x = ops.transpose(matrix) if across else matrix
+    x = x / ops.maximum(ops.sqrt(ops.sum(ops.square(x))), 1e-7)
+    for a, b, c in _QUINTIC:
+        square = ops.matmul(x, ops.transpose(x))
+        x = a * x + ops.matmul(b * square + c * ops.matmul(square, square), x)
+    return ops.transpose(x) if across else x
+
+
+@keras.saving.register_keras_serializable(package="kmodels")
+class Muon(WholeMatrices, keras.optimizers.Adam):
+    """Muon (Jordan et al. 2024) for matrices, AdamW for all other weights.
+
+    The step of a matrix is its momentum, orthogonalized and scaled to the size of AdamW's steps
+    (Liu et al. 2025), so that rates and decay of AdamW fit. The query, key and value kernels of an
+    attention count as one matrix. A matrix with fewer than four rows or columns, or more than 128
+    times as many of one as of the other, is AdamW's.
+
+    Args:
+        learning_rate: a float or a schedule.
+        weight_decay: share of a weight that is subtracted per step, times the learning rate.
+        momentum: decay of the momentum of a matrix.
+        adamw: regular expressions; a variable whose path one of them finds is AdamW's.
+        beta_2: AdamW's decay of the second moment.
+        epsilon: added to AdamW's corrected root.
+        name: first part of the variables' paths.
+        **kwargs: as in `AdamW`; others as in `keras.optimizers.Adam`, without `amsgrad`.
+
+    Raises:
+        InputError: for values out of range.
+
+    Source:
+        timm 1.0, `timm.optim.Muon`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: LearningRateLike = 1e-3,
+        weight_decay: float = 0.05,
+        momentum: float = 0.95,
+        adamw: Sequence[str] = (),
+        beta_2: float = 0.95,
+        epsilon: float = 1e-7,
+        name: str = "muon",
+        **kwargs: Any,
+    ):
+        fixed = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+        super().__init__(beta_2=beta_2, epsilon=epsilon, name=name, **fixed, **kwargs)
+        if not 0 <= momentum < 1:
+            raise InputError(f"momentum is {momentum}; give at least 0, below 1")
+        self.momentum = momentum
+        self.adamw = tuple(adamw)
+
+    def is_matrix(self, path: str, variable: Any, decays: bool) -> bool:
+        """Returns True for a matrix that Muon moves."""
+        if len(variable.shape) != 2 or any(re.search(name, path) for name in self.adamw):
+            return False
+        return min(variable.shape) >= 4 and max(variable.shape) <= 128 * min(variable.shape)
+
+    def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Tensor) -> None:
+        """Moves a variable, or the last of several with all of them; in float32."""
+        ops = keras.ops
+        index = keras_internals.variable_index(self, variable)
+        rate = ops.cast(learning_rate, "float32") * self._multipliers[index]
+        weight, gradient = ops.cast(variable, "float32"), ops.cast(gradient, "float32")
+        if self.weight_decay and self._decays[index]:
+            weight = weight * (1 - rate * self.weight_decay)
+        if not self._whole[index]:
+            step = self.adam(gradient, variable)
+            self.assign(variable, ops.cast(weight - rate * step, variable.dtype))
+            return
+        slot, _, _ = keras_internals.adam_slots(self, variable)
+        parts = self.complete(index, (variable, weight, self.moment(slot, gradient, self.momentum)))
+        if not parts:
+            return
+        step = orthogonalized(ops.concatenate([part[2] for part in parts], axis=1))
+        scale = 0.2 * max(step.shape) ** 0.5
+        for (variable, weight, _), part in zip(
+            parts, ops.split(step, len(parts), axis=1), strict=True
+        ):
+            self.assign(variable, ops.cast(weight - rate * scale * part, variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, plain values."""
+        own = {"momentum": self.momentum, "adamw": list(self.adamw)}
+        return {**super().get_config(), **own}
+
+
 @keras.saving.register_keras_serializable(package="kmodels")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Rises linearly to `peak` during the warm-up, then falls to `final` (Loshchilov, Hutter 2017).
@@ -462,6 +751,11 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: steps of the rise; step 0 has a rate of peak / warmup_steps, not of 0.
         kind: "cosine", "linear" or "constant" after the warm-up.
         final: the last rate; "constant" ignores it.
+        start: rate of step 0, from which the warm-up reaches `peak` at step `warmup_steps`; None
+            for peak / warmup_steps, reached one step earlier.
+        steps_per_epoch: number of steps for which a rate is held, as in DeiT: epoch e has the rate
+            of the start of epoch e - 1, and the fall is measured from step 0, not from the end of
+            the warm-up. None for a rate by step.
 
     Raises:
         InputError: for an unknown kind, or numbers that do not make a schedule.
@@ -474,6 +768,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: int = 0,
         kind: str = "cosine",
         final: float = 0.0,
+        start: float | None = None,
+        steps_per_epoch: int | None = None,
     ):
         super().__init__()
         if kind not in SCHEDULES:
@@ -485,19 +781,30 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
                 f"a schedule of {total_steps} steps with {warmup_steps} of warm-up; "
                 "give at least 1 and at least 0"
             )
+        for name, rate in (("final", final), ("start", start or 0.0)):
+            if not 0 <= rate < math.inf:
+                raise InputError(f"the {name} learning rate is {rate}; give 0 or more")
+        if steps_per_epoch is not None:
+            check_whole("steps_per_epoch", steps_per_epoch)
         self.peak = float(peak)
         self.total_steps = int(total_steps)
         self.warmup_steps = int(warmup_steps)
         self.kind = kind
         self.final = float(final)
+        self.start = None if start is None else float(start)
+        self.steps_per_epoch = steps_per_epoch
 
     def __call__(self, step: Tensor | int) -> Any:
         """Returns the rate at a step (an integer scalar, counted from 0), float32."""
         ops = keras.ops
-        step = ops.cast(step, "float32")
+        step, top = ops.cast(step, "float32"), self.warmup_steps
+        if self.steps_per_epoch is not None:
+            step = ops.maximum(ops.floor(step / self.steps_per_epoch) - 1, 0) * self.steps_per_epoch
+            top = 0
         rise = self.peak * (step + 1.0) / max(self.warmup_steps, 1)
-        span = max(self.total_steps - self.warmup_steps, 1)
-        done = ops.clip((step - self.warmup_steps) / span, 0.0, 1.0)
+        if self.start is not None:
+            rise = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
+        done = ops.clip((step - top) / max(self.total_steps - top, 1), 0.0, 1.0)
         if self.kind == "cosine":
             share = 0.5 * (1.0 + ops.cos(math.pi * done))
         elif self.kind == "linear":
@@ -515,4 +822,6 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             "warmup_steps": self.warmup_steps,
             "kind": self.kind,
             "final": self.final,
+            "start": self.start,
+            "steps_per_epoch": self.steps_per_epoch,
         }

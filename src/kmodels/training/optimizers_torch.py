@@ -99,15 +99,17 @@ class _Fused(keras_internals.ParallelSteps, _KerasAdamW):
         if not _fusible([*weights, *first, *second, *highest, *own]):
             super().move_all(grads, variables, learning_rate)
             return
+        rate: Any = learning_rate
         step = (self.iterations + 1).to(torch.float32)
-        rate = learning_rate * (1 - self.beta_2**step).sqrt() / (1 - self.beta_1**step)
-        # torch corrects the root by the count of steps before it adds epsilon, Keras after. torch
-        # corrects nothing at an infinite count; the correction is in the rate.
-        endless = torch.full_like(step, math.inf)
+        if not self.corrected_epsilon:
+            # torch corrects the root by the count of steps before it adds epsilon, Keras after.
+            # torch corrects nothing at an infinite count; the correction is in the rate.
+            rate = rate * (1 - self.beta_2**step).sqrt() / (1 - self.beta_1**step)
+            step = torch.full_like(step, math.inf)
         internals_torch.fused_adamw_(
-            weights, own, first, second, highest, [endless] * len(weights),
+            weights, own, first, second, highest, [step] * len(weights),
             learning_rate=rate.to(torch.float32), beta_1=self.beta_1, beta_2=self.beta_2,
-            epsilon=self.epsilon, amsgrad=self.amsgrad,
+            epsilon=self.plain_epsilon, amsgrad=self.amsgrad,
         )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from kmodels.core import keras_internals, processes
 from kmodels.distribution import distribute
 from kmodels.layers.remat import rematerialize
 from kmodels.models import GemmaCausalLM
-from kmodels.training import AdamW, TrainStep
+from kmodels.training import AdamW, Lamb, TrainStep
 from kmodels.weights import gather
 from refusals import messages
 
@@ -232,6 +232,7 @@ def refused_in_parts(plan):
             "thawed": thawed,
             "graph": lambda: fit(plan.prepare(new()), jit_compile=True),
             "slots": lambda: fit(plan.prepare(new()), keras.optimizers.Adafactor()),
+            "matrices": lambda: fit(plan.prepare(new()), Lamb()),
             "float16": lambda: plan.prepare(vit(dtype="mixed_float16")),
             "fit": lambda: fit(new()),
             "saving": lambda: new().save_to_preset(folder / "waiting"),

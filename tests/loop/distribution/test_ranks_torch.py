@@ -209,6 +209,7 @@ REFUSED_IN_PARTS = {
     "thawed": "1 weights became trainable after plan.prepare: block_0/attention_norm/scale",
     "graph": "jit_compile=True got blocks whose weights are gathered as they run",
     "slots": "Adafactor keeps more than arrays of the weights' shapes.*use AdamW or SGD",
+    "matrices": "Lamb needs whole matrices, which fsdp shards; use AdamW or SGD",
     "float16": '"mixed_bfloat16" with fsdp',
     "fit": r"call plan.prepare\(model\) first",
     "saving": r"saving found a model that waits for its weights.*plan.prepare\(model\) first",

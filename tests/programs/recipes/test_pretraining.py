@@ -105,6 +105,8 @@ def test_a_probe_ends_with_its_table_and_picture(tmp_path, capsys, tune):
         ("mae", ["--mask-ratio", "1"], "--mask-ratio is 1.0; give at least 0, below 1"),
         ("mae", ["--neighbours", "41"], "neighbours is 41; give at most 40"),
         ("vit_probe", ["--evaluate"], "--evaluate does not apply"),
+        ("vit_probe", ["--rates", "1e-3,x"], "--rates is '1e-3,x'; give numbers above 0"),
+        ("vit_probe", ["--rates", "0"], "--rates is '0'; give numbers above 0"),
         ("vit_probe", ["--neighbours", "65"], "neighbours is 65; give at most 64"),
     ],
 )

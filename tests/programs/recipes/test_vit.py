@@ -12,9 +12,11 @@ import pytest
 
 from arrays import to_numpy
 from kmodels.data import ImageLoader
+from kmodels.models import ViTImageClassifier, ViTImageClassifierPreprocessor
 from pool import pool
 from python_process import run_python
 from recipe_modules import check_same_run, load, result, stop_at
+from refusals import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "recipes" / "vit.py"
@@ -92,6 +94,44 @@ def test_a_head_may_begin_close_to_zero(recipe, pooling, settings):
         for head in heads:
             assert np.std(to_numpy(head.kernel)) == pytest.approx(2e-5, rel=1e-3)
         assert not any(to_numpy(bias).any() for bias in biases)
+
+
+def test_models_begin_as_published(recipe):
+    size = {"image_shape": (24, 16, 3), "hidden_dim": 32, "num_heads": 2}
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=5, **size)
+    model.preprocessor = ViTImageClassifierPreprocessor((24, 16))
+    other = recipe.with_pooled_norm(model)
+    paths = {v.path: to_numpy(v) for v in model.backbone.variables}
+    assert not any(v.path.startswith("final_norm") for v in other.variables)
+    for variable in other.backbone.variables:
+        np.testing.assert_array_equal(to_numpy(variable), paths[variable.path])
+    settings = other.settings
+    assert (settings["pooling"], settings["pooled_norm"], settings["num_classes"]) == ("gap", 1, 5)
+    assert other.preprocessor is model.preprocessor
+    recipe.start_kernels(model, 0.02, 3)
+    for variable in model.backbone.trainable_variables:
+        begins = variable.path.endswith("kernel") and "block_" in variable.path
+        if begins or variable.path.endswith("class_token"):
+            assert np.std(to_numpy(variable)) == pytest.approx(0.02, rel=0.3), variable.path
+        else:
+            np.testing.assert_array_equal(to_numpy(variable), paths[variable.path])
+    recipe.fix_positions(model)
+    table = model.backbone.get_layer("tokens").position_embedding
+    assert table.path not in {v.path for v in model.trainable_variables}
+    values = to_numpy(table)[0]
+    assert not values[0].any()  # of the class token
+    for row, column in ((0, 0), (2, 1), (1, 0)):
+        for i in range(8):
+            rate = 1 / 10_000 ** (i / 7)
+            wanted = [np.sin(column * rate), np.cos(column * rate)]
+            wanted += [np.sin(row * rate), np.cos(row * rate)]
+            np.testing.assert_allclose(values[1 + 2 * row + column, i::8], wanted, atol=1e-6)
+    narrow = ViTImageClassifier.from_preset("vit_debug", num_classes=2, hidden_dim=18)
+    refused("--positions sincos needs a width of 4 n, not 18", recipe.fix_positions, narrow)
+    constant = ViTImageClassifier.from_preset(
+        "vit_debug", num_classes=2, drop_path_rate=0.2, drop_path_constant=True
+    )
+    assert [block.drop_path.rate for block in constant.backbone.blocks] == [0.2, 0.2]
 
 
 @pytest.mark.each_backend
@@ -177,10 +217,13 @@ def test_a_step_that_is_not_finite_can_be_left_out(recipe, tmp_path, monkeypatch
         (["--preset", "vit_tyni_patch16_224"], "did you mean vit_tiny_patch16_224"),
         (["--image-size", "9"], "does not divide the image side of 9; .* are 8 and 10"),
         (["--mesh", "data=3"], "data=3 does not divide the batch of 32"),
-        (["--rand-augment", "9"], "--rand-augment is '9'; give 2 numbers"),
+        (["--rand-augment", "9"], "--rand-augment is '9'; give 2 or 3 numbers"),
         (["--learning-rate", "-1"], "learning rate is -1.0; give a number above 0"),
         (["--seed", "-1"], "--seed is -1"),
-        (["--head-std", "0"], "--head-std is 0.0; give a number above 0"),
+        (["--head-std", "-1"], "--head-std is -1.0; give at least 0"),
+        (["--kernel-std", "0"], "--kernel-std is 0.0; give a number above 0"),
+        (["--eval-crop", "2"], "--eval-crop is 2.0; give a share up to 1"),
+        (["--weights", "x", "--positions", "sincos"], "--positions are not for --weights"),
         (["--evaluate"], "there is no checkpoint"),
         (["--out", "/proc/nowhere"], "cannot write to --out /proc/nowhere"),
     ],

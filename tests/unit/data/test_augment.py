@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmodels.data import ArraySource, Augment, order
-from kmodels.data.images.augment import OPERATIONS, rand_augment
+from kmodels.data.images.augment import (
+    OPERATIONS,
+    big_vision_augment,
+    rand_augment,
+    three_augment,
+)
 from kmodels.data.images.batches import BatchMaker
 from kmodels.data.rng import symmetric_beta, uniforms
 from refusals import refused
@@ -176,6 +181,102 @@ def test_operations_do_as_pillow():
     assert after == before
 
 
+def test_three_augment_does_as_pillow():
+    """Each of the three, then brightness, contrast and saturation in each of their orders."""
+    from itertools import permutations
+
+    from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+    kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for number, (order_of, factors) in enumerate(
+        zip(permutations(range(3)), RNG.uniform(0.7, 1.3, (6, 3)), strict=True)
+    ):
+        jitter = [(number + 0.5) / 6, *((factors - 0.7) / 0.6)]
+        for which in range(3):
+            drawn = np.tile([(which + 0.5) / 3, 0.5, *jitter], (13, 1))
+            # Pillow's blur is an approximation by boxes, which is poor for single pixels.
+            images = np.kron(IMAGES, np.ones((1, 4, 4, 1), "uint8")) if which == 2 else IMAGES
+            for image, start in zip(three_augment(images, drawn, 0.3), images, strict=True):
+                wanted = Image.fromarray(start)
+                if which == 0:
+                    wanted = wanted.convert("L").convert("RGB")
+                elif which == 1:
+                    wanted = ImageOps.solarize(wanted)
+                else:
+                    wanted = wanted.filter(ImageFilter.GaussianBlur(1.05))
+                for place in order_of:
+                    wanted = kinds[place](wanted).enhance(factors[place])
+                gap = np.abs(np.asarray(wanted, "int32") - image)
+                assert gap.max() <= (12 if which == 2 else 1)
+    apart = three_augment(IMAGES, uniforms(0, "x", 0, np.arange(13), 6), 0.0)
+    assert apart.shape == IMAGES.shape and (apart != IMAGES).any((1, 2, 3)).all()
+
+
+def test_operations_of_big_vision():
+    from PIL import Image, ImageEnhance, ImageOps
+
+    pillow = {
+        0: ImageOps.autocontrast, 1: ImageOps.equalize, 2: ImageOps.invert,
+        4: lambda x: ImageOps.posterize(x, 2), 5: lambda x: ImageOps.solarize(x, 128),
+        6: lambda x: ImageEnhance.Color(x).enhance(1.0),
+        8: lambda x: ImageEnhance.Brightness(x).enhance(1.0),
+        9: lambda x: ImageEnhance.Sharpness(x).enhance(1.0),
+    }  # fmt: skip
+    plain = {
+        # A gray of the number of pixels / 256 and twice the distance from it.
+        7: lambda x: np.clip(np.trunc(0 + (x - 0.0) * 1.0), 0, 255),
+        # All of an image that is small for it is Cutout's, or moves out of sight.
+        12: lambda x: np.full_like(x, 128), 13: lambda x: np.full_like(x, 128),
+        14: lambda x: np.full_like(x, 128),
+        15: lambda x: np.where(x < 128, np.minimum(x.astype(int) + 55, 255), x),
+    }  # fmt: skip
+    for number in range(16):
+        drawn = np.tile([(number + 0.5) / 16, 0.9, 0.5, 0.5], (13, 1, 1))
+        done = big_vision_augment(IMAGES, drawn, 5.0)
+        for image, start in zip(done, IMAGES, strict=True):
+            if number in pillow:
+                # A factor of 0.1 + 1.8 / 2 leaves an image as it is.
+                np.testing.assert_array_equal(image, pillow[number](Image.fromarray(start)))
+            elif number in plain:
+                np.testing.assert_array_equal(image, plain[number](start))
+            else:
+                assert image.shape == start.shape and (image != start).any()
+    half = np.tile([14.5 / 16, 0.0, 0.0, 0.0], (1, 1, 1))
+    cut = big_vision_augment(np.zeros((1, 100, 90, 3), "uint8"), half, 10.0)[0, :, :, 0]
+    assert (cut == 128).sum() == 40 * 40 and (cut[:40, :40] == 128).all()
+
+
+def test_magnitudes_noise_and_repeats():
+    settings = {"mean": (0.0,), "std": (1.0,), "batch_size": 13}
+    still, moving = (
+        maker(Augment(rand_augment=(1, 5, *more)), **settings).make(0, 0)[0] for more in ((), (2,))
+    )
+    assert (still != moving).any()
+    np.testing.assert_array_equal(
+        maker(Augment(rand_augment=(1, 5, 0)), **settings).make(0, 0)[0], still
+    )
+    big, black = Listed(np.zeros((400, 64, 64, 3), "uint8"), np.zeros(400, int)), {"std": (1.0,)}
+    loader = maker(
+        Augment(erasing=1.0, erasing_noise=True), 400, big, image_size=(64, 64), mean=(0,), **black
+    )
+    noise = loader.make(0, 0)[0]
+    noise = noise[noise != 0]
+    assert abs(noise.mean()) < 0.01 and abs(noise.std() - 1) < 0.01
+    assert abs(np.mean(noise**4) - 3) < 0.1
+    numbers = ArraySource(np.zeros((200, 2, 2, 3), "uint8"), np.arange(200))
+    repeated = maker(None, 200, numbers, repeats=3)
+    _, labels = repeated.make(0, 0)
+    which, counts = np.unique(labels, return_counts=True)
+    assert len(which) == 72 and counts.max() == 3  # 64 images three times, then 8 of the next
+    assert (labels[::2] != labels[1::2]).all()
+    drawn = repeated.order(0)
+    assert len(np.unique(drawn)) == 200 and (drawn % 200 == labels).all()
+    flipped = maker(Augment(flip=True), 200, ArraySource(IMAGES[:1].repeat(200, 0), np.arange(200)),
+                    repeats=3).make(0, 0)[0]  # fmt: skip
+    copies = flipped[labels == labels[0]]
+    assert len(copies) == 3 and len(flipped) == 200
+
+
 def test_what_comes_from_outside_has_the_mean_colour():
     """Which is zero after normalisation, as what random erasing leaves."""
     settings = {"mean": (0.2, 0.4, 0.6), "batch_size": 13}
@@ -193,6 +294,11 @@ def test_what_comes_from_outside_has_the_mean_colour():
         (Augment, {"random_resized_crop": (0.0, 1.0)}, "shares of the area"),
         (Augment, {"rand_augment": (0, 9)}, "n >= 1"),
         (Augment, {"rand_augment": (2, 11)}, "0 <= m <= 10"),
+        (Augment, {"rand_augment": (2, 9, -1)}, "deviation d >= 0"),
+        (Augment, {"rand_augment": (2, 9, 1), "rand_augment_kind": "big_vision"}, "no deviation"),
+        (Augment, {"rand_augment_kind": "other"}, "give timm or big_vision"),
+        (Augment, {"three_augment": 2.0}, "three_augment is 2.0; give a strength from 0 to 1"),
+        (maker, {"repeats": 0}, "repeats is 0"),
         (Augment, {"erasing": 1.5}, "erasing is 1.5"),
         (Augment, {"mixup": -1.0}, "mixup is -1.0"),
         (Augment, {"cutmix": 1.0}, "set num_classes"),

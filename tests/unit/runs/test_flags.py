@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from command_line import run
 from kmodels.runs.settings import GROUPS, Common, flag, parse, shipped
@@ -137,11 +138,37 @@ def test_shipped_settings_are_those_of_their_recipe(name, capsys):
     text = shipped()[name].read_text()
     [recipe] = re.findall("^recipe: (\\w+)$", text, re.MULTILINE)
     module = load(recipe)
-    assert parse(module.Settings, ["--config", name], recipe=recipe).config == name
-    assert f" --config {name} " in text.splitlines()[0]
+    for flag_of_name in ("--config", "--recipe"):
+        assert parse(module.Settings, [flag_of_name, name], recipe=recipe).config == name
+    assert re.search(f" --(config|recipe) {name} ", text.splitlines()[0])
     assert run("recipe", name) == 0 and capsys.readouterr().out == text
     assert run("recipe") == 0
-    assert re.search(rf"^{name} +[A-Z].*--config {name} ", capsys.readouterr().out, re.MULTILINE)
+    listed = rf"^{name} +[A-Z].*--(config|recipe) {name} "
+    assert re.search(listed, capsys.readouterr().out, re.MULTILINE)
+    origin = yaml.safe_load(text).get("origin")
+    if origin is not None:
+        assert list(origin) == ["result", "hardware", "hours", "paper", "code"]
+        assert " at " in origin["code"] and origin["paper"].startswith("arXiv:")
+        with pytest.raises(SystemExit) as stop:
+            parse(module.Settings, ["--recipe", "list"], recipe=recipe)
+        shown = capsys.readouterr().out
+        assert stop.value.code == 0 and re.search(f"^{name} .*{origin['paper']}", shown, re.M)
+
+
+def test_published_settings_give_way_to_flags(monkeypatch, tmp_path):
+    settings, [name] = load("vit").Settings, ["vit_s16_i1k"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("epochs: 1")  # which --config would read
+    found = parse(settings, ["--recipe", name, "--epochs", "3"], recipe="vit")
+    assert (found.epochs, found.batch_size, found.positions) == (3, 1024, "sincos")
+    for words, message in (
+        (["--recipe", "vit_s17"], "--recipe vit_s17 is not a name of kmodels recipe; did you mean"),
+        (["--recipe", name, "--config", name], "--recipe and --config are both given; choose one"),
+        (["--recipe", "gemma_lora"], "has settings of the recipe gemma_lora; this is vit"),
+    ):
+        refused(message, parse, settings, words, recipe="vit")
+    for text, message in (("origin: x", "origin is 'x'"), ("origin: {a: 1}", "origin takes no a")):
+        refused(message, parse, Settings, written(tmp_path, text), recipe="r")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ lists them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,9 +34,15 @@ class Augment:
         random_resized_crop: (smallest, largest) share of the area to crop, with an aspect ratio
             between 3/4 and 4/3, before resizing; instead of crop_padding (Szegedy et al. 2014).
         flip: flips left to right with probability 1/2.
+        three_augment: DeiT III's 3-Augment (Touvron et al. 2022): grayscale, solarize or blur, each
+            with probability 1/3, then colour jitter of this strength; None for none.
         rand_augment: (n, m): RandAugment with n operations of magnitude m, 0 to 10, each applied
-            with probability 1/2 (Cubuk et al. 2019; timm's "rand-m<m>-n<n>-inc1").
+            with probability 1/2 (Cubuk et al. 2019; timm's "rand-m<m>-n<n>-inc1"); (n, m, d) draws
+            magnitudes from a normal distribution of deviation d ("-mstd<d>").
+        rand_augment_kind: "timm", or "big_vision" for its operations, which are always applied and
+            include Cutout.
         erasing: probability of setting a rectangle to the mean colour (Zhong et al. 2017).
+        erasing_noise: fills the rectangle with normal noise, as timm's mode "pixel".
         mixup: alpha of Beta(alpha, alpha), 0 for none (Zhang et al. 2017).
         cutmix: alpha of Beta(alpha, alpha), 0 for none (Yun et al. 2019). If both are given, each
             pair of samples takes one of them with probability 1/2.
@@ -47,8 +55,11 @@ class Augment:
     flip: bool = False
     crop_padding: int = 0
     random_resized_crop: tuple[float, float] | None = None
-    rand_augment: tuple[int, float] | None = None
+    three_augment: float | None = None
+    rand_augment: tuple[int, float] | tuple[int, float, float] | None = None
+    rand_augment_kind: str = "timm"
     erasing: float = 0.0
+    erasing_noise: bool = False
     mixup: float = 0.0
     cutmix: float = 0.0
     num_classes: int | None = None
@@ -66,11 +77,20 @@ class Augment:
                     "with 0 < smallest <= largest <= 1"
                 )
         if self.rand_augment is not None:
-            count, strength = self.rand_augment
-            if count < 1 or not 0 <= strength <= 10:
+            count, strength, *deviation = self.rand_augment
+            if count < 1 or not 0 <= strength <= 10 or min(deviation, default=0) < 0:
                 raise InputError(
-                    f"rand_augment is {self.rand_augment}; give (n, m) with n >= 1, 0 <= m <= 10"
+                    f"rand_augment is {self.rand_augment}; give (n, m) with n >= 1, 0 <= m <= 10, "
+                    "or (n, m, d) with a deviation d >= 0"
                 )
+            if self.rand_augment_kind == "big_vision" and deviation:
+                raise InputError("rand_augment of big_vision has no deviation; give (n, m)")
+        if self.rand_augment_kind not in ("timm", "big_vision"):
+            raise InputError(
+                f"rand_augment_kind is {self.rand_augment_kind!r}; give timm or big_vision"
+            )
+        if self.three_augment is not None and not 0 <= self.three_augment <= 1:
+            raise InputError(f"three_augment is {self.three_augment}; give a strength from 0 to 1")
         if not 0 <= self.erasing <= 1:
             raise InputError(f"erasing is {self.erasing}; give a probability from 0 to 1")
         if not (self.mixup >= 0 and self.cutmix >= 0):
@@ -107,7 +127,7 @@ class Augment:
         samples: np.ndarray,
         mean: ArrayLike,
     ) -> np.ndarray:
-        """Applies padded crops, flips and RandAugment.
+        """Applies padded crops, flips, 3-Augment and RandAugment.
 
         Args:
             images: uint8 or float32 (B, H, W, C), values from 0 to 255.
@@ -130,11 +150,22 @@ class Augment:
         if self.flip:
             flipped = (drawn[:, 2] < 0.5)[:, None, None, None]
             images = np.where(flipped, images[:, :, ::-1], images)
+        if self.three_augment is not None:
+            drawn = uniforms(seed, "three-augment", epoch, samples, 6)
+            images = three_augment(images, drawn, self.three_augment)
         if self.rand_augment is not None:
-            count, strength = self.rand_augment
-            drawn = uniforms(seed, "rand-augment", epoch, samples, 3 * count)
+            count, strength, *deviation = self.rand_augment
+            drawn = uniforms(seed, "rand-augment", epoch, samples, 4 * count)
+            if self.rand_augment_kind == "big_vision":
+                return big_vision_augment(images, drawn.reshape(-1, count, 4), strength)
+            drawn = drawn[:, : 3 * count].reshape(-1, count, 3)
+            strengths: float | np.ndarray = strength
+            if deviation and deviation[0]:
+                share = uniforms(seed, "magnitude", epoch, samples, count)
+                normal = np.vectorize(NormalDist().inv_cdf)(np.maximum(share, 2.0**-53))
+                strengths = np.clip(strength + deviation[0] * normal, 0, 10)
             fill = np.minimum(np.round(255 * np.array(mean)), 255).astype("uint8")
-            images = rand_augment(images, drawn.reshape(-1, count, 3), strength, fill)
+            images = rand_augment(images, drawn, strengths, fill)
         return images
 
     def erase(self, images: np.ndarray, seed: int, epoch: int, samples: np.ndarray) -> None:
@@ -156,7 +187,12 @@ class Augment:
         corners = (drawn[:, -2:] * (shape - sizes + 1)).astype(int)
         for row in np.flatnonzero((drawn[:, 0] < self.erasing) & fits):
             (top, left), (bottom, right) = corners[row], corners[row] + sizes[row]
-            images[row, top:bottom, left:right] = 0.0
+            area = images[row, top:bottom, left:right]
+            area[...] = 0.0
+            if self.erasing_noise:
+                share = uniforms(seed, "noise", epoch, samples[row : row + 1], 2 * area.size)
+                size, angle = share.reshape(2, *area.shape)
+                area[...] = np.sqrt(-2 * np.log1p(-size)) * np.cos(2 * np.pi * angle)
 
     def mix(
         self, images: np.ndarray, labels: np.ndarray, seed: int, epoch: int, pairs: np.ndarray
@@ -298,7 +334,7 @@ APPLIED = 0.5
 
 
 def rand_augment(
-    images: np.ndarray, drawn: np.ndarray, magnitude: float, fill: np.ndarray
+    images: np.ndarray, drawn: np.ndarray, magnitude: float | np.ndarray, fill: np.ndarray
 ) -> np.ndarray:
     """Applies random operations (RandAugment, Cubuk et al. 2019), like timm's "inc1".
 
@@ -308,7 +344,7 @@ def rand_augment(
     Args:
         images: uint8 or float32 (B, H, W, C), values from 0 to 255.
         drawn: (B, n, 3) in [0, 1): which operation, its sign, and whether it is applied.
-        magnitude: 0 to 10.
+        magnitude: 0 to 10, a number or one for each operation of each image, (B, n).
         fill: uint8 (1,) or (C,), the colour of areas from outside of an image.
 
     Returns:
@@ -318,13 +354,121 @@ def rand_augment(
         timm 1.0, `timm.data.auto_augment`, with Pillow's arithmetic.
     """
     result = np.clip(np.round(images), 0, 255).astype("uint8")
-    for which, sign, applied in drawn.transpose(1, 2, 0):
+    amounts = np.broadcast_to(np.asarray(magnitude) / 10, drawn.shape[:2]).T
+    for amount, (which, sign, applied) in zip(amounts, drawn.transpose(1, 2, 0), strict=True):
         numbers = np.where(applied < APPLIED, (which * len(OPERATIONS)).astype(int), -1)
         signs = np.where(sign < 0.5, -1.0, 1.0)
         for number in np.unique(numbers[numbers >= 0]):
-            rows = np.flatnonzero(numbers == number)
-            result[rows] = OPERATIONS[number](result[rows], magnitude / 10, signs[rows], fill)
+            group = np.flatnonzero(numbers == number)
+            alike = len(set(amount[group].tolist())) == 1
+            for rows in [group] if alike else group[:, None]:
+                own = float(amount[rows[0]])
+                result[rows] = OPERATIONS[number](result[rows], own, signs[rows], fill)
     return result.astype(images.dtype)
+
+
+def big_vision_augment(images: np.ndarray, drawn: np.ndarray, magnitude: float) -> np.ndarray:
+    """Applies big_vision's RandAugment, in which all operations are always applied.
+
+    Args:
+        images: uint8 or float32 (B, H, W, C), values from 0 to 255.
+        drawn: (B, n, 4) in [0, 1): which operation, its sign, and the centre of Cutout (y, x).
+        magnitude: 0 to 10.
+
+    Returns:
+        New images of the same dtype, rounded to whole numbers.
+
+    Source:
+        big_vision, `pp/autoaugment.py`, `distort_image_with_randaugment`. Its contrast blends with
+        the number of pixels / 256 instead of the mean, as here.
+    """
+    result = np.clip(np.round(images), 0, 255).astype("uint8")
+    amount, (height, width), gray = magnitude / 10, images.shape[1:3], np.array([128], "uint8")
+    # Factors are 0.1 + 1.8 * amount; `_blend` has them as 1 + 0.9 * change.
+    change, half = 2 * amount - 1, int(amount * 40)
+    mean = np.full(1, min(height * width // 256, 255), "float32")
+
+    def enhanced(kind: Operation) -> Callable[..., np.ndarray]:
+        return lambda x, sign, y, x0: kind(x, change, np.ones(len(x)), gray)
+
+    def plain(kind: Operation) -> Callable[..., np.ndarray]:
+        return lambda x, sign, y, x0: kind(x, amount, sign, gray)
+
+    def moved(x: np.ndarray, right: np.ndarray, down: np.ndarray) -> np.ndarray:
+        return _affine(x, gray, (1.0, 0.0, 100 * amount * right), (0.0, 1.0, 100 * amount * down))
+
+    def cutout(x: np.ndarray, sign: np.ndarray, y: np.ndarray, x0: np.ndarray) -> np.ndarray:
+        rows = np.abs(np.arange(height) + 0.5 - (y * height).astype(int)[:, None]) < half
+        columns = np.abs(np.arange(width) + 0.5 - (x0 * width).astype(int)[:, None]) < half
+        return np.where((rows[:, :, None] & columns[:, None])[..., None], gray, x)
+
+    operations = (
+        *(plain(kind) for kind in (_autocontrast, _equalize, _invert, _rotate)),
+        lambda x, sign, y, x0: x & np.uint8((0xFF << (8 - int(amount * 4))) & 0xFF),
+        lambda x, sign, y, x0: np.where(x >= int(amount * 256), 255 - x, x),
+        enhanced(_color),
+        enhanced(lambda x, amount, sign, fill: _blend(x, mean, amount, sign)),
+        *(enhanced(kind) for kind in (_brightness, _sharpness)),
+        *(plain(kind) for kind in (_shear_x, _shear_y)),
+        lambda x, sign, y, x0: moved(x, sign, 0 * sign),
+        lambda x, sign, y, x0: moved(x, 0 * sign, sign),
+        cutout,
+        plain(_solarize_add),
+    )
+    for which, sign, y, x in drawn.transpose(1, 2, 0):
+        numbers, signs = (which * 16).astype(int), np.where(sign < 0.5, -1.0, 1.0)
+        for number in np.unique(numbers):
+            rows = np.flatnonzero(numbers == number)
+            result[rows] = operations[number](result[rows], signs[rows], y[rows], x[rows])
+    return result.astype(images.dtype)
+
+
+def three_augment(images: np.ndarray, drawn: np.ndarray, strength: float) -> np.ndarray:
+    """Applies DeiT III's 3-Augment: grayscale, solarize or Gaussian blur, then colour jitter.
+
+    Args:
+        images: uint8 or float32 (B, H, W, C), values from 0 to 255.
+        drawn: (B, 6) in [0, 1): which of the three, the radius of the blur, the order of the
+            jitter, and the factors of brightness, contrast and saturation.
+        strength: the factors are from 1 - strength to 1 + strength.
+
+    Returns:
+        New images of the same dtype, rounded to whole numbers.
+
+    Source:
+        facebookresearch/deit, `augment.py`; torchvision, `ColorJitter`. Pillow approximates the
+        Gaussian by boxes.
+    """
+    result = np.clip(np.round(images), 0, 255).astype("uint8")
+    which, fill = (drawn[:, 0] * 3).astype(int), np.zeros(1, "uint8")
+    gray, bright, blurred = (which == number for number in range(3))
+    result[gray] = _luma(result[gray])
+    result[bright] = np.where(result[bright] < 128, result[bright], 255 - result[bright])
+    for row in np.flatnonzero(blurred):
+        result[row] = _blur(result[row], 0.1 + 1.9 * drawn[row, 1])
+    orders = np.array(list(permutations(range(3))))[(drawn[:, 2] * 6).astype(int)]
+    changes = strength * (2 * drawn[:, 3:] - 1)
+    for number in orders.T if strength else ():
+        for one, change in enumerate((_brightness, _contrast, _color)):
+            rows = np.flatnonzero(number == one)
+            if len(rows):  # `_blend` adds 0.9 times its arguments to a factor of 1
+                result[rows] = change(result[rows], 1 / 0.9, changes[rows, one], fill)
+    return result.astype(images.dtype)
+
+
+def _blur(image: np.ndarray, deviation: float) -> np.ndarray:
+    """Returns a uint8 image (H, W, C) after a Gaussian blur, whose border is repeated."""
+    reach = int(np.ceil(4 * deviation))
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
+    weights /= weights.sum()
+    blurred = image.astype("float64")
+    for axis in (0, 1):
+        pad = [(reach, reach) if axis == one else (0, 0) for one in range(3)]
+        windows = np.lib.stride_tricks.sliding_window_view(
+            np.pad(blurred, pad, mode="edge"), len(weights), axis
+        )
+        blurred = windows @ weights
+    return _bytes(blurred + 0.5)
 
 
 def _autocontrast(

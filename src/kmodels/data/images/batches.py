@@ -19,6 +19,9 @@ from kmodels.data.images.sources import ImageSource, check_labels
 from kmodels.data.rng import order, uniforms
 from kmodels.data.rows import rows_within
 
+# Distance of the copies of a sample in repeated augmentation, even as the pairs of MixUp are.
+APART = 64
+
 
 @dataclass
 class BatchMaker:
@@ -41,12 +44,14 @@ class BatchMaker:
     std: tuple[float, ...]
     one_hot: int | None
     resizing: Resizing = USUAL
+    repeats: int = 1
     part: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.source):
             raise InputError("the data is empty; give at least one image")
         check_whole("batch_size", self.batch_size)
+        check_whole("repeats", self.repeats)
         if self.drop_last and len(self.source) < self.batch_size:
             raise InputError(
                 f"drop_last leaves nothing of {len(self.source)} images in batches of "
@@ -71,14 +76,24 @@ class BatchMaker:
         return {key: value for key, value in self.__dict__.items() if key != "_orders"}
 
     def order(self, epoch: int) -> np.ndarray:
-        """Returns the sample numbers of an epoch in order, int (n,)."""
+        """Returns the sample numbers of an epoch in order, int (n,).
+
+        With repeats, copy c of a sample has its number + c * n, and copies are `APART` places from
+        each other, so that MixUp does not mix them.
+        """
         if not self.shuffle:
             return np.arange(len(self.source))
         if epoch not in self._orders:
             # Two are kept: workers make batches of two epochs in turn.
             while len(self._orders) > 1:
                 self._orders.pop(next(iter(self._orders)))
-            self._orders[epoch] = order(len(self.source), self.seed, epoch)
+            count = len(self.source)
+            samples = order(count, self.seed, epoch)
+            if self.repeats > 1:
+                copies = count * np.arange(self.repeats)[:, None]
+                groups = np.split(samples, range(APART, count, APART))
+                samples = np.concatenate([(group + copies).ravel() for group in groups])[:count]
+            self._orders[epoch] = samples
         return self._orders[epoch]
 
     def span(self, number: int) -> tuple[int, int]:
@@ -116,7 +131,7 @@ class BatchMaker:
 
     def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns images (B, H, W, C), float32 and normalised, and labels (B,)."""
-        pictures, labels = self.source.batch(samples)
+        pictures, labels = self.source.batch(samples % len(self.source))
         augment, size = self.augment, self.image_size
         if augment is not None and augment.random_resized_crop is not None:
             shapes = np.array([picture.shape[:2] for picture in pictures])

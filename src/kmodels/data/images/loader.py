@@ -44,6 +44,8 @@ class ImageLoader(ResumableBatches):
         mean: mean of pixels / 255, one or one per channel.
         std: std of pixels / 255, one or one per channel.
         one_hot: number of classes for labels as float32 (B, classes); set by augment if it mixes.
+        repeats: repeated augmentation (Hoffer et al. 2019): an epoch has this number of copies of
+            1 / repeats of the images; needs shuffle.
 
     A batch is float32 images (B, H, W, C) and int32 labels (B,).
 
@@ -69,6 +71,7 @@ class ImageLoader(ResumableBatches):
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
         one_hot: int | None = None,
+        repeats: int = 1,
     ):
         # Keras' own workers fork; ours do the work, and Keras sees a plain sequence of batches.
         super().__init__(workers=1, use_multiprocessing=False)
@@ -90,7 +93,10 @@ class ImageLoader(ResumableBatches):
             tuple(np.atleast_1d(np.asarray(std, "float64")).tolist()),
             one_hot,
             resizing,
+            repeats,
         )
+        if repeats > 1 and not shuffle:
+            raise InputError(f"repeats is {repeats} without shuffle; set shuffle=True")
         self.worker_count = workers
         self._pool: WorkerPool | None = None
         self._ahead: dict[tuple[int, int], Future] = {}

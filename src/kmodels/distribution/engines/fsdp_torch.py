@@ -303,6 +303,10 @@ def _build(optimizer: keras.Optimizer, build: Callable[..., Any], variables: Seq
     """
     if optimizer.built:
         return
+    if getattr(optimizer, "whole_matrices", False):
+        raise InputError(
+            f"{type(optimizer).__name__} needs whole matrices, which fsdp shards; use AdamW or SGD"
+        )
     refusal = InputError(
         f"{type(optimizer).__name__} keeps more than arrays of the weights' shapes, which fsdp "
         "cannot cut as the weights are; use AdamW or SGD"

@@ -28,6 +28,7 @@ class ViTConfig(EncoderConfig):
         dropout_rate: dropout after the position embedding, the attention and both dense layers.
         attention_dropout: dropout of the attention weights.
         drop_path_rate: stochastic depth of the last block; grows linearly from 0 at the first.
+        drop_path_constant: the same rate in all blocks, as in DeiT III.
         patch_drop_rate: share of the patches that are dropped from each image in training.
         token_merging: number of tokens that each block merges with their most similar ones; 0 for
             none. The output still has one token per patch.
@@ -85,6 +86,7 @@ class ViTConfig(EncoderConfig):
     dropout_rate: float = 0.0
     attention_dropout: float = 0.0
     drop_path_rate: float = 0.0
+    drop_path_constant: bool = False
     layer_norm_epsilon: float = 1e-6
     use_patch_bias: bool = True
     use_mha_bias: bool = True

@@ -131,7 +131,8 @@ class ViTBackbone(Backbone):
         blocks = [
             Block(
                 config,
-                config.drop_path_rate * i / max(config.num_layers - 1, 1),
+                config.drop_path_rate
+                * (1 if config.drop_path_constant else i / max(config.num_layers - 1, 1)),
                 name=f"block_{i}",
                 dtype=policy,
             )

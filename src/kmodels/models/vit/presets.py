@@ -223,6 +223,9 @@ PRESETS: dict[str, dict[str, Any]] = (
             "task_pooling": "gap",
             "task_dropout": 0.5,
         },
+        # big_vision's configs/vit_s16_i1k.py; its positions are fixed (recipes/vit.py).
+        "vit_s16_i1k": _size("small", 16)
+        | {"use_class_token": False, "task_pooling": "gap", "task_intermediate_dim": 384},
         # Small enough to train on two cores: handwritten digits, and Fashion-MNIST.
         "vit_micro_patch2_8": {
             "image_shape": (8, 8, 1),
