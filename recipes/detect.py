@@ -2,15 +2,17 @@
 
     python recipes/detect.py
 
-trains on rendered scenes, textured shapes of four classes (1,920 images of 48x48), and draws
-held-out ones with predicted boxes in predictions.png. Another example:
+trains on rendered scenes, textured shapes of four classes (1,920 images of
+48x48), and draws held-out ones with predicted boxes in predictions.png. Another
+example:
 
-    python recipes/detect.py --weights PATH --data coco:PATH --image-size 448 \\
-        --crop 0.3 --tune lora --precision mixed_bfloat16
+    python recipes/detect.py --weights PATH --data coco:PATH \\
+        --image-size 448 --crop 0.3 --tune lora --precision mixed_bfloat16
 
-The data folder has COCO's layout, annotations/*train*.json and the images in train*/, or that of
-Roboflow, or one JSON file beside its images. The average precision is pycocotools', with
-pip install 'kmodels[detection]'; without it only the loss is reported.
+The data folder has COCO's layout, annotations/*train*.json and the images in
+train*/, or that of Roboflow, or one JSON file beside its images. The average
+precision is that of pycocotools (pip install 'kmodels[detection]'); without it
+only the loss is reported.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
