@@ -131,10 +131,11 @@ def test_make_targets_and_named_files_exist():
 
 def test_the_presets_named_exist():
     from kmodels.models.vit.presets import PRESETS
+    from kmodels.runs.settings import shipped
 
     for page in PAGES:
-        unknown = set(re.findall(r"`(vit_\w+)`", page.read_text())) - set(PRESETS)
-        assert not unknown, f"{page.name} names presets that do not exist: {unknown}"
+        unknown = set(re.findall(r"`(vit_\w+)`", page.read_text())) - {*PRESETS, *shipped()}
+        assert not unknown, f"{page.name} names presets or settings that do not exist: {unknown}"
 
 
 def test_the_table_of_overrides_is_the_folder():
