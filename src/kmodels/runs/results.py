@@ -13,6 +13,7 @@ import numpy as np
 from kmodels.checkpoint.state import versions, weights_digest
 from kmodels.core import dispatch
 from kmodels.core.runtime import device_name, peak_memory_mb
+from kmodels.data.images.boxes import in_pixels
 from kmodels.data.images.sources import DataBundle, ImageSource
 from kmodels.runs import console, plots
 from kmodels.runs.runner import Runner
@@ -390,7 +391,7 @@ def report_boxes(
         for start in range(0, len(part), _DETECTED):
             images, objects = part.batch(np.arange(start, min(start + _DETECTED, len(part))))
             detected += model.detect(images, threshold=0.0)
-            wanted += map(_in_pixels, images, objects)
+            wanted += map(in_pixels, images, objects)
         averages = average_precision(detected, wanted)
         metrics |= {f"{name}_{key}": averages[key] for key in ("map", "map_50", "map_75")}
     part = data.validation if data.test is None else data.test
@@ -400,21 +401,11 @@ def report_boxes(
         plots.boxes(
             folder.path / "predictions.png",
             [np.clip(np.asarray(image, "float32") / 255, 0, 1) for image in images],
-            list(map(_in_pixels, images, objects)),
+            list(map(in_pixels, images, objects)),
             model.detect(list(images)),
             data.class_names,
         )
     return _finish(folder, model, metrics, runner, "map")
-
-
-def _in_pixels(image: np.ndarray, objects: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns labels as `average_precision` takes them."""
-    height, width = image.shape[:2]
-    center, half = objects["boxes"][:, :2], objects["boxes"][:, 2:] / 2
-    corners = np.concatenate([center - half, center + half], axis=1)
-    more = {name: objects[name] for name in ("iscrowd", "area") if name in objects}
-    boxes = corners * [width, height, width, height]
-    return {"boxes": boxes, "labels": objects["class_labels"], **more}
 
 
 def _draw_masks(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`kmodels eval`: an image classifier on labelled images, or a language model on lines of JSON."""
+"""`kmodels eval`: a model of images on labelled ones, or a model of texts on lines of JSON."""
 
 import csv
 import io
@@ -50,8 +50,9 @@ def run(
     data: Annotated[
         str,
         typer.Argument(
-            help="Folder with a folder of images for each class, as ImageNet's; or a .jsonl file "
-            "of prompts with choices, prompts with answers, or texts."
+            help="Folder with a folder of images for each class, as ImageNet's; for segmenters "
+            "with images/ and masks/, for detectors as COCO's; or a .jsonl file of prompts with "
+            "choices, prompts with answers, texts, or queries with documents."
         ),
     ],
     real_labels: Annotated[
@@ -96,7 +97,7 @@ def run(
         list[str] | None, option("Language models", "Text that ends a reply; may be repeated.")
     ] = None,
 ) -> None:
-    """Evaluate an image classifier on images, or a language model on lines of JSON."""
+    """Evaluate a model of images on labelled ones, or a model of texts on lines of JSON."""
     from rich.console import Console
 
     if batch_size is not None:
@@ -114,18 +115,36 @@ def run(
         most = 256 if max_new_tokens is None else max_new_tokens
         task = TextTask(data, skip_bad, written_as, most, stop or ())
         generation = ("--max-new-tokens", "--stop") if task.task != "exact_match" else ()
-        unused = (*generation, "--as") if task.task == "perplexity" else generation
+        unused = (*generation, "--as") if task.task in ("perplexity", "retrieval") else generation
+        if task.task == "retrieval":
+            unused = (*unused, "--adapter", "--before", "--max-length")
         if wrong := [name for name in unused if flags[name] is not None]:
             raise InputError(f"{', '.join(wrong)} has no effect on {task.task}; leave it out")
-        rows, details, evaluation = _texts(
-            task, model, data, adapter, before, precision, batch_size or 8, max_length, console
-        )
+        if task.task == "retrieval":
+            rows, details, evaluation = _retrieval(
+                task, model, data, precision, batch_size or 32, console
+            )
+        else:
+            rows, details, evaluation = _texts(
+                task, model, data, adapter, before, precision, batch_size or 8, max_length, console
+            )
     else:
         if wrong := [name for name, value in flags.items() if value is not None]:
             raise InputError(f"{', '.join(wrong)} is for language models; leave it out for {data}")
-        rows, details, evaluation = _images(
-            model, data, real_labels, batch_size or 32, precision, skip_bad, console, as_json
-        )
+        from kmodels import presets
+
+        path = model_in(model)
+        cls: Any = presets.class_of(path, whole=True)
+        if (dense := hasattr(cls, "segment") or hasattr(cls, "detect")) and real_labels is not None:
+            raise InputError(f"--real-labels is for classifiers; {path} holds a {cls.__name__}")
+        if dense:
+            rows, details, evaluation = _pixels_or_boxes(
+                model, cls, data, batch_size or 32, precision, console
+            )
+        else:
+            rows, details, evaluation = _images(
+                model, data, real_labels, batch_size or 32, precision, skip_bad, console, as_json
+            )
     if results is not None:
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -185,6 +204,121 @@ def _texts(
     return rows, details, {"task": task.task, "records": records, **metrics}
 
 
+def _retrieval(
+    task: Any, model: str, data: str, precision: str, batch_size: int, console: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Evaluates an embedder and prints a table; returns as `_texts`."""
+    from kmodels import presets
+    from kmodels.tools.evaluate_text import table_of
+
+    path = model_in(model)
+    cls: Any = presets.class_of(path, whole=True)
+    if not hasattr(cls, "encode_query"):
+        raise InputError(f"{path} holds a {cls.__name__}; give an embedder for {data}")
+    embedder = cls.from_preset(path, dtype=precision)
+    check_preprocessor(embedder, path)
+    metrics, rows = task.retrieve(embedder, batch_size)
+    records = len(task.rows)
+    console.print(table_of({"after": metrics}, task.task, records))
+    row = {"model": model, "data": data, "task": task.task, "records": records, **metrics}
+    return [row], {"rows": rows}, {"task": task.task, "records": records, "after": metrics}
+
+
+def _pixels_or_boxes(
+    model: str, cls: Any, data: str, batch_size: int, precision: str, console: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Evaluates a segmenter or a detector and prints a table; returns as `_texts`."""
+    import numpy as np
+    from rich.progress import track
+
+    from kmodels.data import open_boxes, open_masks
+    from kmodels.data.images.boxes import in_pixels
+    from kmodels.tools.evaluate_text import table_of
+    from kmodels.training import average_precision
+
+    segments = hasattr(cls, "segment")
+    path, root = model_in(model), local_path(data)
+    bundle = (
+        open_masks(f"folder:{root}", validation_split=0.0)
+        if segments
+        else open_boxes(f"coco:{root}", validation_split=0.0)
+    )
+    # The part that nothing was trained on, if there are several.
+    part = bundle.test or bundle.validation or bundle.train
+    task = cls.from_preset(path, dtype=precision)
+    check_preprocessor(task, path)
+    classes = task.num_classes
+    if not segments and task.class_names not in (None, bundle.class_names):
+        raise InputError(
+            f"{root} has the classes {', '.join(bundle.class_names[:SHOWN])}, and the model "
+            f"{', '.join(task.class_names[:SHOWN])}; give data of the same classes"
+        )
+    confusion = np.zeros((classes, classes), "int64")
+    detected, wanted = [], []
+    starts = list(range(0, len(part), batch_size))
+    for start in track(starts, "evaluating", **_transient(console)):
+        images, labels = part.batch(np.arange(start, min(start + batch_size, len(part))))
+        # A shorter batch would be compiled again.
+        filled = [*images, *[images[-1]] * (batch_size - len(images))]
+        if not segments:
+            detected += task.detect(filled, threshold=0.0, batch_size=batch_size)[: len(images)]
+            wanted += map(in_pixels, images, labels)
+            continue
+        for mask, label in zip(task.segment(filled, batch_size), labels, strict=False):
+            known = (label != task.ignore_class) & (label >= 0)
+            if (label[known] >= classes).any():
+                raise InputError(f"{root} has class {label[known].max()}, the model {classes}")
+            pairs = label[known].astype("int64") * classes + mask[known]
+            confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    details: dict[str, Any] = {}
+    if segments:
+        right, union = confusion.diagonal(), confusion.sum(0) + confusion.sum(1)
+        there = union > 0
+        shares = right[there] / (union - right)[there]
+        metrics = {
+            "mean_iou": float(shares.mean()),
+            "pixel_accuracy": float(right.sum() / confusion.sum()),
+        }
+        numbers = np.flatnonzero(there).tolist()
+        names = [task.class_name(number) for number in numbers]
+        details["iou"] = dict(zip(names, shares.tolist(), strict=True))
+    else:
+        metrics = average_precision(detected, wanted)
+    kind = "segmentation" if segments else "detection"
+    console.print(table_of({"after": metrics}, kind, len(part)))
+    row = {"model": model, "data": data, "task": kind, "records": len(part), **metrics}
+    return [row], details, {"task": kind, "records": len(part), "after": metrics}
+
+
+class _ByNames:
+    """Two towers as a classifier of the names of folders.
+
+    Args:
+        towers: the model.
+        root: holds a folder for each class, of which "_" stands for a blank.
+    """
+
+    def __init__(self, towers: Any, root: Path):
+        self.towers, self.preprocessor = towers, towers.preprocessor.image_preprocessor
+        self.image_size = towers.backbone.config.vision.image_shape[0]
+        folders = [one for one in root.iterdir() if one.is_dir() and one.name[0] != "."]
+        self.class_names = [one.name for one in sorted(folders, key=_natural)]
+        self.num_classes = len(self.class_names)
+
+    def class_name(self, number: int) -> str:
+        """Returns the name of a folder."""
+        return self.class_names[number]
+
+    def predict(self, images: list[Any], batch_size: int, verbose: int) -> Any:
+        """Returns the logits of images."""
+        names = [name.replace("_", " ") for name in self.class_names]
+        return self.towers.classify(images, names, batch_size=batch_size)
+
+    def count_params(self) -> int:
+        """Returns the number of weights."""
+        return self.towers.count_params()
+
+
 def _transient(console: Any) -> dict[str, Any]:
     return {"console": console, "transient": True, "disable": not console.is_terminal}
 
@@ -204,11 +338,17 @@ def _images(
 
     path = model_in(model)
     cls: Any = presets.class_of(path, whole=True)
-    if not hasattr(cls, "decode_predictions"):
-        raise InputError(f"{path} holds a {cls.__name__}; give an image classifier")
-    classifier = cls.from_preset(path, dtype=precision)
-    _check(classifier, path)
-    images = labelled(local_path(data), classifier)
+    if not (hasattr(cls, "decode_predictions") or hasattr(cls, "classify")):
+        raise InputError(f"{path} holds a {cls.__name__}; give a model of images")
+    root, classifier = local_path(data), cls.from_preset(path, dtype=precision)
+    if hasattr(cls, "classify"):
+        check_preprocessor(classifier, path)
+        if not root.is_dir():
+            raise InputError(f"{root} is not a folder; give one with a folder for each class")
+        classifier = _ByNames(classifier, root)
+    else:
+        _check(classifier, path)
+    images = labelled(root, classifier)
     real = None if real_labels is None else read_real(local_path(real_labels), images.files)
     console.print(f"{len(images.files)} images, {images.note}")
     logits, bad = predicted(classifier, images.files, batch_size, skip_bad, console)
@@ -404,7 +544,8 @@ def scores(
 def as_row(model: str, classifier: Any, found: dict[str, Any]) -> dict[str, Any]:
     """Returns the columns that timm's validate.py writes."""
     preprocessor = classifier.preprocessor
-    size = classifier.backbone.config.image_shape[0]
+    by_names = isinstance(classifier, _ByNames)
+    size = classifier.image_size if by_names else classifier.backbone.config.image_shape[0]
     whole = getattr(preprocessor, "resize_size", None) or size
     whole = whole if isinstance(whole, int) else whole[0]
     return {

@@ -1,4 +1,4 @@
-"""`kmodels eval` of a language model: accuracy, exact matches or perplexity on lines of JSON."""
+"""`kmodels eval` of a language model, or of an embedder, on lines of JSON."""
 
 import math
 import re
@@ -19,8 +19,11 @@ FIELDS = {
     "multiple_choice": ("prompt", "choices", "answer"),
     "exact_match": ("prompt", "answer"),
     "perplexity": ("text",),
+    "retrieval": ("query", "positive"),
 }
-FORMS = "prompt, choices and answer; prompt and answer; or text"
+FORMS = "prompt, choices and answer; prompt and answer; text; or query and positive"
+# Ranks up to which a document counts as found.
+RANKS = (1, 5, 10)
 QUESTION = "question"
 # Ways to write a prompt, those of `kmodels generate`.
 WAYS = ("chat", "instruction", "text")
@@ -33,8 +36,8 @@ def read_tasks(path: str | Path, skip_bad: bool = False) -> tuple[str, list[Row]
     Args:
         path: local, or an address such as "gs://bucket/held.jsonl". Records have prompt (or
             question; a text or a list of messages), choices (at least two texts) and answer (the
-            text of a choice, or its number from 0 on); prompt and answer, a text; or text. Further
-            fields are ignored.
+            text of a choice, or its number from 0 on); prompt and answer, a text; text; or query
+            and positive, the text of its document or a list of them. Further fields are ignored.
         skip_bad: leaves out bad records instead of raising.
 
     Returns:
@@ -78,12 +81,19 @@ def check_task(value: object) -> tuple[str, Row]:
     row = {key: part for key, part in value.items() if part is not None}
     if QUESTION in row and "prompt" not in row:
         row["prompt"] = row[QUESTION]
-    names = [name for name in ("prompt", "choices", "answer", "text") if name in row]
+    names = [name for name in dict.fromkeys(sum(FIELDS.values(), ())) if name in row]
     task = next((task for task, fields in FIELDS.items() if list(fields) == names), None)
     if task is None:
         raise InputError(f"the fields are {', '.join(value) or 'none'}; give {FORMS}")
     if task == "perplexity":
         return task, {"text": check_text(row, "text")}
+    if task == "retrieval":
+        texts = row["positive"] if isinstance(row["positive"], list) else [row["positive"]]
+        if not texts:
+            raise InputError("field 'positive' is an empty list; give the text of a document")
+        places = [f"positive[{place}]" for place in range(len(texts))]
+        texts = [check_text({at: text}, at) for at, text in zip(places, texts, strict=True)]
+        return task, {"query": check_text(row, "query"), "positive": texts}
     if isinstance(row["prompt"], list):
         row["prompt"] = check_messages(row["prompt"], "prompt")
         if row["prompt"][-1]["role"] == "model":
@@ -154,6 +164,35 @@ class TextTask:
             if len(values) > 1:
                 metrics[f"{name}_stderr"] = statistics.stdev(values) / math.sqrt(len(values))
         return metrics, rows
+
+    def retrieve(self, embedder: Any, batch_size: int) -> tuple[dict[str, float], list[Row]]:
+        """Returns metrics of an embedder, with names of sentence-transformers, and rows.
+
+        The documents are those of all records, each text once. `accuracy@k` is the share of queries
+        with a document of theirs among the first k, `recall@k` the mean share of their documents
+        there, `mrr@10` the mean of 1 / rank of the first one, 0 beyond 10, and `ndcg@10` the mean
+        normalized discounted cumulative gain.
+        """
+        import numpy as np
+
+        numbers = {text: None for row in self.rows for text in row["positive"]}
+        numbers = {text: number for number, text in enumerate(numbers)}
+        queries = [row["query"] for row in self.rows]
+        vectors = embedder.encode_document(list(numbers), batch_size=batch_size)
+        asked = embedder.encode_query(queries, batch_size=batch_size)
+        rows = []
+        for row, vector in zip(self.rows, asked, strict=True):
+            own = {numbers[text] for text in row["positive"]}
+            order = np.argsort(-embedder.similarity(vector, vectors)[0], kind="stable")
+            ranks = [place + 1 for place, x in enumerate(order.tolist()) if x in own]
+            gains = [1 / math.log2(rank + 1) for rank in ranks if rank <= RANKS[-1]]
+            ideal = sum(1 / math.log2(place + 2) for place in range(min(len(own), RANKS[-1])))
+            values = {f"accuracy@{k}": float(ranks[0] <= k) for k in RANKS}
+            values |= {f"recall@{k}": sum(x <= k for x in ranks) / len(own) for k in RANKS}
+            values["mrr@10"] = 1 / ranks[0] if ranks[0] <= RANKS[-1] else 0.0
+            rows.append({"ranks": ranks, **values, "ndcg@10": sum(gains) / ideal})
+        names = [name for name in rows[0] if name != "ranks"]
+        return {name: statistics.fmean(row[name] for row in rows) for name in names}, rows
 
     def _choices(self, scorer: Any) -> tuple[list[Row], Sequence[str]]:
         import numpy as np

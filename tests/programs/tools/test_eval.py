@@ -9,8 +9,23 @@ import pytest
 from PIL import Image
 
 import command_line
-from kmodels.models import GemmaCausalLM, ViTImageClassifier, ViTImageClassifierPreprocessor
+from kmodels.data import made_objects, made_scenes
+from kmodels.models import (
+    GemmaCausalLM,
+    ImageTextPreprocessor,
+    ImageTextSimilarity,
+    ViTBackbone,
+    ViTImageClassifier,
+    ViTImageClassifierPreprocessor,
+    ViTImageSegmenter,
+    ViTImageSegmenterPreprocessor,
+    ViTObjectDetector,
+    ViTObjectDetectorPreprocessor,
+)
+from kmodels.text.training import train_tokenizer
 from kmodels.tools.evaluate import scores
+from kmodels.tools.evaluate_text import TextTask
+from kmodels.training import average_precision
 
 NAMES = [f"kind{number}" for number in range(12)]
 
@@ -129,7 +144,7 @@ def test_wrong_uses_give_a_line(model, tmp_path, capsys):
         ((folder, tmp_path / "empty"), "holds no images that Pillow reads"),
         ((folder, bad), "or give --skip-bad"),
         ((folder, data, "--batch-size", 0), "--batch-size is 0"),
-        ((tmp_path / "lm", data), "holds a GemmaCausalLM; give an image classifier"),
+        ((tmp_path / "lm", data), "holds a GemmaCausalLM; give a model of images"),
     ):
         assert command_line.run("eval", *words) == 2
         error = capsys.readouterr().err.strip().splitlines()
@@ -182,3 +197,165 @@ def test_timm_has_the_same_accuracy(tmp_path, capsys):
     assert [found["top1"], found["top5"]] == pytest.approx([x.item() for x in expected], abs=1e-4)
     assert 2 < found["top1"] < 40 < found["top5"]
     assert (found["crop_pct"], found["interpolation"]) == (0.9143, "bicubic")  # 32 of 35
+
+
+def test_a_segmenter_is_measured_on_masks(tmp_path, capsys):
+    keras.utils.set_random_seed(0)
+    task = ViTImageSegmenter.from_preset("vit_debug", num_classes=5, image_shape=(16, 16, 3))
+    task.preprocessor = ViTImageSegmenterPreprocessor((16, 16))
+    task.save_to_preset(tmp_path / "model")
+    images, masks = made_scenes(5, (20, 24), seed=3)
+    masks[0, :4] = 255
+    for kind, arrays in (("images", images), ("masks", masks)):
+        (tmp_path / "data" / kind).mkdir(parents=True)
+        for number, pixels in enumerate(arrays):
+            Image.fromarray(pixels).save(tmp_path / "data" / kind / f"{number}.png")
+    words = ("eval", tmp_path / "model", tmp_path / "data", "--json")
+    assert command_line.run(*words, "--batch-size", 2) == 0
+    found = json.loads(capsys.readouterr().out)
+    predicted, known = task.segment(images), masks != 255
+    shares = []
+    for number in range(5):
+        own, said = (masks == number) & known, (predicted == number) & known
+        if (own | said).any():
+            shares.append((own & said).sum() / (own | said).sum())
+    assert found["mean_iou"] == pytest.approx(np.mean(shares)) and found["records"] == 5
+    assert found["pixel_accuracy"] == pytest.approx((predicted == masks)[known].mean())
+    assert command_line.run(*words, "--real-labels", tmp_path / "real.json") == 2
+    assert "--real-labels is for classifiers" in capsys.readouterr().err
+
+
+def test_two_towers_classify_by_the_names_of_folders(tmp_path, capsys):
+    keras.utils.set_random_seed(0)
+    tokenizer = train_tokenizer(["a photo of a cat", "a photo of a dog"], 300)
+    fields = ImageTextSimilarity.presets["clip_micro_patch7_28"]
+    size = fields["text_encoder"]["max_sequence_length"]
+    text = {**fields["text_encoder"], "vocabulary_size": tokenizer.vocabulary_size()}
+    towers = ImageTextSimilarity.from_preset(
+        "clip_micro_patch7_28",
+        vision_encoder={**fields["vision_encoder"], "image_shape": (28, 28, 3)},
+        text_encoder={**text, "end_token_id": tokenizer.end_token_id},
+    )
+    towers.preprocessor = ImageTextPreprocessor(
+        tokenizer, "clip", image_size=(28, 28), sequence_length=size
+    )
+    towers.save_to_preset(tmp_path / "model")
+    data = write_images(tmp_path / "data", ["a_cat", "b_dog", "c"], each=2)
+    assert command_line.run("eval", tmp_path / "model", data, "--json", "--batch-size", 4) == 0
+    found = json.loads(capsys.readouterr().out)
+    files = [data / name / f"{i}.png" for name in ("a_cat", "b_dog", "c") for i in range(2)]
+    logits = towers.classify(files, ["a cat", "b dog", "c"])
+    right = np.asarray(logits).argmax(1) == np.repeat(np.arange(3), 2)
+    assert found["top1"] == pytest.approx(100 * right.mean()) and found["classes"][0] == "a_cat"
+    assert found["img_size"] == 28
+
+
+@pytest.mark.across("torch")
+def test_a_detector_is_measured_on_cocos_files(tmp_path, capsys):
+    keras.utils.set_random_seed(0)
+    backbone = ViTBackbone.from_preset("vit_debug", image_shape=(16, 16, 3))
+    task = ViTObjectDetector(
+        *(backbone, 4, ViTObjectDetectorPreprocessor((16, 16))),
+        num_queries=4,
+        num_decoder_layers=1,
+        decoder_dim=16,
+        num_decoder_heads=2,
+    )
+    task.save_to_preset(tmp_path / "model")
+    images, objects = made_objects(3, (20, 24), seed=3)
+    data, described, boxes = tmp_path / "data", [], []
+    data.mkdir()
+    for i, (pixels, one) in enumerate(zip(images, objects, strict=True)):
+        Image.fromarray(pixels).save(data / f"{i}.png")
+        described.append({"id": i, "file_name": f"{i}.png"})
+        for (x, y, w, h), kind in zip(one["boxes"], one["class_labels"], strict=True):
+            box = np.array([(x - w / 2) * 24, (y - h / 2) * 20, w * 24, h * 20]).tolist()
+            boxes.append({"image_id": i, "category_id": int(kind), "bbox": box})
+    names = [{"id": i, "name": name} for i, name in enumerate("abcd")]
+    content = {"images": described, "annotations": boxes, "categories": names}
+    (data / "labels.json").write_text(json.dumps(content))
+    assert command_line.run("eval", tmp_path / "model", data, "--json", "--batch-size", 2) == 0
+    found = json.loads(capsys.readouterr().out)
+    sizes = np.array([24, 20, 24, 20])
+    wanted = [
+        {
+            "boxes": np.concatenate([x[:, :2] - x[:, 2:] / 2, x[:, :2] + x[:, 2:] / 2], 1) * sizes,
+            "labels": one["class_labels"],
+        }
+        for one in objects
+        for x in [one["boxes"]]
+    ]
+    averages = average_precision(task.detect(images, threshold=0.0), wanted)
+    assert {name: found[name] for name in averages} == pytest.approx(averages, abs=1e-6)
+
+
+QUERIES = [
+    {"query": f"q{i}", "positive": [f"d{i}", f"e{i}"] if i % 2 else f"d{i}"} for i in range(12)
+]
+
+
+class Vectors:
+    """An embedder that knows the vector of each text."""
+
+    def __init__(self, texts):
+        vectors = np.random.default_rng(0).normal(size=(len(texts), 4))
+        self.vectors = dict(zip(texts, vectors, strict=True))
+
+    def encode_query(self, texts, batch_size):
+        return np.array([self.vectors[text] for text in texts])
+
+    encode_document = encode_query
+
+    def similarity(self, first, second):
+        return np.atleast_2d(first) @ second.T
+
+
+def retrieved(tmp_path):
+    """The records, their documents, vectors, and what `kmodels eval` makes of them."""
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(map(json.dumps, QUERIES)))
+    task = TextTask(file)
+    texts = list(dict.fromkeys(text for row in task.rows for text in row["positive"]))
+    embedder = Vectors([*texts, *(row["query"] for row in task.rows)])
+    return task.rows, texts, embedder.vectors, task.retrieve(embedder, 8)
+
+
+def test_ranks_are_those_of_the_vectors(tmp_path):
+    records, texts, vectors, (metrics, rows) = retrieved(tmp_path)
+    for record, row in zip(records, rows, strict=True):
+        ranked = sorted(texts, key=lambda text: -vectors[record["query"]] @ vectors[text])
+        assert [ranked[rank - 1] in record["positive"] for rank in row["ranks"]] == (
+            [True] * len(record["positive"])
+        )
+    assert 0 < metrics["recall@1"] < metrics["recall@10"] < 1
+
+
+@pytest.mark.across("torch")
+def test_retrieval_is_that_of_sentence_transformers(tmp_path):
+    from sentence_transformers.sentence_transformer.evaluation import (
+        InformationRetrievalEvaluator,
+    )
+
+    records, texts, vectors, (metrics, _) = retrieved(tmp_path)
+    peer = InformationRetrievalEvaluator(
+        {str(i): record["query"] for i, record in enumerate(records)},
+        {text: text for text in texts},
+        {str(i): set(record["positive"]) for i, record in enumerate(records)},
+        accuracy_at_k=[1, 5, 10],
+        precision_recall_at_k=[1, 5, 10],
+    )
+    hits = [
+        [
+            {"corpus_id": text, "score": float(vectors[record["query"]] @ vectors[text])}
+            for text in texts
+        ]
+        for record in records
+    ]
+    theirs = peer.compute_metrics(hits)
+    wanted = {
+        **{f"accuracy@{k}": value for k, value in theirs["accuracy@k"].items()},
+        **{f"recall@{k}": value for k, value in theirs["recall@k"].items()},
+        "mrr@10": theirs["mrr@k"][10],
+        "ndcg@10": theirs["ndcg@k"][10],
+    }
+    assert metrics == pytest.approx(wanted)

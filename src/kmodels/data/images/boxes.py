@@ -124,6 +124,15 @@ def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, n
     return {key: np.asarray(x)[stays] for key, x in {**one, KEYS[0]: inside}.items()}
 
 
+def in_pixels(image: np.ndarray, objects: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the objects of an image (H, W, C) as `average_precision` takes them."""
+    height, width = image.shape[:2]
+    center, half = objects[KEYS[0]][:, :2], objects[KEYS[0]][:, 2:] / 2
+    boxes = np.concatenate([center - half, center + half], axis=1) * [width, height, width, height]
+    more = {name: objects[name] for name in ("iscrowd", "area") if name in objects}
+    return {"boxes": boxes, "labels": objects[KEYS[1]], **more}
+
+
 def open_boxes(
     spec: str,
     *,
