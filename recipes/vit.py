@@ -159,6 +159,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         raise recipe.InputError(
             "--kernel-std and --positions are not for --weights; leave them out"
         )
+    if settings.drop_path_constant and settings.drop_path is None:
+        raise recipe.InputError("--drop-path-constant has no effect alone; give --drop-path")
     if settings.kernel_std is not None and not settings.kernel_std > 0:
         raise recipe.InputError(f"--kernel-std is {settings.kernel_std}; give a number above 0")
     if settings.eval_crop is not None and not 0 < settings.eval_crop <= 1:

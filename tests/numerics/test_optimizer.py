@@ -295,7 +295,7 @@ def test_wrong_settings(settings, message):
     ("kind", "last"), [("cosine", 0.1 + 0.9 * 0.5), ("linear", 0.1 + 0.9 * 0.5), ("constant", 1.0)]
 )
 def test_schedule(kind, last):
-    schedule = WarmupSchedule(1.0, 12, 4, kind, final=0.1)
+    schedule = WarmupSchedule(1.0, 12, 4, kind, final=0.0 if kind == "constant" else 0.1)
     rates = keras.ops.convert_to_numpy(schedule(np.arange(13)))
     np.testing.assert_allclose(rates[:5], [0.25, 0.5, 0.75, 1.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(rates[8], last, rtol=1e-6)
@@ -313,6 +313,7 @@ def test_schedule(kind, last):
         ((1.0, 10, 0, "step"), "schedule is 'step'; choose one of cosine, linear, constant"),
         ((0.0, 10), "learning rate is 0.0; give a number above 0"),
         ((1.0, 0), "a schedule of 0 steps"),
+        ((1.0, 10, 0, "constant", 0.1), "a constant schedule has no final rate"),
     ],
 )
 def test_wrong_schedules(arguments, message):

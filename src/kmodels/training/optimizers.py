@@ -784,6 +784,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         for name, rate in (("final", final), ("start", start or 0.0)):
             if not 0 <= rate < math.inf:
                 raise InputError(f"the {name} learning rate is {rate}; give 0 or more")
+        if kind == "constant" and final:
+            raise InputError("a constant schedule has no final rate; leave it out")
         if steps_per_epoch is not None:
             check_whole("steps_per_epoch", steps_per_epoch)
         self.peak = float(peak)

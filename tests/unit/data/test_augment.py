@@ -300,6 +300,8 @@ def test_what_comes_from_outside_has_the_mean_colour():
         (Augment, {"three_augment": 2.0}, "three_augment is 2.0; give a strength from 0 to 1"),
         (maker, {"repeats": 0}, "repeats is 0"),
         (Augment, {"erasing": 1.5}, "erasing is 1.5"),
+        (Augment, {"erasing_noise": True}, "no effect without erasing"),
+        (Augment, {"rand_augment_kind": "big_vision"}, "no effect without rand_augment"),
         (Augment, {"mixup": -1.0}, "mixup is -1.0"),
         (Augment, {"cutmix": 1.0}, "set num_classes"),
         (maker, {"batch_size": 0}, "batch_size is 0"),

@@ -93,6 +93,13 @@ class Augment:
             raise InputError(f"three_augment is {self.three_augment}; give a strength from 0 to 1")
         if not 0 <= self.erasing <= 1:
             raise InputError(f"erasing is {self.erasing}; give a probability from 0 to 1")
+        if self.erasing_noise and not self.erasing:
+            raise InputError("erasing_noise has no effect without erasing; give a probability")
+        if self.rand_augment_kind != "timm" and self.rand_augment is None:
+            raise InputError(
+                f"rand_augment_kind={self.rand_augment_kind} has no effect without rand_augment; "
+                "give (n, m)"
+            )
         if not (self.mixup >= 0 and self.cutmix >= 0):
             raise InputError(f"mixup is {self.mixup}, cutmix {self.cutmix}; give at least 0")
         if self.mixes and not self.num_classes:
