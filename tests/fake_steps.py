@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from kmodels import models
+from kmodels.models import EoMTImageSegmenter, ViTImageSegmenter
 from kmodels.models.blocks.embedder.task import DecoderEmbedder
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEmbedder
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
-from kmodels.models.vit.segmentation.segmenter import ImageSegmenter
 
 
 def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) -> tuple[Any, ...]:
@@ -30,7 +30,7 @@ def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) 
         return patches(config, rows), np.zeros((rows, 1), "int32")
     if isinstance(model, models.ViTMAEForPreTraining):
         return (images(config, rows),)
-    if isinstance(model, ImageSegmenter):
+    if isinstance(model, ViTImageSegmenter | EoMTImageSegmenter):
         return images(config, rows), np.zeros((rows, *config.image_shape[:2]), "int32")
     if isinstance(model, models.ViTImageClassifier):
         if model.num_classes:
