@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from kmodels import models
-from kmodels.models import EoMTImageSegmenter, ViTImageSegmenter
 from kmodels.models.blocks.embedder.task import DecoderEmbedder
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEmbedder
@@ -30,7 +29,13 @@ def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) 
         return patches(config, rows), np.zeros((rows, 1), "int32")
     if isinstance(model, models.ViTMAEForPreTraining):
         return (images(config, rows),)
-    if isinstance(model, ViTImageSegmenter | EoMTImageSegmenter):
+    if isinstance(model, models.ViTObjectDetector):
+        boxes = np.full((rows, 4, 4), 0.5, "float32")
+        return images(config, rows), {
+            "boxes": boxes,
+            "class_labels": np.zeros((rows, 4), "int32"),
+        }
+    if isinstance(model, models.ViTImageSegmenter | models.EoMTImageSegmenter):
         return images(config, rows), np.zeros((rows, *config.image_shape[:2]), "int32")
     if isinstance(model, models.ViTImageClassifier):
         if model.num_classes:
