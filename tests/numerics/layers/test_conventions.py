@@ -31,6 +31,7 @@ from kmodels.models.gemma.model import GemmaAttention, GemmaBlock
 from kmodels.models.llama3 import Llama3Block
 from kmodels.models.qwen3 import Qwen3Block
 from kmodels.models.siglip import SigLIPTextBlock, SigLIPTextConfig
+from kmodels.models.vit.detection import ObjectQueries, PatchMemory
 from kmodels.models.vit.dino_head import DINOHead
 from kmodels.models.vit.fewer_tokens import PatchDropout
 from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
@@ -145,6 +146,10 @@ CASES = [
     Case(Upscale, {"approximate": True}, (2, 2, 3, 8), (2, 4, 6, 8), (5, 0, 0), any_length=False,
          masks=False),
     Case(MaskHead, {}, TOKENS, TOKENS, (6, 0, 0), masks=False),
+    Case(PatchMemory, {"config": VIT, "units": 8}, (2, 6, 8), (2, 4, 8), (4, 0, 0),
+         any_length=False, masks=False),
+    Case(ObjectQueries, {"num_queries": 3}, TOKENS, (2, 3, 8), (1, 0, 0), any_length=False,
+         masks=False),
     Case(DINOHead, {"units": 5, "hidden_dim": 6, "bottleneck_dim": 4}, (2, 8), (2, 5), (7, 0, 0),
          masks=False),
     Case(GemmaAttention, {"config": GEMMA, "index": 0}, TOKENS, TOKENS, (6, 0, 1)),
@@ -172,6 +177,8 @@ ABSTRACT = {
     # No batch, two inputs or two outputs: tests/families.
     *("MAEDecoder", "PatchCoordinates", "PatchMasking", "PerLayerEmbedding"),
     *("MaskProbabilities", "QueryMasking"),
+    # Two inputs, or float32 boxes of a layer that starts at zeros: tests/families/vit.
+    *("DetectionBlock", "BoxHead"),
     # Two inputs, or bounds that stay as they are: tests/families/gemma4.
     *("ClippedDense", "Gemma4VisionBlock", "Gemma4VisionEmbedder", "Gemma4VisionEncoder"),
     "PatchFeatures",
