@@ -131,7 +131,9 @@ def openvino(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray
     ov: Any = importlib.import_module("openvino")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = ov.Core().compile_model(str(path / "model.xml"), "CPU", settings)
-    return [np.array(x) for sample in samples for x in compiled(sample).values()]
+    # Behind the outputs of the model OpenVINO may have values of the graph.
+    count = len(listed(model.output))
+    return [np.array(x) for sample in samples for x in [*compiled(sample).values()][:count]]
 
 
 def gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
