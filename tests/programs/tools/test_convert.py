@@ -29,6 +29,7 @@ from kmodels.models import (
     ViTBackbone,
     ViTImageClassifier,
     ViTMAEForPreTraining,
+    ViTObjectDetector,
 )
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
@@ -151,6 +152,25 @@ def test_a_graph_gives_what_the_model_gives(name, family, sources, tmp_path):
     assert found.runtime.startswith(FORMATS[name].runtime.name)
     assert found.difference is not None and found.difference <= tolerance("logits")
     assert found.largest > 0.1 and found.path.exists() and found.bytes > 10_000
+
+
+@pytest.mark.across("jax", "torch", "tensorflow")
+@pytest.mark.filterwarnings("default")  # of the exporters
+def test_all_outputs_of_a_model_are_compared(tmp_path, monkeypatch):
+    name = {"jax": "stablehlo", "torch": "onnx", "tensorflow": "litert"}[BACKEND]
+    keras.utils.set_random_seed(0)
+    backbone = ViTBackbone.from_preset("vit_debug", num_layers=1)
+    settings = {"num_queries": 3, "num_decoder_layers": 1, "decoder_dim": 8, "num_decoder_heads": 2}
+    ViTObjectDetector(backbone, 2, **settings).save_to_preset(tmp_path / "model")
+    found = convert(tmp_path / "model", destination_of(tmp_path, name), name)
+    assert found.difference is not None and found.difference <= tolerance("logits")
+    compared = []
+    monkeypatch.setattr(
+        converting, "_distance", lambda left, right: compared.append((left, right)) or 0.0
+    )
+    convert(tmp_path / "model", destination_of(tmp_path, name), name)
+    # Boxes and logits of two samples, from the runtime and from the model.
+    assert [x.shape[1:] for side in compared[-1] for x in side] == [(3, 4), (3, 3)] * 4
 
 
 @pytest.mark.across

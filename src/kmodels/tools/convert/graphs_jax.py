@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax import export
 
+from kmodels.tools.convert.runtimes import listed
+
 if TYPE_CHECKING:
     import keras
 
@@ -35,7 +37,7 @@ def run_stablehlo(
 ) -> list[np.ndarray]:
     """Runs the program in a file."""
     program = export.deserialize(bytearray(path.read_bytes()))
-    return [np.asarray(program.call(sample)) for sample in samples]
+    return [np.asarray(x) for sample in samples for x in listed(program.call(sample))]
 
 
 WRITERS = {"savedmodel": savedmodel, "stablehlo": stablehlo}

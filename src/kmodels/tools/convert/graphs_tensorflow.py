@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from kmodels.tools.convert.runtimes import listed
+
 if TYPE_CHECKING:
     import keras
 
@@ -47,7 +49,8 @@ def run_savedmodel(
         tf.config.set_visible_devices([], "GPU")
     with tf.device("CPU:0"):
         loaded = tf.saved_model.load(str(path))
-        return [np.asarray(loaded.serve(tf.constant(sample))) for sample in samples]
+        tensors = map(tf.constant, samples)
+        return [np.asarray(x) for tensor in tensors for x in listed(loaded.serve(tensor))]
 
 
 WRITERS = {"savedmodel": savedmodel, "onnx": onnx, "litert": litert, "openvino": openvino}

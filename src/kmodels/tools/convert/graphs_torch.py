@@ -13,6 +13,7 @@ import torch
 from torch.export import Dim
 
 from kmodels import registry
+from kmodels.tools.convert.runtimes import listed
 from kmodels.weights import read_safetensors
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def run_program(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndar
     """Runs a program of torch.export."""
     module = torch.export.load(path).module()
     with torch.no_grad():
-        return [module(torch.from_numpy(sample)).numpy() for sample in samples]
+        tensors = map(torch.from_numpy, samples)
+        return [x.numpy() for tensor in tensors for x in listed(module(tensor))]
 
 
 def run_transformers(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:

@@ -69,7 +69,9 @@ def outputs(model: keras.Model, inputs: Tree) -> Any:
 
 def listed(outputs: Any) -> list[Any]:
     """Returns all outputs of a model, those of a dictionary in the order of their names."""
-    return [outputs[name] for name in sorted(outputs)] if isinstance(outputs, dict) else [outputs]
+    if isinstance(outputs, dict):
+        return [outputs[name] for name in sorted(outputs)]
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 def _unseen(model: keras.Model, shape: Sequence[int]) -> dict[str, Any]:
