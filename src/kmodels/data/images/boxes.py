@@ -12,10 +12,14 @@ from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
 from kmodels.data.images.decoding import decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
-from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_objects
+from kmodels.data.images.synthetic import (
+    SCENE_CLASSES,
+    SCENE_SIZE,
+    made_objects,
+    number_of_scenes,
+)
 
 SPECS = "scenes[:N], coco:DIR"
-SCENES = 2400
 # By part of the data: names of its folder, and of COCO's files, in which these words occur.
 PARTS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 # Labels of an image, and of a batch, by transformers' names.
@@ -124,11 +128,21 @@ def cropped(one: Mapping[str, np.ndarray], part: Sequence[float]) -> dict[str, n
     return {key: np.asarray(x)[stays] for key, x in {**one, KEYS[0]: inside}.items()}
 
 
+def corners_in_pixels(boxes: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Returns x and y of the upper left and of the lower right corner, float64 (T, 4), in pixels.
+
+    Args:
+        boxes: (T, 4), center x and y, width and height as parts of the sides of the image.
+        size: (height, width) of the image.
+    """
+    (height, width), half = size, boxes[:, 2:] / 2
+    corners = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+    return corners * np.array([width, height, width, height])
+
+
 def in_pixels(image: np.ndarray, objects: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the objects of an image (H, W, C) as `average_precision` takes them."""
-    height, width = image.shape[:2]
-    center, half = objects[KEYS[0]][:, :2], objects[KEYS[0]][:, 2:] / 2
-    boxes = np.concatenate([center - half, center + half], axis=1) * [width, height, width, height]
+    boxes = corners_in_pixels(objects[KEYS[0]], image.shape[:2])
     more = {name: objects[name] for name in ("iscrowd", "area") if name in objects}
     return {"boxes": boxes, "labels": objects[KEYS[1]], **more}
 
@@ -162,9 +176,7 @@ def open_boxes(
     """
     kind, _, rest = spec.partition(":")
     if kind == "scenes":
-        count = int(rest) if rest.isdigit() else SCENES
-        if rest and (not rest.isdigit() or count < 10):
-            raise InputError(f"data is {spec}; give scenes:N with N at least 10")
+        count = number_of_scenes(spec)
         images, objects = made_objects(count, image_size or SCENE_SIZE, seed)
         whole = BoxImages([*images], objects)
         parts = split(count, (validation_split, validation_split), seed)

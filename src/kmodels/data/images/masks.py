@@ -10,10 +10,14 @@ from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import decode, suffixes
 from kmodels.data.images.sources import DataBundle, split
-from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_scenes
+from kmodels.data.images.synthetic import (
+    SCENE_CLASSES,
+    SCENE_SIZE,
+    made_scenes,
+    number_of_scenes,
+)
 
 SPECS = "scenes[:N], folder:DIR"
-SCENES = 2400
 NO_LABEL = 255
 PARTS = ("train", "validation", "test")
 
@@ -133,9 +137,7 @@ def open_masks(
     """
     kind, _, rest = spec.partition(":")
     if kind == "scenes":
-        count = int(rest) if rest.isdigit() else SCENES
-        if rest and (not rest.isdigit() or count < 10):
-            raise InputError(f"data is {spec}; give scenes:N with N at least 10")
+        count = number_of_scenes(spec)
         images, masks = made_scenes(count, image_size or SCENE_SIZE, seed)
         parts = split(count, (validation_split, validation_split), seed)
         train, validation, test = (MaskArrays(images, masks, part) for part in parts)

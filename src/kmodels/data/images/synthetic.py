@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kmodels.core.errors import InputError
 from kmodels.data.rng import philox, uniforms
 
 
@@ -44,6 +45,20 @@ class SyntheticSource:
 SCENE_CLASSES = ("background", "disk", "square", "triangle", "ring")
 SCENE_SIZE = (48, 48)
 MOST_SHAPES = 3
+SCENES = 2400
+
+
+def number_of_scenes(spec: str) -> int:
+    """Returns N of "scenes:N", or the default of "scenes".
+
+    Raises:
+        InputError: for something other than a number of at least 10.
+    """
+    _, _, rest = spec.partition(":")
+    count = int(rest) if rest.isdigit() else SCENES
+    if rest and (not rest.isdigit() or count < 10):
+        raise InputError(f"data is {spec}; give scenes:N with N at least 10")
+    return count
 
 
 def made_scenes(

@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
-from kmodels.data.images.boxes import KEYS, padded
+from kmodels.data.images.boxes import KEYS, corners_in_pixels, padded
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.layers import MLP, Attention, Dense, Dropout, Layer, LayerNorm
 from kmodels.layers.base import Shape
@@ -35,7 +35,7 @@ _WORST = 1e6
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class PatchMemory(Layer):
-    """What the decoder reads: the patches of a ViT, projected and normalized, with positions.
+    """Projects and normalizes the patches of a ViT, and adds positions, for the decoder to read.
 
     Args:
         config: config of the backbone.
@@ -163,9 +163,9 @@ class DetectionBlock(Layer):
 
 @keras.saving.register_keras_serializable(package="kmodels")
 class BoxHead(Layer):
-    """Boxes of queries: each has a box of its own, which an MLP of its state moves and resizes.
+    """Predicts a box for each query: an MLP moves and resizes the query's reference box.
 
-    At first the boxes are spread over the image, and a quarter of its sides in size.
+    The reference boxes are trained. They start spread over the image, with a quarter of its sides.
 
     Args:
         num_queries: number of queries Q.
@@ -658,11 +658,9 @@ class ViTObjectDetector(ImageTask):
             powers = np.exp(logits - logits.max(-1, keepdims=True))
             shares = (powers / powers.sum(-1, keepdims=True))[..., :-1]
             results = []
-            for share, box, (height, width) in zip(shares, boxes, sizes, strict=True):
+            for share, box, size in zip(shares, boxes, sizes, strict=True):
                 scores, labels = share.max(-1), share.argmax(-1)
-                places = np.concatenate(
-                    [box[:, :2] - box[:, 2:] / 2, box[:, :2] + box[:, 2:] / 2], axis=1
-                ) * np.array([width, height, width, height], "float32")
+                places = corners_in_pixels(box, size).astype("float32")
                 taken = scores > threshold
                 results.append(
                     {"scores": scores[taken], "labels": labels[taken], "boxes": places[taken]}

@@ -1,4 +1,4 @@
-"""Base of the tasks on a ViT whose head has a loss or labels of its own."""
+"""The base class of segmenters and detectors."""
 
 from collections.abc import Sequence
 from pathlib import Path
