@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
@@ -600,3 +600,19 @@ class InsideStep:
     def active(self) -> bool:
         """True inside a step with the model's own loss."""
         return self._inside > 0
+
+
+class StepsWithOwnLoss(keras.Model if TYPE_CHECKING else object):
+    """First base of a task with a loss of its own, whose steps run inside its `InsideStep`."""
+
+    _step: InsideStep
+
+    def train_step(self, *args: object) -> Any:
+        """Runs one step of `fit`."""
+        with self._step.inside_step():
+            return super().train_step(*args)
+
+    def test_step(self, *args: object) -> Any:
+        """Runs one step of `evaluate`."""
+        with self._step.inside_step():
+            return super().test_step(*args)

@@ -23,7 +23,7 @@ from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import OF_CROPS, ViTImageClassifierPreprocessor
 from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.task import Compiled
-from kmodels.training.losses import InsideStep
+from kmodels.training.losses import InsideStep, StepsWithOwnLoss
 from kmodels.training.set_criterion import SetCriterion, Targets, linear_sum_assignment, rows_of
 
 # A matching takes a pair whose cost is not a number only if there is no other.
@@ -422,7 +422,7 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTObjectDetector(ImageTask):
+class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
     """Detects objects: learned queries attend to the patches of a ViT, and each gives one box.
 
     Args:
@@ -600,16 +600,6 @@ class ViTObjectDetector(ImageTask):
     def gives_logits(self) -> bool:
         """False: the outputs are a dictionary."""
         return False
-
-    def train_step(self, *args: object) -> Any:
-        """Runs one step of `fit`."""
-        with self._step.inside_step():
-            return super().train_step(*args)
-
-    def test_step(self, *args: object) -> Any:
-        """Runs one step of `evaluate`."""
-        with self._step.inside_step():
-            return super().test_step(*args)
 
     def compute_loss(
         self,

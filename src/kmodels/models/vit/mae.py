@@ -16,7 +16,7 @@ from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
 from kmodels.task import Compiled, Task
-from kmodels.training.losses import InsideStep
+from kmodels.training.losses import InsideStep, StepsWithOwnLoss
 
 # === Layers ===
 
@@ -330,7 +330,7 @@ def _statistics(pixels: Tensor) -> tuple[Any, Any]:
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ViTMAEForPreTraining(PatchPixels, Task):
+class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
     """A masked autoencoder: most patches of each image are masked, and it predicts their pixels.
 
     The encoder computes only the visible patches, a quarter by default, and the decoder is narrow.
@@ -525,16 +525,6 @@ class ViTMAEForPreTraining(PatchPixels, Task):
         noise = self.draw_noise(keras.ops.shape(images)[0]) if training else None
         pixels = self.reconstruct(images, noise, **mode)
         return {"pixels": pixels, "hidden": self.hidden(noise)}
-
-    def train_step(self, *args: object) -> Any:
-        """Runs one step of `fit`."""
-        with self._step.inside_step():
-            return super().train_step(*args)
-
-    def test_step(self, *args: object) -> Any:
-        """Runs one step of `evaluate`."""
-        with self._step.inside_step():
-            return super().test_step(*args)
 
     def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`; without a loss, `pretraining_loss` is used.

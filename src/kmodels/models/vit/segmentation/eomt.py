@@ -26,7 +26,7 @@ from kmodels.models.vit.segmentation.mask_transformer import (
 from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
 from kmodels.task import Compiled
-from kmodels.training.losses import InsideStep
+from kmodels.training.losses import InsideStep, StepsWithOwnLoss
 from kmodels.training.metrics import MeanIoU
 from kmodels.training.set_criterion import SetCriterion, labels_of
 
@@ -35,7 +35,7 @@ QUERIES = ("masks_queries_logits", "class_queries_logits")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class EoMTImageSegmenter(ImageTask):
+class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
     """An encoder-only mask transformer: a ViT whose last blocks carry learned queries.
 
     Each query predicts a class, or "no object", and a mask, the product of its token with upscaled
@@ -269,16 +269,6 @@ class EoMTImageSegmenter(ImageTask):
     def gives_logits(self) -> bool:
         """False: the outputs are scores."""
         return False
-
-    def train_step(self, *args: object) -> Any:
-        """Runs one step of `fit`."""
-        with self._step.inside_step():
-            return super().train_step(*args)
-
-    def test_step(self, *args: object) -> Any:
-        """Runs one step of `evaluate`."""
-        with self._step.inside_step():
-            return super().test_step(*args)
 
     def compute_loss(
         self,
