@@ -13,13 +13,15 @@ of CPU time on torch, 10 minutes on a busy machine. Another example:
 This is the linear evaluation of DINOv2: only batch norm and one dense layer on the patches are
 trained. With --tune lora the backbone has adapters. With --head eomt queries in the last blocks
 predict masks: 0.93 on the same scenes. The data folder has images/ and masks/, whose PNGs hold
-class numbers; 255 marks unlabeled pixels.
+class numbers; 255 marks unlabeled pixels. --recipe vit_segment_dinov3 has the settings of DINOv3's
+authors for ADE20K.
 
 The backend is KERAS_BACKEND's: jax, torch or tensorflow. All flags: --help.
 """
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
@@ -32,6 +34,7 @@ class Settings(recipe.Common):
     data: str = flag("scenes", "scenes[:N] | folder:DIR with images/ and masks/")
     image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
     ignore: int = flag(255, "value of unlabeled pixels")
+    reduce_labels: bool = flag(False, "0 is unlabeled, and classes in files begin with 1")
     head: str = flag(
         "linear", "linear layer on patches, or EoMT queries", choices=("linear", "eomt")
     )
@@ -48,10 +51,15 @@ class Settings(recipe.Common):
         None, "highest learning rate; default: 3e-3, for all --weights 3e-4"
     )
     schedule: str = flag(
-        "cosine", "learning rate after the warm-up", choices=("cosine", "linear", "constant")
+        "cosine",
+        "learning rate after the warm-up; one_cycle is DINOv3's",
+        choices=("cosine", "linear", "constant", "one_cycle"),
     )
-    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
+    warmup: float = flag(0.1, "share of the steps (below 1) or number of steps of the warm-up")
+    warmup_from: float | None = flag(None, "learning rate of the first step of the warm-up")
     weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
+    decay_vectors: bool = flag(False, "weight decay of biases and norms too")
+    corrected_epsilon: bool = flag(False, "add epsilon as torch does")
     layer_decay: float | None = flag(
         None, "learning-rate factor per block, from the head down; default: for all --weights 0.75"
     )
@@ -61,11 +69,18 @@ class Settings(recipe.Common):
     # Regularization and augmentation
     batch_norm: bool = flag(True, "batch norm in the head; not over a torch or TensorFlow mesh")
     head_dropout: float = flag(0.0, "dropout rate before the last layer")
+    channel_dropout: float = flag(0.0, "rate of dropping channels before the batch norm")
+    count_ignored: bool = flag(False, "divide the loss by all pixels, also unlabeled ones")
     drop_path: float | None = flag(None, "stochastic depth rate of the last block")
     flip: bool = flag(True, "flip images horizontally at random")
     crop: float | None = flag(
         None, "random resized crop of at least this share of the area, e.g. 0.25"
     )
+    scale: str | None = flag(
+        None, "LOW,HIGH: random scale of the shorter side before a crop, e.g. 0.5,2"
+    )
+    distort: bool = flag(False, "change brightness, contrast, saturation and hue at random")
+    slide: bool = flag(False, "evaluate in overlapping windows of images in their aspect ratio")
 
 
 FROM_SCRATCH = {"learning_rate": 3e-3}
@@ -74,12 +89,37 @@ PRETRAINED = {"learning_rate": 3e-4, "layer_decay": 0.75}
 FIXED = (
     *("preset", "weights", "data", "image_size", "ignore", "tune", "rank", "batch_size"),
     *("accumulate", "batch_norm", "seed", "head", "queries", "query_blocks", "upscale", "points"),
+    *("reduce_labels", "channel_dropout", "slide"),
 )
 
 
+def check(settings: Settings) -> tuple[float, float] | None:
+    """Returns the range of --scale.
+
+    Raises:
+        InputError: for flags that do not fit together or have no effect.
+    """
+    linear = ("head_dropout", "channel_dropout", "count_ignored")
+    if settings.head != "linear" and (unused := [x for x in linear if getattr(settings, x)]):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise recipe.InputError(f"{flags} has no effect with --head {settings.head}; leave it out")
+    if settings.scale is None:
+        return None
+    try:
+        low, high = map(float, settings.scale.split(","))
+    except ValueError:
+        message = f"--scale is {settings.scale}; give two numbers such as 0.5,2"
+        raise recipe.InputError(message) from None
+    if settings.ignore != 255:
+        raise recipe.InputError(
+            f"--scale pads with 255, and --ignore is {settings.ignore}; leave one of them out"
+        )
+    return low, high
+
+
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0, rank=1, batch_size=1)
-    recipe.check_fractions(settings, "warmup")
+    recipe.at_least(settings, epochs=1, image_size=1, clip_norm=0, rank=1, batch_size=1, warmup=0)
+    scale = check(settings)
     from kmodels import training
     from kmodels.data import MaskLoader, open_masks
     from kmodels.models import (
@@ -101,7 +141,9 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     config = named or ViTBackbone.from_preset(origin, load_weights=False).config.to_dict()
     height, width, channels = config["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)
-    data = open_masks(settings.data, image_size=size, seed=settings.seed)
+    data = open_masks(
+        settings.data, image_size=size, seed=settings.seed, reduce_labels=settings.reduce_labels
+    )
 
     # === Model ===
     recipe.working(f"building {origin}")
@@ -109,7 +151,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     total = settings.steps or settings.epochs * (len(data.train) // settings.batch_size)
     if settings.head == "linear":
         cls = ViTImageSegmenter
-        overrides |= {"use_batch_norm": settings.batch_norm, "dropout": settings.head_dropout}
+        overrides |= {
+            "use_batch_norm": settings.batch_norm,
+            "dropout": settings.head_dropout,
+            "channel_dropout": settings.channel_dropout,
+        }
     else:
         cls = EoMTImageSegmenter
         overrides |= {
@@ -133,6 +179,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     if settings.tune == "head":
         model.backbone.trainable = False
     preprocessor = model.preprocessor or ViTImageSegmenterPreprocessor(size, data.mean, data.std)
+    if settings.slide:
+        preprocessor = ViTImageSegmenterPreprocessor(
+            size,
+            preprocessor.mean,
+            preprocessor.std,
+            preprocessor.interpolation,
+            preprocessor.antialias,
+            aspect_ratio="slide",
+        )
     model.preprocessor = None  # The loaders normalize, after augmentation.
 
     # === Batches ===
@@ -144,7 +199,8 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         "resizing": preprocessor.resizing,
         "workers": settings.workers,
     }
-    order = {"shuffle": True, "seed": settings.seed, "drop_last": True}
+    order: dict[str, Any] = {"shuffle": True, "seed": settings.seed, "drop_last": True}
+    order |= {"scale": scale, "distort": settings.distort}
     augment = {"flip": settings.flip, "crop": settings.crop}
     loader = MaskLoader(data.train, settings.batch_size, **augment, **order, **common)
     validation, test = (
@@ -153,11 +209,15 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
 
     # === Optimizer and loss ===
-    warmup = round(settings.warmup * total)
-    schedule = training.WarmupSchedule(settings.learning_rate, total, warmup, settings.schedule)
+    warmup = round(settings.warmup * (total if settings.warmup < 1 else 1))
+    schedule = training.WarmupSchedule(
+        settings.learning_rate, total, warmup, settings.schedule, start=settings.warmup_from
+    )
     optimizer = training.AdamW(
         schedule,
         weight_decay=settings.weight_decay,
+        decay_vectors=settings.decay_vectors,
+        corrected_epsilon=settings.corrected_epsilon,
         layer_decay=settings.layer_decay,
         clip_norm=settings.clip_norm or None,
         accumulate=settings.accumulate,
@@ -165,7 +225,7 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     )
     loss = None  # EoMT has its own loss of matched masks.
     if settings.head == "linear":
-        loss = training.PixelCrossentropy(settings.ignore)
+        loss = training.PixelCrossentropy(settings.ignore, count_ignored=settings.count_ignored)
     metric = training.MeanIoU(data.num_classes, ignore_class=settings.ignore)
     model = recipe.parallelize(model)
     model.compile(optimizer, loss, metrics=None, weighted_metrics=[metric])

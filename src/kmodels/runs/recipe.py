@@ -33,6 +33,7 @@ from kmodels.runs.settings import (
     given,
     numbers,
     parse,
+    texts_of,
 )
 from kmodels.runs.terminal import checked_output
 
@@ -64,6 +65,7 @@ __all__ = [
     "say",
     "say_facts",
     "say_metrics",
+    "texts_of",
     "train_base",
     "work",
     "working",

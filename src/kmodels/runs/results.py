@@ -12,6 +12,7 @@ import numpy as np
 
 from kmodels.checkpoint.state import versions, weights_digest
 from kmodels.core import dispatch
+from kmodels.core.errors import InputError
 from kmodels.core.runtime import device_name, peak_memory_mb
 from kmodels.data.images.boxes import in_pixels
 from kmodels.data.images.sources import DataBundle, ImageSource
@@ -28,6 +29,7 @@ __all__ = [
     "evaluate",
     "final_metrics",
     "image_facts",
+    "measure_masks",
     "report_boxes",
     "report_classes",
     "report_masks",
@@ -39,8 +41,8 @@ __all__ = [
 MOST_STEP_LOSSES = 1000
 # Images of predictions.png: of a classifier, and of a segmenter.
 _IMAGES, _MASKS = 32, 8
-# Images whose objects are detected at a time.
-_DETECTED = 256
+# Images that are segmented, and whose objects are detected, at a time.
+_SEGMENTED, _DETECTED = 32, 256
 # predictions.json: images of a group, and the longer side of one in pixels.
 MOST_IMAGES, MOST_SIDE = 12, 128
 
@@ -332,7 +334,7 @@ def report_masks(
     runner: Runner | None,
     validation: WholeBatches | None,
     test: WholeBatches | None,
-    preprocessor: Callable[..., Any] | None = None,
+    preprocessor: Any = None,
 ) -> dict[str, Any]:
     """Evaluates a segmenter, draws predictions, and writes result.json and the model.
 
@@ -350,6 +352,12 @@ def report_masks(
     """
     metrics = final_metrics(model, runner, validation, test)
     model.preprocessor = preprocessor
+    if preprocessor is not None and preprocessor.aspect_ratio != "stretch":
+        # What the loaders stretched is measured as `segment` gives it, in the size of the images.
+        for name, part in (("val", data.validation), ("test", data.test)):
+            if part is not None:
+                console.working("measuring the mean IoU of whole images")
+                metrics[f"{name}_mean_iou"] = measure_masks(model, part)["mean_iou"]
     part = data.validation if data.test is None else data.test
     if part is not None:
         console.working("drawing example predictions")
@@ -406,6 +414,50 @@ def report_boxes(
             data.class_names,
         )
     return _finish(folder, model, metrics, runner, "map")
+
+
+def measure_masks(
+    model: Any,
+    source: ImageSource,
+    batch_size: int = _SEGMENTED,
+    progress: Callable[[Any], Any] = iter,
+) -> dict[str, Any]:
+    """Returns how well a segmenter finds the classes of pixels, in the sizes that images have.
+
+    Args:
+        model: a segmenter.
+        source: images with masks.
+        batch_size: images at a time.
+        progress: iterates over the starts of batches, showing progress.
+
+    Returns:
+        "mean_iou" of the classes that occur in masks or predictions, "pixel_accuracy", and "iou",
+        that of each by its name.
+
+    Raises:
+        InputError: for a class that the model does not have.
+    """
+    classes = model.num_classes
+    confusion = np.zeros((classes, classes), "int64")
+    for start in progress(range(0, len(source), batch_size)):
+        images, labels = source.batch(np.arange(start, min(start + batch_size, len(source))))
+        # A shorter batch would be compiled again.
+        filled = [*images, *[images[-1]] * (batch_size - len(images))]
+        for mask, label in zip(model.segment(filled, batch_size), labels, strict=False):
+            known = (label != model.ignore_class) & (label >= 0)
+            if (label[known] >= classes).any():
+                raise InputError(f"a mask has class {label[known].max()}, the model {classes}")
+            pairs = label[known].astype("int64") * classes + mask[known]
+            confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+    right, union = confusion.diagonal(), confusion.sum(0) + confusion.sum(1)
+    occurs = union > 0
+    shares = right[occurs] / (union - right)[occurs]
+    names = [model.class_name(number) for number in np.flatnonzero(occurs).tolist()]
+    return {
+        "mean_iou": float(shares.mean()),
+        "pixel_accuracy": float(right.sum() / confusion.sum()),
+        "iou": dict(zip(names, shares.tolist(), strict=True)),
+    }
 
 
 def _draw_masks(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:

@@ -23,8 +23,8 @@ from kmodels.runs.trackers import MODULES
 # The groups of --help and their flags; other flags are in the group "Options".
 GROUPS = {
     "Data": (
-        "data skip_bad held_out images image_size ignore sequence_length template pack batch_size "
-        "workers"
+        "data skip_bad held_out images image_size ignore reduce_labels class_names templates "
+        "sequence_length template pack batch_size workers"
     ),
     "Model": (
         "teacher_epochs preset weights train tune patch_size layers teacher_preset head teacher "
@@ -37,23 +37,25 @@ GROUPS = {
         "raw_pixels temperature_warmup student_temperature teacher_temperature first_temperature "
         "momentum centering center_momentum method length_normalized margin sft_weight "
         "reference_free desirable_weight undesirable_weight precompute_reference normalization "
-        "epsilon scale_rewards epsilon_high"
+        "epsilon scale_rewards epsilon_high count_ignored"
     ),
     "Rollouts": "reward group_size rollout_batches prompt_length max_new_tokens reward_timeout",
     "Optimizer": (
         "epochs steps optimizer learning_rate schedule warmup final_rate warmup_from weight_decay "
-        "rates layer_decay corrected_epsilon clip_norm accumulate ema non_finite first_steps seed"
+        "decay_vectors rates layer_decay corrected_epsilon clip_norm accumulate ema non_finite "
+        "first_steps seed"
     ),
     "Augmentation": (
         "flip pad crop three_augment rand_augment_kind rand_augment erasing_noise erasing mixup "
-        "cutmix repeats normalize interpolation aliased eval_crop local_views global_crop "
-        "local_crop dropout drop_path_constant drop_path patch_drop head_dropout"
+        "cutmix repeats scale distort normalize interpolation aliased eval_crop local_views "
+        "global_crop local_crop dropout drop_path_constant drop_path patch_drop head_dropout "
+        "channel_dropout"
     ),
     "Memory": "precision matmul_precision memory_fraction remat ignore_memory_check",
     "Cluster": "mesh on resources max_failures",
     "Output": (
         "config out resume evaluate checkpoint_every keep log_every log_to export samples "
-        "sample_tokens answers answer_tokens pooling probe_images neighbours license"
+        "slide sample_tokens answers answer_tokens pooling probe_images neighbours license"
     ),
 }
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
@@ -414,6 +416,28 @@ def _check_whole_addresses(former: dict[str, Any], flags: dict[str, Any]) -> Non
             raise InputError(
                 f"--{flag} was {value}, and passwords are not saved; give --{flag} again"
             )
+
+
+def texts_of(flag: str, value: str) -> list[str]:
+    """Returns the texts of a flag: separated by "|", or the lines of a file that are not blank.
+
+    Args:
+        flag: as it is typed, for errors.
+        value: the texts, or the path of a file in UTF-8.
+
+    Raises:
+        InputError: for a file that is missing, not text, or empty.
+    """
+    if "|" in value or "{}" in value:
+        texts = value.split("|")
+    else:
+        try:
+            texts = local_path(value).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{flag} {value} is not readable: {one_line(error)}") from None
+    if not (texts := [text.strip() for text in texts if text.strip()]):
+        raise InputError(f"{flag} {value} has no text; give one per line")
+    return texts
 
 
 def given(**values: object) -> dict[str, Any]:

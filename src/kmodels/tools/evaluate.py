@@ -17,6 +17,7 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
 from kmodels.runs import report
 from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in, note_evaluation, run_at
+from kmodels.runs.settings import texts_of
 from kmodels.runs.terminal import option
 
 if TYPE_CHECKING:
@@ -67,6 +68,27 @@ def run(
         int | None, typer.Option(help="Rows per batch; by default 32 images or 8 texts.")
     ] = None,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or mixed_*.")] = "float32",
+    class_names: Annotated[
+        str | None,
+        option(
+            "CLIP and SigLIP",
+            "File with the name of each class, one per line, in the order of the folders; "
+            "default: the names of the folders.",
+        ),
+    ] = None,
+    templates: Annotated[
+        str | None,
+        option(
+            "CLIP and SigLIP",
+            "Texts with {} for a name, separated by |, or a file of one per line.",
+        ),
+    ] = None,
+    reduce_labels: Annotated[
+        bool,
+        option(
+            "Segmenters", "0 is unlabeled, and classes in files begin with 1.", "--reduce-labels"
+        ),
+    ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out unreadable images and bad lines.")
     ] = False,
@@ -108,8 +130,12 @@ def run(
         **{"--max-new-tokens": max_new_tokens, "--max-length": max_length},
     }
     if Path(data).suffix.lower() in (".jsonl", ".json"):
-        if real_labels is not None:
-            raise InputError(f"--real-labels is for images; leave it out for {data}")
+        of_images = {
+            **{"--real-labels": real_labels, "--class-names": class_names},
+            **{"--templates": templates, "--reduce-labels": reduce_labels or None},
+        }
+        if wrong := [name for name, value in of_images.items() if value is not None]:
+            raise InputError(f"{', '.join(wrong)} is for images; leave it out for {data}")
         from kmodels.tools.evaluate_text import TextTask
 
         most = 256 if max_new_tokens is None else max_new_tokens
@@ -135,15 +161,32 @@ def run(
 
         path = model_in(model)
         cls: Any = presets.class_of(path, whole=True)
-        if (dense := hasattr(cls, "segment") or hasattr(cls, "detect")) and real_labels is not None:
-            raise InputError(f"--real-labels is for classifiers; {path} holds a {cls.__name__}")
-        if dense:
-            rows, details, evaluation = _pixels_or_boxes(
-                model, cls, data, batch_size or 32, precision, console
+        segments, detects = hasattr(cls, "segment"), hasattr(cls, "detect")
+        names = {"--class-names": class_names, "--templates": templates}
+        unused = {
+            **({} if hasattr(cls, "classify") else names),
+            **({} if segments else {"--reduce-labels": reduce_labels or None}),
+            **({"--real-labels": real_labels} if segments or detects else {}),
+        }
+        if wrong := [name for name, value in unused.items() if value is not None]:
+            raise InputError(
+                f"{', '.join(wrong)} has no effect on a {cls.__name__}, which {path} holds; "
+                "leave it out"
             )
+        rows_at_once = batch_size or 32
+        if segments:
+            rows, details, evaluation = _pixels(
+                model, cls, data, rows_at_once, precision, reduce_labels, console
+            )
+        elif detects:
+            rows, details, evaluation = _boxes(model, cls, data, rows_at_once, precision, console)
         else:
+            texts = (
+                None if class_names is None else texts_of("--class-names", class_names),
+                None if templates is None else texts_of("--templates", templates),
+            )
             rows, details, evaluation = _images(
-                model, data, real_labels, batch_size or 32, precision, skip_bad, console, as_json
+                model, data, real_labels, texts, rows_at_once, precision, skip_bad, console, as_json
             )
     if results is not None:
         text = io.StringIO()
@@ -224,70 +267,77 @@ def _retrieval(
     return [row], {"rows": rows}, {"task": task.task, "records": records, "after": metrics}
 
 
-def _pixels_or_boxes(
-    model: str, cls: Any, data: str, batch_size: int, precision: str, console: Any
+def _pixels(
+    model: str,
+    cls: Any,
+    data: str,
+    batch_size: int,
+    precision: str,
+    reduce_labels: bool,
+    console: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Evaluates a segmenter or a detector and prints a table; returns as `_texts`."""
-    import numpy as np
+    """Evaluates a segmenter and prints a table; returns as `_texts`."""
     from rich.progress import track
 
-    from kmodels.data import open_boxes, open_masks
-    from kmodels.data.images.boxes import in_pixels
+    from kmodels.data import open_masks
+    from kmodels.runs.results import measure_masks
     from kmodels.tools.evaluate_text import table_of
-    from kmodels.training import average_precision
 
-    segments = hasattr(cls, "segment")
     path, root = model_in(model), local_path(data)
-    bundle = (
-        open_masks(f"folder:{root}", validation_split=0.0)
-        if segments
-        else open_boxes(f"coco:{root}", validation_split=0.0)
-    )
+    bundle = open_masks(f"folder:{root}", validation_split=0.0, reduce_labels=reduce_labels)
     # The part that nothing was trained on, if there are several.
     part = bundle.test or bundle.validation or bundle.train
     task = cls.from_preset(path, dtype=precision)
     check_preprocessor(task, path)
-    classes = task.num_classes
-    if not segments and task.class_names not in (None, bundle.class_names):
+
+    def progress(starts: range) -> Any:
+        return track(starts, "evaluating", **_transient(console))
+
+    metrics = measure_masks(task, part, batch_size, progress)
+    details = {"iou": metrics.pop("iou")}
+    console.print(table_of({"after": metrics}, "segmentation", len(part)))
+    facts = {"task": "segmentation", "records": len(part)}
+    return (
+        [{"model": model, "data": data, **facts, **metrics}],
+        details,
+        {**facts, "after": metrics},
+    )
+
+
+def _boxes(
+    model: str, cls: Any, data: str, batch_size: int, precision: str, console: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Evaluates a detector and prints a table; returns as `_texts`."""
+    import numpy as np
+    from rich.progress import track
+
+    from kmodels.data import open_boxes
+    from kmodels.data.images.boxes import in_pixels
+    from kmodels.tools.evaluate_text import table_of
+    from kmodels.training import average_precision
+
+    path, root = model_in(model), local_path(data)
+    bundle = open_boxes(f"coco:{root}", validation_split=0.0)
+    part = bundle.test or bundle.validation or bundle.train
+    task = cls.from_preset(path, dtype=precision)
+    check_preprocessor(task, path)
+    if task.class_names not in (None, bundle.class_names):
         raise InputError(
             f"{root} has the classes {', '.join(bundle.class_names[:SHOWN])}, and the model "
             f"{', '.join(task.class_names[:SHOWN])}; give data of the same classes"
         )
-    confusion = np.zeros((classes, classes), "int64")
     detected, wanted = [], []
-    starts = list(range(0, len(part), batch_size))
+    starts = range(0, len(part), batch_size)
     for start in track(starts, "evaluating", **_transient(console)):
-        images, labels = part.batch(np.arange(start, min(start + batch_size, len(part))))
+        images, objects = part.batch(np.arange(start, min(start + batch_size, len(part))))
         # A shorter batch would be compiled again.
         filled = [*images, *[images[-1]] * (batch_size - len(images))]
-        if not segments:
-            detected += task.detect(filled, threshold=0.0, batch_size=batch_size)[: len(images)]
-            wanted += map(in_pixels, images, labels)
-            continue
-        for mask, label in zip(task.segment(filled, batch_size), labels, strict=False):
-            known = (label != task.ignore_class) & (label >= 0)
-            if (label[known] >= classes).any():
-                raise InputError(f"{root} has class {label[known].max()}, the model {classes}")
-            pairs = label[known].astype("int64") * classes + mask[known]
-            confusion += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-    details: dict[str, Any] = {}
-    if segments:
-        right, union = confusion.diagonal(), confusion.sum(0) + confusion.sum(1)
-        there = union > 0
-        shares = right[there] / (union - right)[there]
-        metrics = {
-            "mean_iou": float(shares.mean()),
-            "pixel_accuracy": float(right.sum() / confusion.sum()),
-        }
-        numbers = np.flatnonzero(there).tolist()
-        names = [task.class_name(number) for number in numbers]
-        details["iou"] = dict(zip(names, shares.tolist(), strict=True))
-    else:
-        metrics = average_precision(detected, wanted)
-    kind = "segmentation" if segments else "detection"
-    console.print(table_of({"after": metrics}, kind, len(part)))
-    row = {"model": model, "data": data, "task": kind, "records": len(part), **metrics}
-    return [row], details, {"task": kind, "records": len(part), "after": metrics}
+        detected += task.detect(filled, threshold=0.0, batch_size=batch_size)[: len(images)]
+        wanted += map(in_pixels, images, objects)
+    metrics = average_precision(detected, wanted)
+    console.print(table_of({"after": metrics}, "detection", len(part)))
+    facts = {"task": "detection", "records": len(part)}
+    return [{"model": model, "data": data, **facts, **metrics}], {}, {**facts, "after": metrics}
 
 
 class _ByNames:
@@ -296,14 +346,28 @@ class _ByNames:
     Args:
         towers: the model.
         root: holds a folder for each class, of which "_" stands for a blank.
+        names: the texts for the classes instead of the folders' names, or None.
+        templates: texts with "{}" for a name; None for the model's default.
+
+    Raises:
+        InputError: for another number of names than of folders.
     """
 
-    def __init__(self, towers: Any, root: Path):
+    def __init__(
+        self, towers: Any, root: Path, names: list[str] | None, templates: list[str] | None
+    ):
         self.towers, self.preprocessor = towers, towers.preprocessor.image_preprocessor
         self.image_size = towers.backbone.config.vision.image_shape[0]
         folders = [one for one in root.iterdir() if one.is_dir() and one.name[0] != "."]
         self.class_names = [one.name for one in sorted(folders, key=_natural)]
         self.num_classes = len(self.class_names)
+        if names is not None and len(names) != self.num_classes:
+            raise InputError(
+                f"--class-names has {len(names)} names for {self.num_classes} folders in {root}; "
+                "give one for each"
+            )
+        self.texts = names or [name.replace("_", " ") for name in self.class_names]
+        self.templates = templates
 
     def class_name(self, number: int) -> str:
         """Returns the name of a folder."""
@@ -311,8 +375,8 @@ class _ByNames:
 
     def predict(self, images: list[Any], batch_size: int, verbose: int) -> Any:
         """Returns the logits of images."""
-        names = [name.replace("_", " ") for name in self.class_names]
-        return self.towers.classify(images, names, batch_size=batch_size)
+        templates = {} if self.templates is None else {"templates": self.templates}
+        return self.towers.classify(images, self.texts, batch_size=batch_size, **templates)
 
     def count_params(self) -> int:
         """Returns the number of weights."""
@@ -327,6 +391,7 @@ def _images(
     model: str,
     data: str,
     real_labels: Path | None,
+    texts: tuple[list[str] | None, list[str] | None],
     batch_size: int,
     precision: str,
     skip_bad: bool,
@@ -345,7 +410,7 @@ def _images(
         check_preprocessor(classifier, path)
         if not root.is_dir():
             raise InputError(f"{root} is not a folder; give one with a folder for each class")
-        classifier = _ByNames(classifier, root)
+        classifier = _ByNames(classifier, root, *texts)
     else:
         _check(classifier, path)
     images = labelled(root, classifier)

@@ -288,6 +288,8 @@ class PixelCrossentropy(keras.losses.Loss):
         ignore_class: label of pixels that are ignored; None if all count.
         reduction: as of `keras.losses.Loss`; None gives each pixel's loss.
         name: name of the loss.
+        count_ignored: divides by the number of all pixels, as the code of DINOv3 and
+            mmsegmentation do: an image of which half is labeled then counts half.
         **kwargs: of `keras.losses.Loss`.
 
     Call:
@@ -304,10 +306,12 @@ class PixelCrossentropy(keras.losses.Loss):
         ignore_class: int | None = 255,
         reduction: str | None = "sum_over_batch_size",
         name: str = "pixel_crossentropy",
+        count_ignored: bool = False,
         **kwargs: Any,
     ):
         super().__init__(name=name, reduction=reduction, **kwargs)
         self.ignore_class = ignore_class
+        self.count_ignored = count_ignored
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Any:
         """Returns the loss; Keras' own call would divide by all pixels."""
@@ -325,6 +329,8 @@ class PixelCrossentropy(keras.losses.Loss):
         if self.reduction == "sum":
             return total
         # By Keras' rule weights are no part of it: rows that fill a batch up count as rows.
+        if self.count_ignored:
+            return ops.mean(losses)
         count = ops.sum(ops.cast(self._labelled(self._masks(y_true, y_pred)), losses.dtype))
         return total / ops.maximum(count, 1.0)
 
@@ -350,7 +356,8 @@ class PixelCrossentropy(keras.losses.Loss):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments as plain values."""
-        return {**super().get_config(), "ignore_class": self.ignore_class}
+        own = {"ignore_class": self.ignore_class, "count_ignored": self.count_ignored}
+        return {**super().get_config(), **own}
 
 
 CENTERINGS = ("mean", "sinkhorn_knopp")

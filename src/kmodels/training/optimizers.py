@@ -23,7 +23,7 @@ NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
 _PROJECTION = re.compile(r"(query|key|value)/kernel$")
 _FINAL_NORM = re.compile(r"(?:^|/)final_norm/")
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
 
 
 def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
@@ -66,6 +66,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         learning_rate: a float or a schedule.
         weight_decay: share of a weight that is subtracted per step, times the learning rate.
         no_decay: regular expressions; a variable whose path one of them finds is not decayed.
+        decay_vectors: also decays weights with one axis, as torch's AdamW without groups does.
         layer_decay: factor of the learning rate from each block to the one below, or None.
         clip_norm: largest global norm of the gradients, or None.
         accumulate: micro-batches whose gradients are averaged before one update; by their learnt
@@ -86,6 +87,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         learning_rate: LearningRateLike,
         weight_decay: float | None,
         no_decay: Sequence[str] = NO_DECAY,
+        decay_vectors: bool = False,
         layer_decay: float | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
@@ -105,6 +107,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         )
         keras_internals.average_by_update(self)
         self.no_decay = tuple(no_decay)
+        self.decay_vectors = decay_vectors
         self.layer_decay = layer_decay
         self.accumulate = accumulate
         self.ema = ema
@@ -125,7 +128,9 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         self.weigh(self._weighs)
         pattern = re.compile("|".join(self.no_decay) or r"(?!)")
         self._decays = tuple(
-            len(v.shape) > 1 and not pattern.search(getattr(v, "path", v.name)) for v in variables
+            (self.decay_vectors or len(v.shape) > 1)
+            and not pattern.search(getattr(v, "path", v.name))
+            for v in variables
         )
         self._multipliers = (1.0,) * len(variables)
         if self.layer_decay is not None:
@@ -263,6 +268,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
             **config,
             "clip_norm": clip_norm,
             "no_decay": list(self.no_decay),
+            "decay_vectors": self.decay_vectors,
             "layer_decay": self.layer_decay,
             "accumulate": self.accumulate,
             "ema": self.ema,
@@ -391,7 +397,7 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
         corrected_epsilon: adds epsilon to the root after its correction for the first steps, as
             torch and optax do; Keras adds it before, which matters if gradients are near it.
         name: first part of the variables' paths.
-        **kwargs: `no_decay`, `layer_decay`, `clip_norm`, `accumulate`, `ema` and
+        **kwargs: `no_decay`, `decay_vectors`, `layer_decay`, `clip_norm`, `accumulate`, `ema` and
             `skip_non_finite`, see `ParamGroupOptimizer`; others as in `keras.optimizers.AdamW`.
 
     Raises:
@@ -749,7 +755,10 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         peak: the highest learning rate, reached at step `warmup_steps`.
         total_steps: steps of the whole run; from there on the rate stays at `final`.
         warmup_steps: steps of the rise; step 0 has a rate of peak / warmup_steps, not of 0.
-        kind: "cosine", "linear" or "constant" after the warm-up.
+        kind: "cosine", "linear" or "constant" after the warm-up; "one_cycle" is the variant of a
+            one-cycle schedule of DINOv3's segmentation: the cosine is measured from step 0, the
+            warm-up is multiplied by the share of steps that is left, and all rates come one step
+            late.
         final: the last rate; "constant" ignores it.
         start: rate of step 0, from which the warm-up reaches `peak` at step `warmup_steps`; None
             for peak / warmup_steps, reached one step earlier.
@@ -803,11 +812,16 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         if self.steps_per_epoch is not None:
             step = ops.maximum(ops.floor(step / self.steps_per_epoch) - 1, 0) * self.steps_per_epoch
             top = 0
+        if self.kind == "one_cycle":
+            step = ops.maximum(step - 1, 0)
         rise = self.peak * (step + 1.0) / max(self.warmup_steps, 1)
         if self.start is not None:
             rise = self.start + (self.peak - self.start) * step / max(self.warmup_steps, 1)
         done = ops.clip((step - top) / max(self.total_steps - top, 1), 0.0, 1.0)
-        if self.kind == "cosine":
+        if self.kind == "one_cycle":
+            rise = rise * (1.0 - step / self.total_steps)
+            done = ops.clip((step + 1.0) / self.total_steps, 0.0, 1.0)
+        if self.kind in ("cosine", "one_cycle"):
             share = 0.5 * (1.0 + ops.cos(math.pi * done))
         elif self.kind == "linear":
             share = 1.0 - done

@@ -337,9 +337,14 @@ def test_sizes_are_those_of_transformers():
 
 def test_windows_cover_an_image():
     for side, length in ((16, 16), (16, 17), (16, 33), (512, 700), (512, 4000)):
-        starts = window_starts(length, side)
+        starts = window_starts(length, side, "split")
         assert starts[0] == 0 and length - side <= starts[-1] + side - 1 < length
         assert all(0 < b - a <= side for a, b in itertools.pairwise(starts))
+    # Steps of 341 pixels for windows of 512, the last at the end of the image.
+    assert window_starts(700, 512, "slide") == [0, 188]
+    assert window_starts(1200, 512, "slide") == [0, 341, 682, 688]
+    assert window_starts(1194, 512, "slide") == [0, 341, 682]
+    assert window_starts(512, 512, "slide") == [0]
 
 
 @pytest.fixture
@@ -380,7 +385,7 @@ def test_the_way_is_kept_in_files(segmenter, tmp_path):
     stacked = segmenter.segment(np.stack([pictures()[1]] * 2))
     np.testing.assert_array_equal(stacked, np.stack([found[1]] * 2))
     said = segmenter.predict_queries(pictures()[3])["class_queries_logits"]
-    assert len(said) == len(window_starts(71, SIDE)) and segmenter.segment([]) == []
+    assert len(said) == len(window_starts(71, SIDE, "split")) and segmenter.segment([]) == []
     # A square image is the same in each way.
     segmenter.preprocessor = preprocessor_of("stretch")
     square = to_numpy(segmenter.segment(pictures()[2]))
@@ -404,6 +409,40 @@ def test_the_linear_head_keeps_shapes_too(way):
     assert len(np.unique(wanted.argmax(-1))) > 1
     found = model.segment([image])[0]
     assert (found == wanted.argmax(-1)).mean() > 0.99
+
+
+@pytest.mark.parametrize("task", ["linear", "queries"])
+def test_sliding_windows_are_averaged(task):
+    """The evaluation of mmsegmentation and DINOv3: mean logits of windows, then resized."""
+    keras.utils.set_random_seed(2)
+    image = np.random.default_rng(5).integers(0, 256, (40, 75, 3), "uint8")
+    way = preprocessor_of("slide")
+    backbone = models.ViTBackbone(**{**SMALL, **SQUARE})
+    if task == "linear":
+        model = models.ViTImageSegmenter(backbone, 5, way, use_batch_norm=False)
+        model.output_dense.kernel.assign(np.random.default_rng(6).normal(size=(16, 5)))
+    else:
+        model = models.EoMTImageSegmenter(backbone, CLASSES, way, **QUERIES)
+    resized = way.resizing(image, (SIDE, int(SIDE * 75 / 40 + 0.5)))
+    pixels = (resized / 255.0 - np.array(way.mean)) / np.array(way.std)
+    total, count = (
+        np.zeros((*resized.shape[:2], model.num_classes)),
+        np.zeros((1, *resized.shape[:2], 1)),
+    )
+    step, width = SIDE * 2 // 3, resized.shape[1]
+    for number in range(-(-(width - SIDE) // step) + 1):
+        end = min(number * step + SIDE, width)
+        part = pixels[None, :, end - SIDE : end].astype("float32")
+        total[:, end - SIDE : end] += to_numpy(model(part))[0]
+        count[0, :, end - SIDE : end] += 1
+    assert count.max() > 1 and count.min() == 1
+    wanted = keras.ops.image.resize(
+        total[None] / count, (40, 75), "bilinear", data_format="channels_last"
+    )
+    found, wanted = model.segment([image])[0], to_numpy(wanted)[0].argmax(-1)
+    assert len(np.unique(wanted)) > 1 and (found == wanted).mean() > 0.999
+    model.preprocessor = preprocessor_of("split")
+    assert (model.segment([image])[0] != found).any()
 
 
 # === What is refused ===
@@ -438,6 +477,8 @@ def test_what_cannot_be_is_said(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             model.criterion(labels, np.zeros((2, 8, 4, 4)), np.zeros((2, 8, CLASSES + 1)))
+    with pytest.raises(InputError, match="no counterpart for aspect_ratio='slide'; give 'split'"):
+        made({**SQUARE, "mlp_dim": 32}, "slide").export_to_transformers(tmp_path / "slide")
     windows = preprocessor_of("split")
     with pytest.raises(InputError, match="several images of one, which have no masks; train with"):
         windows([pictures()[0]], [np.zeros(SHAPES[0], int)])

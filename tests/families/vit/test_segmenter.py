@@ -74,6 +74,10 @@ def test_loss_and_metric_are_those_of_numpy():
     total = training.PixelCrossentropy(IGNORED, reduction="sum")
     np.testing.assert_allclose(to_numpy(total(labels, given)), wanted.sum(), rtol=1e-6)
     assert to_numpy(loss(np.full_like(labels, IGNORED), given)) == 0.0
+    of_all = training.PixelCrossentropy(IGNORED, count_ignored=True)
+    np.testing.assert_allclose(to_numpy(of_all(labels, given)), wanted.mean(), **at)
+    saved = keras.saving.serialize_keras_object(of_all)
+    assert keras.saving.deserialize_keras_object(saved).count_ignored
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     assert again.ignore_class == IGNORED
     everywhere = training.PixelCrossentropy(None)

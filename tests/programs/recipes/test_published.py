@@ -7,18 +7,27 @@ the schedule are those of timm or torch where the original uses them, and its fo
 import functools
 import math
 import re
+import string
 from importlib import import_module
 
 import keras
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from arrays import to_numpy
 from kmodels.core.errors import InputError
-from kmodels.models import ViTImageClassifier
+from kmodels.data import made_scenes
+from kmodels.models import (
+    ImageTextPreprocessor,
+    ImageTextSimilarity,
+    ViTBackbone,
+    ViTImageClassifier,
+)
 from kmodels.runs.settings import shipped
-from recipe_modules import load
+from kmodels.text.training import train_tokenizer
+from recipe_modules import load, result
 from tolerances import tolerance
 
 STEPS, EPOCHS, BATCH = 20, 10, 8  # 2 steps per epoch
@@ -424,3 +433,127 @@ def test_the_grid_of_classifiers_is_dinov2s(monkeypatch, tmp_path):
             wanted = torch.cat([heads[name, rate][place] for rate in rates], -1).detach().numpy()
             allowed = {"rtol": 0, "atol": tolerance("optimizer")}
             np.testing.assert_allclose(found["end"][f"{name}/{part}"], wanted, **allowed)
+
+
+@pytest.mark.across("torch", "jax", "tensorflow")
+def test_the_segmentation_head_is_dinov3s(monkeypatch, tmp_path):
+    """dinov3/eval/segmentation: schedulers.py, loss.py, train.py and linear_head.py."""
+    torch, found = import_module("torch"), {}
+    keras.utils.set_random_seed(1)
+    ViTBackbone.from_preset("vit_debug", **TINY).save_to_preset(tmp_path / "model")
+    images, masks = made_scenes(2 * BATCH, (20, 26), seed=4)
+    for kind, arrays in (("images", images), ("masks", masks)):
+        for part, rows in (("train", slice(None)), ("validation", slice(2))):
+            folder = tmp_path / "data" / part / kind
+            folder.mkdir(parents=True)
+            for number, pixels in enumerate(arrays[rows]):
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    monkeypatch.setattr("kmodels.runs.runner.Runner", recorder(found))
+    words = ["--recipe", "vit_segment_dinov3", "--weights", str(tmp_path / "model")]
+    words += ["--data", f"folder:{tmp_path / 'data'}", "--steps", str(STEPS), "--warmup", "4"]
+    words += ["--batch-size", str(BATCH), "--image-size", "16", "--channel-dropout", "0"]
+    assert load("segment").main([*words, "--out", str(tmp_path / "run")]) == 2
+
+    def rate(step):  # of WarmupOneCycleLR, which train.py moves from the second step on
+        step = max(step - 1, 0)
+        if step < 4:
+            k = (1 - step / 4) * (1 - 1e-6)
+            return 1e-3 * (1 - k) * (1 - step / STEPS)
+        return 1e-3 / 2 * (1 + math.cos(math.pi * (step + 1) / STEPS))
+
+    allowed = tolerance("optimizer") * 1e-3
+    rates = [rate(step) for step in range(STEPS)]
+    np.testing.assert_allclose(found["rates"], rates, rtol=0, atol=allowed)
+    assert set(found["scales"].values()) == {1.0} and len(found["decays"]) == 4
+    assert list(found["decays"].values()) == pytest.approx([1e-3] * 4)
+    w = {path: torch.tensor(value) for path, value in found["start"].items()}
+    learned = {path: w[path].clone().requires_grad_() for path in found["decays"]}
+    names = {path.split("/", 1)[1] if path.count("/") > 1 else path for path in learned}
+    assert {name.rsplit("/", 1)[-1] for name in names} == {"gamma", "beta", "kernel", "bias"}
+    gamma, beta, kernel, bias = (
+        next(x for path, x in learned.items() if path.endswith(end))
+        for end in ("gamma", "beta", "kernel", "bias")
+    )
+    optimizer = torch.optim.AdamW(learned.values(), lr=1e-3, weight_decay=1e-3)
+    losses, unlabeled = [], []
+    for step, (pixels, labels) in enumerate(found["batches"]):
+        tokens = forward(w, torch.tensor(pixels, dtype=torch.float64), blocks=True)[-1][:, -4:]
+        x = tokens.transpose(1, 2).reshape(BATCH, -1, 2, 2)
+        x = torch.nn.functional.batch_norm(x, None, None, gamma, beta, True, eps=1e-5)
+        x = torch.nn.functional.conv2d(x, kernel.T[:, :, None, None], bias)
+        x = torch.nn.functional.interpolate(x, (16, 16), mode="bilinear")
+        target = torch.tensor(labels).long()
+        each = torch.nn.functional.cross_entropy(x, target, reduction="none", ignore_index=255)
+        loss = each.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+        unlabeled.append((labels == 255).mean())
+        assert labels[labels != 255].max() < 4
+    np.testing.assert_allclose(found["losses"], losses, rtol=0, atol=tolerance("losses"))
+    assert max(losses) - min(losses) > 10 * tolerance("losses") and np.mean(unlabeled) > 0.1
+    for path, value in learned.items():
+        wanted, allowed = value.detach().numpy(), {"rtol": 0, "atol": tolerance("optimizer")}
+        np.testing.assert_allclose(found["end"][path], wanted, **allowed)
+
+
+@pytest.mark.across("torch", "jax", "tensorflow")
+def test_zero_shot_classes_are_siglips(tmp_path, capsys, monkeypatch):
+    """big_vision's discriminative_classifier.py: means of unit vectors of canonical texts."""
+    keras.utils.set_random_seed(1)
+    tokenizer = train_tokenizer(["a photo of a red_fox. Itap!", "close-up"], 300)
+    fields = ImageTextSimilarity.presets["siglip_debug"]
+    text = {**fields["text_encoder"], "vocabulary_size": tokenizer.vocabulary_size()}
+    towers = ImageTextSimilarity.from_preset(
+        "siglip_debug",
+        text_encoder=text,
+        preprocessor=ImageTextPreprocessor(tokenizer, "siglip", image_size=(16, 16)),
+    )
+    towers.save_to_preset(tmp_path / "model")
+    rng, names = np.random.default_rng(2), ["Red_Fox!", "great white-shark", "Owl"]
+    images, labels = rng.integers(0, 256, (12, 20, 24, 3)).astype("uint8"), np.arange(12) % 3
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        folder = tmp_path / "data" / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")
+    words = ["--recipe", "siglip2_zero_shot", "--weights", str(tmp_path / "model")]
+    words += ["--data", f"folder:{tmp_path / 'data'}"]
+    words += ["--class-names", str(tmp_path / "names.txt"), "--out"]
+    asked = []
+    embed = ImageTextSimilarity.class_embeddings
+
+    def class_embeddings(self, names, templates, batch_size):
+        asked.append((names, templates, embed(self, names, templates, batch_size)))
+        return asked[-1][-1]
+
+    monkeypatch.setattr(ImageTextSimilarity, "class_embeddings", class_embeddings)
+    assert load("zero_shot").main([*words, str(tmp_path / "run")]) == 0
+    found = result(tmp_path / "run")["metrics"]
+    templates = yaml.safe_load(shipped()["siglip2_zero_shot"].read_text())["templates"].split("|")
+    assert len(templates) == 81
+
+    def canonical(text):
+        text = "".join(x for x in text.replace("_", " ") if x not in string.punctuation)
+        return re.sub(r"\s+", " ", text.lower()).strip()
+
+    def mean(name, templates):
+        texts = [canonical(text.replace("{}", f" {name} ")) for text in templates]
+        vectors = towers.encode_text(texts).mean(0)
+        return vectors / np.linalg.norm(vectors)
+
+    vectors = towers.encode_image(images)
+    keys = ("test_accuracy", "test_accuracy_of_one_template")
+    for key, ways, (_, _, embedded) in zip(keys, (templates, templates[:1]), asked, strict=True):
+        classes = np.stack([mean(name, ways) for name in names])
+        np.testing.assert_allclose(embedded, classes, rtol=0, atol=tolerance("hidden"))
+        assert found[key] == pytest.approx(((vectors @ classes.T).argmax(1) == labels).mean())
+    assert asked[0][0] == ["red fox", "great whiteshark", "owl"]
+    assert {"a closeup photo of a {}", "itap of my {}", "{}"} < set(asked[0][1])
+    # A file of another number of names, and flags without effect.
+    (tmp_path / "names.txt").write_text("one\ntwo")
+    capsys.readouterr()
+    assert load("zero_shot").main([*words, str(tmp_path / "wrong")]) == 2
+    assert "has 2 names for 3 classes" in capsys.readouterr().err

@@ -55,7 +55,8 @@ def test_a_killed_run_of_queries_goes_on(recipe, tmp_path):
 
 
 def test_a_folder_of_images_and_masks(recipe, tmp_path, capsys):
-    from kmodels.data import made_scenes
+    from kmodels.data import made_scenes, open_masks
+    from kmodels.runs.results import measure_masks
 
     images, masks = made_scenes(12, (20, 24), seed=3)
     root = tmp_path / "data"
@@ -69,6 +70,23 @@ def test_a_folder_of_images_and_masks(recipe, tmp_path, capsys):
     assert recipe.main(head) == 0
     found = result(out)
     assert found["trainable_parameters"] == 64 * 5 + 5 + 2 * 64
+    # Windows of whole images: the result is what `segment` of the saved model gives.
+    slide = [*head[:-1], str(tmp_path / "slide"), "--slide", "--scale", "0.5,2", "--distort"]
+    assert recipe.main(slide) == 0
+    model = ViTImageSegmenter.from_preset(tmp_path / "slide" / "model")
+    assert model.preprocessor.aspect_ratio == "slide"
+    data = open_masks(f"folder:{root}", image_size=(16, 16))
+    measured = measure_masks(model, data.test)
+    metrics = result(tmp_path / "slide")["metrics"]
+    assert metrics["test_mean_iou"] == pytest.approx(measured["mean_iou"])
+    for wrong, message in (
+        (("--scale", "2"), "--scale is 2; give two numbers such as 0.5,2"),
+        (("--scale", "1,2", "--ignore", "0"), "--scale pads with 255, and --ignore is 0"),
+        (("--head", "eomt", "--count-ignored"), "--count-ignored has no effect with --head eomt"),
+        (("--scale", "1,2", "--crop", "0.5"), "crop and scale are both set"),
+    ):
+        assert recipe.main([*arguments, *wrong, "--out", str(tmp_path / "wrong")]) == 2
+        assert message in capsys.readouterr().err
     lora = [*arguments, "--epochs", "1", "--tune", "lora", "--rank", "2"]
     assert recipe.main([*lora, "--no-batch-norm", "--out", str(tmp_path / "lora")]) == 0
     assert result(tmp_path / "lora")["trainable_parameters"] < 0.1 * found["parameters"]

@@ -221,11 +221,19 @@ def test_a_segmenter_is_measured_on_masks(tmp_path, capsys):
             shares.append((own & said).sum() / (own | said).sum())
     assert found["mean_iou"] == pytest.approx(np.mean(shares)) and found["records"] == 5
     assert found["pixel_accuracy"] == pytest.approx((predicted == masks)[known].mean())
-    assert command_line.run(*words, "--real-labels", tmp_path / "real.json") == 2
-    assert "--real-labels is for classifiers" in capsys.readouterr().err
+    for wrong in (("--real-labels", tmp_path / "real.json"), ("--templates", "{}")):
+        assert command_line.run(*words, *wrong) == 2
+        assert f"{wrong[0]} has no effect on a ViTImageSegmenter" in capsys.readouterr().err
+    # Class k of the model is k + 1 in the files, and 0 is none.
+    assert command_line.run(*words, "--reduce-labels") == 0
+    reduced = json.loads(capsys.readouterr().out)
+    labels = np.where(masks == 255, 255, np.where(masks == 0, 255, masks.astype(int) - 1))
+    known = labels != 255
+    assert reduced["pixel_accuracy"] == pytest.approx((predicted == labels)[known].mean())
+    assert reduced["pixel_accuracy"] != found["pixel_accuracy"]
 
 
-def test_two_towers_classify_by_the_names_of_folders(tmp_path, capsys):
+def test_two_towers_classify_by_the_names_of_folders(tmp_path, capsys, monkeypatch):
     keras.utils.set_random_seed(0)
     tokenizer = train_tokenizer(["a photo of a cat", "a photo of a dog"], 300)
     fields = ImageTextSimilarity.presets["clip_micro_patch7_28"]
@@ -248,6 +256,27 @@ def test_two_towers_classify_by_the_names_of_folders(tmp_path, capsys):
     right = np.asarray(logits).argmax(1) == np.repeat(np.arange(3), 2)
     assert found["top1"] == pytest.approx(100 * right.mean()) and found["classes"][0] == "a_cat"
     assert found["img_size"] == 28
+    (tmp_path / "names.txt").write_text("gray wolf\nowl\n\nred fox\n")
+    (tmp_path / "templates.txt").write_text("a {} on snow\none {}\n")
+    words = ("eval", tmp_path / "model", data, "--json", "--class-names", tmp_path / "names.txt")
+    seen, classify = [], ImageTextSimilarity.classify
+
+    def noted(self, images, names, templates=("a photo of a {}.",), batch_size=32):
+        seen.append((names, list(templates)))
+        return classify(self, images, names, templates, batch_size)
+
+    monkeypatch.setattr(ImageTextSimilarity, "classify", noted)
+    for templates in ("a {} on snow|one {}", str(tmp_path / "templates.txt")):
+        assert command_line.run(*words, "--templates", templates) == 0
+        assert seen[-1] == (["gray wolf", "owl", "red fox"], ["a {} on snow", "one {}"])
+    (tmp_path / "names.txt").write_text("one\ntwo\n")
+    capsys.readouterr()
+    assert command_line.run(*words) == 2
+    assert "--class-names has 2 names for 3 folders" in capsys.readouterr().err
+    assert command_line.run(*words[:-1], tmp_path / "none.txt") == 2
+    assert "none.txt is not readable" in capsys.readouterr().err
+    assert command_line.run(*words[:4], "--reduce-labels") == 2
+    assert "--reduce-labels has no effect on a ImageTextS" in capsys.readouterr().err
 
 
 @pytest.mark.across("torch")

@@ -1,5 +1,7 @@
 """Order and augmentation: pure functions of seed, epoch and sample."""
 
+import colorsys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from kmodels.data import ArraySource, Augment, order
 from kmodels.data.images.augment import (
     OPERATIONS,
     big_vision_augment,
+    photometric_distortion,
     rand_augment,
     three_augment,
 )
@@ -210,6 +213,44 @@ def test_three_augment_does_as_pillow():
                 assert gap.max() <= (12 if which == 2 else 1)
     apart = three_augment(IMAGES, uniforms(0, "x", 0, np.arange(13), 6), 0.0)
     assert apart.shape == IMAGES.shape and (apart != IMAGES).any((1, 2, 3)).all()
+
+
+def test_photometric_distortion_turns_brightness_contrast_saturation_and_hue():
+    """Beside colorsys, one after the other; each value is cut to whole numbers in between."""
+    image = np.random.default_rng(0).integers(0, 256, (6, 7, 3)).astype("uint8")
+    off = np.full(9, 0.9)
+
+    def on(**drawn):
+        numbers = off.copy()
+        for name, value in drawn.items():
+            numbers[int(name[1:])] = value
+        return photometric_distortion(image, numbers)
+
+    np.testing.assert_array_equal(photometric_distortion(image, off), image)
+    brighter = np.clip(image + (64 * 0.75 - 32), 0, 255).astype("uint8")
+    np.testing.assert_array_equal(on(_0=0.1, _1=0.75), brighter)
+    np.testing.assert_array_equal(on(_2=0.1, _3=0.25), (image * 0.75).astype("uint8"))
+    gray = (image @ np.array([0.2989, 0.587, 0.114])).astype("uint8")[..., None]
+    wanted = np.clip(1.3 * image - 0.3 * gray, 0, 255).astype("uint8")
+    assert np.abs(on(_4=0.1, _5=0.8).astype(int) - wanted).max() <= 1
+    turned = [
+        colorsys.hsv_to_rgb((hue + 0.2) % 1, saturation, value)
+        for hue, saturation, value in (colorsys.rgb_to_hsv(*x) for x in image.reshape(-1, 3) / 255)
+    ]
+    found = on(_6=0.1, _7=0.7).reshape(-1, 3)
+    assert (
+        np.abs(found - np.array(turned) * 255).max() <= 1 and (found != image.reshape(-1, 3)).any()
+    )
+    # Contrast comes before or after saturation, which shows where values are cut.
+    late, early = (on(_2=0.1, _3=0.9, _4=0.1, _5=0.8, _8=last) for last in (0.9, 0.1))
+    np.testing.assert_array_equal(
+        late, np.clip(on(_4=0.1, _5=0.8) * np.float32(1.4), 0, 255).astype("uint8")
+    )
+    image = np.clip(image * np.float32(1.4), 0, 255).astype("uint8")
+    np.testing.assert_array_equal(early, on(_4=0.1, _5=0.8))
+    assert (late != early).any()
+    one = np.random.default_rng(1).integers(0, 256, (5, 5, 1)).astype("uint8")
+    np.testing.assert_array_equal(photometric_distortion(one, np.full(9, 0.3)).shape, one.shape)
 
 
 def test_operations_of_big_vision():

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from kmodels.data import MaskArrays, MaskLoader, Resizing, made_scenes, open_masks
+from kmodels.data import BoxLoader, MaskArrays, MaskLoader, Resizing, made_scenes, open_masks
 from refusals import refused
 
 
@@ -47,6 +47,64 @@ def test_images_and_masks_are_cut_and_mirrored_alike():
     np.testing.assert_array_equal(plain[~same], mirrored[~same][:, :, ::-1])
 
 
+def test_scaled_images_are_cropped_and_padded():
+    """Images that show their masks; the rest has the mean colour and no label."""
+    masks = np.kron(np.random.default_rng(0).integers(0, 200, (8, 6, 8)), np.ones((1, 2, 2), int))
+    images = np.repeat(masks[..., None], 3, -1).astype("uint8")
+    options = {"seed": 1, "resizing": Resizing("nearest"), "image_size": (8, 8)}
+    loader = MaskLoader(
+        MaskArrays(images, masks), 8, scale=(0.5, 2.0), flip=True, mean=0.4, **options
+    )
+    x, y = loader[0]
+    outside = y == 255
+    assert x.shape == (8, 8, 8, 3) and y.dtype == "int32"
+    np.testing.assert_array_equal(x[outside], 0)
+    np.testing.assert_array_equal(np.rint((x[..., 0] + 0.4) * 255)[~outside], y[~outside])
+    # An image whose shorter side is below 8 is padded at the right or bottom alone.
+    sides = [(~one).any(1).sum() for one in outside], [(~one).any(0).sum() for one in outside]
+    assert 4 <= min(sides[0]) < 8 and max(sides[0]) == max(sides[1]) == 8
+    for one, rows, columns in zip(outside, *sides, strict=True):
+        assert not one[:rows, :columns].any()
+    again = MaskLoader(
+        MaskArrays(images, masks), 8, scale=(0.5, 2.0), flip=True, mean=0.4, **options
+    )
+    np.testing.assert_array_equal(again.part(3, 5)[0][1], y[3:5])
+    # Twice the size and no more: crops differ, and no class has 3/4 of one that can have less.
+    striped = np.tile((np.arange(16) % 8 > 6).astype(int), (4, 16, 1))
+    images = np.zeros((4, 16, 16, 3), "uint8")
+    half = MaskLoader(MaskArrays(images, striped), 4, scale=(2.0, 2.0), **options)
+    assert (half[0][1] != 255).all()
+
+
+def test_crops_avoid_a_class_that_fills_them():
+    masks = np.ones((64, 32, 32), int)
+    masks[:, :, 16:] = 2
+    source = MaskArrays(np.zeros((64, 32, 32, 3), "uint8"), masks)
+    loader = MaskLoader(source, 64, image_size=(8, 8), scale=(4.0, 4.0), seed=3)
+    shares = [np.unique(one, return_counts=True)[1].max() / 64 for one in loader[0][1]]
+    # One crop in five shows both, 11 tries miss with a probability of 0.09.
+    assert np.mean(np.array(shares) < 0.75) > 0.6
+
+
+def test_labels_are_reduced_as_by_transformers(tmp_path):
+    images, masks = made_scenes(10, (12, 14), seed=0)
+    masks[0, 0] = 255
+    for kind, arrays in (("images", images), ("masks", masks)):
+        (tmp_path / kind).mkdir()
+        for number, pixels in enumerate(arrays):
+            Image.fromarray(pixels).save(tmp_path / kind / f"{number}.png")
+    data = open_masks(f"folder:{tmp_path}", validation_split=0.0, reduce_labels=True)
+    found = np.stack(data.train.batch(np.arange(10))[1])
+    plain = open_masks(f"folder:{tmp_path}", validation_split=0.0)
+    wanted = np.stack(plain.train.batch(np.arange(10))[1]).astype("uint8")
+    # As its image processors write it, on bytes.
+    wanted[wanted == 0] = 255
+    wanted -= 1
+    wanted[wanted == 254] = 255
+    np.testing.assert_array_equal(found, wanted)
+    assert (data.num_classes, plain.num_classes) == (4, 5) and (found == 255).sum() > 14
+
+
 def test_files(tmp_path):
     images, masks = made_scenes(10, (12, 14), seed=0)
     for part, chosen in (("train", range(8)), ("test", range(8, 10))):
@@ -85,6 +143,11 @@ def test_what_cannot_be_is_said(tmp_path):
     pairs, message = MaskArrays(images, masks), "which leave pixels without a class"
     for resizing in (Resizing(crop_to_aspect_ratio=True), Resizing(resize_mode="crop")):
         refused(message, MaskLoader, pairs, 2, resizing=resizing)
+    refused("crop and scale are both set", MaskLoader, pairs, 2, crop=0.5, scale=(1, 2))
+    for scale in ((0, 1), (2, 1)):
+        refused("give factors with 0 < smallest <= larg", MaskLoader, pairs, 2, scale=scale)
+    refused("BoxLoader has no scale and distort", BoxLoader, pairs, 2, distort=True)
+    refused("scenes have no unlabeled pixels", open_masks, "scenes:20", reduce_labels=True)
     refused("data is digits; give one of scenes", open_masks, "digits")
     refused("data is scenes:2; give scenes:N with N at least 10", open_masks, "scenes:2")
     refused("there is no folder", open_masks, f"folder:{tmp_path / 'nowhere'}")

@@ -463,6 +463,57 @@ def three_augment(images: np.ndarray, drawn: np.ndarray, strength: float) -> np.
     return result.astype(images.dtype)
 
 
+def photometric_distortion(image: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Changes brightness, contrast, saturation and hue, each with probability 1/2.
+
+    Args:
+        image: uint8 or float32 (H, W, C), values from 0 to 255.
+        drawn: (9,) in [0, 1): for brightness, contrast, saturation and hue, in pairs, whether it
+            changes and by how much; last, whether contrast changes second or last.
+
+    Returns:
+        A new image of the same dtype, of whole numbers.
+
+    Source:
+        facebookresearch/dinov3, `eval/segmentation/transforms.py`, and torchvision's
+        `adjust_saturation` and `adjust_hue`; the distortion is that of mmsegmentation.
+    """
+
+    def contrast(x: np.ndarray) -> np.ndarray:
+        return _bytes(x * np.float32(0.5 + drawn[3])) if drawn[2] < 0.5 else x
+
+    result = np.clip(np.round(image), 0, 255).astype("uint8")
+    if drawn[0] < 0.5:
+        result = _bytes(result + np.float32(64 * drawn[1] - 32))
+    if drawn[8] < 0.5:
+        result = contrast(result)
+    if image.shape[-1] == 3:
+        if drawn[4] < 0.5:
+            gray = _bytes(result @ np.array([0.2989, 0.587, 0.114], "float32"))[..., None]
+            share = np.float32(0.5 + drawn[5])
+            result = _bytes(share * result + (1 - share) * gray)
+        if drawn[6] < 0.5:
+            result = _turned_hue(result, drawn[7] - 0.5)
+    if drawn[8] >= 0.5:
+        result = contrast(result)
+    return result.astype(image.dtype)
+
+
+def _turned_hue(image: np.ndarray, share: float) -> np.ndarray:
+    """Returns a uint8 image (H, W, 3) with its hue turned by a share of the circle."""
+    r, g, b = np.moveaxis(image.astype("float32") / 255, -1, 0)
+    value, low = np.maximum(np.maximum(r, g), b), np.minimum(np.minimum(r, g), b)
+    chroma = value - low
+    unit = np.where(chroma == 0, 1, chroma)
+    sixths = np.where(
+        value == r, (g - b) / unit, np.where(value == g, 2 + (b - r) / unit, 4 + (r - g) / unit)
+    )
+    sixths = sixths + 6 * share
+    place = (np.array([5, 3, 1]) + sixths[..., None]) % 6
+    part = np.clip(np.minimum(place, 4 - place), 0, 1)
+    return _bytes((value[..., None] - chroma[..., None] * part) * 255.999)
+
+
 def _blur(image: np.ndarray, deviation: float) -> np.ndarray:
     """Returns a uint8 image (H, W, C) after a Gaussian blur, whose border is repeated."""
     reach = int(np.ceil(4 * deviation))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.data.images.augment import Augment, crop_and_resize
+from kmodels.data.images.augment import Augment, crop_and_resize, photometric_distortion
 from kmodels.data.images.boxes import KEYS, cropped, padded
 from kmodels.data.images.decoding import with_channels
 from kmodels.data.images.resizing import USUAL, Resizing, resize
@@ -19,6 +19,9 @@ from kmodels.data.images.sources import ImageSource, check_labels
 from kmodels.data.rng import order, uniforms
 from kmodels.data.rows import rows_within
 
+# Label of pixels outside of an image. A crop is drawn again if a class has at least this share of
+# it, up to so many crops in all.
+OUTSIDE, CROPS, LARGEST_CLASS = 255, 11, 0.75
 # Distance of the copies of a sample in repeated augmentation, even as the pairs of MixUp are.
 APART = 64
 
@@ -199,11 +202,15 @@ class MaskMaker(BatchMaker):
     """Makes batches of images and masks, which are cropped and flipped like their images."""
 
     flip: bool = False
+    scale: tuple[float, float] | None = None
+    distort: bool = False
 
     def pictures(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns images (B, H, W, C), float32 and normalised, and masks (B, H, W), int32."""
         pictures, masks = self.source.batch(samples)
         size = self.image_size or pictures[0].shape[:2]
+        if self.scale is not None:
+            return self._scaled(pictures, masks, size, epoch, samples)
         boxes: Sequence[tuple | None] = [None] * len(samples)
         if self.augment is not None:
             shapes = np.array([picture.shape[:2] for picture in pictures])
@@ -223,7 +230,53 @@ class MaskMaker(BatchMaker):
             images, labels = images.copy(), labels.copy()
             images[mirrored] = images[mirrored][:, :, ::-1]
             labels[mirrored] = labels[mirrored][:, :, ::-1]
-        return self._normalise(images), labels
+        return self._normalise(self._distorted(images, epoch, samples)), labels
+
+    def _distorted(self, images: Any, epoch: int, samples: np.ndarray) -> Any:
+        """Returns images, a list or an array, after photometric distortion if it is on."""
+        if not self.distort:
+            return images
+        drawn = uniforms(self.seed, "mask-distort", epoch, samples, 9)
+        distorted = list(map(photometric_distortion, images, drawn))
+        return distorted if isinstance(images, list) else np.stack(distorted)
+
+    def _scaled(
+        self, pictures: Any, masks: Any, size: tuple[int, int], epoch: int, samples: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns randomly scaled images and masks, cropped to a size and padded at the end."""
+        assert self.scale is not None
+        low, high = self.scale
+        drawn = uniforms(self.seed, "mask-scale", epoch, samples, 2 + 2 * CROPS)
+        images, labels = [], np.full((len(samples), *size), OUTSIDE, "int32")
+        for row, (picture, mask, own) in enumerate(zip(pictures, masks, drawn, strict=True)):
+            height, width = picture.shape[:2]
+            side = int(min(size) * (low + own[0] * (high - low)))
+            short = min(height, width)
+            whole = int(side * height / short + 0.5), int(side * width / short + 0.5)
+            image = self.resizing(picture, whole)
+            image = with_channels(image[None], self.channels or image.shape[-1])[0]
+            numbers = resize(np.asarray(mask, "float32")[..., None], whole, None, "nearest")[..., 0]
+            part = np.s_[:, :]
+            for down, right in own[2:].reshape(CROPS, 2):
+                top, left = (
+                    int(share * (max(n - side, 0) + 1))
+                    for share, n, side in zip((down, right), whole, size, strict=True)
+                )
+                part = np.s_[top : top + size[0], left : left + size[1]]
+                values, counts = np.unique(numbers[part], return_counts=True)
+                counts = counts[values != OUTSIDE]
+                if len(counts) > 1 and counts.max() < LARGEST_CLASS * counts.sum():
+                    break
+            image, numbers = image[part], numbers[part]
+            if self.flip and own[1] < 0.5:
+                image, numbers = image[:, ::-1], numbers[:, ::-1]
+            images.append(image)
+            labels[row, : numbers.shape[0], : numbers.shape[1]] = numbers
+        # The rest has the mean colour, which is 0 after normalisation.
+        result = np.zeros((len(images), *size, images[0].shape[-1]), "float32")
+        for into, image in zip(result, self._distorted(images, epoch, samples), strict=True):
+            into[: image.shape[0], : image.shape[1]] = self._normalise(image)
+        return result, labels
 
 
 @dataclass

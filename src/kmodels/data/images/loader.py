@@ -1,6 +1,7 @@
 """Loaders of images for `fit`, whose batches are made here or by worker processes."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
@@ -194,6 +195,10 @@ class MaskLoader(ImageLoader):
         seed: seed of order and augmentation.
         flip: flips images and masks left to right with probability 1/2.
         crop: smallest share of the area of a random crop; None takes whole images.
+        scale: (smallest, largest) factor from the shorter side of `image_size` to that of an image,
+            which is scaled by a random one and then cropped at random, so that no class has more
+            than 3/4 of the crop if ten tries find one. The rest has label 255. Instead of crop.
+        distort: photometric distortion: brightness, contrast, saturation and hue change at random.
         workers: see `ImageLoader`.
         drop_last: drops a last batch that is not full.
         image_size: (height, width) to resize to; default: the size of the first image. Masks are
@@ -220,6 +225,8 @@ class MaskLoader(ImageLoader):
         seed: int = 0,
         flip: bool = False,
         crop: float | None = None,
+        scale: tuple[float, float] | None = None,
+        distort: bool = False,
         workers: int = 0,
         drop_last: bool = False,
         image_size: tuple[int, int] | None = None,
@@ -228,6 +235,12 @@ class MaskLoader(ImageLoader):
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
     ):
+        if scale is not None:
+            low, high = scale
+            if not 0 < low <= high < math.inf:
+                raise InputError(f"scale is {scale}; give factors with 0 < smallest <= largest")
+            if crop is not None:
+                raise InputError("crop and scale are both set; choose one")
         if resizing.crops:
             raise InputError(
                 'resizing has crop_to_aspect_ratio=True, resize_size or resize_mode="crop", which '
@@ -247,7 +260,10 @@ class MaskLoader(ImageLoader):
             mean=mean,
             std=std,
         )
-        self._make_by(self.own_maker, flip=flip)
+        more = {"scale": scale, "distort": distort} if scale or distort else {}
+        if more and self.own_maker is not MaskMaker:
+            raise InputError(f"{type(self).__name__} has no scale and distort; leave them out")
+        self._make_by(self.own_maker, flip=flip, **more)
 
 
 class BoxLoader(MaskLoader):

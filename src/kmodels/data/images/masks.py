@@ -58,10 +58,12 @@ class MaskFiles:
 
     Args:
         pairs: (image, mask) files.
+        reduce_labels: as of `open_masks`.
     """
 
-    def __init__(self, pairs: list[tuple[Path, Path]]):
+    def __init__(self, pairs: list[tuple[Path, Path]], reduce_labels: bool = False):
         self.pairs = pairs
+        self.reduce_labels = reduce_labels
         self.labels = np.arange(len(pairs), dtype="int32")
 
     def __len__(self) -> int:
@@ -72,9 +74,8 @@ class MaskFiles:
         pairs = [self._pair(*self.pairs[i]) for i in indices]
         return [image for image, _ in pairs], [mask for _, mask in pairs]
 
-    @staticmethod
-    def _pair(image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
-        pixels, labels = decode(image.read_bytes(), str(image)), read_mask(mask)
+    def _pair(self, image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
+        pixels, labels = decode(image.read_bytes(), str(image)), read_mask(mask, self.reduce_labels)
         if pixels.shape[:2] != labels.shape:
             raise InputError(
                 f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
@@ -83,11 +84,12 @@ class MaskFiles:
         return pixels, labels
 
 
-def read_mask(path: Path) -> np.ndarray:
+def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
     """Returns the classes in a PNG; palette indices are the classes.
 
     Args:
         path: a PNG with one channel.
+        reduce_labels: as of `open_masks`.
 
     Returns:
         int32 (height, width).
@@ -106,7 +108,10 @@ def read_mask(path: Path) -> np.ndarray:
         raise InputError(
             f"{path} has {numbers.shape[-1]} channels; give a PNG whose values are the classes"
         )
-    return numbers.astype("int32")
+    labels = numbers.astype("int32")
+    if reduce_labels:
+        labels = np.where((labels == 0) | (labels == NO_LABEL), NO_LABEL, labels - 1)
+    return labels
 
 
 def open_masks(
@@ -115,6 +120,7 @@ def open_masks(
     image_size: tuple[int, int] | None = None,
     seed: int = 0,
     validation_split: float = 0.1,
+    reduce_labels: bool = False,
 ) -> DataBundle:
     """Opens a data set of images with masks.
 
@@ -128,6 +134,8 @@ def open_masks(
         image_size: (height, width) of synthetic scenes.
         seed: seed of scenes and splits.
         validation_split: share of each missing part.
+        reduce_labels: value 0 marks unlabeled pixels and classes are numbered from 1 on in files,
+            as in ADE20K; transformers' `do_reduce_labels`.
 
     Returns:
         The splits, whose labels are masks.
@@ -137,6 +145,8 @@ def open_masks(
     """
     kind, _, rest = spec.partition(":")
     if kind == "scenes":
+        if reduce_labels:
+            raise InputError("scenes have no unlabeled pixels; leave reduce_labels out")
         count = number_of_scenes(spec)
         images, masks = made_scenes(count, image_size or SCENE_SIZE, seed)
         parts = split(count, (validation_split, validation_split), seed)
@@ -144,12 +154,16 @@ def open_masks(
         shape = (*images.shape[1:3], 3)
         return DataBundle(train, validation, test, [*SCENE_CLASSES], shape)
     if kind == "folder":
-        return _folder(local_copy(rest), image_size, seed, validation_split)
+        return _folder(local_copy(rest), image_size, seed, validation_split, reduce_labels)
     raise InputError(f"data is {spec}; give one of {SPECS}")
 
 
 def _folder(
-    root: Path, image_size: tuple[int, int] | None, seed: int, validation_split: float
+    root: Path,
+    image_size: tuple[int, int] | None,
+    seed: int,
+    validation_split: float,
+    reduce_labels: bool,
 ) -> DataBundle:
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
@@ -163,8 +177,8 @@ def _folder(
         if len(numbers):
             pairs[part] = [pairs["train"][i] for i in numbers]
     pairs["train"] = [pairs["train"][i] for i in rest]
-    sources = {part: MaskFiles(paths) for part, paths in pairs.items()}
-    names = _names(root, [mask for paths in pairs.values() for _, mask in paths])
+    sources = {part: MaskFiles(paths, reduce_labels) for part, paths in pairs.items()}
+    names = _names(root, [mask for paths in pairs.values() for _, mask in paths], reduce_labels)
     first = pairs["train"][0][0]
     height, width = image_size or decode(first.read_bytes(), str(first)).shape[:2]
     shape = (height, width, 3)
@@ -185,11 +199,12 @@ def _pairs(folder: Path) -> list[tuple[Path, Path]]:
     return pairs
 
 
-def _names(root: Path, masks: list[Path]) -> list[str]:
+def _names(root: Path, masks: list[Path], reduce_labels: bool) -> list[str]:
     file = root / "classes.txt"
     named = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
     names = [line.strip() for line in named if line.strip()]
     if names:
         return names
-    labels = [numbers[numbers != NO_LABEL] for numbers in map(read_mask, masks)]
+    read = (read_mask(mask, reduce_labels) for mask in masks)
+    labels = [numbers[numbers != NO_LABEL] for numbers in read]
     return [str(i) for i in range(1 + max(int(x.max()) for x in labels if x.size))]

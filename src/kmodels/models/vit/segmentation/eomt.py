@@ -358,7 +358,7 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
         Returns:
             int32 masks (B, H, W), or (H, W) of one image; a list of them for a list.
         """
-        if self._way == "split":
+        if self._way in preprocessing.WINDOWED:
             return of_each(images, partial(self._of_windows, batch_size=batch_size), stack=True)
         return self._each(segments.semantic, images, batch_size, stack=True)
 
@@ -418,9 +418,9 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
     ) -> Any:
         """Returns the result of a function of `segments` for each image, as `masks.of_each`."""
         way = self._way
-        if way == "split":
+        if way in preprocessing.WINDOWED:
             raise InputError(
-                "the preprocessor has aspect_ratio='split', whose windows give classes of pixels "
+                f"the preprocessor has aspect_ratio={way!r}, whose windows give classes of pixels "
                 "alone; give one with 'pad' for instances"
             )
 
@@ -450,4 +450,4 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
             segments.class_scores(queries, own, self.image_size)
             for queries, own in zip(*(said[name] for name in QUERIES), strict=True)
         )
-        return preprocessing.of_images(scores, sizes, self.image_size[0], "split")
+        return preprocessing.of_images(scores, sizes, self.image_size[0], self._way)

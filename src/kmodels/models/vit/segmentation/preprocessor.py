@@ -25,9 +25,10 @@ from kmodels.models.vit.segmentation.masks import classes
 from kmodels.training.set_criterion import KEYS, parts_of
 
 # What is done with an image; the first is the default.
-WAYS = ("stretch", "pad", "split", "none")
-# Those that keep the shape of an image.
-FRAMED = ("pad", "split")
+WAYS = ("stretch", "pad", "split", "slide", "none")
+# Those that cut an image into windows, and those that keep its shape.
+WINDOWED = ("split", "slide")
+FRAMED = ("pad", *WINDOWED)
 
 
 def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
@@ -36,9 +37,13 @@ def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
     Args:
         size: (height, width) of the image.
         side: of the model's square images.
-        way: "pad" to resize the longer side to `side`, or "split" to resize the shorter one.
+        way: "pad" to resize the longer side to `side`, or "split" or "slide" to resize the shorter
+            one.
     """
     height, width = size
+    if way == "slide":  # rounded as in DINOv3's code
+        short = min(height, width)
+        return int(side * height / short + 0.5), int(side * width / short + 0.5)
     short = float(side)
     if way == "pad" and height != width:
         short = side * float(min(height, width)) / float(max(height, width))
@@ -51,22 +56,33 @@ def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
     return shorter, int(short * width / height)
 
 
-def window_starts(length: int, side: int) -> list[int]:
-    """Returns the starts of windows that cover a length and overlap evenly."""
+def window_starts(length: int, side: int, way: str) -> list[int]:
+    """Returns the starts of windows that cover a length.
+
+    Args:
+        length: longer side of the resized image.
+        side: of the windows.
+        way: "split" for windows that overlap evenly, or "slide" for steps of two thirds of a
+            window, of which the last is shorter.
+    """
+    if way == "slide":
+        step = max(2 * side // 3, 1)
+        return [min(start, length - side) for start in range(0, max(length - side, 0) + step, step)]
     number = math.ceil(length / side)
     overlap = (number * side - length) / (number - 1) if number > 1 else 0
     return [int(i * (side - overlap)) for i in range(number)]
 
 
-def windows(image: np.ndarray, side: int) -> list[np.ndarray]:
+def windows(image: np.ndarray, side: int, way: str) -> list[np.ndarray]:
     """Returns the square windows of an image whose shorter side is that of a window.
 
     Args:
         image: (height, width, C).
         side: of the windows.
+        way: "split" or "slide".
     """
     height, width = image.shape[:2]
-    starts = window_starts(max(height, width), side)
+    starts = window_starts(max(height, width), side, way)
     if height > width:
         return [image[start : start + side] for start in starts]
     return [image[:, start : start + side] for start in starts]
@@ -81,7 +97,7 @@ def of_images(
         scores: (side, side, K) of each of the model's images, asked for one after the other.
         sizes: (height, width) of each image.
         side: of the model's images.
-        way: "pad" or "split".
+        way: "pad", "split" or "slide".
 
     Returns:
         int32 (height, width) of each image.
@@ -92,18 +108,18 @@ def of_images(
         if way == "pad":
             results.append(classes(next(scores)[:height, :width], size))
         else:
-            parts = islice(scores, len(window_starts(max(height, width), side)))
-            results.append(_merged(parts, side, size))
+            parts = islice(scores, len(window_starts(max(height, width), side, way)))
+            results.append(_merged(parts, side, size, way))
     return results
 
 
-def _merged(scores: Iterable[np.ndarray], side: int, size: Sequence[int]) -> np.ndarray:
+def _merged(scores: Iterable[np.ndarray], side: int, size: Sequence[int], way: str) -> np.ndarray:
     """Returns the class of each pixel by the mean scores of the windows of an image."""
     tall = size[0] > size[1]
-    whole = fitted(size, side, "split")
+    whole = fitted(size, side, way)
     count = np.zeros((*whole, 1), "float32")
     total: np.ndarray = count
-    for start, one in zip(window_starts(max(whole), side), scores, strict=True):
+    for start, one in zip(window_starts(max(whole), side, way), scores, strict=True):
         if total is count:
             total = np.zeros((*whole, one.shape[-1]), "float32")
         part = np.s_[start : start + side] if tall else np.s_[:, start : start + side]
@@ -167,8 +183,10 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             already have that size. keras-hub's default is False.
         aspect_ratio: "stretch" resizes every image to the model's shape. "pad" keeps the aspect
             ratio and pads with black at the right or bottom, masks with label 255. "split" resizes
-            the shorter side and cuts the image into overlapping windows; it is for `segment` only,
-            and returns more images than were given. Both need a square image_size.
+            the shorter side and cuts the image into windows that overlap evenly, "slide" into
+            windows at steps of two thirds of one (the usual sliding-window evaluation); both are
+            for `segment` only, and return more images than were given. All three need a square
+            image_size.
             "none" refuses images of another size.
         image_converter: a `ViTImageConverter`, or keras-hub's; all of the above except for
             `resize_output_mask` is read from it.
@@ -243,10 +261,10 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns normalised images, and masks of their size."""
-        if self.aspect_ratio == "split" and (y is not None or sample_weight is not None):
+        if self.aspect_ratio in WINDOWED and (y is not None or sample_weight is not None):
             raise InputError(
-                "aspect_ratio='split' makes several images of one, which have no masks; train with "
-                "'pad' or 'stretch'"
+                f"aspect_ratio={self.aspect_ratio!r} makes several images of one, which have no "
+                "masks; train with 'pad' or 'stretch'"
             )
         if self.aspect_ratio in FRAMED:
             x = self._framed(x)
@@ -265,8 +283,10 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         for one in [images] if single else images:
             image: np.ndarray = to_numpy(one)
             image = self.resizing(image, self.fitted_size(image.shape[:2]))
-            split = self.aspect_ratio == "split"
-            framed += windows(image, self.image_size[0]) if split else [self._padded(image, 0)]
+            if self.aspect_ratio in WINDOWED:
+                framed += windows(image, self.image_size[0], self.aspect_ratio)
+            else:
+                framed.append(self._padded(image, 0))
         if single and self.aspect_ratio == "pad":
             return framed[0]
         return framed if listed else np.stack(framed) if framed else images
@@ -313,7 +333,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
                 shape = shape[:-1]
             size = self.image_size if self.resize_output_mask else shape[-2:]
             y = keras.KerasTensor((*shape[:-2], *size), "int32")
-        if self.aspect_ratio == "split":  # of any number of windows
+        if self.aspect_ratio in WINDOWED:  # of any number of windows
             x = keras.KerasTensor((None, *x.shape[-3:]), x.dtype)
         return super().compute_output_spec(x, y, sample_weight)
 

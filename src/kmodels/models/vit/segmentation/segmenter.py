@@ -25,7 +25,8 @@ class ViTImageSegmenter(ImageTask):
     """A ViT with a linear head that gives each pixel of an image a class.
 
     The head is that of DINOv2's linear evaluation: batch norm of the patches that the backbone
-    gives, one dense layer, and bilinear resizing of its logits to the image.
+    gives, one dense layer, and bilinear resizing of its logits to the image. DINOv3's drops
+    channels in front of the batch norm.
 
     Args:
         backbone: a `ViTBackbone`.
@@ -36,6 +37,8 @@ class ViTImageSegmenter(ImageTask):
             devices of TensorFlow, it would be that of each one's rows, which is refused; give False
             there.
         dropout: rate in front of the dense layer.
+        channel_dropout: rate at which channels of all patches are dropped, in front of the batch
+            norm.
         head_dtype: policy of the head; by default the dtype of the backbone's variables, so that
             under "mixed_bfloat16" it computes in float32.
         class_names: names of the classes in the order of the outputs, or None; they are saved
@@ -67,6 +70,7 @@ class ViTImageSegmenter(ImageTask):
         ignore_class: int | None = 255,
         use_batch_norm: bool = True,
         dropout: float = 0.0,
+        channel_dropout: float = 0.0,
         head_dtype: DTypeLike = None,
         class_names: Sequence[str] | None = None,
         **kwargs: Any,
@@ -101,6 +105,8 @@ class ViTImageSegmenter(ImageTask):
         inputs = backbone.inputs[0]
         x = backbone(inputs)[:, config.num_prefix_tokens :]
         x = keras.ops.cast(x, policy.compute_dtype)
+        if channel_dropout:
+            x = Dropout(channel_dropout, (None, 1, None), name="channel_dropout", dtype=policy)(x)
         x = x if norm is None else norm(x)
         x = dense(drop(x))  # (B, P, K)
         dtype = "float64" if policy.compute_dtype == "float64" else "float32"
@@ -121,6 +127,7 @@ class ViTImageSegmenter(ImageTask):
             "ignore_class": ignore_class,
             "use_batch_norm": use_batch_norm,
             "dropout": dropout,
+            "channel_dropout": channel_dropout,
         }
         self.head_dtype = policy
         # Around Keras' __setattr__, which would count its layers as those of this model again.

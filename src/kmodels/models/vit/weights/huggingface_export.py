@@ -154,6 +154,11 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size
     way = getattr(preprocessor, "aspect_ratio", "stretch")
+    if way == "slide":
+        raise InputError(
+            "transformers' EomtImageProcessor has no counterpart for aspect_ratio='slide'; give "
+            "'split'"
+        )
     whole = preprocessor.resize_size if way == "stretch" else None
     kind: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
