@@ -79,9 +79,21 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
     if not headed or not family.tasks:
         return family.backbone
-    # Several tasks may read the files of a family; the arguments in a file decide.
-    takes = [(cls, set(inspect.signature(cls.__init__).parameters)) for cls in family.tasks]
-    return next((cls for cls, names in takes if set(task) <= names), family.tasks[0])
+    # Several tasks may read the files of a family; the arguments in a file decide, those of the
+    # model first and then those of its preprocessor.
+    readers = [cls for cls in family.tasks if set(task) <= _arguments(cls)] or [*family.tasks]
+    settings = set(checkpoint.preprocessor or ())
+    return next((cls for cls in readers if settings <= _settings_of(cls)), readers[0])
+
+
+def _arguments(cls: type) -> set[str]:
+    return set(inspect.signature(cls.__init__).parameters)
+
+
+def _settings_of(task: type) -> set[str]:
+    """Returns the arguments of a task's preprocessor, those of its bases included."""
+    preprocessor = getattr(task, "preprocessor_class", object)
+    return set().union(*map(_arguments, preprocessor.__mro__))
 
 
 def causal_lm_of(preset: str | Path, whole: bool = False) -> type:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels import models, registration, transforms
+from kmodels import models, presets, registration, transforms
 from kmodels.core.errors import InputError
 from kmodels.task import Backbone, Task
+from kmodels.text.training import train_tokenizer
 from public_models import CASES, EACH_BACKEND, IMAGES, cases, outermost, random
 from tolerances import tolerance
 
@@ -383,3 +384,31 @@ def test_models_of_the_user(around, cls, tmp_path):
         one(x)
         one.set_weights(model.get_weights())
     check(again, model, x)
+
+
+OF_TEXTS = [
+    models.GemmaCausalLM,
+    models.Gemma3CausalLM,
+    models.Gemma4CausalLM,
+    models.GemmaTextEmbedder,
+    models.Gemma3TextEmbedder,
+    models.Llama3CausalLM,
+    models.Qwen3CausalLM,
+    models.Qwen3TextEmbedder,
+    models.CLIPTextModelWithProjection,
+]
+
+
+@pytest.mark.parametrize("cls", OF_TEXTS)
+def test_a_saved_directory_names_a_class_that_reads_it(cls, tmp_path):
+    """Also one that a class of keras-hub's name saved, whose preprocessor has more arguments."""
+    tokenizer = train_tokenizer(["<start_of_turn> a b c", "hello"], 280)
+    name = next(name for name in cls.presets if "debug" in name)
+    model = random(cls.from_preset(name, vocabulary_size=tokenizer.vocabulary_size()))
+    model.preprocessor = cls.preprocessor_class(tokenizer, sequence_length=8)
+    model.save_to_preset(tmp_path / "model")
+    again = presets.class_of(tmp_path / "model", whole=True).from_preset(tmp_path / "model")
+    rows = [one.preprocessor(["hello", "a b c"]) for one in (again, model)]
+    keras.tree.map_structure(lambda *pair: np.testing.assert_array_equal(*pair), *rows)
+    for one, two in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
