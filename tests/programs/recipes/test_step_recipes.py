@@ -188,6 +188,32 @@ def test_two_towers_learn_digits_by_their_names(tmp_path, preset, steps):
     assert recipe.main([*arguments, "--out", str(out), "--evaluate"]) == 0
     again = result(out, "evaluation.json")["metrics"]
     assert again["test_accuracy"] == pytest.approx(metrics["test_accuracy"], abs=1e-6)
+    # From its weights: classifying alone gives the same, and training goes on.
+    common = ["--weights", str(out / "model"), "--data", "digits", "--out", str(tmp_path / "more")]
+    templates = ["--templates", "|".join(recipe.TEMPLATES), "--epochs", "0"]
+    assert recipe.main([*common[:-1], str(tmp_path / "none"), *templates]) == 0
+    alone = result(tmp_path / "none")["metrics"]
+    assert alone["test_accuracy"] == pytest.approx(metrics["test_accuracy"], abs=1e-6)
+    assert not (tmp_path / "none" / "model").exists()
+    assert recipe.main([*common, "--steps", "2", "--batch-size", "16"]) == 0
+    further = result(tmp_path / "more")
+    assert further["steps"] == 2 and further["parameters"] == found["parameters"]
+    if preset.startswith("clip"):  # whose loss begins where the former run ended
+        assert further["step_losses"][0] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "0"], "--epochs is 0; give at least 1"),
+        (["--epochs", "0", "--weights", "x", "--steps", "3"], "--steps has no effect with --epo"),
+        (["--templates", "a photo|{}"], "the template 'a photo' needs one {}, for the class name"),
+        (["--class-names", "nowhere.txt"], "--class-names nowhere.txt is not readable"),
+    ],
+)
+def test_zero_shot_flags_that_do_not_fit(tmp_path, capsys, words, message):
+    assert load("zero_shot").main([*words, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_another_preset_than_of_two_towers_is_refused(tmp_path, capsys):
