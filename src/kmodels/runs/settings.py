@@ -24,7 +24,7 @@ from kmodels.runs.trackers import MODULES
 GROUPS = {
     "Data": (
         "data skip_bad held_out images image_size ignore reduce_labels class_names templates "
-        "sequence_length template pack batch_size workers"
+        "canonicalize sequence_length template pack batch_size workers"
     ),
     "Model": (
         "teacher_epochs preset weights train tune patch_size layers teacher_preset head teacher "
