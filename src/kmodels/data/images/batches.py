@@ -250,12 +250,15 @@ class MaskMaker(BatchMaker):
         images, labels = [], np.full((len(samples), *size), OUTSIDE, "int32")
         for row, (picture, mask, own) in enumerate(zip(pictures, masks, drawn, strict=True)):
             height, width = picture.shape[:2]
-            side = int(min(size) * (low + own[0] * (high - low)))
+            side = max(int(min(size) * (low + own[0] * (high - low))), 1)
             short = min(height, width)
             whole = int(side * height / short + 0.5), int(side * width / short + 0.5)
             image = self.resizing(picture, whole)
             image = with_channels(image[None], self.channels or image.shape[-1])[0]
-            numbers = resize(np.asarray(mask, "float32")[..., None], whole, None, "nearest")[..., 0]
+            numbers = resize(np.asarray(mask, "float32")[..., None], whole, None, "nearest")
+            numbers = numbers[..., 0].astype("int32")
+            classes = np.unique(np.asarray(mask))
+            places = np.searchsorted(classes, numbers)
             part = np.s_[:, :]
             for down, right in own[2:].reshape(CROPS, 2):
                 top, left = (
@@ -263,9 +266,9 @@ class MaskMaker(BatchMaker):
                     for share, n, side in zip((down, right), whole, size, strict=True)
                 )
                 part = np.s_[top : top + size[0], left : left + size[1]]
-                values, counts = np.unique(numbers[part], return_counts=True)
-                counts = counts[values != OUTSIDE]
-                if len(counts) > 1 and counts.max() < LARGEST_CLASS * counts.sum():
+                counts = np.bincount(places[part].ravel(), minlength=len(classes))
+                counts = counts[classes != OUTSIDE]
+                if np.count_nonzero(counts) > 1 and counts.max() < LARGEST_CLASS * counts.sum():
                     break
             image, numbers = image[part], numbers[part]
             if self.flip and own[1] < 0.5:
