@@ -10,7 +10,7 @@ import kmodels
 from arrays import read_npz, to_numpy
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.generation.protocol import call_with_cache, empty_cache
+from kmodels.generation.task import call_with_cache, empty_cache
 from kmodels.layers import Experts, GroupedDense, Router
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
 from kmodels.models.blocks.decoder_block import PerLayerEmbedding
