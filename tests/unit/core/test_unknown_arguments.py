@@ -25,7 +25,7 @@ from source_tree import FRAMEWORKS, trees
 PASS_ON = {
     "FitRequest.of": "_parameters, of Keras' own signature",
     "Layer.rematerialized_call": "Keras, which calls it",
-    "ChatPrompts.chat_token_ids": "check_names, in _by_own",
+    "CausalLMPreprocessor.chat_token_ids": "check_names, in _by_own",
     "Adapters.quantize": "check_names",
     "Dense.quantize": "nobody, as it always raises",
     "DecoderBackbone.compute_output_spec": "Keras, which calls it",
