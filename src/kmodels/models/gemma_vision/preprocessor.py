@@ -16,7 +16,7 @@ from kmodels.data.rows import assign
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
-from kmodels.models.blocks.records import one_by_one
+from kmodels.models.blocks.text_preprocessor import one_by_one
 from kmodels.text import Example, Tokenizer, pack
 from kmodels.text.chat_template import Rendered
 from kmodels.text.records import PICTURES, has_picture
