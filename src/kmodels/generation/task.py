@@ -462,13 +462,21 @@ class Generates:
 
         Args:
             token_ids: (B, T) int, the new tokens.
-            cache: (B, caches, 2, S, K, H), of keys and values, zeros at first.
+            cache: (B, caches, 2, S, K, H), of keys and values, zeros at first; a block uses the
+                first of K and H.
             cache_update_index: place of the first new token.
 
         Returns:
             logits (B, T, V), hidden states (B, T, D), cache.
         """
-        return call_with_cache(self.backbone, token_ids, cache, cache_update_index)
+        index = ops.cast(cache_update_index, "int32")
+        token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
+        positions = index + ops.arange(token_ids.shape[1], dtype="int32")
+        caches = [DenseCache(cache[:, number], index) for number in range(cache.shape[1])]
+        numbers = self.backbone.cache_numbers
+        hidden = self.backbone.extend(token_ids, positions, [caches[n] for n in numbers])
+        cache = ops.stack([one.content for one in caches], axis=1)
+        return self.backbone.token_embedding.logits(hidden), hidden, cache
 
     def _build_cache(self, token_ids: Tensor) -> tuple[Any, Any]:
         """Returns hidden states (B, T, D) of token ids (B, T), and the cache, as keras-hub does."""
@@ -553,29 +561,6 @@ class DenseCache:
         key, value = key[:, :, :heads, :width], value[:, :, :heads, :width]
         self.extended = key, value, {"mask": ops.expand_dims(ops.expand_dims(seen, 0), 0)}
         return self.extended
-
-
-def call_with_cache(
-    backbone: keras.Model, token_ids: Tensor, cache: Tensor, cache_update_index: Tensor | int
-) -> tuple[Any, Any, Any]:
-    """Returns logits and hidden states of new tokens, and the cache with them.
-
-    Args:
-        backbone: with `extend`, `cache_numbers` and `token_embedding.logits`.
-        token_ids: (B, T) int, the new tokens.
-        cache: (B, caches, 2, S, K, H), see `empty_cache`; a block uses the first of K and H.
-        cache_update_index: place of the first new token.
-
-    Returns:
-        logits (B, T, V), hidden states (B, T, D), cache.
-    """
-    index = ops.cast(cache_update_index, "int32")
-    token_ids = ops.convert_to_tensor(token_ids, dtype="int32")
-    positions = index + ops.arange(token_ids.shape[1], dtype="int32")
-    caches = [DenseCache(cache[:, number], index) for number in range(cache.shape[1])]
-    hidden = backbone.extend(token_ids, positions, [caches[n] for n in backbone.cache_numbers])
-    cache = ops.stack([one.content for one in caches], axis=1)
-    return backbone.token_embedding.logits(hidden), hidden, cache
 
 
 def empty_cache(backbone: keras.Model, batch: int, slots: int) -> Any:

@@ -125,24 +125,43 @@ def render(
         InputError: for a template that is damaged, a chat that it refuses, or values other than
             texts, numbers, lists and dictionaries.
     """
-    return _render(template, messages, settings, continue_final_message, values)
+    special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
+    special = {key: text for key, text in special.items() if text is not None}
+    context = {**special, **{key: _plain(value, key) for key, value in values.items()}}
+    chat = [_message(message) for message in messages]
+    if not chat:
+        raise InputError("the chat is empty; give at least one message")
+    tag = secrets.token_hex(16)
+    if continue_final_message:
+        chat[-1] = _with_tag(chat[-1], tag)
+    try:
+        compiled = _compiled(template)
+        token = _LEFT.set([STEPS, CHARACTERS])
+        try:
+            text = compiled.render({**context, "messages": chat})
+        finally:
+            _LEFT.reset(token)
+    except Exception as error:  # a template is a program and may fail in any way
+        reason = one_line(error)
+        raise InputError(f"the chat template cannot write this chat: {reason}") from error
+    return _before_tag(text, tag) if continue_final_message else text
 
 
 def render_with_generation(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
-    **values: object,
+    **values: Any,
 ) -> Rendered:
     """Returns a chat and the spans inside {% generation %}; arguments are those of `render`.
 
     Raises:
         InputError: as `render`, and if the template changes the text that it marks.
     """
-    text = _render(template, messages, settings, False, values)
+    text = render(template, messages, settings, **values)
     # Nobody's text holds these, as they are drawn again each time.
     start, end = (f"\x02{secrets.token_hex(8)}{side}\x03" for side in "<>")
-    marked = _render(template, messages, settings, False, {**values, _MARKS: (start, end)})
+    marked = render(template, messages, settings, **{**values, _MARKS: (start, end)})
     replies, clean, begun = [], "", 0
     for piece in re.split(f"({re.escape(start)}|{re.escape(end)})", marked):
         if piece == start:
@@ -156,35 +175,6 @@ def render_with_generation(
             "the chat template changes what it marks with {% generation %}; take it out of filters"
         )
     return Rendered(text, replies)
-
-
-def _render(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    is_open: bool,
-    values: Mapping[str, object],
-) -> str:
-    special = {key: token_text(settings[key]) for key in settings if key.endswith("_token")}
-    special = {key: text for key, text in special.items() if text is not None}
-    context = {**special, **{key: _plain(value, key) for key, value in values.items()}}
-    chat = [_message(message) for message in messages]
-    if not chat:
-        raise InputError("the chat is empty; give at least one message")
-    tag = secrets.token_hex(16)
-    if is_open:
-        chat[-1] = _with_tag(chat[-1], tag)
-    try:
-        compiled = _compiled(template)
-        token = _LEFT.set([STEPS, CHARACTERS])
-        try:
-            text = compiled.render({**context, "messages": chat})
-        finally:
-            _LEFT.reset(token)
-    except Exception as error:  # a template is a program and may fail in any way
-        reason = one_line(error)
-        raise InputError(f"the chat template cannot write this chat: {reason}") from error
-    return _before_tag(text, tag) if is_open else text
 
 
 def schemas(tools: Sequence[Tool] | None) -> Any:

@@ -42,7 +42,6 @@ PASS_ON = {
     "ChatTokenizer.apply_chat_template": "check_names",
     "ChatTokenizer.render_chat": "chat_token_ids",
     "render": "apply_chat_template",
-    "render_with_generation": "apply_chat_template",
     "Task.save": "Keras, in _save",
     "Task.save_weights": "Keras, in _save",
 }
