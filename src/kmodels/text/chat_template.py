@@ -27,6 +27,8 @@ Tool: TypeAlias = Mapping[str, Any] | Callable[..., Any]
 OWN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 # The names under which a message may hold its reasoning; the first is the one templates read.
 REASONING = ("reasoning_content", "thinking", "reasoning")
+# Roles of messages that the model writes.
+MODEL_ROLES = ("assistant", "model")
 # The variable of a template that holds what stands around {% generation %} while it is looked for.
 _MARKS = "kmodels_generation_marks"
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -15,8 +15,14 @@ from kmodels.generation.task import Generates
 from kmodels.models.blocks.preprocessing import on_host
 from kmodels.models.blocks.text_preprocessor import TextPreprocessor, one_by_one
 from kmodels.text import Cut, Example, Template, Tokenizer, Turns, encode, pack, pad
-from kmodels.text.chat import MODEL_ROLES
-from kmodels.text.chat_template import Rendered, as_chats, choose_template, is_chat, variables
+from kmodels.text.chat_template import (
+    MODEL_ROLES,
+    Rendered,
+    as_chats,
+    choose_template,
+    is_chat,
+    variables,
+)
 from kmodels.text.records import has_picture
 from kmodels.text.templates import AUTO, Written
 from kmodels.text.texts import in_graph
