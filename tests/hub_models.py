@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.blocks.config import GLOBAL, LOCAL
 from kmodels.text.pieces import BYTE, CONTROL, NORMAL, TURNS, UNKNOWN, USER_DEFINED, Piece, build
 from kmodels.text.training import train_tokenizer
 

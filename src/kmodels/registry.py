@@ -98,3 +98,14 @@ def family(name: str) -> Family:
 def families() -> list[Family]:
     """Returns all families."""
     return [family(name) for name in FAMILIES]
+
+
+class Named:
+    """The registered names of a class, read on the class itself: `ViTBackbone.presets`."""
+
+    def __get__(self, instance: object, owner: type) -> dict[str, dict[str, Any]]:
+        """Returns the fields of the architecture by name."""
+        owner = getattr(owner, "backbone_class", owner)
+        own = family(owner.family)
+        fits = getattr(owner, "fits_preset", own.backbone.fits_preset)
+        return {name: dict(fields) for name, fields in own.presets.items() if fits(name, fields)}

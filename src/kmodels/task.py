@@ -26,23 +26,13 @@ from kmodels.layers import block_compile as compiling
 from kmodels.layers import changes
 from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
-from kmodels.training.loop import Loop, Predicts, TaskStep, like
+from kmodels.registry import Named
+from kmodels.training.loop import Loop, Predicts, TaskStep, follow_variables, like
 from kmodels.training.losses import warn_of_logits
 from kmodels.training.optax import as_optimizer, is_optax
-from kmodels.training.other_variables import follow_variables
 from kmodels.weights import gather
 
 runtime.native.trim_after_compiling()
-
-
-class Named:
-    """The registered names of a class, read on the class itself: `ViTBackbone.presets`."""
-
-    def __get__(self, instance: object, owner: type) -> dict[str, dict[str, Any]]:
-        """Returns name to fields of the architecture."""
-        from kmodels import presets
-
-        return presets.named(owner)
 
 
 # Keras' formats: what `kmodels convert` calls each, and the backends that can write it there.

@@ -51,6 +51,18 @@ def _parts(model: keras.Layer, name: str, kind: type) -> dict[str, Any]:
     return {path: part for path, part in parts.items() if isinstance(part, kind)}
 
 
+def trained_parts(model: keras.Model, merged: bool = False) -> list[Any]:
+    """Returns adapters, trained rows and copies; with `merged` those that were merged."""
+    return [
+        part for find in (adapters, rows, copies) for part in find(model, merged=merged).values()
+    ]
+
+
+def is_merged(model: keras.Model) -> bool:
+    """Returns True if adapters were added to the kernels of a model."""
+    return bool(adapters(model, merged=True))
+
+
 def put_adapters(
     model: keras.Layer, chosen: Mapping[str, tuple[Any, LoraSettings]], freeze: bool = True
 ) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels import ops
 from kmodels.core import keras_internals, runtime
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight
-from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, dequantize
+from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, dequantize, quantized_dense
 
 # Modes of `quantize`, and those of kernels that are only read: FP8, and the types of GGUF files.
 MADE, READ = ("int8", "int4", "nf4", "fp4"), ("fp8", "q8_0", "q4_0", "q4_k", "q6_k")
@@ -191,7 +190,7 @@ class QuantizedKernel:
 
     def dense(self, x: Tensor, bias: Tensor | None, sizes: Tensor | None = None) -> Any:
         """Returns x @ kernel + bias; with sizes see `kmodels.ops.grouped_dense`."""
-        return ops.quantized_dense(x, self.variables, bias, self.mode, sizes)
+        return quantized_dense(x, self.variables, bias, self.mode, sizes)
 
     def wide(self) -> Any:
         """Returns the kernel in float32."""

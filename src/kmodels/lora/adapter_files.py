@@ -24,9 +24,15 @@ from kmodels.core.files import atomic_directory
 from kmodels.core.remote import local_copy, staged
 from kmodels.core.schema import read_json
 from kmodels.layers.adapter import Adaptable, LoraSettings
-from kmodels.layers.changes import adaptable_layers, adapters, put_adapters, rows
+from kmodels.layers.changes import (
+    adaptable_layers,
+    adapters,
+    is_merged,
+    put_adapters,
+    rows,
+    trained_parts,
+)
 from kmodels.lora import modules
-from kmodels.lora.enable import is_merged, trained_parts
 from kmodels.lora.modules import (
     BIAS,
     HEAD,

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 
 from kmodels.core.errors import InputError
 from kmodels.layers.adapter import Adaptable, LoraSettings, warn_of_rank
-from kmodels.layers.changes import adapters, copies, put_adapters, rows
+from kmodels.layers.changes import adapters, copies, is_merged, put_adapters, trained_parts
 from kmodels.lora import modules
 from kmodels.lora.modules import choose, choose_experts, expert_layers
 
@@ -89,13 +88,6 @@ def disabled(model: keras.Model) -> Iterator[None]:
             part.on()
 
 
-def trained_parts(model: keras.Model, merged: bool = False) -> list[Any]:
-    """Returns adapters, trained rows and copies; with `merged` those that were merged."""
-    return [
-        part for find in (adapters, rows, copies) for part in find(model, merged=merged).values()
-    ]
-
-
 def merge(model: keras.Model) -> None:
     """Adds every adapter to its kernel, and writes trained rows and copies into the originals.
 
@@ -133,8 +125,3 @@ def unmerge(model: keras.Model) -> None:
         )
     for part in trained_parts(model, merged=True):
         part.unmerge()
-
-
-def is_merged(model: keras.Model) -> bool:
-    """Returns True if adapters were added to the kernels of a model."""
-    return bool(adapters(model, merged=True))

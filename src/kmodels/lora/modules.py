@@ -28,11 +28,13 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.layers import Dense, Embedding, GroupedDense, LayerNorm, RMSNorm
 from kmodels.layers.base import Layer
 from kmodels.layers.changes import adaptable_layers
 from kmodels.layers.copies import Copies, TrainedRows, check_ids, has_original
-from kmodels.layers.embedding import Table
+from kmodels.layers.dense import Dense
+from kmodels.layers.embedding import Embedding, Table
+from kmodels.layers.experts import GroupedDense
+from kmodels.layers.norm import LayerNorm, RMSNorm
 
 WEIGHT, BIAS = "weight", "bias"
 # Names of the table in transformers: as embedding, and as output layer.

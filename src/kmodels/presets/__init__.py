@@ -1,6 +1,6 @@
 """Models from names and files, and back: the work of `from_preset` and `save_to_preset`."""
 
-from kmodels.presets.find import causal_lm_of, class_of, family_of, list_presets, locate, named
+from kmodels.presets.find import causal_lm_of, class_of, family_of, list_presets, locate
 from kmodels.presets.load import load, preprocessor_settings
 from kmodels.presets.save import check_parts, export_to_transformers, save
 
@@ -13,7 +13,6 @@ __all__ = [
     "list_presets",
     "load",
     "locate",
-    "named",
     "preprocessor_settings",
     "save",
 ]

@@ -115,18 +115,6 @@ def causal_lm_of(preset: str | Path, whole: bool = False) -> type:
     return cls
 
 
-def named(cls: type) -> dict[str, dict[str, Any]]:
-    """Returns the registered names of a class, each with its fields.
-
-    Args:
-        cls: a backbone, a task or a preprocessor.
-    """
-    owner = getattr(cls, "backbone_class", cls)
-    family = registry.family(owner.family)
-    fits = getattr(owner, "fits_preset", family.backbone.fits_preset)
-    return {name: dict(fields) for name, fields in family.presets.items() if fits(name, fields)}
-
-
 def locate(preset: str | Path) -> Path:
     """Returns the local path of a checkpoint, after downloading it from an address.
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.status import Status
@@ -18,8 +18,10 @@ from kmodels.data.images.any_picture import open_picture
 from kmodels.generation.drafts import ASSISTANT_TOKENS, same_tokens
 from kmodels.generation.generation_config import sampler_of
 from kmodels.generation.sampler import Sampler
-from kmodels.models.blocks.causal_lm import CausalLM
-from kmodels.models.blocks.chat_prompts import ChatPrompts
+
+if TYPE_CHECKING:
+    from kmodels.models.blocks.causal_lm import CausalLM
+    from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 
 COMMANDS = {
     "/exit": "ends the chat, as Ctrl-D does",
@@ -48,7 +50,7 @@ class Conversation:
         messages: messages so far.
     """
 
-    model: CausalLM
+    model: "CausalLM"
     system: str | None = None
     max_new_tokens: int = 256
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -127,7 +129,9 @@ def question(text: str, images: Sequence[str] = ()) -> dict[str, Any]:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-def check_images(text: ChatPrompts, images: Sequence[str], name: str, model: str) -> None:
+def check_images(
+    text: "CausalLMPreprocessor", images: Sequence[str], name: str, model: str
+) -> None:
     """Raises `InputError` for unreadable images, or a model without image inputs.
 
     Args:

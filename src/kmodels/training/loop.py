@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import keras
 
+from kmodels.checkpoint.state import slots
 from kmodels.core import dispatch, keras_internals, traced
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
@@ -24,7 +25,7 @@ from kmodels.data.pipeline.pipeline import Pipeline, check_batch
 from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, FitRequest, Method, RunningFit
 from kmodels.data.pipeline.shard import BatchSharding, Shard
-from kmodels.distribution import current
+from kmodels.distribution.plan import current
 from kmodels.distribution.rank_zero import followers
 from kmodels.training.step_loss import PERPLEXITY
 from kmodels.weights import deferred
@@ -747,6 +748,43 @@ class Loop(keras.Model if TYPE_CHECKING else object):
             first: returns a batch; called only if something is missing.
         """
         keras_internals.symbolic_build(self, first)
+
+
+def follow_variables(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+    """Builds an optimizer for these variables, or rebuilds it if it had others.
+
+    Keras chooses the trained variables in `compile`. If only fewer are trained now, their slots
+    continue. If other variables are trained, all slots start over as after `compile`, with a
+    warning if steps were made: with slots at zero and a high count of steps, Adam's first steps
+    would be too large.
+
+    Args:
+        optimizer: an optimizer of Keras, built or not.
+        variables: the variables that the model trains now.
+    """
+    if not optimizer.built:
+        optimizer.build(variables)
+        return
+    before = [id(variable) for variable in keras_internals.built_for(optimizer)]
+    now = [id(variable) for variable in variables]
+    # JAX takes them by their order.
+    if before == now:
+        return
+    goes_on = set(now) <= set(before)
+    steps = int(optimizer.iterations)
+    values = {name: slot.value for name, slot in slots(optimizer).items()} if goes_on else {}
+    keras_internals.unbuild(optimizer, restart=not goes_on)
+    optimizer.build(variables)
+    for name, slot in slots(optimizer).items():
+        if name in values:
+            slot.assign(values[name])
+    if steps and not goes_on:
+        warnings.warn(
+            f"{optimizer.name} has made {steps} steps for {len(before)} variables, and the model "
+            f"now trains {len(variables)}, others among them: its slots and its count of steps "
+            "start over; call compile after such a change to choose an optimizer for it",
+            stacklevel=2,
+        )
 
 
 class Predicts:

@@ -10,8 +10,8 @@ from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
 from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
+from kmodels.training.loop import follow_variables
 from kmodels.training.optax import as_optimizer
-from kmodels.training.other_variables import follow_variables
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import kmodels
 from arrays import read_npz, to_numpy
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.generation.protocol import call_with_cache, empty_cache
+from kmodels.generation.task import empty_cache
 from kmodels.layers import Experts, GroupedDense, Router
 from kmodels.models import GemmaBackbone, GemmaCausalLM, GemmaConfig
 from kmodels.models.blocks.decoder_block import PerLayerEmbedding
@@ -141,7 +141,7 @@ def test_one_array_holds_the_caches_that_are_there(model, logits):
     parts = []
     for start, end in ((0, 12), (12, 13), (13, 19)):
         new, index = map(keras.ops.convert_to_tensor, (IDS[:, start:end], np.int32(start)))
-        found, _, cache = call_with_cache(model.backbone, new, cache, index)
+        found, _, cache = model.call_with_cache(new, cache, index)
         parts.append(to_numpy(found))
     np.testing.assert_allclose(np.concatenate(parts, 1), logits, rtol=0, atol=LIMIT)
 

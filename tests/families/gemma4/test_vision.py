@@ -6,7 +6,6 @@ import pytest
 
 from arrays import to_numpy
 from family_table import FAMILIES, IMAGE_TEXT_CASES
-from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.models import (
     Gemma4ImageTextBackbone,
@@ -100,7 +99,7 @@ def test_windows_end_within_an_image_and_images_that_see_as_texts_do_need_no_rul
     ],
 )
 def test_configs_that_do_not_fit(change, message):
-    config = {**presets.find.named(Gemma4ImageTextLM)[NAMES[1]]}
+    config = {**Gemma4ImageTextLM.presets[NAMES[1]]}
     encoder = change.get("vision_encoder")
     if encoder and "pool_size" not in encoder:
         change = {"vision_encoder": {**config["vision_encoder"], **encoder}}
@@ -130,7 +129,7 @@ def test_inputs_that_do_not_fit(row):
 def test_the_names_of_presets():
     # The names of the texts alone are those of keras-hub, which has both under one.
     for text in ("gemma4_12b", "gemma4_31b", "gemma4_26b_a4b", "gemma4_e2b", "gemma4_e4b"):
-        config = Gemma4ImageTextConfig(**presets.find.named(Gemma4ImageTextLM)[text])
+        config = Gemma4ImageTextConfig(**Gemma4ImageTextLM.presets[text])
         assert config.vocabulary_size == 262_144
         assert config.use_vision_bidirectional_attention == (text[:8] != "gemma4_e")
 

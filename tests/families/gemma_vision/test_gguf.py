@@ -336,7 +336,7 @@ def test_peers_give_what_the_model_gives(model, tmp_path, monkeypatch):
     from importlib.util import find_spec
 
     found = partial(filter, lambda name: name == "llama_cpp" or find_spec(name) is None)
-    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*found(names)])
+    monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [*found(names)])
     beside = {"mmproj": tmp_path / "mmproj.gguf"}
     for dtype in TYPES:
         held = convert(model, tmp_path / "model.gguf", "gguf", dtype=dtype, **beside)

@@ -11,7 +11,7 @@ from arrays import to_numpy
 from kmodels import transforms
 from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continue_prompts
 from kmodels.generation.generate import bucket
-from kmodels.generation.protocol import empty_cache
+from kmodels.generation.task import empty_cache
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.models.blocks.sizes import sizes
 from kmodels.models.gemma.presets import PRESETS

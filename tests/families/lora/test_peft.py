@@ -11,8 +11,8 @@ import pytest
 
 from arrays import read_npz
 from kmodels import InputError, lora
+from kmodels.layers.changes import adapters
 from kmodels.lora import adapter_files, modules
-from kmodels.lora.enable import adapters
 from kmodels.models import GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from kmodels.weights import read_safetensors
 from refusals import refused

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.lora.enable import adapters
+from kmodels.layers.changes import adapters
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from refusals import refused
 from tolerances import tolerance

@@ -9,7 +9,7 @@ import pytest
 
 from arrays import assert_equal, to_numpy
 from kmodels.layers import changes
-from kmodels.lora.enable import adapters
+from kmodels.layers.changes import adapters
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone, ViTImageClassifier
 from refusals import refused
 from tolerances import tolerance

@@ -6,7 +6,7 @@ import pytest
 
 from arrays import assert_equal, to_numpy
 from kmodels import lora
-from kmodels.lora.enable import adapters
+from kmodels.layers.changes import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from refusals import refused
 from tolerances import tolerance

@@ -10,7 +10,7 @@ import pytest
 from arrays import assert_equal, to_numpy
 from kmodels import lora
 from kmodels.core import keras_internals
-from kmodels.lora.enable import adapters, rows
+from kmodels.layers.changes import adapters, rows
 from kmodels.models import GemmaBackbone, GemmaCausalLM, ViTBackbone
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from refusals import refused

@@ -9,7 +9,7 @@ import pytest
 
 from arrays import assert_equal, to_numpy
 from kmodels import lora
-from kmodels.lora.enable import adapters
+from kmodels.layers.changes import adapters
 from kmodels.models import GemmaBackbone, GemmaCausalLM
 from kmodels.weights import LazyArray, read_safetensors, write_safetensors
 from refusals import refused

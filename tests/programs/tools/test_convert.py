@@ -204,7 +204,7 @@ def test_transformers_and_the_modules_of_an_embedder(tmp_path):
 @pytest.fixture
 def without_llama_cpp(monkeypatch):
     found = partial(filter, lambda name: name == "llama_cpp" or find_spec(name) is None)
-    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*found(names)])
+    monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [*found(names)])
 
 
 @pytest.mark.across
@@ -290,9 +290,7 @@ def test_what_an_exporter_cannot_do_is_told_in_a_line(name, advice, sources, tmp
 
     graphs = types.SimpleNamespace(WRITERS={name: fail}, KEEPS={})
     monkeypatch.setattr(converting, "backend_module", lambda stem, seam: graphs)
-    monkeypatch.setattr(
-        "kmodels.tools.convert.formats.ExportFormat.check_backend", lambda form: None
-    )
+    monkeypatch.setattr("kmodels.tools.convert.ExportFormat.check_backend", lambda form: None)
     told = rf"{name} could not be written from {BACKEND} \(no rule for erfc\); "
     with pytest.raises(InputError, match=f"{told}({advice})$"):
         convert(sources("vit"), destination_of(tmp_path, name), name)
@@ -309,7 +307,7 @@ def test_the_table_in_the_docs_is_that_of_the_formats():
 @pytest.mark.needs("gguf")
 def test_adapters_are_merged_on_the_way(sources, tmp_path, monkeypatch):
     # That transformers reads such files is `test_transformers_gives_what_a_gguf_holds`.
-    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*names])
+    monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [*names])
     model = GemmaCausalLM.from_preset(sources("gemma"))
     model.backbone.enable_lora(2)
     for weight in model.trainable_variables:
@@ -336,10 +334,8 @@ def test_adapters_are_merged_on_the_way(sources, tmp_path, monkeypatch):
 
 
 def test_a_runtime_that_is_missing_is_named(sources, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [*names])
-    monkeypatch.setattr(
-        "kmodels.tools.convert.formats.ExportFormat.check_backend", lambda form: None
-    )
+    monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [*names])
+    monkeypatch.setattr("kmodels.tools.convert.ExportFormat.check_backend", lambda form: None)
     arguments = ["convert", sources("vit"), tmp_path / "model.npz", "--to", "npz"]
     assert command_line.run(*arguments) == 0
     told = capsys.readouterr().out
@@ -354,7 +350,7 @@ def test_a_runtime_that_cannot_be_imported_is_no_reason_to_lose_the_file(
     def broken(name):
         raise ImportError("no such operator")
 
-    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [])
+    monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [])
     model = ViTImageClassifier.from_preset(sources("vit"))
     monkeypatch.setattr(converting.importlib, "import_module", broken)
     found = convert(model, tmp_path / "model.npz", "npz")
@@ -367,7 +363,7 @@ def _wrong(form, path, samples, model):
 
 
 def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("kmodels.tools.convert.formats.missing", lambda names: [])
+    monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [])
     monkeypatch.setattr(converting, "_version", lambda module: "1.0")
     monkeypatch.setattr(converting, "_ask", _wrong)
     (tmp_path / "model.npz").write_bytes(b"before")

@@ -181,7 +181,7 @@ def test_bombs_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(PictureError, match="refused as a decompression bomb"):
         decode(content, "a.png")
-    monkeypatch.setattr("kmodels.data.images.folder.MAX_BYTES", 100)
+    monkeypatch.setattr("kmodels.data.images.datasets.MAX_BYTES", 100)
     path = zip_of(tmp_path / "a.zip", FOUR, bytes(1000))
     data = open_dataset(f"folder:{path}", image_size=(2, 2))
     refused("unpacks to over 100 bytes", data.train.batch, np.array([0]))

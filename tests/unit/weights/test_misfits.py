@@ -20,7 +20,7 @@ from kmodels.checkpoint import manager
 from kmodels.checkpoint import state as states
 from kmodels.checkpoint.state import RunState, digest, named, slots, weights_digest
 from kmodels.core.errors import InputError
-from kmodels.lora.enable import adapters
+from kmodels.layers.changes import adapters
 from kmodels.models import ViTBackbone, ViTImageClassifier
 from kmodels.training import load_keras_file
 from kmodels.weights import engine, native, read_safetensors, write_safetensors

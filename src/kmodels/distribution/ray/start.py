@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kmodels.checkpoint.preemption import Interrupted
 from kmodels.core import processes
 from kmodels.core.dispatch import backend as running_backend
-from kmodels.core.errors import InputError, check_whole, pluralize
+from kmodels.core.errors import InputError, check_whole, one_line, pluralize
 from kmodels.core.files import is_remote, local_path
 from kmodels.core.remote import open_address
 from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
@@ -19,6 +19,8 @@ from kmodels.distribution.ray.workers import workers_backend
 
 # In this time Ray has checked its workers, even on a busy machine.
 _PATIENCE = 6 * SECONDS_BETWEEN_LOOKS
+# Attribute of Ray's error for a worker that did not answer.
+_MISSED = "health_check_failure"
 
 
 def run(
@@ -111,8 +113,6 @@ def run(
         from ray import train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        from kmodels.distribution.ray.ending import EndAtErrors, explain
-
         trainer = DataParallelTrainer(
             lambda: work(),
             backend_config=module.config(resources, processes.limit()),
@@ -130,7 +130,7 @@ def run(
                     checkpoint_score_attribute=SCORE if best else None,
                     checkpoint_score_order=mode,
                 ),
-                callbacks=[EndAtErrors()],
+                callbacks=[_end_at_errors()],
                 worker_runtime_env={
                     "env_vars": {"KERAS_BACKEND": backend, **dict(environment or {})}
                 },
@@ -140,7 +140,7 @@ def run(
         try:
             result = wait(trainer.fit, key)
         except Exception as error:
-            raise explain(error, place, pluralize(max_failures, "failure")) from error
+            raise _explain(error, place, pluralize(max_failures, "failure")) from error
     if isinstance(stopped := result.return_value, Stopped):
         raise Interrupted(stopped.signum, stopped.message)
     return result
@@ -196,3 +196,49 @@ def _storage(storage: str | Path) -> tuple[str, dict[str, Any]]:
     parent, _, name = remote.path.rpartition("/")
     system = PyFileSystem(FSSpecHandler(remote.system))
     return remote.address, {"storage_path": parent, "storage_filesystem": system, "name": name}
+
+
+def _end_at_errors() -> Any:
+    """Returns a callback that ends the run after errors that workers would raise again.
+
+    Ray restarts all workers after any error, which makes sense only if a worker was lost.
+    """
+    from ray.train import UserCallback
+
+    class EndAtErrors(UserCallback):
+        def after_exception(
+            self, run_context: Any, worker_exceptions: dict[int, Exception]
+        ) -> None:
+            errors = [worker_exceptions[rank] for rank in sorted(worker_exceptions)]
+            if all(isinstance(error, InputError) for error in errors):
+                raise errors[0]
+
+    return EndAtErrors()
+
+
+def _explain(error: Exception, storage: str, failures: str) -> InputError:
+    """Returns an error of Ray as one line.
+
+    Args:
+        error: an error of `fit` of a trainer.
+        storage: directory of the run.
+        failures: the allowed number of failures, as text.
+    """
+    failure = getattr(error, "controller_failure", None) or error
+    if isinstance(failure, InputError):
+        explained = InputError(one_line(failure))
+        if stack := getattr(failure, "stack", ""):
+            explained.add_note(stack)
+        return explained
+    lost = getattr(error, "worker_failures", {})
+    if lost:
+        # Workers that did not answer come before those that lost contact with them.
+        order = {rank: (not hasattr(error, _MISSED), rank) for rank, error in lost.items()}
+        rank = min(lost, key=lambda rank: order[rank])
+        cause = getattr(lost[rank], _MISSED, lost[rank])
+        reason = one_line(cause).partition(". ")[0][:300]
+        return InputError(
+            f"worker {rank} was lost and {failures} had been allowed: {reason}; run it again to "
+            f"continue from the newest checkpoint in {storage}"
+        )
+    return InputError(f"Ray ended the run in {storage}: {one_line(failure)[:300]}")

@@ -14,7 +14,7 @@ from kmodels.models.blocks.config import BlockConfig, DecoderConfig
 
 if TYPE_CHECKING:
     from kmodels.generation.cache import LayerCache
-    from kmodels.generation.protocol import DenseCache
+    from kmodels.generation.task import DenseCache
 
 
 class DecoderInfo(NamedTuple):

@@ -14,9 +14,8 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.generation.generation_config import KNOWN, not_applied
-from kmodels.models.blocks.config import DecoderConfig
+from kmodels.models.blocks.config import GLOBAL, LOCAL, DecoderConfig
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS, HuggingFaceDirectory
-from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.blocks.module_names import EXPERTS, LAYERS, MODEL_PROJECTION, PER_LAYER, ROUTER
 from kmodels.models.blocks.rope import Llama3Scaling, Rope, Yarn
 from kmodels.models.blocks.tokenizer import VOCABULARY

@@ -12,7 +12,7 @@ from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import Needed, read_json
 from kmodels.core.types import Data, DTypeLike
 from kmodels.data.pipeline import arrays
-from kmodels.task import Named
+from kmodels.registry import Named
 from kmodels.text.texts import in_graph
 
 SETTINGS_FILE = "preprocessor.json"

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Self
 import keras
 import tokenizers
 
-from kmodels import presets
 from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.remote import local_copy
 from kmodels.core.types import DTypeLike
+from kmodels.presets.find import locate
 from kmodels.text import Tokenizer, byte_level
 from kmodels.text import settings as described
 from kmodels.text.texts import as_text
@@ -157,7 +157,7 @@ class LayerTokenizer(Tokenizer, keras.layers.Layer):
         Raises:
             InputError: if there is no tokenizer.
         """
-        tokenizer = cls.from_file(presets.locate(preset))
+        tokenizer = cls.from_file(locate(preset))
         return cls.from_config({**tokenizer.get_config(), **settings}) if settings else tokenizer
 
     def save_to_preset(self, directory: str | Path) -> None:

@@ -6,9 +6,15 @@ from typing import Any, Self
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.layers.experts import check_experts
-from kmodels.models.blocks import layer_kinds
-from kmodels.models.blocks.config import BlockConfig, DecoderConfig, check_positive
-from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
+from kmodels.models.blocks.config import (
+    GLOBAL,
+    LOCAL,
+    BlockConfig,
+    DecoderConfig,
+    check_kinds,
+    check_positive,
+    kv_sources,
+)
 from kmodels.models.blocks.rope import Yarn, check_alone
 
 # Fields that only Gemma 4 uses.
@@ -170,7 +176,7 @@ class GemmaConfig(DecoderConfig):
             )
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
-        layer_kinds.check(self.kinds, self.num_layers, self.num_kv_shared_layers)
+        check_kinds(self.kinds, self.num_layers, self.num_kv_shared_layers)
 
     def _check_yarn(self) -> None:
         factors = {
@@ -218,7 +224,7 @@ class GemmaConfig(DecoderConfig):
     @property
     def sources(self) -> list[int | None]:
         """Whose keys and values each layer uses, None for its own."""
-        return layer_kinds.sources(self.kinds, self.num_kv_shared_layers)
+        return kv_sources(self.kinds, self.num_kv_shared_layers)
 
     @property
     def mlp_dim(self) -> int:

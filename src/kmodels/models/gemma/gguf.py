@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.models.blocks.config import GLOBAL, LOCAL, kv_sources
 from kmodels.models.blocks.gguf import reading, tensors
 from kmodels.models.blocks.gguf.writing import (
     GGUFExport,
@@ -13,7 +14,6 @@ from kmodels.models.blocks.gguf.writing import (
     without_place_in_yarn,
     yarn_settings,
 )
-from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL, sources
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.huggingface import rope_fields
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4
@@ -115,7 +115,7 @@ def _gemma_4(file: reading.File) -> dict[str, Any]:
         )
     kinds = [LOCAL if windowed else GLOBAL for windowed in pattern]
     shared = int(get("attention.shared_kv_layers", 0))
-    owners = [i for i, source in enumerate(sources(kinds, shared)) if source is None]
+    owners = [i for i, source in enumerate(kv_sources(kinds, shared)) if source is None]
     groups = file.by_layer(reading.GROUPS, layers, fields["num_query_heads"])
     heads = {kind: {n for n, k in zip(groups, kinds, strict=True) if k == kind} for kind in kinds}
     widths = file.by_layer(reading.FEED_FORWARD, layers)

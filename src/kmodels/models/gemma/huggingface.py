@@ -9,8 +9,8 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.blocks import huggingface as decoder
 from kmodels.models.blocks import module_names
+from kmodels.models.blocks.config import GLOBAL, LOCAL
 from kmodels.models.blocks.embedder.sentence_transformers import EmbedderFormat
-from kmodels.models.blocks.layer_kinds import GLOBAL, LOCAL
 from kmodels.models.blocks.rope import Rope
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.presets import GEMMA_2, GEMMA_3, GEMMA_4

@@ -31,7 +31,6 @@ from kmodels.weights import Rule, SourceCheckpoint, reshape
 
 KINDS = ("clip", "siglip", "siglip2")
 NATIVE = "bilinear_antialias"
-TOWERS = ("vision_config", "text_config")
 
 
 def text_format(projects: bool) -> TextTowerFormat:

@@ -19,8 +19,7 @@ from kmodels.core.runtime import RuntimeBackend, device_name, host_bytes, peak_m
 from kmodels.core.types import Logs, Tensor, Tree
 from kmodels.data import ImageLoader, open_dataset
 from kmodels.layers import block_compile as compiling
-from kmodels.tools.compare_backends.child import Link
-from kmodels.tools.compare_backends.children import LeftOut, OutOfMemory
+from kmodels.tools.compare_backends.children import LeftOut, Link, OutOfMemory
 from kmodels.tools.compare_backends.options import OPENXLA, PRECISIONS
 from kmodels.training import StepCallbacks, track_step_loss
 

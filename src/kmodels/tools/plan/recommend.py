@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -12,9 +12,11 @@ from kmodels import presets
 from kmodels.core import runtime
 from kmodels.core.errors import InputError, human
 from kmodels.lora import LoraSettings
-from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.text import read_records
 from kmodels.tools.plan import Plan, Setup
+
+if TYPE_CHECKING:
+    from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 
 __all__ = ["Choice", "chosen", "learning_rate", "recommendations", "setup_of", "show"]
 
@@ -57,7 +59,7 @@ def learning_rate(backbone: Any) -> Choice:
     return Choice("learning_rate", rate, f"by the width {width}, tinker-cookbook's rule for Llama")
 
 
-def chosen(settings: Any, rows: Sequence[Any], text: CausalLMPreprocessor) -> list[Choice]:
+def chosen(settings: Any, rows: Sequence[Any], text: "CausalLMPreprocessor") -> list[Choice]:
     """Returns a choice for each setting that depends on the data or the device and is open.
 
     Args:
@@ -92,7 +94,7 @@ def chosen(settings: Any, rows: Sequence[Any], text: CausalLMPreprocessor) -> li
     return choices
 
 
-def _loss_on(rows: Sequence[Any], text: CausalLMPreprocessor) -> Choice:
+def _loss_on(rows: Sequence[Any], text: "CausalLMPreprocessor") -> Choice:
     if any("text" in row for row in rows):
         return Choice("loss_on", "all", "some records are texts without a response")
     text.loss_on = "responses"

@@ -9,8 +9,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.models.blocks.records import one_by_one
-from kmodels.models.blocks.text_preprocessor import TextPreprocessor
+from kmodels.models.blocks.text_preprocessor import TextPreprocessor, one_by_one
 from kmodels.text import Tokenizer
 
 QUERIES = ("anchor", "anchors", "query", "queries")

@@ -36,31 +36,110 @@ DOCUMENTS = ("document", "passage", "corpus")
 SHORTEST = 16
 
 
-class Encodes(keras.Model):
-    """Gives an embedder `encode` and its kin.
+def _text(text: object) -> str:
+    if not isinstance(text, str | bytes):
+        raise InputError(f"encode got a {type(text).__name__} among the texts; give texts")
+    return text if isinstance(text, str) else text.decode()
+
+
+def _rounded(length: int) -> int:
+    """Returns the next of few lengths."""
+    step = max(SHORTEST, 1 << max((length - 1).bit_length() - 2, 0))
+    return -(-length // step) * step
+
+
+# See `Family.parts`.
+PARTS = {"dense": ("dense_",)}
+ACTIVATIONS = ("linear", "tanh")
+
+
+class DecoderEmbedder(OptionalInputs, Task):
+    """A decoder that gives one vector for each text; the base of each family's own.
+
+    Args:
+        backbone: a `DecoderBackbone` of the family.
+        preprocessor: turns texts into inputs of the backbone, or None if the data are token
+            ids.
+        pooling: vector of a text: the "mean" of its tokens, the first ("cls") or the last
+            ("lasttoken").
+        dense: layers behind that, each with "units", and if wanted "use_bias" and an "activation",
+            which is "linear" or "tanh".
+        normalize: divides each vector by its length.
+        prompts: texts that `encode` puts before others, by names such as "query" and "document".
+        default_prompt_name: name of the prompt that `encode` uses if none is given; None for no
+            prompt.
+        similarity_fn_name: measure of `similarity`: "cosine", "dot", "euclidean" or "manhattan".
+        truncate_dim: numbers of each vector that `encode` keeps; None for all.
+        head_dtype: policy of the dense layers; by default the dtype of the backbone's variables.
+        name: name of the model.
+        compile: with the defaults of `compile` when training begins without that call; False has
+            Keras say that it is missing.
+        pooling_mode: "last" or "mean", keras-hub's names; in place of `pooling`.
 
     Attributes:
-        prompts: texts that are put before other texts, by name.
+        usual_pooling: `pooling` if neither is given.
+        prompts: as given, like the attributes that follow.
         default_prompt_name: name of the prompt if none is given, or None.
         similarity_fn_name: measure of `similarity`.
         truncate_dim: numbers of each vector that `encode` keeps, or None for all.
+
+    Call:
+        inputs of the backbone, token ids (B, T) -> (B, D), float32; for pairs (B, C, T) it is
+        (B, C, D), the input of `ContrastiveLoss`.
+
+    Raises:
+        InputError: for settings that are none of these.
     """
 
-    preprocessor: Any
+    # The output has one vector for each row, so that a row cannot hold several texts.
+    takes = GRAPH
+    usual_pooling: ClassVar[str] = MEAN
 
-    def use_encoding(
+    @of_family
+    def __init__(
         self,
-        prompts: Mapping[str, str] | None,
-        default_prompt_name: str | None,
-        similarity_fn_name: str,
-        truncate_dim: int | None,
-    ) -> None:
-        """Sets the attributes of these names.
+        backbone: DecoderBackbone,
+        preprocessor: EmbedderPreprocessor | None = None,
+        pooling: str | None = None,
+        dense: Sequence[Mapping[str, Any]] = (),
+        normalize: bool = True,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: str = "cosine",
+        truncate_dim: int | None = None,
+        head_dtype: DTypeLike = None,
+        name: str | None = None,
+        compile: bool = True,
+        pooling_mode: str | None = None,
+        **kwargs: Any,
+    ):
+        pooling = self._pooling(pooling, pooling_mode)
+        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
+        layers = [_checked(number, layer) for number, layer in enumerate(dense)]
 
-        Raises:
-            InputError: for a default that is none of the prompts, another similarity, or a width
-                that the vectors do not have.
-        """
+        # === Graph ===
+        inputs = backbone.input
+        x = TokenPooling(pooling)(backbone(inputs), inputs["padding_mask"])
+        for number, layer in enumerate(layers):
+            settings = {"use_bias": layer["use_bias"], "name": f"dense_{number}", "dtype": policy}
+            x = Dense(layer["units"], **settings)(x)
+            if layer["activation"] == "tanh":
+                x = keras.ops.tanh(x)
+        x = keras.ops.cast(x, "float64" if policy.compute_dtype == "float64" else "float32")
+        super().__init__(
+            backbone=backbone,
+            preprocessor=preprocessor,
+            inputs=inputs,
+            outputs=UnitLength()(x) if normalize else x,
+            name=name,
+            **kwargs,
+        )
+
+        # === Config ===
+        # Pairs have an axis more than the graph's inputs, see `call`.
+        self.input_spec = None
+        self.head_dtype = policy
+        self.compiles_itself = compile
         # Around Keras' __setattr__, which would make a tracked dictionary of it.
         object.__setattr__(self, "prompts", dict(prompts or {}))
         self.default_prompt_name = default_prompt_name
@@ -73,16 +152,85 @@ class Encodes(keras.Model):
             )
         self._prompt(default_prompt_name, None)
         self._width(truncate_dim)
+        self.settings = {
+            "pooling": pooling,
+            "dense": layers,
+            "normalize": normalize,
+            "prompts": dict(self.prompts),
+            "default_prompt_name": default_prompt_name,
+            "similarity_fn_name": similarity_fn_name,
+            "truncate_dim": truncate_dim,
+        }
+
+    @classmethod
+    def _pooling(cls, pooling: str | None, pooling_mode: str | None) -> str:
+        if pooling_mode is None:
+            return pooling or cls.usual_pooling
+        if pooling_mode not in HUB_MODES:
+            raise InputError(
+                f"pooling_mode is {pooling_mode!r}; choose one of {', '.join(HUB_MODES)}, or give "
+                f"pooling ({', '.join(MODES)})"
+            )
+        if pooling not in (None, HUB_MODES[pooling_mode]):
+            raise InputError(
+                f"pooling is {pooling!r} and pooling_mode {pooling_mode!r}; give one of the two"
+            )
+        return HUB_MODES[pooling_mode]
 
     @property
-    def encoding_settings(self) -> dict[str, Any]:
-        """The arguments of `use_encoding`."""
-        return {
-            "prompts": dict(self.prompts),
-            "default_prompt_name": self.default_prompt_name,
-            "similarity_fn_name": self.similarity_fn_name,
-            "truncate_dim": self.truncate_dim,
+    def pooling_mode(self) -> str:
+        """The pooling, by keras-hub's name if it has one."""
+        mode: str = self.settings["pooling"]
+        return {theirs: name for name, theirs in HUB_MODES.items()}.get(mode, mode)
+
+    @property
+    def normalize(self) -> bool:
+        """True if each vector is divided by its length."""
+        return self.settings["normalize"]
+
+    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
+        """Returns the vectors of texts (B, T), or of the texts of pairs (B, C, T)."""
+        inputs = as_tensors(self, inputs)
+        ids = inputs["token_ids"]
+        if len(ids.shape) < 3:
+            return super().call(inputs, training=training, mask=mask)
+        columns, length = ids.shape[1:]
+        flat = {
+            name: None if x is None else keras.ops.reshape(x, (-1, length))
+            for name, x in inputs.items()
         }
+        vectors = super().call(flat, training=training, mask=mask)
+        return keras.ops.reshape(vectors, (-1, columns, vectors.shape[-1]))
+
+    def compute_output_spec(self, inputs: Tree, *_: object, **__: object) -> keras.KerasTensor:
+        """(B, D), or for pairs (B, C, D)."""
+        ids: Any = inputs["token_ids"] if isinstance(inputs, Mapping) else inputs
+        output = self.outputs[0]
+        return keras.KerasTensor((*ids.shape[:-1], output.shape[-1]), dtype=output.dtype)
+
+    @property
+    def dense_layers(self) -> list[Dense]:
+        """The layers behind the pooling."""
+        return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
+
+    def with_defaults(self, arguments: Compiled) -> Compiled:
+        """Returns the compiled loss and metrics, by default `ContrastiveLoss` for pairs.
+
+        The optimizer is Adam with a learning rate of 2e-5, and the loss
+        `kmodels.training.ContrastiveLoss()`.
+        """
+        return super().with_defaults(
+            arguments.filled(optimizer=lambda: keras.optimizers.Adam(2e-5), loss=ContrastiveLoss)
+        )
+
+    def beside_transformer(self) -> tuple[dict[str, Any], list[Rule]]:
+        """Returns the files of a sentence-transformers directory besides the transformer's."""
+        return sentence_transformers.form_of(self)
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether it gives logits: it never does."""
+        return False
 
     def encode(
         self,
@@ -225,185 +373,6 @@ class Encodes(keras.Model):
         if wanted > width:
             raise InputError(f"truncate_dim is {wanted}; the vectors have {width} numbers")
         return wanted
-
-
-def _text(text: object) -> str:
-    if not isinstance(text, str | bytes):
-        raise InputError(f"encode got a {type(text).__name__} among the texts; give texts")
-    return text if isinstance(text, str) else text.decode()
-
-
-def _rounded(length: int) -> int:
-    """Returns the next of few lengths."""
-    step = max(SHORTEST, 1 << max((length - 1).bit_length() - 2, 0))
-    return -(-length // step) * step
-
-
-# See `Family.parts`.
-PARTS = {"dense": ("dense_",)}
-ACTIVATIONS = ("linear", "tanh")
-
-
-class DecoderEmbedder(OptionalInputs, Encodes, Task):
-    """A decoder that gives one vector for each text; the base of each family's own.
-
-    Args:
-        backbone: a `DecoderBackbone` of the family.
-        preprocessor: turns texts into inputs of the backbone, or None if the data are token
-            ids.
-        pooling: vector of a text: the "mean" of its tokens, the first ("cls") or the last
-            ("lasttoken").
-        dense: layers behind that, each with "units", and if wanted "use_bias" and an "activation",
-            which is "linear" or "tanh".
-        normalize: divides each vector by its length.
-        prompts: texts that `encode` puts before others, by names such as "query" and "document".
-        default_prompt_name: name of the prompt that `encode` uses if none is given; None for no
-            prompt.
-        similarity_fn_name: measure of `similarity`: "cosine", "dot", "euclidean" or "manhattan".
-        truncate_dim: numbers of each vector that `encode` keeps; None for all.
-        head_dtype: policy of the dense layers; by default the dtype of the backbone's variables.
-        name: name of the model.
-        compile: with the defaults of `compile` when training begins without that call; False has
-            Keras say that it is missing.
-        pooling_mode: "last" or "mean", keras-hub's names; in place of `pooling`.
-
-    Attributes:
-        usual_pooling: `pooling` if neither is given.
-
-    Call:
-        inputs of the backbone, token ids (B, T) -> (B, D), float32; for pairs (B, C, T) it is
-        (B, C, D), the input of `ContrastiveLoss`.
-
-    Raises:
-        InputError: for settings that are none of these.
-    """
-
-    # The output has one vector for each row, so that a row cannot hold several texts.
-    takes = GRAPH
-    usual_pooling: ClassVar[str] = MEAN
-
-    @of_family
-    def __init__(
-        self,
-        backbone: DecoderBackbone,
-        preprocessor: EmbedderPreprocessor | None = None,
-        pooling: str | None = None,
-        dense: Sequence[Mapping[str, Any]] = (),
-        normalize: bool = True,
-        prompts: Mapping[str, str] | None = None,
-        default_prompt_name: str | None = None,
-        similarity_fn_name: str = "cosine",
-        truncate_dim: int | None = None,
-        head_dtype: DTypeLike = None,
-        name: str | None = None,
-        compile: bool = True,
-        pooling_mode: str | None = None,
-        **kwargs: Any,
-    ):
-        pooling = self._pooling(pooling, pooling_mode)
-        policy = keras.dtype_policies.get(head_dtype or backbone.variable_dtype)
-        layers = [_checked(number, layer) for number, layer in enumerate(dense)]
-
-        # === Graph ===
-        inputs = backbone.input
-        x = TokenPooling(pooling)(backbone(inputs), inputs["padding_mask"])
-        for number, layer in enumerate(layers):
-            settings = {"use_bias": layer["use_bias"], "name": f"dense_{number}", "dtype": policy}
-            x = Dense(layer["units"], **settings)(x)
-            if layer["activation"] == "tanh":
-                x = keras.ops.tanh(x)
-        x = keras.ops.cast(x, "float64" if policy.compute_dtype == "float64" else "float32")
-        super().__init__(
-            backbone=backbone,
-            preprocessor=preprocessor,
-            inputs=inputs,
-            outputs=UnitLength()(x) if normalize else x,
-            name=name,
-            **kwargs,
-        )
-
-        # === Config ===
-        # Pairs have an axis more than the graph's inputs, see `call`.
-        self.input_spec = None
-        self.head_dtype = policy
-        self.compiles_itself = compile
-        self.use_encoding(prompts, default_prompt_name, similarity_fn_name, truncate_dim)
-        self.settings = {
-            "pooling": pooling,
-            "dense": layers,
-            "normalize": normalize,
-            **self.encoding_settings,
-        }
-
-    @classmethod
-    def _pooling(cls, pooling: str | None, pooling_mode: str | None) -> str:
-        if pooling_mode is None:
-            return pooling or cls.usual_pooling
-        if pooling_mode not in HUB_MODES:
-            raise InputError(
-                f"pooling_mode is {pooling_mode!r}; choose one of {', '.join(HUB_MODES)}, or give "
-                f"pooling ({', '.join(MODES)})"
-            )
-        if pooling not in (None, HUB_MODES[pooling_mode]):
-            raise InputError(
-                f"pooling is {pooling!r} and pooling_mode {pooling_mode!r}; give one of the two"
-            )
-        return HUB_MODES[pooling_mode]
-
-    @property
-    def pooling_mode(self) -> str:
-        """The pooling, by keras-hub's name if it has one."""
-        mode: str = self.settings["pooling"]
-        return {theirs: name for name, theirs in HUB_MODES.items()}.get(mode, mode)
-
-    @property
-    def normalize(self) -> bool:
-        """True if each vector is divided by its length."""
-        return self.settings["normalize"]
-
-    def call(self, inputs: Tree, training: bool | None = None, mask: Tree = None) -> Any:
-        """Returns the vectors of texts (B, T), or of the texts of pairs (B, C, T)."""
-        inputs = as_tensors(self, inputs)
-        ids = inputs["token_ids"]
-        if len(ids.shape) < 3:
-            return super().call(inputs, training=training, mask=mask)
-        columns, length = ids.shape[1:]
-        flat = {
-            name: None if x is None else keras.ops.reshape(x, (-1, length))
-            for name, x in inputs.items()
-        }
-        vectors = super().call(flat, training=training, mask=mask)
-        return keras.ops.reshape(vectors, (-1, columns, vectors.shape[-1]))
-
-    def compute_output_spec(self, inputs: Tree, *_: object, **__: object) -> keras.KerasTensor:
-        """(B, D), or for pairs (B, C, D)."""
-        ids: Any = inputs["token_ids"] if isinstance(inputs, Mapping) else inputs
-        output = self.outputs[0]
-        return keras.KerasTensor((*ids.shape[:-1], output.shape[-1]), dtype=output.dtype)
-
-    @property
-    def dense_layers(self) -> list[Dense]:
-        """The layers behind the pooling."""
-        return [self.get_layer(f"dense_{number}") for number in range(len(self.settings["dense"]))]
-
-    def with_defaults(self, arguments: Compiled) -> Compiled:
-        """Returns the compiled loss and metrics, by default `ContrastiveLoss` for pairs.
-
-        The optimizer is Adam with a learning rate of 2e-5, and the loss
-        `kmodels.training.ContrastiveLoss()`.
-        """
-        return super().with_defaults(
-            arguments.filled(optimizer=lambda: keras.optimizers.Adam(2e-5), loss=ContrastiveLoss)
-        )
-
-    def beside_transformer(self) -> tuple[dict[str, Any], list[Rule]]:
-        """Returns the files of a sentence-transformers directory besides the transformer's."""
-        return sentence_transformers.form_of(self)
-
-    @property
-    def gives_logits(self) -> bool:
-        """Whether it gives logits: it never does."""
-        return False
 
 
 class HubEmbedder(DecoderEmbedder):
