@@ -17,7 +17,8 @@ import runpy
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -269,6 +270,28 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("wheel")
     return installed_wheel.install(installed_wheel.build(folder), folder / "environment")
+
+
+@pytest.fixture(scope="session")
+def forked_programs(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """As `programs`, and their processes are forks where that is possible."""
+    import installed_wheel
+    from forked_python import can_fork, forked_python
+
+    if not can_fork():
+        yield programs
+        return
+    variables = installed_wheel.variables(programs, tmp_path_factory.mktemp("home"))
+    real = str(programs / "python")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        forked_python(Path(folder), real, variables) as python,
+    ):
+        _, script = (programs / "kmodels").read_text().split("\n", 1)
+        command = Path(folder, "kmodels")
+        command.write_text(f"#!{python}\n{script}")
+        command.chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,12 +5,12 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import installed_wheel
+from python_process import run_python
 from source_tree import decorated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,11 +106,8 @@ def test_kmodels_is_imported_before_keras():
 def test_the_first_block_needs_no_variable(tmp_path):
     (_, text), *_ = blocks(ROOT / "README.md", "python")
     imports = "\n".join(line for line in text.splitlines() if IMPORT.match(line))
-    env = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    done = subprocess.run(
-        [sys.executable, "-c", f"{imports}\nprint(keras.backend.backend())"],
-        env={**env, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    program = f"{imports}\nprint(keras.backend.backend())"
+    done = run_python("-c", program, HOME=str(tmp_path), KERAS_BACKEND=None)
     assert done.stdout.strip() == os.environ["KERAS_BACKEND"], done.stderr
 
 

@@ -54,6 +54,8 @@ ACROSS = [
     ("serve_on_ray", 0, "torch", r"of France is Paris\.\nThe capital of Italy is Rome\.\n(.*\n)*"),
     ("change_backend", 0, "jax", rf"at step 88\n(.*\n)* +4/4 .*\n(.*\n)*{END}"),
 ]
+# Imports of torch and Keras are part of this one; the processes of the others are forks.
+REALLY_STARTED = ("prefer",)
 # These start a Ray cluster of their own.
 CLUSTERS = [("tune", 1), ("serve_on_ray", 0)]
 NEEDS = re.compile(r'Needs\s+`pip install "kmodels\[([\w,]+)\]"`')
@@ -88,6 +90,7 @@ def _run(programs, tmp_path, commands):
     # The paths of Ray's sockets have to be short, and its logs stay when it ends.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
         env = installed_wheel.variables(programs, home) | {"RAY_TMPDIR": short}
+        env["PYTHON_EXEC"] = str(programs / "python")  # for the processes that torchrun starts
         done = subprocess.run(
             ["bash", "-e"],
             input=commands, cwd=folder, env=env, capture_output=True, text=True, timeout=240,
@@ -98,7 +101,9 @@ def _run(programs, tmp_path, commands):
 
 
 @pytest.mark.parametrize(("page", "number", "ending"), _cases())
-def test_the_commands_run(page, number, ending, programs, tmp_path):
+def test_the_commands_run(page, number, ending, request, tmp_path):
+    real = page in REALLY_STARTED
+    programs = request.getfixturevalue("programs" if real else "forked_programs")
     shown = _run(programs, tmp_path, _block(page, number)[0])
     assert re.search(f"{ending}$", shown), shown[-3000:]
 

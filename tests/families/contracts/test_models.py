@@ -5,19 +5,19 @@ import importlib
 import inspect
 import json
 import pickle
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 
 from arrays import to_numpy
+from forked_python import quick_python
 from kmodels import models, presets, registration, transforms
 from kmodels.core.errors import InputError
 from kmodels.task import Backbone, Task
 from kmodels.text.training import train_tokenizer
 from public_models import CASES, EACH_BACKEND, IMAGES, cases, outermost, random
+from python_process import run_python
 from tolerances import tolerance
 
 
@@ -193,12 +193,7 @@ print(type(keras.saving.load_model(sys.argv[1])))
 def test_a_new_process_reads_a_file_after_the_import(tmp_path):
     model = CASES[models.ViTImageClassifier][0]()
     model.save(tmp_path / "model.keras")
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model.keras")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", ELSEWHERE, tmp_path / "model.keras", python=quick_python())
     assert "ViTImageClassifier" in done.stdout, done.stderr
     # Keras imports no package by itself, and says which one it lacks.
     assert "loaded" not in done.stdout and "kmodels.models.vit.classifier" in done.stderr

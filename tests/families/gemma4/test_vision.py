@@ -6,6 +6,7 @@ import pytest
 
 from arrays import to_numpy
 from family_table import FAMILIES, IMAGE_TEXT_CASES
+from forked_python import quick_python
 from kmodels.core.errors import InputError
 from kmodels.models import (
     Gemma4ImageTextBackbone,
@@ -38,7 +39,7 @@ def row(references):
 def test_it_may_be_the_first_model_of_a_process():
     """Its backbone inherits from another one in two ways."""
     program = "from kmodels.models import Gemma4ImageTextLM as LM; LM.from_preset({!r})"
-    done = run_python("-c", program.format(NAMES[0]))
+    done = run_python("-c", program.format(NAMES[0]), python=quick_python())
     assert done.returncode == 0, done.stderr
 
 

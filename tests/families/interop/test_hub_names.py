@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from forked_python import quick_python
 from kmodels import models
 from kmodels.core.errors import InputError
 from kmodels.text.byte_level import END as STOP
@@ -186,7 +187,8 @@ print(type(backbone).__name__, type(preprocessor).__name__)
 @pytest.mark.parametrize("generation", [3, 4])
 def test_classes_with_images_are_loaded_when_they_are_asked_for(generation):
     more = ", head_dim=4" if generation == 4 else ""
-    done = run_python("-c", FRESH.format(n=generation, more=more, words=words()))
+    program = FRESH.format(n=generation, more=more, words=words())
+    done = run_python("-c", program, python=quick_python())
     kind = f"Gemma{generation}ImageText"
     assert done.stdout.split() == [f"{kind}Backbone", f"{kind}LMPreprocessor"], done.stderr
 

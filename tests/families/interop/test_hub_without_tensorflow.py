@@ -1,11 +1,11 @@
 """Where TensorFlow is not installed keras-hub's models and preprocessing work all the same."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from python_process import run_python
 
 pytestmark = [pytest.mark.needs("keras_hub"), pytest.mark.across]
 PROGRAM = """
@@ -63,14 +63,7 @@ print("tensorflow" in sys.modules)
 def test_only_gemma_3s_preprocessor_needs_it():
     tests = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(tests)])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_python("-W", "ignore", "-c", PROGRAM, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [
         "images True True",

@@ -1,15 +1,15 @@
 """ImageLoader inside `fit`: every sample once, a new order each epoch, workers, resuming."""
 
 import pickle
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 
+from forked_python import quick_python
 from kmodels.core.errors import InputError
 from kmodels.data import ArraySource, Augment, ImageLoader, order
+from python_process import run_python
 from refusals import refused
 
 COUNT = 11
@@ -94,6 +94,7 @@ def test_workers_need_no_main_guard_and_no_framework(tmp_path):
     """A plain script: with spawn or forkserver, each worker would run it again."""
     script = tmp_path / "script.py"
     script.write_text(
+        "import warnings; warnings.simplefilter('error')\n"
         "import numpy as np\n"
         "from kmodels.data import ArraySource, ImageLoader\n"
         "print('once')\n"
@@ -101,9 +102,7 @@ def test_workers_need_no_main_guard_and_no_framework(tmp_path):
         "loader = ImageLoader(source, 2, workers=1)\n"
         "print(len(list(loader)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=200
-    )
+    done = run_python(script, python=quick_python())
     assert done.stdout.split() == ["once", "2"], done.stderr
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forked_python import quick_python
+
 ROOT = Path(__file__).resolve().parents[3]
 # How long the others may continue when one has failed and all were to succeed.
 GRACE = 15.0
@@ -155,7 +157,7 @@ class _Child:
         self.late = False
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
             self.popen = subprocess.Popen(
-                [sys.executable, __file__, str(process.script), *process.arguments],
+                [quick_python(), __file__, str(process.script), *process.arguments],
                 stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=env,
                 cwd=process.folder, start_new_session=True,
             )  # fmt: skip
@@ -205,8 +207,13 @@ class _Child:
 
 
 def descendants(pid: int) -> list[int]:
-    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
-    parents = [tuple(map(int, line.split())) for line in table.stdout.splitlines()]
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True)
+    parents = []
+    for line in table.stdout.splitlines():
+        child, its, name = line.split(maxsplit=2)
+        parents.append((int(child), int(its)))
+        if name.startswith("fork "):  # see forked_python.py
+            parents.append((int(name.split()[1]), int(child)))
     found = [pid]
     for parent in found:
         found += [child for child, its in parents if its == parent]

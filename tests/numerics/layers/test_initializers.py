@@ -1,8 +1,5 @@
 """First weights: the same numbers on every backend, whatever the order of building."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -11,6 +8,7 @@ from arrays import to_numpy
 from kmodels.core import keras_internals
 from kmodels.layers import Dense, initializers
 from kmodels.models import ViTBackbone, ViTImageClassifier
+from python_process import run_python
 
 
 @pytest.mark.once
@@ -152,8 +150,7 @@ def test_unseeded_processes_differ():
         "import keras, kmodels; d = kmodels.layers.Dense(1, name='d'); d.build((None, 1)); "
         "print(float(d.get_weights()[0][0, 0]))"
     )
-    run = [sys.executable, "-c", program]
-    one = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    one = run_python("-c", program).stdout
     keras.utils.clear_session()  # as in a process without a seed
     layer = Dense(1, name="d")
     layer.build((None, 1))

@@ -70,14 +70,15 @@ def paths() -> tuple[set[str], dict[str, set[str]]]:
     return overrides, {op: found for op, found in declined.items() if found}
 
 
-def steps(model: Any, batch: Any) -> dict[str, Any]:
-    """The logs of the last training step; the first one makes what stays.
+def steps(model: Any, batch: Any, begun: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The logs of the last training step; the first one makes what stays, then `begun` is called.
 
     With accumulated gradients, both an update and a step before one come after it.
     """
     model.make_train_function()
     model.train()
     model.train_function([batch])
+    begun()
     with without_copies():
         for _ in range(model.optimizer.accumulate):
             logs = model.train_function([batch])
@@ -292,13 +293,9 @@ def test_a_step_of_several_processes_stays_on_the_device(
                 compiled(STEPS[label], plan.prepare)
             return
         model = compiled(STEPS[label], plan.prepare)
-        batch = on_device(batch_of(model))
-        logs = steps(model, batch)
+        logs = steps(model, on_device(batch_of(model)), sent.clear)
         assert all(x.is_cuda and x.shape == () for x in logs.values())
-        sent.clear()
-        batches = model.optimizer.accumulate
-        for _ in range(batches):
-            model.train_function([batch])
+    batches = model.optimizer.accumulate
     sizes, dtypes = Counter[str](), set()
     for name, dtype, size in sent:
         sizes[name] += size

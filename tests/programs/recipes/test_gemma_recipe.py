@@ -20,7 +20,7 @@ from kmodels.text import demo, read_records
 from kmodels.text.training import train_tokenizer
 from kmodels.tools.plan import Plan, Setup, recommend
 from kmodels.tools.plan.estimate import FROZEN
-from recipe_modules import check_same_run, load, result, stop_at
+from recipe_modules import check_same_run, load, result, stop_at, without_figures
 
 EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
 # 18 records to learn, in 5 batches of 4, the last one filled up.
@@ -189,7 +189,8 @@ def test_flags_together(recipe, base, data, tmp_path, name):
     common = ["--data", str(data), "--batch-size", "2", "--sequence-length", "192", "--rank", "2"]
     common += ["--learning-rate", "2e-2", "--schedule", "constant", "--samples", "0"]
     run = ["--weights", str(base), *common, *flags, "--out", str(out)]
-    assert recipe.main([*run, "--steps", "4"]) == 0
+    with without_figures():
+        assert recipe.main([*run, "--steps", "4"]) == 0
     found = result(out)
     assert all(np.isfinite(found["step_losses"])) and len(found["step_losses"]) == 4
     assert found["after"]["loss"] < found["before"]["loss"]

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from kmodels.core.errors import InputError
 from kmodels.training import Rollouts, group_advantages
-from recipe_modules import load, result, run_killed
+from recipe_modules import load, result, run_killed, without_figures
 
 SMALL = (
     *("--batch-size", "8", "--group-size", "4", "--steps", "6", "--first-steps", "2"),
@@ -57,7 +57,8 @@ def test_a_killed_run_on_rewards_continues_to_the_bit(tmp_path, prompts, flags):
     out = tmp_path / "out"
     run_killed(recipe, [*arguments, "--out", str(out)], 3)
     keras.utils.set_random_seed(5)
-    assert recipe.main(["--resume", "--out", str(out)]) == 0
+    with without_figures():
+        assert recipe.main(["--resume", "--out", str(out)]) == 0
     for key in ("step_losses", "weights_digest", "metrics", "samples"):
         assert result(out)[key] == found[key], key
     # The weights moved, and with them the answers.
@@ -75,7 +76,8 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
     file = prompts[-1].rpartition(":")[0]
     arguments += ["--weights", str(base / "base")]
     found = tmp_path / "unsure"
-    assert recipe.main([*arguments, "--reward", f"{file}:unsure", "--out", str(found)]) == 0
+    with without_figures():
+        assert recipe.main([*arguments, "--reward", f"{file}:unsure", "--out", str(found)]) == 0
     arrays = load_file(found / "rollouts" / "000000.safetensors")
     assert arrays["scored"].tolist() == [0.0] + [1.0] * 7 and arrays["advantages"][0] == 0.0
     for flags, message in (

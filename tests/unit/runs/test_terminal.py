@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import struct
-import sys
 import termios
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 
 from command_line import run
+from forked_python import quick_python
 from kmodels.runs import console
 from kmodels.runs.console import Progress
 
@@ -36,12 +36,13 @@ def eighty_columns(monkeypatch):
 
 def on_a_terminal(folder, *arguments):
     """Exit code and text of a recipe on a terminal of 80 columns."""
+    python = quick_python()
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(folder)
         os.environ["TERM"] = "xterm-256color"
         del os.environ["COLUMNS"]
-        os.execv(sys.executable, [sys.executable, str(RECIPE), *arguments])
+        os.execv(python, [python, str(RECIPE), *arguments])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     found = b""
     while True:
