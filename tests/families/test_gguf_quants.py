@@ -30,14 +30,14 @@ DIGESTS = {
 
 
 def numbers():
-    """Rows of 256 numbers, made without rounding: drawn, offset, constant, zero, tiny and large."""
+    """Rows of 256, equal on each processor: drawn, offset, constant, zero, tiny and large."""
     draw = np.random.default_rng(0)
     whole = draw.integers(-(2**10), 2**10, (9, 16, 256)).astype("float32")
     powers = np.repeat(draw.integers(-30, 3, (16, 8)), 32, axis=1)
     kinds = [
         np.ldexp(whole[0], -15),
         np.ldexp(whole[1], powers),
-        whole[2] ** 3 / 2**30,
+        whole[2] * whole[2] * whole[2] / 2**30,  # NumPy's powers differ among processors
         np.abs(whole[3]),
         np.ldexp(whole[4], -20) - 1,
         np.repeat(whole[5][:, :16], 16, axis=1),
@@ -60,9 +60,9 @@ def test_bytes_are_those_of_llama_cpp(kind):
 
 
 WEIGHTED_DIGESTS = {
-    "Q4_0": "a4d7b5651a427f50",
+    "Q4_0": "7054f1dadeb03c80",
     "Q4_1": "9a23bf24b08dc6c9",
-    "Q5_0": "1ba8ba5abb584695",
+    "Q5_0": "37e64b139002018a",
     "Q5_1": "c62eb1316b35d92c",
     "Q8_0": DIGESTS["Q8_0"],
     "Q4_K": "9daa50bff7cd9fa9",
