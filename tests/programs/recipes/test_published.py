@@ -442,9 +442,9 @@ def test_the_segmentation_head_is_dinov3s(monkeypatch, tmp_path):
     keras.utils.set_random_seed(1)
     ViTBackbone.from_preset("vit_debug", **TINY).save_to_preset(tmp_path / "model")
     images, masks = made_scenes(2 * BATCH, (20, 26), seed=4)
-    for kind, arrays in (("images", images), ("masks", masks)):
-        for part, rows in (("train", slice(None)), ("validation", slice(2))):
-            folder = tmp_path / "data" / part / kind
+    for kind, arrays in (("images", images), ("annotations", masks)):
+        for part, rows in (("training", slice(None)), ("validation", slice(2))):
+            folder = tmp_path / "data" / kind / part
             folder.mkdir(parents=True)
             for number, pixels in enumerate(arrays[rows]):
                 Image.fromarray(pixels).save(folder / f"{number}.png")

@@ -105,6 +105,27 @@ def test_labels_are_reduced_as_by_transformers(tmp_path):
     assert (data.num_classes, plain.num_classes) == (4, 5) and (found == 255).sum() > 14
 
 
+def test_ade20k_is_read_as_it_is(tmp_path):
+    images, masks = made_scenes(10, (12, 14), seed=0)
+    for part, numbers in (("training", range(7)), ("validation", range(7, 10))):
+        for kind, arrays in (("images", images), ("annotations", masks)):
+            (tmp_path / kind / part).mkdir(parents=True)
+            for number in numbers:
+                Image.fromarray(arrays[number]).save(tmp_path / kind / part / f"{number}.png")
+    table = "Idx\tRatio\tTrain\tVal\tStuff\tName\n"
+    rows = ("wall", "building, edifice", "sky", "floor, flooring")
+    table += "".join(f"{i}\t0.1\t9\t1\t1\t{name}\n" for i, name in enumerate(rows, 1))
+    (tmp_path / "objectInfo150.txt").write_text(table)
+    data = open_masks(f"folder:{tmp_path}", reduce_labels=True)
+    assert (len(data.train), len(data.validation), data.test) == (7, 3, None)
+    assert data.class_names == ["wall", "building", "sky", "floor"]
+    found = np.stack(data.validation.batch(np.arange(3))[1])
+    np.testing.assert_array_equal(found, np.where(masks[7:] == 0, 255, masks[7:].astype(int) - 1))
+    assert open_masks(f"folder:{tmp_path}").class_names[:2] == ["other", "wall"]
+    (tmp_path / "annotations" / "validation" / "8.png").unlink()
+    refused(r"validation has no PNG for 8\.png; add them", open_masks, f"folder:{tmp_path}")
+
+
 def test_files(tmp_path):
     images, masks = made_scenes(10, (12, 14), seed=0)
     for part, chosen in (("train", range(8)), ("test", range(8, 10))):

@@ -20,6 +20,7 @@ from kmodels.data.images.synthetic import (
 SPECS = "scenes[:N], folder:DIR"
 NO_LABEL = 255
 PARTS = ("train", "validation", "test")
+ADE20K = "annotations"  # the folder of its masks
 
 
 class MaskArrays:
@@ -127,7 +128,9 @@ def open_masks(
     A folder has `images/` and `masks/`, with PNGs of the same names, or `train/`, `validation/` and
     `test/` with these two each. The value of a pixel is its class, or 255 for none. `classes.txt`
     has the class names, one per line; without it their number is read from the masks. Missing parts
-    are drawn from the training part by the seed.
+    are drawn from the training part by the seed. ADE20K's own folders, `images/training` and
+    `annotations/training` and the same of `validation`, are read as they are, with the names of
+    `objectInfo150.txt`; there is no test part then.
 
     Args:
         spec: "scenes[:N]" for N synthetic scenes (default: 2,400), or "folder:DIR".
@@ -167,10 +170,18 @@ def _folder(
 ) -> DataBundle:
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
-    if (root / "train").is_dir():
-        pairs = {part: _pairs(root / part) for part in PARTS if (root / part).is_dir()}
+    if (root / ADE20K / "training").is_dir():
+        folders = {"train": "training", "validation": "validation"}
+        pairs = {
+            part: _pairs(root / "images" / name, root / ADE20K / name)
+            for part, name in folders.items()
+        }
+        validation_split = 0.0  # It is evaluated on the validation part.
+    elif (root / "train").is_dir():
+        folders = {part: root / part for part in PARTS if (root / part).is_dir()}
+        pairs = {part: _pairs(one / "images", one / "masks") for part, one in folders.items()}
     else:
-        pairs = {"train": _pairs(root)}
+        pairs = {"train": _pairs(root / "images", root / "masks")}
     shares = [0.0 if part in pairs else validation_split for part in PARTS[1:]]
     rest, *drawn = split(len(pairs["train"]), shares, seed)
     for part, numbers in zip(PARTS[1:], drawn, strict=True):
@@ -187,15 +198,13 @@ def _folder(
     )
 
 
-def _pairs(folder: Path) -> list[tuple[Path, Path]]:
-    images = [
-        path for path in sorted((folder / "images").glob("*")) if path.suffix.lower() in suffixes()
-    ]
-    pairs = [(path, folder / "masks" / f"{path.stem}.png") for path in images]
+def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+    files = [path for path in sorted(images.glob("*")) if path.suffix.lower() in suffixes()]
+    pairs = [(path, masks / f"{path.stem}.png") for path in files]
     if lacking := [path.name for path, mask in pairs if not mask.is_file()]:
-        raise InputError(f"{folder / 'masks'} has no PNG for {', '.join(lacking[:8])}; add them")
+        raise InputError(f"{masks} has no PNG for {', '.join(lacking[:8])}; add them")
     if not pairs:
-        raise InputError(f"{folder / 'images'} has no images; give DIR/images and DIR/masks")
+        raise InputError(f"{images} has no images; give DIR/images and DIR/masks")
     return pairs
 
 
@@ -203,6 +212,10 @@ def _names(root: Path, masks: list[Path], reduce_labels: bool) -> list[str]:
     file = root / "classes.txt"
     named = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
     names = [line.strip() for line in named if line.strip()]
+    if (table := root / "objectInfo150.txt").is_file():
+        rows = table.read_text(encoding="utf-8").splitlines()[1:]
+        names = [row.split("\t")[-1].split(",")[0].strip() for row in rows if "\t" in row]
+        names = names if reduce_labels else ["other", *names]
     if names:
         return names
     read = (read_mask(mask, reduce_labels) for mask in masks)
