@@ -75,6 +75,10 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues.
 FIXED = ("preset", "weights", "data", "batch_size", "seed")
 FIXED += ("class_names", "templates", "canonicalize")
+# Flags without effect if nothing is trained.
+OF_TRAINING = ("steps", "evaluate", "batch_size", "learning_rate", "schedule", "warmup")
+OF_TRAINING += ("weight_decay", "clip_norm", "mesh", "workers", "resume", "checkpoint_every")
+OF_TRAINING += ("keep", "log_every", "log_to", "license")
 
 
 def pairs(
@@ -150,9 +154,10 @@ def from_scratch(settings: Settings, captions: list[str], data: Any) -> tuple[An
 def train(settings: Settings, folder: recipe.Folder) -> None:
     recipe.at_least(settings, epochs=0 if settings.weights else 1, clip_norm=0)
     recipe.check_fractions(settings, "warmup")
-    if settings.epochs == 0 and (settings.steps or settings.evaluate):
-        flag = "--steps" if settings.steps else "--evaluate"
-        raise recipe.InputError(f"{flag} has no effect with --epochs 0; leave it out")
+    changed = [name for name in OF_TRAINING if getattr(settings, name) != getattr(Settings, name)]
+    if settings.epochs == 0 and changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise recipe.InputError(f"{flags} has no effect with --epochs 0; leave it out")
     templates = list(TEMPLATES)
     if settings.templates is not None:
         templates = recipe.texts_of("--templates", settings.templates)

@@ -209,6 +209,10 @@ def test_two_towers_learn_digits_by_their_names(tmp_path, preset, steps):
     [
         (["--epochs", "0"], "--epochs is 0; give at least 1"),
         (["--epochs", "0", "--weights", "x", "--steps", "3"], "--steps has no effect with --epo"),
+        (
+            ["--epochs", "0", "--weights", "x", "--learning-rate", "1", "--mesh", "data=2"],
+            "--learning-rate, --mesh has no effect with --epochs 0",
+        ),
         (["--templates", "a photo|{}"], "the template 'a photo' needs one {}, for the class name"),
         (["--class-names", "nowhere.txt"], "--class-names nowhere.txt is not readable"),
     ],
