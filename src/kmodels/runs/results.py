@@ -4,7 +4,7 @@ import base64
 import importlib.util
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -29,6 +29,7 @@ __all__ = [
     "evaluate",
     "final_metrics",
     "image_facts",
+    "measure_boxes",
     "measure_masks",
     "report_boxes",
     "report_classes",
@@ -41,8 +42,8 @@ __all__ = [
 MOST_STEP_LOSSES = 1000
 # Images of predictions.png: of a classifier, and of a segmenter.
 _IMAGES, _MASKS = 32, 8
-# Images that are segmented, and whose objects are detected, at a time.
-_SEGMENTED, _DETECTED = 32, 256
+# Images that are segmented, or whose objects are detected, at a time.
+_MEASURED = 32
 # predictions.json: images of a group, and the longer side of one in pixels.
 MOST_IMAGES, MOST_SIDE = 12, 128
 
@@ -395,12 +396,7 @@ def report_boxes(
         if part is None or importlib.util.find_spec("pycocotools") is None:
             continue
         console.working("measuring the average precision")
-        detected, wanted = [], []
-        for start in range(0, len(part), _DETECTED):
-            images, objects = part.batch(np.arange(start, min(start + _DETECTED, len(part))))
-            detected += model.detect(images, threshold=0.0)
-            wanted += map(in_pixels, images, objects)
-        averages = average_precision(detected, wanted)
+        averages = measure_boxes(model, part)
         metrics |= {f"{name}_{key}": averages[key] for key in ("map", "map_50", "map_75")}
     part = data.validation if data.test is None else data.test
     if part is not None:
@@ -419,7 +415,7 @@ def report_boxes(
 def measure_masks(
     model: Any,
     source: ImageSource,
-    batch_size: int = _SEGMENTED,
+    batch_size: int = _MEASURED,
     progress: Callable[[Any], Any] = iter,
 ) -> dict[str, Any]:
     """Returns how well a segmenter finds the classes of pixels, in the sizes that images have.
@@ -439,11 +435,9 @@ def measure_masks(
     """
     classes = model.num_classes
     confusion = np.zeros((classes, classes), "int64")
-    for start in progress(range(0, len(source), batch_size)):
-        images, labels = source.batch(np.arange(start, min(start + batch_size, len(source))))
-        # A shorter batch would be compiled again.
-        filled = [*images, *[images[-1]] * (batch_size - len(images))]
-        for mask, label in zip(model.segment(filled, batch_size), labels, strict=False):
+    for images, labels, filled in _batches(source, batch_size, progress):
+        masks = model.segment(filled, batch_size)[: len(images)]
+        for mask, label in zip(masks, labels, strict=True):
             known = (label != model.ignore_class) & (label >= 0)
             if (label[known] >= classes).any():
                 raise InputError(f"a mask has class {label[known].max()}, the model {classes}")
@@ -458,6 +452,36 @@ def measure_masks(
         "pixel_accuracy": float(right.sum() / confusion.sum()),
         "iou": dict(zip(names, shares.tolist(), strict=True)),
     }
+
+
+def measure_boxes(
+    model: Any,
+    source: ImageSource,
+    batch_size: int = _MEASURED,
+    progress: Callable[[Any], Any] = iter,
+) -> dict[str, float]:
+    """Returns the average precision of a detector, see `kmodels.training.average_precision`.
+
+    Args:
+        model: a detector.
+        source: images with boxes.
+        batch_size: images at a time.
+        progress: iterates over the starts of batches, showing progress.
+    """
+    detected, wanted = [], []
+    for images, objects, filled in _batches(source, batch_size, progress):
+        detected += model.detect(filled, threshold=0.0, batch_size=batch_size)[: len(images)]
+        wanted += map(in_pixels, images, objects)
+    return average_precision(detected, wanted)
+
+
+def _batches(
+    source: ImageSource, batch_size: int, progress: Callable[[Any], Any]
+) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """Yields images, labels, and the images filled up: a shorter batch would be compiled again."""
+    for start in progress(range(0, len(source), batch_size)):
+        images, labels = source.batch(np.arange(start, min(start + batch_size, len(source))))
+        yield images, labels, [*images, *[images[-1]] * (batch_size - len(images))]
 
 
 def _draw_masks(folder: "Folder", model: Any, source: ImageSource, names: list[str]) -> None:

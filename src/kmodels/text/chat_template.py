@@ -313,7 +313,7 @@ def _refuse(message: str) -> None:
 
 # Loop steps, calls, filters and arithmetic of one rendering.
 STEPS = 1_000_000
-# Characters of one text or list, and of all that is written.
+# Largest number of characters of a text, of a list, and of the output.
 CHARACTERS = 100_000_000
 # The largest number that a function may get, such as a width, and bits of a whole number.
 NUMBER = 1_000_000

@@ -506,9 +506,9 @@ class Tokenizer:
         Args:
             messages: of one chat. A reply with "weight" 0 gets no span, so the template need not
                 mark it.
-            chat_template: as of `apply_chat_template`, like all that follow.
-            tools: functions that the model may call.
-            **values: further variables of the template.
+            chat_template: as in `apply_chat_template`.
+            tools: functions that the model may call, as in `apply_chat_template`.
+            **values: further variables of the template, as in `apply_chat_template`.
 
         Raises:
             InputError: as in `apply_chat_template`.
@@ -566,7 +566,7 @@ class Tokenizer:
         A token that begins before a reply and reaches into it counts as the model's, as in
         transformers.
         """
-        self.encode_batch([one.text for one in rendered])  # which names what is no text
+        self.encode_batch([one.text for one in rendered])  # raises for anything but a text
         encodings = self.core.encode_batch([one.text for one in rendered], add_special_tokens=False)
         rows = []
         for one, encoding in zip(rendered, encodings, strict=True):

@@ -5,7 +5,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -219,8 +219,6 @@ def _texts(
     Returns:
         The rows of the CSV file, details for JSON, and what evaluations.json of a run gets.
     """
-    from rich.progress import track
-
     from kmodels.tools.evaluate_text import models_of, table_of
     from kmodels.tools.likelihood import LanguageScorer
 
@@ -228,12 +226,9 @@ def _texts(
         lines = pluralize(len(task.skipped), "bad line")
         console.print(f"{lines} left out, the first: {task.skipped[0]}")
 
-    def progress(batches: list[Any]) -> Any:
-        return track(batches, "evaluating", **_transient(console))
-
     metrics, details = {}, {}
     for stage, lm in models_of(model, adapter, before, precision):
-        scorer = LanguageScorer(lm, batch_size, max_length, progress=progress)
+        scorer = LanguageScorer(lm, batch_size, max_length, progress=_track(console))
         metrics[stage], details["rows"] = task.evaluate(scorer)
     records = len(task.rows)
     facts = {"model": model, "data": data, "task": task.task, "records": records}
@@ -277,8 +272,6 @@ def _pixels(
     console: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Evaluates a segmenter and prints a table; returns as `_texts`."""
-    from rich.progress import track
-
     from kmodels.data import open_masks
     from kmodels.runs.results import measure_masks
     from kmodels.tools.evaluate_text import table_of
@@ -290,10 +283,7 @@ def _pixels(
     task = cls.from_preset(path, dtype=precision)
     check_preprocessor(task, path)
 
-    def progress(starts: range) -> Any:
-        return track(starts, "evaluating", **_transient(console))
-
-    metrics = measure_masks(task, part, batch_size, progress)
+    metrics = measure_masks(task, part, batch_size, _track(console))
     details = {"iou": metrics.pop("iou")}
     console.print(table_of({"after": metrics}, "segmentation", len(part)))
     facts = {"task": "segmentation", "records": len(part)}
@@ -308,13 +298,9 @@ def _boxes(
     model: str, cls: Any, data: str, batch_size: int, precision: str, console: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Evaluates a detector and prints a table; returns as `_texts`."""
-    import numpy as np
-    from rich.progress import track
-
     from kmodels.data import open_boxes
-    from kmodels.data.images.boxes import in_pixels
+    from kmodels.runs.results import measure_boxes
     from kmodels.tools.evaluate_text import table_of
-    from kmodels.training import average_precision
 
     path, root = model_in(model), local_path(data)
     bundle = open_boxes(f"coco:{root}", validation_split=0.0)
@@ -326,15 +312,8 @@ def _boxes(
             f"{root} has the classes {', '.join(bundle.class_names[:SHOWN])}, and the model "
             f"{', '.join(task.class_names[:SHOWN])}; give data of the same classes"
         )
-    detected, wanted = [], []
-    starts = range(0, len(part), batch_size)
-    for start in track(starts, "evaluating", **_transient(console)):
-        images, objects = part.batch(np.arange(start, min(start + batch_size, len(part))))
-        # A shorter batch would be compiled again.
-        filled = [*images, *[images[-1]] * (batch_size - len(images))]
-        detected += task.detect(filled, threshold=0.0, batch_size=batch_size)[: len(images)]
-        wanted += map(in_pixels, images, objects)
-    metrics = average_precision(detected, wanted)
+
+    metrics = measure_boxes(task, part, batch_size, _track(console))
     console.print(table_of({"after": metrics}, "detection", len(part)))
     facts = {"task": "detection", "records": len(part)}
     return [{"model": model, "data": data, **facts, **metrics}], {}, {**facts, "after": metrics}
@@ -383,8 +362,12 @@ class _ByNames:
         return self.towers.count_params()
 
 
-def _transient(console: Any) -> dict[str, Any]:
-    return {"console": console, "transient": True, "disable": not console.is_terminal}
+def _track(console: Any, total: int | None = None) -> Callable[[Any], Any]:
+    """Returns a function that iterates over something and shows its progress."""
+    from rich.progress import track
+
+    options = {"console": console, "transient": True, "disable": not console.is_terminal}
+    return lambda items: track(items, "evaluating", total, **options)
 
 
 def _images(
@@ -536,7 +519,6 @@ def predicted(
         InputError: for an unreadable image, unless `skip_bad`; with it if no image is readable.
     """
     import numpy as np
-    from rich.progress import track
 
     from kmodels.data.images.any_picture import open_picture
 
@@ -551,7 +533,7 @@ def predicted(
                     raise InputError(f"{error}, or give --skip-bad") from None
                 bad.add(number)
 
-    rest = iter(track(pictures(), "evaluating", len(files), **_transient(console)))
+    rest = iter(_track(console, len(files))(pictures()))
     parts = []
     while batch := list(islice(rest, batch_size)):
         # A shorter batch would be compiled again.

@@ -14,14 +14,13 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.augment import Augment, crop_and_resize, photometric_distortion
 from kmodels.data.images.boxes import KEYS, cropped, padded
 from kmodels.data.images.decoding import with_channels
-from kmodels.data.images.resizing import USUAL, Resizing, resize
-from kmodels.data.images.sources import ImageSource, check_labels
+from kmodels.data.images.resizing import USUAL, Resizing, resize, with_shorter_side
+from kmodels.data.images.sources import NO_LABEL, ImageSource, check_labels
 from kmodels.data.rng import order, uniforms
 from kmodels.data.rows import rows_within
 
-# Label of pixels outside of an image. A crop is drawn again if a class has at least this share of
-# it, up to so many crops in all.
-OUTSIDE, CROPS, LARGEST_CLASS = 255, 11, 0.75
+# Largest number of random crops that are drawn until no class has this share of one.
+CROPS, LARGEST_CLASS = 11, 0.75
 # Distance of the copies of a sample in repeated augmentation, even as the pairs of MixUp are.
 APART = 64
 
@@ -247,12 +246,10 @@ class MaskMaker(BatchMaker):
         assert self.scale is not None
         low, high = self.scale
         drawn = uniforms(self.seed, "mask-scale", epoch, samples, 2 + 2 * CROPS)
-        images, labels = [], np.full((len(samples), *size), OUTSIDE, "int32")
+        images, labels = [], np.full((len(samples), *size), NO_LABEL, "int32")
         for row, (picture, mask, own) in enumerate(zip(pictures, masks, drawn, strict=True)):
-            height, width = picture.shape[:2]
             side = max(int(min(size) * (low + own[0] * (high - low))), 1)
-            short = min(height, width)
-            whole = int(side * height / short + 0.5), int(side * width / short + 0.5)
+            whole = with_shorter_side(picture.shape[:2], side)
             image = self.resizing(picture, whole)
             image = with_channels(image[None], self.channels or image.shape[-1])[0]
             numbers = resize(np.asarray(mask, "float32")[..., None], whole, None, "nearest")
@@ -267,7 +264,7 @@ class MaskMaker(BatchMaker):
                 )
                 part = np.s_[top : top + size[0], left : left + size[1]]
                 counts = np.bincount(places[part].ravel(), minlength=len(classes))
-                counts = counts[classes != OUTSIDE]
+                counts = counts[classes != NO_LABEL]
                 if np.count_nonzero(counts) > 1 and counts.max() < LARGEST_CLASS * counts.sum():
                     break
             image, numbers = image[part], numbers[part]

@@ -9,7 +9,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import decode, suffixes
-from kmodels.data.images.sources import DataBundle, split
+from kmodels.data.images.sources import NO_LABEL, DataBundle, split
 from kmodels.data.images.synthetic import (
     SCENE_CLASSES,
     SCENE_SIZE,
@@ -18,7 +18,6 @@ from kmodels.data.images.synthetic import (
 )
 
 SPECS = "scenes[:N], folder:DIR"
-NO_LABEL = 255
 PARTS = ("train", "validation", "test")
 ADE20K = "annotations"  # the folder of its masks
 

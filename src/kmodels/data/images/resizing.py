@@ -165,6 +165,18 @@ def resize(
     return np.stack([np.asarray(plane) for plane in planes], -1).astype(image.dtype)
 
 
+def with_shorter_side(size: Sequence[int], side: int) -> tuple[int, int]:
+    """Returns (height, width) in the same aspect ratio whose shorter side is `side`, rounded.
+
+    Args:
+        size: (height, width).
+        side: the shorter side of the result.
+    """
+    height, width = size
+    short = min(height, width)
+    return int(side * height / short + 0.5), int(side * width / short + 0.5)
+
+
 def _triangle(x: np.ndarray) -> np.ndarray:
     return 1 - np.abs(x)
 

@@ -11,6 +11,8 @@ from kmodels.core.errors import InputError
 from kmodels.data.images.decoding import PictureError
 from kmodels.data.rng import philox
 
+# Label of pixels that belong to no class.
+NO_LABEL = 255
 _STATISTICS_SAMPLES = 2048
 
 

@@ -469,7 +469,8 @@ def _add(writer: "gguf.GGUFWriter", name: str, value: Setting) -> None:
 
 # === Importance matrices of llama.cpp: how much an error in each column of a tensor counts ===
 
-# The sums of squares of a tensor's inputs, as GGUF or, before 2025, in a format of its own (.dat).
+# An importance matrix is a GGUF file, or before 2025 a .dat file; it has the sums of squares of the
+# inputs of each tensor.
 log = logging.getLogger("kmodels")
 SUMS, COUNTS = ".in_sum2", ".counts"
 # Most names in a warning.

@@ -11,7 +11,8 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.images.resizing import resize
+from kmodels.data.images.resizing import resize, with_shorter_side
+from kmodels.data.images.sources import NO_LABEL
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.preprocessor import (
@@ -42,8 +43,7 @@ def fitted(size: Sequence[int], side: int, way: str) -> tuple[int, int]:
     """
     height, width = size
     if way == "slide":  # rounded as in DINOv3's code
-        short = min(height, width)
-        return int(side * height / short + 0.5), int(side * width / short + 0.5)
+        return with_shorter_side(size, side)
     short = float(side)
     if way == "pad" and height != width:
         short = side * float(min(height, width)) / float(max(height, width))
@@ -161,10 +161,6 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
         if len(one):
             into[: len(one)] = one
     return dict(zip(KEYS, (whole, kinds), strict=True))
-
-
-# Of pixels that belong to no class, which loss and metric leave out.
-OUTSIDE = 255
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -307,7 +303,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             return np.zeros((0, *self.image_size), "int32")
         return np.stack([self._mask(to_numpy(one)) for one in masks])
 
-    def _mask(self, mask: np.ndarray, outside: int = OUTSIDE) -> np.ndarray:
+    def _mask(self, mask: np.ndarray, outside: int = NO_LABEL) -> np.ndarray:
         if mask.ndim == 3 and mask.shape[-1] == 1:
             mask = mask[..., 0]
         if mask.ndim != 2:
