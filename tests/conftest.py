@@ -192,6 +192,36 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return not re.search(mark, text) or None
 
 
+def _waits_for_the_night(item: pytest.Item) -> bool:
+    """Returns whether `make test` leaves a test to `make test-all` on this backend."""
+    if any(BACKEND in (mark.args or BACKENDS) for mark in item.iter_markers("nightly")):
+        return True
+    marks = [mark for mark in item.iter_markers("each_time") if BACKEND in _backends_of(mark)]
+    return any(item.callspec.id not in mark.args for mark in marks)
+
+
+def _backends_of(mark: pytest.Mark) -> tuple[str, ...]:
+    return mark.kwargs.get("on", BACKENDS)
+
+
+def _check_each_time(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Raises `pytest.UsageError` if `each_time` names no case of a test: none would ever run."""
+    if any("::" in argument for argument in config.args):
+        return
+    cases: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in items:
+        for mark in item.iter_markers("each_time"):
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault(test, set()).add(item.callspec.id)
+            named.setdefault(test, set()).update(mark.args)
+    for test, names in named.items():
+        if not names & cases[test]:
+            raise pytest.UsageError(
+                f"each_time of {test} names {sorted(names)}; its cases are {sorted(cases[test])}"
+            )
+
+
 def _is_for_this_backend(item: pytest.Item, nightly: bool) -> bool:
     if BACKEND == "torch":
         return True
@@ -216,10 +246,11 @@ def _is_chosen(item: pytest.Item, across: bool, nightly: bool) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     across, nightly = config.getoption("--across"), config.getoption("--nightly")
+    _check_each_time(config, items)
     chosen = {
         item
         for item in items
-        if _is_chosen(item, across, nightly) and (nightly or not item.get_closest_marker("nightly"))
+        if _is_chosen(item, across, nightly) and (nightly or not _waits_for_the_night(item))
     }
     if left := [item for item in items if item not in chosen]:
         config.hook.pytest_deselected(items=left)

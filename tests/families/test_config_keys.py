@@ -360,6 +360,14 @@ def _with_head(folder, head, name="lm_head.weight"):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.each_time(
+    "untied-gemma4_text",
+    "tied, and the table twice-gemma3_text",
+    "tied, and another head-llama",
+    "tied-qwen3",
+    "untied, and the table twice-qwen3",
+    "tied, and another head-gemma2",
+)
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize(
     ("case", "kind"),

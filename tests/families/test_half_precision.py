@@ -26,6 +26,7 @@ def make(preset, dtype):
     return GemmaCausalLM(GemmaBackbone(**PRESETS[preset], dtype=dtype))
 
 
+@pytest.mark.each_time("vit_debug-mixed_float16", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     ("preset", "policy"),
     [

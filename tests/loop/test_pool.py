@@ -42,6 +42,7 @@ def alone():
         return train(model)
 
 
+@pytest.mark.each_time("quantize", "compile_again", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     "change", [freeze, compile_again, add_adapters, quantize, take_the_preprocessor]
 )

@@ -72,6 +72,7 @@ def assert_follows(model):
     return wanted
 
 
+@pytest.mark.nightly("tensorflow")
 def test_predict_and_evaluate_follow_what_was_done_to_the_backbone(model):
     before = assert_follows(model)
     model.backbone.enable_lora(2, targets="all-linear")
@@ -108,6 +109,7 @@ def test_what_is_traced_with_adapters_disabled_stays_inside(model):
     np.testing.assert_allclose(to_numpy(jitted(x)), adapted, **CLOSE)
 
 
+@pytest.mark.nightly("tensorflow")
 def test_two_tasks_of_one_backbone_both_follow():
     first = classifier("mixed_bfloat16")
     second = ViTImageClassifier(first.backbone, num_classes=3)
@@ -149,6 +151,7 @@ def build(model):
     model.optimizer.build(model.trainable_variables)
 
 
+@pytest.mark.each_time("own model", "task", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     ("make", "steps_before", "method"),
     [
@@ -284,6 +287,7 @@ def test_a_loop_follows_disabled_adapters_and_names_new_variables(model):
     assert np.isfinite(called(bare)).all()
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize(
     "policy", [pytest.param("float32", marks=pytest.mark.once), "mixed_bfloat16"]
 )

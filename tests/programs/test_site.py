@@ -9,7 +9,10 @@ from browser import look
 from python_process import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.across, pytest.mark.needs("mkdocs", "mkdocstrings", "nbconvert")]
+pytestmark = [
+    *(pytest.mark.across, pytest.mark.needs("mkdocs", "mkdocstrings", "nbconvert")),
+    pytest.mark.nightly,
+]
 
 
 @pytest.fixture(scope="module")

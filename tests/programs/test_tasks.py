@@ -55,9 +55,15 @@ ACROSS = [
     ("change_backend", 0, "jax", rf"at step 88\n(.*\n)* +4/4 .*\n(.*\n)*{END}"),
 ]
 # Imports of torch and Keras are part of this one; the processes of the others are forks.
-REALLY_STARTED = ("prefer",)
+REALLY_STARTED = ("fine_tune_vit",)
 # These start a Ray cluster of their own.
 CLUSTERS = [("tune", 1), ("serve_on_ray", 0)]
+# The programs of these are in the tests of recipes and tools, too; a run takes up to 30 s.
+NIGHTLY = [
+    *(("fine_tune_gemma", 0), ("prefer", 0), ("reward", 0), ("chat", 0), ("many_gpus", 1)),
+    *(("many_gpus", 0), ("own_kernel", 1), ("own_kernel", 2), ("export", 0)),
+    *(("change_backend", 0), ("tune", 0), *CLUSTERS),
+]
 NEEDS = re.compile(r'Needs\s+`pip install "kmodels\[([\w,]+)\]"`')
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -72,13 +78,15 @@ def _block(page, number):
 
 def _cases():
     here = [run for run in RUNS if run[2] == os.environ["KERAS_BACKEND"]]
-    marked = [(run, [pytest.mark.each_backend]) for run in here]
-    for run in ACROSS:
-        on_ray = [pytest.mark.nightly] if run[:2] in CLUSTERS else []
-        marked.append((run, [pytest.mark.across(run[2]), *on_ray]))
+    marked = [(run, pytest.mark.each_backend) for run in here]
+    marked += [(run, pytest.mark.across(run[2])) for run in ACROSS]
     return [
-        pytest.param(page, number, ending, id=f"{page}-{number}", marks=marks)
-        for (page, number, _, ending), marks in marked
+        pytest.param(
+            *(page, number, ending),
+            id=f"{page}-{number}",
+            marks=[mark, *[pytest.mark.nightly] * ((page, number) in NIGHTLY)],
+        )
+        for (page, number, _, ending), mark in marked
     ]
 
 

@@ -213,6 +213,10 @@ def test_every_registered_class_is_found_by_its_name():
 # === Clones, and models around ours ===
 
 
+@pytest.mark.each_time(
+    *("ViTImageClassifier", "EoMTImageSegmenter", "ViTMAEForPreTraining", "ImageTextSimilarity"),
+    *("GemmaCausalLM", "Gemma4ImageTextLM", "Gemma3TextEmbedder"),
+)
 @outermost
 def test_clones(make, x, tmp_path):
     model = changed(make())

@@ -119,6 +119,7 @@ def assert_a_batch_is_a_fit(by_fit, by_batch, *given):
     np.testing.assert_allclose(found, predicted, atol=tolerance("logits"))
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_a_step_on_a_batch_is_fit_on_it():
     for raw, labels, dtype in (
@@ -180,6 +181,7 @@ def test_float16_keeps_a_head_in_float32():
     assert found.dtype == np.float32 and 0 < np.abs(found - to_numpy(wide(x))).max() < 0.03
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_compile_settings_travel_in_a_keras_file(tmp_path):
     lm = gemma()

@@ -376,6 +376,7 @@ def records(count=12):
     ]
 
 
+@pytest.mark.each_time("mixed_bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_fit_learns_and_what_was_learnt_is_kept(gemma, tmp_path, dtype):
     model = gemma.read(dtype=dtype)
@@ -391,6 +392,7 @@ def test_fit_learns_and_what_was_learnt_is_kept(gemma, tmp_path, dtype):
     np.testing.assert_allclose(losses[0], losses[1], rtol=tolerance("losses"))
 
 
+@pytest.mark.each_time("mixed_bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_adapters_learn_alone_and_are_merged_into_the_export(gemma, tmp_path, dtype):
     model = gemma.read(dtype=dtype)

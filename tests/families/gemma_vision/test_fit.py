@@ -29,6 +29,7 @@ def case(references):
     return ProcessorCase(references)
 
 
+@pytest.mark.each_time("records", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize("form", ["records", "lists", "columns"])
 def test_losses(case, form):

@@ -50,6 +50,7 @@ def output(model, x):
     return np.asarray(hub_models.output(model, x), "float32")
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.parametrize(
     "images",
     [pytest.param(0, marks=ONCE), pytest.param(1, marks=ONCE), pytest.param(2, marks=HUB)],
@@ -105,6 +106,7 @@ def test_a_changed_number_of_the_encoder_is_named(models):
         keras_hub.compare(ours, theirs)
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @everywhere
 def test_an_encoder_in_float32_stays_so_beside_bfloat16(models):
     theirs = hub_models.gemma_3_vision(models, "bfloat16")

@@ -69,6 +69,7 @@ def plain(model):
     return continued(model, batch(LENGTHS))
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_a_model_that_assists_itself_passes_once_for_all_drafts(model, plain):
     assert model.draft_counts is None

@@ -45,6 +45,7 @@ def streamed(model, call, prompt, **settings):
     return found
 
 
+@pytest.mark.each_time("drafts0", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize("drafts", [{}, {"prompt_lookup_num_tokens": 3}])
 def test_a_stop_string_ends_a_text_wherever_its_tokens_begin(model, drafts):

@@ -23,6 +23,7 @@ if keras.backend.backend() == "torch":
         inputs = _inputs(lengths, seed)
         return model.generate(inputs, max_length=30, stop_token_ids=None, **drafts)["token_ids"]
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         ("calls", "drafts", "graphs"),
         [

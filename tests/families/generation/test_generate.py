@@ -107,6 +107,7 @@ def test_stop_tokens_end_a_row_and_streaming_tells_each_token(model, inputs, pro
 UNEVEN = PRESETS["gemma4_debug"]
 
 
+@pytest.mark.each_time("mixed_bfloat16", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_rings_have_the_compute_dtype_and_a_window_bounds_them_whatever_the_length(policy):
     backbone = GemmaBackbone(**UNEVEN, dtype=policy)
@@ -347,6 +348,7 @@ def test_beam_search_finds_what_is_more_likely(model, prompts):
         assert scores[0] >= single - 1e-5
 
 
+@pytest.mark.nightly("tensorflow")
 def test_contrastive_search_without_a_penalty_is_greedy(model, prompts, continued):
     inputs = {"token_ids": np.array([prompts[0]])}
     model.use_sampler(ContrastiveSampler(k=3, alpha=0.0))

@@ -138,6 +138,7 @@ def words():
     return words_model(["quick", "brown", "fox"], special)
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.each_backend
 @pytest.mark.parametrize("generation", [3, 4])
 def test_one_name_for_text_alone_and_with_images(generation, tmp_path):
@@ -199,6 +200,7 @@ def embedder(kind, **settings):
     return getattr(models, f"{kind}TextEmbedder")(backbone, None, **settings)
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.each_backend
 @pytest.mark.parametrize("kind", ["Gemma3", "Qwen3"])
 def test_embedders_pool_as_they_are_told(kind, tmp_path):

@@ -79,6 +79,7 @@ def batch(labels="float32"):
     return pictures, found, {"boxes": boxes, "classes": classes}
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=ALL if name in KINDS else ONE) for name in LAYERS]
 )

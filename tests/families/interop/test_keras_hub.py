@@ -42,6 +42,7 @@ def models():
     return import_module("keras_hub").models
 
 
+@pytest.mark.each_time("vit_classifier", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[EVERYWHERE] * (name in ON_EACH)) for name in hub_models.MAKERS],

@@ -251,6 +251,12 @@ def test_matrices_of_a_table_that_is_the_head_are_refused(target, references, tm
     refused("'token_embedding' is not a linear", model.enable_lora, 2, targets="token_embedding")
 
 
+@pytest.mark.each_time(
+    "quantized linear-int4",
+    "quantized linear-nf4",
+    "biases of quantized-int8",
+    "head beside quantized-nf4",
+)
 @pytest.mark.parametrize("mode", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("case", QUANTIZED, indirect=True)
 def test_a_copy_of_a_quantized_module_holds_floats(case, mode, tmp_path):

@@ -125,6 +125,7 @@ def test_the_loss_is_that_of_transformers():
     np.testing.assert_allclose(shares, generalized_box_iou(*corners), atol=tolerance("hidden"))
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @EACH
 def test_it_learns_saves_and_detects(tmp_path):
     images, objects = made_objects(8, SIZE, seed=1)

@@ -114,6 +114,7 @@ def numpy_vit(weights, images, heads, number, special, proportional=True):
     return np.stack(results)
 
 
+@pytest.mark.each_time("class token", on=("jax", "tensorflow"))
 @pytest.mark.each_backend  # merging
 @pytest.mark.parametrize(
     ("fields", "special"),
@@ -227,6 +228,7 @@ def test_so_many_patches_stay_as_in_timm_and_others_each_time():
     assert still.shape == tokens.shape and same.shape == places.shape
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.each_backend  # random patches are dropped in a compiled step
 def test_a_classifier_trains_with_both_and_comes_back(tmp_path):
     keras.utils.set_random_seed(0)

@@ -53,6 +53,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.each_time("numbers", "several classes", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_default_loss_follows_the_kind_of_problem(name):

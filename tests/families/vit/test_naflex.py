@@ -177,6 +177,7 @@ def alone_of(packed):
     return {"pixel_values": values, "spatial_shapes": np.array(GRIDS)}
 
 
+@pytest.mark.each_time("gap", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize("pooling", ["gap", "map"])
 def test_an_image_in_a_row_gives_what_it_gives_alone(packed, pooling, backend):

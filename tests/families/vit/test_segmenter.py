@@ -50,6 +50,7 @@ def numpy_loss(logits, labels):
     return -(own * there), there
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_loss_and_metric_are_those_of_numpy():
     logits = rng.normal(size=(3, 4, 5, CLASSES))
@@ -100,6 +101,7 @@ def test_loss_and_metric_are_those_of_numpy():
     assert again.ignore_class == IGNORED and again.sparse_y_pred is False
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_the_head_is_batch_norm_a_dense_layer_and_bilinear_resizing(trained):
     model, history = trained

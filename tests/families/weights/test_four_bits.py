@@ -120,6 +120,7 @@ def logits(folder, **settings):
     return model, to_numpy(model({"token_ids": IDS, "padding_mask": np.ones_like(IDS)}))
 
 
+@pytest.mark.each_time("nf4-True", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize(("kind", "double"), [("nf4", True), ("fp4", False)])
 def test_a_directory_is_kept_in_4_bits(source, tmp_path, kind, double):
@@ -400,6 +401,7 @@ KINDS = {
 }
 
 
+@pytest.mark.each_time("AWQ", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", KINDS)
 def test_gptq_and_awq_are_kept_in_4_bits(source, tmp_path, name):
@@ -558,6 +560,7 @@ def written_in_float8(source, folder, name, change=None):
     return folder / "small", folder / "floats"
 
 
+@pytest.mark.each_time("groups", "one scale")
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", FLOATS)
 def test_fp8_is_kept_in_8_bits(source, tmp_path, name, caplog):

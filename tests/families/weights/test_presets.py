@@ -107,6 +107,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.each_time("nf4", "int8 with adapters", "copies", "rows", on=("jax", "tensorflow"))
 @pytest.mark.each_backend
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_random_weights_of_a_changed_model_have_its_variables(change, tmp_path):

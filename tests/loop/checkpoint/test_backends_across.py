@@ -53,6 +53,7 @@ def test_steps_outside_of_fit_leave_nothing_behind(runs, left, tmp_path):
     np.testing.assert_array_equal(losses, losses_of(left, "sgd")[runs.SAVED :])
 
 
+@pytest.mark.each_time("ours", "adamw")
 @across
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_goes_on_as_on_the_other_backend(runs, written, tmp_path, optimizer):

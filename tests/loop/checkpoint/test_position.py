@@ -256,6 +256,15 @@ grain_loaders = [
 ]
 
 
+@pytest.mark.each_time(
+    "vit-image_loader-settings0",
+    "quick-Own-settings2",
+    "quick-listed-settings4",
+    "dense-image_loader-settings8",
+    "quick-grain_loader-settings7",
+    "quick-torch_loader-settings5",
+    on=("jax", "tensorflow"),
+)
 @pytest.mark.parametrize(
     ("make", "loader", "settings"),
     [
@@ -343,6 +352,7 @@ def test_what_cannot_be_sought_is_gone_through_again_and_says_so(
     assert continued >= STEPS * BATCH
 
 
+@pytest.mark.each_time("quick-Own-settings0", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     ("make", "loader", "settings"),
     [(quick, Own, {}), (vit, image_loader, {}), *torch_loaders, grain_loaders[1]],

@@ -33,6 +33,7 @@ def together(folder, stops=(), turned=False):
     raise AssertionError
 
 
+@pytest.mark.each_time("True", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("turned", [False, True])
 def test_of_two_checkpoints_the_first_resumes_the_run(tmp_path, capsys, turned):
     whole = together(tmp_path / "a", turned=turned)
@@ -75,6 +76,7 @@ def test_a_fit_that_has_nothing_left_to_train_says_so(tmp_path):
     assert len(history.history["loss"]) == EPOCHS + 1 and state.weights_digest(model) != weights
 
 
+@pytest.mark.nightly("tensorflow")
 def test_a_changed_number_is_used_and_said(tmp_path, capsys):
     """Within an epoch and between two; the next resume finds nothing changed any more.
 
@@ -112,6 +114,7 @@ def test_a_changed_number_is_used_and_said(tmp_path, capsys):
     assert "learning_rate was 0.00" in capsys.readouterr().out
 
 
+@pytest.mark.nightly("tensorflow")
 def test_a_changed_schedule_is_used_and_said(tmp_path, capsys):
     rates = []
     for steps in (20, 40):

@@ -79,6 +79,7 @@ def test_after_an_error_signals_have_their_former_meaning(task, tmp_path, own):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.each_time("2", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("every", [None, 2])
 def test_keras_own_fit_goes_on_at_an_epoch(every, tmp_path, capsys):
     """Exactly where an epoch ends; a cut epoch begins again, with the weights that it had."""

@@ -280,6 +280,14 @@ def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
     check(model, tmp_path, *KINDS[kind])
 
 
+@pytest.mark.each_time(
+    "DataLoader",
+    "tf.data, named columns",
+    "grain, by number",
+    "Hugging Face",
+    "WebLoader",
+    on=("jax", "tensorflow"),
+)
 @pytest.mark.across("jax", "torch", "tensorflow")
 @pytest.mark.parametrize("kind", ELSEWHERE)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -140,6 +140,7 @@ class Later(Batches):
         return super().__iter__()
 
 
+@pytest.mark.each_time("0-True-3", "2-False-1", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("validation", [False, True])
 def test_an_error_of_the_data_arrives_as_it_was(model, ahead, epochs, validation):

@@ -136,19 +136,19 @@ CASES = {
 
 
 # A case compiles for 5 s, and these mix what others have.
+EACH_TIME = ("vit", "experts", "gemma with lora")
 KINDS = (("float32", False), ("float32", True), ("mixed_bfloat16", False), ("bfloat16", True))
 MESHES = ("data=8", "fsdp=8", "data=4,model=2", "data=2,fsdp=4", "data=2,fsdp=2,model=2")
-NIGHTLY = {"experts with lora": (make_experts, {"lora": True}, ("model=8",))} | {
+CASES |= {"experts with lora": (make_experts, {"lora": True}, ("model=8",))} | {
     f"{make.__name__}, {dtype}, lora={lora}": (make, {"dtype": dtype, "lora": lora}, MESHES)
     for make, (dtype, lora) in itertools.product((make_vit, make_gemma), KINDS)
 }
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in NIGHTLY)]
-)
+@pytest.mark.each_time(*EACH_TIME)
+@pytest.mark.parametrize("case", CASES)
 def test_losses_do_not_depend_on_the_mesh(case):
-    make, options, meshes = (CASES | NIGHTLY)[case]
+    make, options, meshes = CASES[case]
     alone, _ = train(make, None, **options)
     assert alone[-1] < alone[0] - 0.1
     dtype = "bfloat16" if "bfloat16" in case else "float32"
@@ -159,6 +159,7 @@ def test_losses_do_not_depend_on_the_mesh(case):
         check_bytes(model)
 
 
+@pytest.mark.nightly
 def test_steps_on_kernels_of_few_bits_do_not_depend_on_the_mesh():
     def losses(mesh):
         model, (x, y), more = compiled(make_in_few_bits, mesh)
@@ -300,6 +301,7 @@ def test_a_dataset_of_ones_own_is_preprocessed_once():
     assert len(seen) >= 4 and set(seen) == {1.0}
 
 
+@pytest.mark.each_time("siglip_debug")
 @pytest.mark.parametrize(
     "name",
     [

@@ -104,6 +104,7 @@ def test_data_that_ends_early_ends_the_run(two):
     assert compared in two[0].stderr or waited in two[0].stderr, two[0].stderr[-3000:]
 
 
+@pytest.mark.nightly
 @pytest.mark.across("jax", "torch")
 def test_data_of_other_packages(tmp_path):
     wanted = input_cases.fed(None, OF_OTHERS)

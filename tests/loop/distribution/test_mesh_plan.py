@@ -38,6 +38,7 @@ KERNELS = 28 * (4 * 3072 * 4096 + 3 * 3072 * 24_576) + 256_000 * 3072
 NORMS = (2 * 28 + 1) * 3072
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 def test_each_axis_divides_what_the_papers_say(backend):
     """Rajbhandari et al. 2020, figure 1: weights, gradients and slots in parts."""
     full = Setup(8, 16, accelerator=True)
@@ -66,6 +67,7 @@ def test_each_axis_divides_what_the_papers_say(backend):
     assert {axis for axis, *_ in found} == {"model"}
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 def test_precision_lora_and_remat_count(backend):
     def planned(mesh, **changes):
         return Plan("gemma_7b_en", Setup(8, 64, accelerator=True, **changes), mesh=mesh)

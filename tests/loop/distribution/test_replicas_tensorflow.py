@@ -88,6 +88,7 @@ if keras.backend.backend() == "tensorflow":
 
     CASES = (everything_at_once, half_precision, short_batches, gemma_with_lora, a_step_of_ones_own)
 
+    @pytest.mark.each_time("everything_at_once", "a_step_of_ones_own")
     @pytest.mark.parametrize("case", CASES)
     def test_two_replicas_train_what_one_device_trains(case):
         found = {}

@@ -74,6 +74,7 @@ CASES = {
 }
 
 
+@pytest.mark.each_time("packed, with windows and dropout")
 @pytest.mark.parametrize("case", CASES)
 def test_losses_do_not_depend_on_the_mesh(case):
     inputs, variants, meshes = CASES[case]

@@ -122,6 +122,7 @@ def check_same(again, model, x, wanted):
     assert changes.describe(parts[0][0]) == changes.describe(parts[1][0])
 
 
+@pytest.mark.each_time("by_a_table-causal_lm", "merged-classifier", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(("change", "make"), FILES)
 def test_what_was_done_to_a_model_is_in_its_file(change, make, tmp_path):
     model, x = make(), IMAGES if make is classifier else TOKENS
@@ -147,6 +148,7 @@ def test_what_was_done_to_a_model_is_in_its_file(change, make, tmp_path):
         check_outputs(each, wanted, x)
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_are_the_same_and_are_not_tied(copied):
     model = classifier("mixed_bfloat16")
@@ -159,6 +161,7 @@ def test_copies_are_the_same_and_are_not_tied(copied):
     np.testing.assert_array_equal(to_numpy(model(IMAGES)), before)
 
 
+@pytest.mark.nightly("tensorflow")
 def test_training_goes_on_where_it_stopped(tmp_path):
     labels = np.array([0, 1, 2, 0])
     model = classifier()
@@ -193,6 +196,7 @@ def test_a_backbone_in_a_model_of_the_users(tmp_path):
     assert names(copied.trainable_weights) == names(model.trainable_weights)
 
 
+@pytest.mark.nightly("tensorflow")
 def test_weights_with_adapters_fill_a_model_without(tmp_path):
     file = tmp_path / "model.weights.h5"
     for change in (with_lora, with_dora):

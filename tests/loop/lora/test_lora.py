@@ -50,6 +50,7 @@ def plain():
     return backbone()
 
 
+@pytest.mark.each_time("settings1-bfloat16", "settings3-float32", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     ("settings", "dtype"),
     [
@@ -107,6 +108,7 @@ def test_trainable_parameters_are_the_sum_over_layers():
     assert adapters(model)["block_0/attention/query"].settings.scaling == 1.0
 
 
+@pytest.mark.each_time("nf4", on=("jax",))
 @pytest.mark.parametrize("mode", [pytest.param("int8", marks=pytest.mark.once), "int4", "nf4"])
 def test_on_a_quantized_base(mode):
     model = classifier()
@@ -129,6 +131,7 @@ def test_on_a_quantized_base(mode):
     assert not np.array_equal(after["block_0/mlp/up/lora_a"], base["block_0/mlp/up/lora_a"])
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 def test_a_module_of_a_quantized_base_is_trained_as_a_whole(tmp_path):
     model = classifier()
     model.backbone.quantize("int8")

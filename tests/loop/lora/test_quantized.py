@@ -44,6 +44,7 @@ def tuned(model):
     return history.history["loss"], adapters
 
 
+@pytest.mark.each_time("gemma3_debug-nf4", "gemma4_moe_debug-int8")
 @pytest.mark.parametrize(
     ("preset", "name"),
     [
@@ -73,6 +74,7 @@ def test_steps_equal_those_on_the_dequantized_kernels(preset, name):
         )
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.parametrize("name", [pytest.param("int4", marks=pytest.mark.once), "nf4"])
 def test_quantized_experts_are_saved_and_planned(name, tmp_path):
     model = GemmaCausalLM.from_preset(EXPERTS, dtype="float32", preprocessor=None)
@@ -167,6 +169,7 @@ def predicted(model):
     return to_numpy(model(inputs))
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.parametrize(
     ("preset", "name"),
     [

@@ -63,6 +63,7 @@ def values(model):
     return {v.path: np.array(to_numpy(v.value)) for v in model.weights}
 
 
+@pytest.mark.each_time("hidden states", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("metrics", [None, ["accuracy"]], ids=["hidden states", "logits"])
 def test_rows_learn_what_the_same_rows_of_a_trained_table_learn(metrics):
     whole = task()
@@ -94,6 +95,7 @@ def test_rows_learn_what_the_same_rows_of_a_trained_table_learn(metrics):
     }
 
 
+@pytest.mark.each_time("bfloat16", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_off_merged_and_back(dtype):
     model = task(dtype=dtype)
@@ -115,6 +117,7 @@ def test_off_merged_and_back(dtype):
     assert_equal({path: after[path] for path in before}, before)
 
 
+@pytest.mark.nightly("tensorflow")
 def test_generation_has_the_rows():
     model = with_rows()
     merged = copy.deepcopy(model)
@@ -159,6 +162,7 @@ def by_copy(model, folder):
     return copy.deepcopy(model)
 
 
+@pytest.mark.each_time("by_preset", "by_keras", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     "way", [by_keras, by_preset, by_weights, by_lora_weights, by_adapter, by_copy]
 )
@@ -182,6 +186,7 @@ def in_few_bits():
     return shaken(model)
 
 
+@pytest.mark.each_time("by_keras", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("way", [by_keras, by_preset, by_adapter])
 def test_a_table_that_is_trained_as_a_whole_travels(way, tmp_path):
     model = task()

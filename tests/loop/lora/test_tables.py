@@ -51,6 +51,7 @@ def values(model):
     return {v.path: np.array(to_numpy(v.value)) for v in model.weights}
 
 
+@pytest.mark.each_time("True", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("dora", [False, True])
 def test_the_loss_from_hidden_states_is_that_of_logits(dora):
     losses, trained, near = [], [], tolerance("optimizer")
@@ -90,6 +91,7 @@ def test_what_drops_out_is_in_front_of_the_output_layer_alone():
     assert model.evaluate(X, Y, verbose=0) == model.evaluate(X, Y, verbose=0)
 
 
+@pytest.mark.each_time("True-bfloat16", "False-float32", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dora", [False, True])
 def test_off_merged_and_back(dtype, dora):
@@ -159,6 +161,7 @@ def by_copy(model, folder):
     return copy.deepcopy(model)
 
 
+@pytest.mark.each_time("by_weights", "by_adapter", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     "way", [by_keras, by_preset, by_weights, by_lora_weights, by_adapter, by_copy]
 )

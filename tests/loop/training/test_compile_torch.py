@@ -84,6 +84,7 @@ if keras.backend.backend() == "torch":
         # Dropout draws the same bits in both, so the losses are equal with it too.
         _same(model, eager, losses, wanted + _losses(eager, (2,)))
 
+    @pytest.mark.nightly
     def test_adapters_put_in_after_compile_and_rematerialisation(counter) -> None:
         found = []
         for chosen in (False, True):
@@ -101,9 +102,8 @@ if keras.backend.backend() == "torch":
         _same(model, eager, losses, wanted)
 
     # The blocks of Gemma 4 are of the two kinds that Gemma 3 has, and of two more.
-    @pytest.mark.parametrize(
-        "preset", [pytest.param("gemma3_debug", marks=pytest.mark.nightly), "gemma4_debug"]
-    )
+    @pytest.mark.nightly
+    @pytest.mark.parametrize("preset", ["gemma3_debug", "gemma4_debug"])
     def test_gemma(counter, preset) -> None:
         ids = np.random.default_rng(1).integers(3, 320, (2, 12))
         inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}

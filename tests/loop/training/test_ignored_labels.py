@@ -60,6 +60,12 @@ def of_transformers(logits, labels, weights, by_weight):
 
 
 # Each method has labels with weights and without, of each kind of model.
+@pytest.mark.each_time(
+    "language model-default-False-fit",
+    "classifier-logits-False-fit",
+    "language model-positions-True-test_on_batch",
+    on=("jax", "tensorflow"),
+)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("kind", "compiled", "fit_is_weighted"),

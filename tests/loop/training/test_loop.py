@@ -222,6 +222,25 @@ def run_on(model, function, case):
     }
 
 
+@pytest.mark.each_time(
+    "several steps at once",
+    "logs of its own",
+    "sample_weight",
+    "accumulation, clipping and an average",
+    "arrays",
+    "run_eagerly",
+    "class_weight",
+    "validation_data",
+    "early stopping",
+    "a callback that reads and writes weights",
+    "initial_epoch",
+    "a callback that stops an epoch",
+    "whole batches",
+    "a generator",
+    "steps_per_epoch",
+    "no epoch",
+    on=("tensorflow",),
+)
 @pytest.mark.parametrize("name", FITS)
 def test_fit_is_what_keras_own_is(name, backend):
     case = FITS[name]

@@ -151,6 +151,7 @@ def _optax():
     }
 
 
+@pytest.mark.each_time("adamw", "MultiSteps", "schedule")
 @pytest.mark.across("jax")
 @pytest.mark.needs("optax")
 @pytest.mark.parametrize(

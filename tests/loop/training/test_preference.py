@@ -43,11 +43,17 @@ def named(settings):
 
 
 def each_case(cases, name):
-    """Parametrizes by all cases, and by the last one of each value of a setting also compiled."""
-    last = {case["settings"].get(name): case for case in cases}.values()
-    runs = [(case, False) for case in cases] + [(case, True) for case in last]
-    ids = [named(case["settings"]) + ", compiled" * compiled for case, compiled in runs]
-    return pytest.mark.parametrize(("case", "compiled"), runs, ids=ids)
+    """Parametrizes by all cases, and by the last one of each value of a setting also compiled.
+
+    On torch compiling takes seconds, so that all but one of these wait for the night.
+    """
+    last = [*{case["settings"].get(name): case for case in cases}.values()]
+    runs = [pytest.param(case, False, id=named(case["settings"])) for case in cases]
+    for case in last:
+        marks = () if case is last[-1] else pytest.mark.nightly("torch")
+        label = f"{named(case['settings'])}, compiled"
+        runs.append(pytest.param(case, True, id=label, marks=marks))
+    return pytest.mark.parametrize(("case", "compiled"), runs)
 
 
 # === Pairs ===

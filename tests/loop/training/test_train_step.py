@@ -56,6 +56,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.each_time("mixed_float16", on=("tensorflow",))
 @pytest.mark.parametrize("policy", OPTIMIZERS)
 def test_fit_is_what_keras_own_is(policy):
     """Bit for bit: weights, moving statistics, seeds, slots, averages, logs, evaluation."""

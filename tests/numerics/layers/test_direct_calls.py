@@ -55,6 +55,19 @@ def step(model, x, training=True):
     return [x.detach().float().numpy() for x in found if x is not None]
 
 
+@pytest.mark.each_time(
+    "gemma2-True-bfloat16",
+    "gemma4-False-float32",
+    "gemma4-True-mixed_bfloat16",
+    "gemma-True-mixed_bfloat16",
+    "qwen3-False-bfloat16",
+    "vit-True-mixed_bfloat16",
+    "vit-False-float32",
+    "clip-True-bfloat16",
+    "gemma2-False-mixed_bfloat16",
+    "qwen3-True-float32",
+    "clip-False-mixed_bfloat16",
+)
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("family", ["vit", "gemma", "gemma2", "gemma4", "qwen3", "clip"])

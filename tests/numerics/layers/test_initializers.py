@@ -144,6 +144,7 @@ def test_the_count_is_no_part_of_the_seed():
     assert keras_internals.count_since_seed("x") == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.once
 def test_unseeded_processes_differ():
     program = (

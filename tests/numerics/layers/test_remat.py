@@ -42,6 +42,7 @@ def two_steps(mode, **settings):
     return [step(IMAGES) for _ in range(2)]
 
 
+@pytest.mark.each_time("block-settings0", "mlp-settings4", on=("jax", "tensorflow"))
 @pytest.mark.parametrize(
     ("mode", "settings"),
     [

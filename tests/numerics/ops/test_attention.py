@@ -155,6 +155,13 @@ LENGTHS = {
 }
 
 
+@pytest.mark.each_time(
+    "4096, window, segments, cap",
+    "1537, images, window",
+    "513, mask, segments",
+    "128, window, cap",
+    on=("jax", "tensorflow"),
+)
 @pytest.mark.parametrize(
     "label",
     # The shorter cases have what this one has.
@@ -172,6 +179,7 @@ def test_lengths(label: str) -> None:
     check(bodies, given, keywords, compiled=True)
 
 
+@pytest.mark.each_time("reverse", on=("tensorflow",))
 @pytest.mark.parametrize("mode", ["reverse"] if BACKEND == "torch" else ["reverse", "forward"])
 def test_second_derivatives(mode: str, way) -> None:
     """torch has forward mode inside of torch.func alone, as the next test does."""
@@ -275,6 +283,7 @@ def test_tensorflow_leaves_long_texts_to_the_op() -> None:
     assert reason is None or "rounds its own products" in reason
 
 
+@pytest.mark.each_time("segments, cap, dropout", on=("tensorflow",))
 @pytest.mark.parametrize("label", ["window", "segments, cap, dropout", "override"])
 def test_no_array_is_as_long_as_queries_and_keys(label: str) -> None:
     length, keywords = 1536 if label == "override" else 1024, {"causal": True}

@@ -47,6 +47,15 @@ def slopes(function, x, step=1e-6):
     return found
 
 
+@pytest.mark.each_time(
+    "rows-settings7-True",
+    "frozen-settings0-True",
+    "frozen-settings4-True",
+    "trained-settings1-False",
+    "frozen-settings2-False",
+    "rows-settings6-False",
+    on=("torch",),
+)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("table_is", "settings", "compiled"),

@@ -152,6 +152,7 @@ SPLASH = {
 }
 
 
+@pytest.mark.each_time("causal, segments", "window, more keys")
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("label", SPLASH)
 def test_splash_attention(label: str) -> None:
@@ -335,6 +336,7 @@ def mesh():
     distribute(None)
 
 
+@pytest.mark.each_time("4-True")
 @pytest.mark.parametrize(("groups", "kernel"), [(4, True), (2, True), (2, False)])
 def test_rows_and_heads_stay_on_their_devices(request, mesh, groups: int, kernel: bool) -> None:
     if kernel:
@@ -369,6 +371,7 @@ HELD = {
 }
 
 
+@pytest.mark.each_time("causal", "window")
 @pytest.mark.parametrize("label", HELD)
 def test_temporaries_grow_with_the_length(label: str) -> None:
     """Twice the length takes 2.2 times the memory at most, though it has four times the pairs."""

@@ -260,6 +260,11 @@ def compiled(step: Step, prepare: Callable[[Any], Any] = lambda model: model) ->
     return model
 
 
+# A step takes two to five seconds here: each kernel, kind of loss and way to accumulate once.
+@pytest.mark.each_time(
+    *("ViT", "ViT, accumulated", "NaFlex", "EoMT", "SigLIP", "Gemma 2", "Gemma 3, nf4"),
+    *("Gemma 3, packed", "Gemma 4, experts", "EmbeddingGemma", "Llama 3"),
+)
 @pytest.mark.parametrize("label", STEPS)
 def test_a_training_step_stays_on_the_device(kernels, monkeypatch, label: str) -> None:
     step = STEPS[label]
@@ -283,6 +288,7 @@ DISTRIBUTED = [
 ]
 
 
+@pytest.mark.each_time("data=2-ViT, accumulated", "fsdp=2-Gemma 3, int4", "fsdp=2-ViT")
 @pytest.mark.parametrize(("mesh", "label"), DISTRIBUTED)
 def test_a_step_of_several_processes_stays_on_the_device(
     kernels, monkeypatch, mesh: str, label: str
@@ -324,6 +330,7 @@ GENERATED = {
 }
 
 
+@pytest.mark.each_time("gemma3_debug-2", "gemma4_moe_debug-32")
 @pytest.mark.parametrize("rows", [2, 32])
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_step_of_generate_stays_on_the_device(kernels, name: str, rows: int) -> None:
@@ -472,6 +479,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("label", BROKEN)
 def test_what_breaks_a_step_is_found(kernels, monkeypatch, label: str) -> None:
     run, owner, name, broken, (error, message) = BROKEN[label]
@@ -502,6 +510,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.each_time("a tensor of the CPU-forward", "item-backward", "a number sent-forward")
 @pytest.mark.parametrize("when", ["forward", "backward"])
 @pytest.mark.parametrize("label", FAULTS)
 def test_a_fault_in_a_layer_is_found(kernels, monkeypatch, label: str, when: str) -> None:

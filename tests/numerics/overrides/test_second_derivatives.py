@@ -17,6 +17,8 @@ MODES = {
     "jax": ["reverse", "forward"],
     "tensorflow": ["reverse", "forward", "graph"],
 }[keras.backend.backend()]
+# TensorFlow traces a function for each operation in it.
+TONIGHT = pytest.mark.nightly("tensorflow")
 
 
 CASES = few_cases()
@@ -48,7 +50,9 @@ def derivatives(number, body, mode):
     return second_derivative(run, arrays, mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=TONIGHT if mode == "forward" else ()) for mode in MODES]
+)
 @cases(OVERRIDDEN)
 def test_second_derivatives(number, mode) -> None:
     """As a gradient penalty has them: the gradients of the squared gradients' sum."""
@@ -60,6 +64,7 @@ def test_second_derivatives(number, mode) -> None:
     assert_near(found, expected, 10 * tolerance(name))
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @cases(range(len(CASES)))
 def test_second_derivatives_in_bfloat16(number) -> None:
     """Against those of the generic body in float32, at the same values."""

@@ -185,6 +185,7 @@ def test_the_page_of_a_gpu_is_made_of_files(programs, tmp_path):
         assert line in text.splitlines(), text
 
 
+@pytest.mark.nightly
 def test_packing_removes_padding_and_keeps_losses(backend, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in demo.instructions().rows[:60]))

@@ -63,6 +63,7 @@ class Classifier(keras.Model):
         return {**super().get_config(), "classes": self.classes}
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_a_model_of_my_own_is_saved_and_goes_on_training(tmp_path):
     labels = rng.integers(0, 2, 64)

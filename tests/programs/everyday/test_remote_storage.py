@@ -163,6 +163,7 @@ def test_adapters():
         np.testing.assert_array_equal(to_numpy(again(PICTURES)), expected)
 
 
+@pytest.mark.nightly
 def test_exports_and_a_conversion_from_an_address_to_another():
     model = vit()
     expected = to_numpy(model(PICTURES))

@@ -16,6 +16,7 @@ def recipe():
     return load("caption")
 
 
+@pytest.mark.nightly
 @pytest.mark.each_backend("nightly")
 def test_a_resumed_run_ends_at_the_same_weights(recipe, tmp_path):
     whole = tmp_path / "whole"

@@ -95,6 +95,7 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.each_backend("nightly")
 def test_two_processes_sample_together(tmp_path, prompts):
     """On torch each samples and judges its half of a rollout; on JAX both sample all of it."""

@@ -2,8 +2,8 @@
 
 The first cell says where a notebook runs, on a line of its own or at the start of one:
 "Backends: `jax`, `torch`." is executed in the run of each; "Backends: `jax`, `torch` together."
-needs them all at once and is executed once, in the full environment. A notebook that runs on torch
-runs on the other backends with --nightly. No variable chooses the backend: a person has one.
+needs them all at once and is executed once, in the full environment. `make test` executes two, and
+`make test-all` each on each backend. No variable chooses the backend: a person has one.
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ import installed_wheel
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BACKENDS = ("jax", "torch", "tensorflow")
+EACH_TIME = ("01_fine_tune_vit", "10_many_devices")
 NAMED = re.compile(r"^Backends: ((?:`\w+`(?:, )?)+)( together)?\.", re.MULTILINE)
 
 
@@ -35,12 +36,13 @@ def _for_this_backend():
     chosen = []
     for path in NOTEBOOKS:
         backends, together = _named(path)
+        waits = [] if path.stem in EACH_TIME else [pytest.mark.nightly]
         if together:
-            chosen.append(pytest.param(path, id=path.stem, marks=pytest.mark.across))
+            chosen.append(pytest.param(path, id=path.stem, marks=[pytest.mark.across, *waits]))
         elif (backend := os.environ["KERAS_BACKEND"]) in backends:
-            waits = backend != "torch" and "torch" in backends
-            mark = pytest.mark.each_backend(*(["nightly"] if waits else []))
-            chosen.append(pytest.param(path, id=path.stem, marks=mark))
+            first = backend == "torch" or "torch" not in backends
+            mark = pytest.mark.each_backend(*([] if first else ["nightly"]))
+            chosen.append(pytest.param(path, id=path.stem, marks=[mark, *waits]))
     return chosen
 
 

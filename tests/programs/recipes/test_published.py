@@ -318,6 +318,7 @@ def trained(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.each_time("vit_s16_i1k", "vit_fine_tune_deit3 with muon", "vit_fine_tune_mae")
 @pytest.mark.parametrize("name", CASES)
 def test_first_losses_and_tables_are_the_originals(name, trained):
     torch, original = import_module("torch"), ORIGINAL[name]
@@ -380,6 +381,7 @@ def test_first_losses_and_tables_are_the_originals(name, trained):
     assert max(losses) - min(losses) > 10 * tolerance("losses")
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.across("torch", "jax", "tensorflow")
 def test_the_grid_of_classifiers_is_dinov2s(monkeypatch, tmp_path):
     """dinov2/eval/linear.py: SGD at each rate, a cosine over all steps, no decay."""
@@ -435,6 +437,7 @@ def test_the_grid_of_classifiers_is_dinov2s(monkeypatch, tmp_path):
             np.testing.assert_allclose(found["end"][f"{name}/{part}"], wanted, **allowed)
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.across("torch", "jax", "tensorflow")
 def test_the_segmentation_head_is_dinov3s(monkeypatch, tmp_path):
     """dinov3/eval/segmentation: schedulers.py, loss.py, train.py and linear_head.py."""
@@ -499,6 +502,7 @@ def test_the_segmentation_head_is_dinov3s(monkeypatch, tmp_path):
         np.testing.assert_allclose(found["end"][path], wanted, **allowed)
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.across("torch", "jax", "tensorflow")
 def test_zero_shot_classes_are_siglips(tmp_path, capsys, monkeypatch):
     """big_vision's discriminative_classifier.py: means of unit vectors of canonical texts."""

@@ -40,6 +40,7 @@ def test_scenes_are_learned_and_a_killed_run_goes_on(recipe, tmp_path):
     assert again["test_mean_iou"] == pytest.approx(found["metrics"]["test_mean_iou"], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_killed_run_of_queries_goes_on(recipe, tmp_path):
     """To the same bits: points that the loss draws, and the share of queries that are masked."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -88,6 +88,7 @@ def test_preferences_are_learnt_beside_a_frozen_base(tmp_path, pairs, capsys):
     assert "pairs.jsonl line 1: field 'rejected' is missing" in capsys.readouterr().err
 
 
+@pytest.mark.each_time("--precompute-reference")
 @pytest.mark.each_backend("nightly")
 @pytest.mark.parametrize(
     "flags",
@@ -165,6 +166,7 @@ def test_pairs_are_whole_lines_with_one_prompt_for_both_answers(tmp_path, text):
     assert answers[1] == "b" * 5 and set(answers[0]) == {"a"}
 
 
+@pytest.mark.each_time("siglip_micro_patch7_28-30")
 @pytest.mark.parametrize(
     ("preset", "steps"),
     [

@@ -50,6 +50,7 @@ def end(child):
     return code, [x for x in errors.splitlines() if x.startswith(("kmodels:", "stopped", "toy:"))]
 
 
+@pytest.mark.each_time("2")
 @pytest.mark.parametrize("epochs_read", [0, 2])
 def test_a_closed_pipe_stops_a_run_after_saving(tmp_path, epochs_read):
     # While Keras is imported, the pipe is closed before the first step.

@@ -134,6 +134,7 @@ def test_models_begin_as_published(recipe):
     assert [block.drop_path.rate for block in constant.backbone.blocks] == [0.2, 0.2]
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_a_cut_run_goes_on_bit_by_bit(recipe, whole, tmp_path, monkeypatch, capsys):
     """Cut in the middle of an epoch and at its last step: dropout, order, MixUp, EMA continue."""

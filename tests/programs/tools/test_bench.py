@@ -44,6 +44,7 @@ def test_one_backend_by_both_paths(capsys, tmp_path):
     assert "losses agree" in printed and "images/s" in printed
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ctrl_c_leaves_no_child(tmp_path):
     mark = f"KMODELS_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
@@ -85,6 +86,7 @@ def test_ctrl_c_leaves_no_child(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 @pytest.mark.across("torch")
 def test_all_backends_on_text_give_one_loss(monkeypatch, tmp_path):
     code = run(

@@ -136,6 +136,9 @@ def test_every_cell_of_the_table_has_a_test():
         assert tried - {"embed"} == set(FORMATS[name].families())
 
 
+@pytest.mark.each_time(
+    "onnx-vit", "litert-vit", "savedmodel-vit", "torch-export-vit", "stablehlo-vit", "openvino-vit"
+)
 @pytest.mark.across("jax", "torch", "tensorflow")
 @pytest.mark.filterwarnings("default")  # of the exporters
 @pytest.mark.parametrize(
@@ -154,6 +157,7 @@ def test_a_graph_gives_what_the_model_gives(name, family, sources, tmp_path):
     assert found.largest > 0.1 and found.path.exists() and found.bytes > 10_000
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.across("jax", "torch", "tensorflow")
 @pytest.mark.filterwarnings("default")  # of the exporters
 def test_all_outputs_of_a_model_are_compared(tmp_path, monkeypatch):

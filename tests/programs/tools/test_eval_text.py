@@ -64,6 +64,7 @@ def log_likelihood(model, context, continuation):
     return log_probs[np.arange(len(continuation)), continuation].sum()
 
 
+@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.each_backend
 def test_a_model_before_and_after_lora(folder, tmp_path, capsys, exchange):
     choices = lines(tmp_path / "c.jsonl", CHOICES)

@@ -42,6 +42,7 @@ def test_a_planted_difference_is_found(tmp_path, capsys):
     assert f"already different before that step: {weight}" in printed
 
 
+@pytest.mark.each_time("vit_debug-torch,jax-more1")
 @pytest.mark.across("torch")
 @pytest.mark.parametrize(
     ("preset", "pair", "more"),
@@ -63,6 +64,7 @@ def test_backends_are_equal(preset, pair, more, tmp_path):
     assert any(stage["apart"] > 0 for stage in found["stages"])
 
 
+@pytest.mark.nightly
 @pytest.mark.across("torch")
 def test_with_dropout_the_forward_pass_is_compared(tmp_path, capsys):
     keras.utils.set_random_seed(0)

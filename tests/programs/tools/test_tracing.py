@@ -64,6 +64,7 @@ if BACKEND == "torch":
     def tensors(inputs):
         return keras.tree.map_structure(torch.from_numpy, inputs)
 
+    @pytest.mark.each_time("export-vit", "jit.trace-vit")
     @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit")
     @pytest.mark.parametrize("make", [vit, gemma])
     @pytest.mark.parametrize("by", ["jit.trace", "export"])
@@ -131,6 +132,7 @@ if BACKEND == "tensorflow":
         again = tf.saved_model.load(tmp_path / "model")
         near(again.serve(keras.tree.map_structure(tf.constant, inputs)), model(inputs))
 
+    @pytest.mark.each_time("vit")
     @pytest.mark.across("tensorflow")
     @pytest.mark.needs("onnxruntime")
     @pytest.mark.filterwarnings("ignore:In the future .np:FutureWarning")  # of tf2onnx

@@ -48,6 +48,7 @@ def paths():
     return os.pathsep.join([str(SOURCE.parent), str(BENCH)])
 
 
+@pytest.mark.each_time("words1", "words2")
 @pytest.mark.parametrize(
     "words",
     [

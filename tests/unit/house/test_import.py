@@ -85,6 +85,7 @@ def test_everything_is_installed():
         assert find_spec(name), f"the full environment lacks {name}"
 
 
+@pytest.mark.nightly("torch")
 @pytest.mark.across("jax", "torch")
 @pytest.mark.needs("tensorflow")
 def test_tensorflow_is_left_to_those_who_import_it(tmp_path):
