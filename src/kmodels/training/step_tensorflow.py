@@ -162,7 +162,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
         return _concatenated(replicas) if kind == "predict" else tf.reduce_mean(replicas, axis=0)
 
     if not model.run_eagerly:
-        one = tf.function(one, reduce_retracing=True, jit_compile=model.jit_compile)
+        one = _by_ranks(one, jit_compile=model.jit_compile)
     if model.steps_per_execution == 1:
         return _trimmed(lambda batches: one(batches[0]))
 
@@ -174,7 +174,24 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
             return outputs[-1]
         return keras.tree.map_structure(lambda *parts: _concatenated(parts), *outputs)
 
-    return _trimmed(several if model.run_eagerly else tf.function(several, reduce_retracing=True))
+    return _trimmed(several if model.run_eagerly else _by_ranks(several))
+
+
+def _by_ranks(function: Callable[[Any], Any], **settings: Any) -> Callable[[Any], Any]:
+    """Returns a graph of the function for all batches of equal ranks.
+
+    One graph for labels (rows,) after (rows, 1) would have labels of no rank, which no loss accepts.
+    """
+    graphs: dict[tuple[int | None, ...], Callable[[Any], Any]] = {}
+
+    def call(batches: Any) -> Any:
+        shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(batches)]
+        ranks = tuple(getattr(shape, "rank", None) for shape in shapes)
+        if ranks not in graphs:
+            graphs[ranks] = tf.function(function, reduce_retracing=True, **settings)
+        return graphs[ranks](batches)
+
+    return call
 
 
 def _trimmed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

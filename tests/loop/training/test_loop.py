@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kmodels
+from arrays import to_numpy
 from kmodels import models
 from pool import pool
 
@@ -358,6 +359,16 @@ def test_a_step_follows_another_compile():
 def test_a_misspelt_argument_is_named(method):
     with pytest.raises((TypeError, kmodels.InputError), match="epoch_s"):
         getattr(kmodels, method)(made(), X, epoch_s=2)
+
+
+def test_labels_may_have_another_rank_in_the_next_call():
+    x, y = np.ones((8, 3), "float32"), np.arange(8, dtype="float32")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "relu")])
+    model.compile("sgd", "mse")
+    for labels in (y[:, None], y, y[:, None]):
+        wanted = float(np.mean((to_numpy(model(x))[:, 0] - y) ** 2))
+        assert kmodels.evaluate(model, x, labels, verbose=0) == pytest.approx(wanted, rel=1e-6)
+        assert np.isfinite(kmodels.fit(model, x, labels, verbose=0).history["loss"]).all()
 
 
 def test_a_wrong_frequency_costs_no_epoch():
