@@ -54,8 +54,6 @@ ACROSS = [
     ("serve_on_ray", 0, "torch", r"of France is Paris\.\nThe capital of Italy is Rome\.\n(.*\n)*"),
     ("change_backend", 0, "jax", rf"at step 88\n(.*\n)* +4/4 .*\n(.*\n)*{END}"),
 ]
-# Imports of torch and Keras are part of this one; the processes of the others are forks.
-REALLY_STARTED = ("fine_tune_vit",)
 # These start a Ray cluster of their own.
 CLUSTERS = [("tune", 1), ("serve_on_ray", 0)]
 # The programs of these are in the tests of recipes and tools, too; a run takes up to 30 s.
@@ -109,10 +107,8 @@ def _run(programs, tmp_path, commands):
 
 
 @pytest.mark.parametrize(("page", "number", "ending"), _cases())
-def test_the_commands_run(page, number, ending, request, tmp_path):
-    real = page in REALLY_STARTED
-    programs = request.getfixturevalue("programs" if real else "forked_programs")
-    shown = _run(programs, tmp_path, _block(page, number)[0])
+def test_the_commands_run(page, number, ending, forked_programs, tmp_path):
+    shown = _run(forked_programs, tmp_path, _block(page, number)[0])
     assert re.search(f"{ending}$", shown), shown[-3000:]
 
 

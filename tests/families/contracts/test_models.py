@@ -16,7 +16,7 @@ from kmodels import models, presets, registration, transforms
 from kmodels.core.errors import InputError
 from kmodels.task import Backbone, Task
 from kmodels.text.training import train_tokenizer
-from public_models import CASES, EACH_BACKEND, IMAGES, cases, outermost, random
+from public_models import CASES, EACH_BACKEND, HELD, IMAGES, cases, outermost, random
 from python_process import run_python
 from tolerances import tolerance
 
@@ -81,6 +81,7 @@ def assert_same_model(again, model, x, wanted):
     np.testing.assert_allclose(to_numpy(again(x)), wanted, atol=1e-6)
 
 
+@pytest.mark.each_time(*(cls.__name__ for cls in CASES if cls not in HELD))
 @cases
 def test_config_file_and_copies(make, x, tmp_path):
     """Under a policy; `test_clones` has float32, and copies, which Keras makes by such files."""

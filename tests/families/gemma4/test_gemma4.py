@@ -236,6 +236,7 @@ def test_formats_without_a_place_for_it_say_so(model, tmp_path):
             other.export_to_transformers(tmp_path / "out")
 
 
+@pytest.mark.each_time("gemma4_e2b-4628569379", "gemma4_26b_a4b-25233141790")
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

@@ -87,6 +87,7 @@ def test_a_model_that_assists_itself_passes_once_for_all_drafts(model, plain):
     assert {**model.generator.loops, **model.generator.draft_loops} == loops
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_wrong_drafts_change_no_token(model, other, plain):
     assert continued(model, batch(LENGTHS), assistant=other) == plain

@@ -348,7 +348,7 @@ def test_beam_search_finds_what_is_more_likely(model, prompts):
         assert scores[0] >= single - 1e-5
 
 
-@pytest.mark.nightly("tensorflow")
+@pytest.mark.nightly("jax", "tensorflow")
 def test_contrastive_search_without_a_penalty_is_greedy(model, prompts, continued):
     inputs = {"token_ids": np.array([prompts[0]])}
     model.use_sampler(ContrastiveSampler(k=3, alpha=0.0))

@@ -128,6 +128,16 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance("logits") * scale)
 
 
+@pytest.mark.each_time(
+    "matrices with lengths",
+    "matrices of scaled rows",
+    "matrices of both tables",
+    "matrices and a head",
+    "norms",
+    "linear",
+    "rows and head",
+    "biases of adapters",
+)
 def test_the_original_stays_beside_what_is_trained(case, tmp_path):
     import peft
     import transformers

@@ -560,7 +560,7 @@ def written_in_float8(source, folder, name, change=None):
     return folder / "small", folder / "floats"
 
 
-@pytest.mark.each_time("groups", "one scale")
+@pytest.mark.each_time("groups")
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", FLOATS)
 def test_fp8_is_kept_in_8_bits(source, tmp_path, name, caplog):

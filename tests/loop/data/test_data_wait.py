@@ -93,6 +93,7 @@ if keras.backend.backend() == "tensorflow":
     KINDS["tf.data"] = tf_data, "num_parallel_calls=tf.data.AUTOTUNE"
 
 
+@pytest.mark.each_time("generator", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_slow_data_is_told_after_the_epoch(capsys, kind):
     make, advice = KINDS[kind]

@@ -15,6 +15,7 @@ from kmodels.training import load_orbax, save_orbax
 SCRIPT = ROOT / "tests" / "loop" / "distribution" / "run_in_parts.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.needs("orbax")
 @pytest.mark.across("jax")
 def test_bit_equal_on_any_mesh(tmp_path):

@@ -108,7 +108,7 @@ def test_trainable_parameters_are_the_sum_over_layers():
     assert adapters(model)["block_0/attention/query"].settings.scaling == 1.0
 
 
-@pytest.mark.each_time("nf4", on=("jax",))
+@pytest.mark.each_time("int4", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("mode", [pytest.param("int8", marks=pytest.mark.once), "int4", "nf4"])
 def test_on_a_quantized_base(mode):
     model = classifier()

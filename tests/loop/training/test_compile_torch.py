@@ -65,6 +65,7 @@ if keras.backend.backend() == "torch":
     def _breaks() -> dict:
         return dict(torch._dynamo.utils.counters["graph_break"])
 
+    @pytest.mark.nightly
     def test_alike_blocks_share_a_graph_and_a_smaller_batch_adds_one(counter) -> None:
         rates = {"dropout_rate": 0.2, "attention_dropout": 0.2}
         eager = _compile(_model(3, **rates), False)

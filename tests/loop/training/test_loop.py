@@ -426,6 +426,7 @@ class OwnLoss(models.ViTImageClassifier):
         return {**logs, "rows": keras.ops.sum(y_pred[:, 0] * 0 + 1)}
 
 
+@pytest.mark.each_time("OwnLoss-mixed_float16", on=("tensorflow",))
 @pytest.mark.parametrize(
     ("kind", "dtype"), [(models.ViTImageClassifier, "float32"), (OwnLoss, "mixed_float16")]
 )

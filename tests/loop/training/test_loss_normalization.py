@@ -101,7 +101,7 @@ OPTIMIZERS = {
 
 
 # Hidden states and tokens: the tests below.
-@pytest.mark.each_time("hidden", on=("jax", "tensorflow"))
+@pytest.mark.each_time("hidden")
 @pytest.mark.parametrize(
     ("logits", "normalization"), [(False, "examples"), (True, "tokens")], ids=["hidden", "logits"]
 )
@@ -279,7 +279,7 @@ def clipped_adam(**settings):
     return model_of(lambda: AdamW(0.01, accumulate=STEPS, clip_norm=1.0), **settings)
 
 
-@pytest.mark.each_time("tokens", on=("tensorflow",))
+@pytest.mark.each_time("tokens")
 @pytest.mark.parametrize("normalization", ["tokens", "positions"])
 def test_a_checkpoint_goes_on_within_an_update_with_its_own_normalization(tmp_path, normalization):
     twice = [np.concatenate([part, part]) for part in rows()]

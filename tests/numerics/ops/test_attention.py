@@ -283,7 +283,7 @@ def test_tensorflow_leaves_long_texts_to_the_op() -> None:
     assert reason is None or "rounds its own products" in reason
 
 
-@pytest.mark.each_time("segments, cap, dropout", on=("tensorflow",))
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.parametrize("label", ["window", "segments, cap, dropout", "override"])
 def test_no_array_is_as_long_as_queries_and_keys(label: str) -> None:
     length, keywords = 1536 if label == "override" else 1024, {"causal": True}

@@ -22,6 +22,7 @@ from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 
 
+@pytest.mark.nightly("tensorflow")
 @pytest.mark.each_backend
 def test_a_classifier_over_the_backbone_learns():
     keras.utils.set_random_seed(0)
@@ -66,6 +67,7 @@ def test_batches_are_continued_one_after_another():
     np.testing.assert_array_equal(found["token_ids"], whole["token_ids"])
 
 
+@pytest.mark.nightly
 @pytest.mark.needs("transformers")
 def test_padded_rows_and_beam_search_are_those_of_transformers(tmp_path):
     import torch

@@ -318,7 +318,7 @@ def trained(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.each_time("vit_s16_i1k", "vit_fine_tune_deit3 with muon", "vit_fine_tune_mae")
+@pytest.mark.each_time("vit_fine_tune_deit3 with muon", "vit_fine_tune_mae", "vit_s16_i1k")
 @pytest.mark.parametrize("name", CASES)
 def test_first_losses_and_tables_are_the_originals(name, trained):
     torch, original = import_module("torch"), ORIGINAL[name]

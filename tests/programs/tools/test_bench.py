@@ -19,6 +19,7 @@ from kmodels.tools.compare_backends.bench import LOSSES, Refused, differences
 BACKEND = keras.backend.backend()
 
 
+@pytest.mark.nightly
 @pytest.mark.each_backend("nightly")
 def test_one_backend_by_both_paths(capsys, tmp_path):
     code = run(

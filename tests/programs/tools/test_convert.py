@@ -137,7 +137,7 @@ def test_every_cell_of_the_table_has_a_test():
 
 
 @pytest.mark.each_time(
-    "onnx-vit", "litert-vit", "savedmodel-vit", "torch-export-vit", "stablehlo-vit", "openvino-vit"
+    "onnx-vit", "litert-vit", "savedmodel-vit", "torch-export-vit", "stablehlo-vit"
 )
 @pytest.mark.across("jax", "torch", "tensorflow")
 @pytest.mark.filterwarnings("default")  # of the exporters
@@ -157,7 +157,7 @@ def test_a_graph_gives_what_the_model_gives(name, family, sources, tmp_path):
     assert found.largest > 0.1 and found.path.exists() and found.bytes > 10_000
 
 
-@pytest.mark.nightly("jax", "tensorflow")
+@pytest.mark.nightly
 @pytest.mark.across("jax", "torch", "tensorflow")
 @pytest.mark.filterwarnings("default")  # of the exporters
 def test_all_outputs_of_a_model_are_compared(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_a_planted_difference_is_found(tmp_path, capsys):
     assert f"already different before that step: {weight}" in printed
 
 
-@pytest.mark.each_time("vit_debug-torch,jax-more1")
+@pytest.mark.nightly
 @pytest.mark.across("torch")
 @pytest.mark.parametrize(
     ("preset", "pair", "more"),

@@ -125,6 +125,7 @@ if BACKEND == "jax":
 if BACKEND == "tensorflow":
     import tensorflow as tf
 
+    @pytest.mark.each_time("vit")
     @pytest.mark.parametrize("make", [vit, gemma])
     def test_model_export(make, tmp_path) -> None:
         model, inputs = make()
