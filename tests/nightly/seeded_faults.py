@@ -73,7 +73,7 @@ FAULTS = {
         ("weights/positions.py", "(rows + 0.5) * scale", "rows * scale"),
         ("weights/positions.py", "_cubic(distance, -0.75)", "_cubic(distance, -0.5)"),
         ("weights/engine.py", "zip(targets, parts, strict", "zip(targets, parts[::-1], strict"),
-        ("weights/engine.py", "for path in held if path in wanted - taken]", "for path in ()]"),
+        ("weights/engine.py", "for path in by_path if path in wanted - taken]", "for path in ()]"),
         (
             "weights/engine.py",
             "np.concatenate(parts, axis=rule.axis)",

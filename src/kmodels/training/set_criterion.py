@@ -44,18 +44,18 @@ def rows_of(x: Tensor, index: Tensor) -> Any:
     """Returns rows of each example, by number.
 
     Args:
-        x: (B, N, ...) with a static N.
+        x: (B, N, ...).
         index: int32 (B, K).
 
     Returns:
         (B, K, ...).
     """
-    ops, (length, *rest) = keras.ops, tuple(x.shape)[1:]
-    batch = ops.shape(x)[0]
+    ops = keras.ops
+    batch, length, *rest = ops.shape(x)
     start = ops.expand_dims(ops.arange(batch, dtype="int32") * length, 1)
     flat = ops.reshape(x, (-1, *rest))
     rows = ops.take(flat, ops.reshape(ops.cast(index, "int32") + start, (-1,)), axis=0)
-    return ops.reshape(rows, (batch, index.shape[1], *rest))
+    return ops.reshape(rows, (batch, ops.shape(index)[1], *rest))
 
 
 def at_shared_points(maps: Tensor, points: Tensor) -> Any:
@@ -69,7 +69,7 @@ def at_shared_points(maps: Tensor, points: Tensor) -> Any:
         (B, N, P).
     """
     ops = keras.ops
-    _, number, height, width = maps.shape
+    (_, number), (height, width) = ops.shape(maps)[:2], maps.shape[2:]
     pixels = ops.reshape(ops.transpose(maps, (0, 2, 3, 1)), (-1, height * width, number))
     values = sum(
         rows_of(pixels, index) * ops.expand_dims(weight, 2)
@@ -89,7 +89,7 @@ def at_own_points(maps: Tensor, points: Tensor) -> Any:
         (B, N, P).
     """
     ops = keras.ops
-    _, number, height, width = maps.shape
+    (_, number), (height, width) = ops.shape(maps)[:2], maps.shape[2:]
     pixels = ops.reshape(maps, (-1, number, height * width))
     return sum(
         ops.take_along_axis(pixels, index, axis=2) * weight
@@ -308,7 +308,7 @@ def linear_sum_assignment(cost: Tensor, valid: Tensor) -> Any:
 def by_paths(cost: Tensor, valid: Tensor) -> Any:
     """Returns `linear_sum_assignment` by `keras.ops` alone."""
     ops = keras.ops
-    batch, (rows, columns) = ops.shape(cost)[0], cost.shape[1:]
+    (batch, rows), columns = ops.shape(cost)[:2], cost.shape[2]  # On TensorFlow rows may vary.
     dtype = keras.backend.standardize_dtype(cost.dtype)
     numbers = ops.arange(rows, dtype="int32")
     places = ops.arange(columns, dtype="int32")
@@ -486,7 +486,7 @@ class SetCriterion:
         # All predictions are matched at a time: a compiled step then has one loop for them.
         cost = ops.stop_gradient(ops.concatenate(costs, axis=0))
         queries = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
-        queries = ops.reshape(queries, (several, -1, targets.classes.shape[1]))
+        queries = ops.reshape(queries, (several, -1, ops.shape(targets.classes)[1]))
         loss = 0.0
         for i in range(several):
             loss += self._matched(targets, masks[:, i], queries[i], seed, rows)
@@ -504,7 +504,7 @@ class SetCriterion:
         ops = keras.ops
         counted = ops.cast(queries >= 0, "float32") * ops.expand_dims(rows, 1)
         matched = rows_of(masks, ops.maximum(queries, 0))  # (B, T, h, w)
-        shape = (ops.shape(masks)[0], targets.classes.shape[1])
+        shape = (ops.shape(masks)[0], ops.shape(targets.classes)[1])
         points = ops.stop_gradient(self._points(matched, shape, seed))
         mask, dice = mask_losses(at_own_points(matched, points), targets.at_own_points(points))
         losses = self.mask_weight * mask + self.dice_weight * dice

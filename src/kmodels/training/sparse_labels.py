@@ -1,5 +1,6 @@
 """Labels as whole numbers: those to ignore, and those that no class has."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -11,15 +12,18 @@ from kmodels.core.types import Tree
 from kmodels.ops.linear_cross_entropy import IGNORED
 
 
-def check_classes(y: np.ndarray, classes: int) -> None:
-    """Raises `InputError` for a label that is neither `IGNORED` nor from 0 to classes - 1."""
+def check_classes(y: np.ndarray, classes: int, ignored: Collection[int] = (IGNORED,)) -> None:
+    """Raises `InputError` for a label that is neither ignored nor from 0 to classes - 1."""
     if y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < classes:
         return
-    wrong = ((y < 0) & (y != IGNORED)) | (y >= classes)
+    wrong = (y < 0) | (y >= classes)
+    for label in ignored:
+        wrong &= y != label
     if wrong.any():
+        others = " or ".join(map(str, ignored))
         raise InputError(
-            f"a label is {y[wrong].flat[0]}; give 0 to {classes - 1}, or {IGNORED} for one that "
-            "does not count"
+            f"a label is {y[wrong].flat[0]}; give 0 to {classes - 1}"
+            + (f", or {others} for one that does not count" if others else "")
         )
 
 

@@ -180,7 +180,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
 def _by_ranks(function: Callable[[Any], Any], **settings: Any) -> Callable[[Any], Any]:
     """Returns a graph of the function for all batches of equal ranks.
 
-    One graph for labels (rows,) after (rows, 1) would have labels of no rank, which no loss accepts.
+    One graph for labels (rows,) after (rows, 1) would have labels of no rank, and no loss has.
     """
     graphs: dict[tuple[int | None, ...], Callable[[Any], Any]] = {}
 

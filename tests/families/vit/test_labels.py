@@ -16,7 +16,10 @@ from kmodels.models import (
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
     ViTImageSegmenter,
+    ViTObjectDetector,
+    ViTObjectDetectorPreprocessor,
 )
+from kmodels.training import PixelCrossentropy
 from pool import pool
 from refusals import refused
 from tolerances import tolerance
@@ -88,6 +91,115 @@ def test_labels_that_do_not_fit_are_one_line(name):
     message, settings, y = REFUSED[name]
     model = classifier(**settings)
     refused(message, model.fit, IMAGES, y, verbose=0)
+
+
+# === Labels of pixels and objects ===
+
+SMALL = {"preprocessor": None, "num_layers": 1}
+QUERIES = {"num_queries": 4, "num_blocks": 1, "num_upscale_blocks": 0, "train_num_points": 8}
+BOXES = {"num_queries": 4, "num_decoder_layers": 1, "decoder_dim": 16, "num_decoder_heads": 2}
+TASKS = {
+    "pixels": (ViTImageSegmenter, {}),
+    "masks": (EoMTImageSegmenter, QUERIES),
+    "boxes": (ViTObjectDetector, BOXES),
+}
+
+
+def task(name, **settings):
+    cls, own = TASKS[name]
+    model = cls.from_preset("vit_debug", num_classes=3, **{**SMALL, **own, **settings})
+    model.compile(**({} if name == "boxes" else {"metrics": None}))
+    return model
+
+
+def pixels(*labels):
+    """Masks of labels, of which the first pixels have these."""
+    masks = np.zeros((4, 16, 16), "int32")
+    masks.flat[: len(labels)] = labels
+    return masks
+
+
+def objects(name, classes, box=(0.5, 0.5, 0.2, 0.4)):
+    """Objects of these classes in each image, as boxes or as masks."""
+    kinds = np.tile(np.array(classes, "int32"), (4, 1))
+    if name == "boxes":
+        boxes = np.tile(np.array(box, "float32"), (*kinds.shape, 1))
+        return {"boxes": boxes, "class_labels": kinds}
+    masks = np.ones((*kinds.shape, 16, 16), "uint8")
+    return {"mask_labels": masks, "class_labels": kinds}
+
+
+OUTSIDE = {
+    "a class beyond": ("pixels", pixels(9), "a label is 9; give 0 to 2, or 255 for one that"),
+    "a negative class": ("pixels", pixels(1, -3), "a label is -3; give 0 to 2, or 255 for one"),
+    "a map of targets": (
+        "masks",
+        pixels(255, -1, 3),
+        "a label is 3; give 0 to 2, or 255 or -1 for",
+    ),
+    "classes of masks": ("masks", objects("masks", [0, 3]), "a label is 3; give 0 to 2, or -1 for"),
+    "no masks": (
+        "masks",
+        objects("masks", []),
+        r"class_labels has shape \(4, 0\); give at least one",
+    ),
+    "classes of boxes": ("boxes", objects("boxes", [-2]), "a label is -2; give 0 to 2, or -1 for"),
+    "boxes in pixels": ("boxes", objects("boxes", [1], (8, 8, 4, 4)), r"a box is \[8.0, 8.0, 4.0"),
+    "boxes of NaN": ("boxes", objects("boxes", [1], (np.nan,) * 4), r"a box is \[nan, nan, nan"),
+}
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch"])
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_classes_and_boxes_that_cannot_be_are_one_line(case, method):
+    name, y, message = OUTSIDE[case]
+    model = task(name)
+    before = model.get_weights()
+    refused(message, getattr(model, method), IMAGES, y)
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_pixels_without_a_class_are_those_that_the_loss_leaves_out():
+    model = task("pixels", ignore_class=7)
+    assert np.isfinite(model.evaluate(IMAGES, pixels(7, 1), verbose=0))
+    refused("a label is 255; give 0 to 2, or 7 for", model.evaluate, IMAGES, pixels(255))
+    model.compile(loss=PixelCrossentropy(None))
+    refused("a label is 7; give 0 to 2$", model.evaluate, IMAGES, pixels(7))
+    model.compile(loss="mse")  # of numbers of any kind
+    assert np.isfinite(model.evaluate(IMAGES, np.full((4, 16, 16, 3), 9.0, "float32"), verbose=0))
+
+
+@pytest.mark.nightly("jax")  # which compiles eight steps
+@pytest.mark.each_backend
+@pytest.mark.parametrize("name", ["masks", "boxes"])
+def test_batches_may_have_other_numbers_of_objects(name):
+    model = task(name)
+    # The last has more than there are queries.
+    labels = [objects(name, classes) for classes in ([0], [0, -1], [0, -1, -1], [0, 1, 2, 0, 1])]
+    losses = [model.evaluate(IMAGES, y, verbose=0) for y in labels]
+    assert np.isfinite([*losses, *(model.train_on_batch(IMAGES, y) for y in labels)]).all()
+    if name == "boxes":  # the loss of masks is at points that are drawn for each
+        np.testing.assert_allclose(losses[1:3], losses[:1] * 2, rtol=tolerance("first_loss"))
+
+
+def test_a_detector_takes_the_labels_of_transformers_processors():
+    given = [
+        {"boxes": np.full((n, 4), 0.4), "class_labels": np.arange(n) % 3, "image_id": np.array([n])}
+        for n in (0, 1, 2, 4)
+    ]
+    crowded = [{**one, "iscrowd": np.arange(len(one["boxes"])) % 2} for one in given]
+    preprocessor = ViTObjectDetectorPreprocessor((16, 16))
+    _, found = preprocessor(IMAGES, given)
+    assert (found["class_labels"] >= 0).sum(1).tolist() == [0, 1, 2, 4]
+    assert found["class_labels"][3].tolist() == [0, 1, 2, 0]
+    _, found = preprocessor(IMAGES, crowded)
+    assert found["class_labels"].tolist() == [[-1, -1], [0, -1], [0, -1], [0, 2]]
+    model = task("boxes", preprocessor=preprocessor)
+    assert np.isfinite(model.fit(IMAGES, given, batch_size=2, verbose=0).history["loss"]).all()
+    refused("labels are boxes, masks", preprocessor, IMAGES[:1], [{"boxes": [], "masks": []}])
+
+
+# === Settings and names ===
 
 
 def test_settings_that_do_not_fit_are_one_line():

@@ -213,6 +213,9 @@ class BoxHead(Layer):
         return keras.KerasTensor((*queries.shape[:-1], 4), "float32")
 
 
+# Boxes may end outside of their image, but numbers beyond are pixels.
+_BEYOND = 2.0
+
 # === The loss ===
 
 
@@ -314,7 +317,7 @@ class BoxCriterion:
         # All predictions are matched at a time: a compiled step then has one loop for them.
         cost = ops.stop_gradient(ops.concatenate(costs, axis=0))
         queries = linear_sum_assignment(cost, ops.tile(targets.valid, (several, 1)))
-        queries = ops.reshape(queries, (several, -1, targets.classes.shape[1]))
+        queries = ops.reshape(queries, (several, -1, ops.shape(classes)[1]))
         of_classes = SetCriterion(self.num_classes, self.no_object_weight)
         loss = 0.0
         for i in range(several):
@@ -354,6 +357,27 @@ def labels_of(y: Tree) -> tuple[Any, Any]:
     return y[KEYS[0]], y[KEYS[1]]
 
 
+# Facts beside the objects of an image in transformers' labels; crowds are left out.
+_TOLD = ("image_id", "area", "iscrowd", "size", "orig_size")
+
+
+def by_name(y: Any) -> Any:
+    """Returns the labels of each image as "boxes" and "class_labels" of all, without crowds.
+
+    Raises:
+        InputError: for an image with other labels.
+    """
+    if not all(isinstance(one, Mapping) for one in y):
+        return y
+    objects = []
+    for one in y:
+        labels_of({name: value for name, value in one.items() if name not in _TOLD})
+        boxes, classes = (to_numpy(one[key]) for key in KEYS)
+        kept = to_numpy(one.get("iscrowd", np.zeros(len(classes)))) == 0
+        objects.append((boxes[kept], classes[kept]) if len(classes) else (boxes, classes))
+    return dict(zip(KEYS, ([one[i] for one in objects] for i in (0, 1)), strict=True))
+
+
 # === The task ===
 
 
@@ -375,7 +399,8 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
     Call:
         x: as of `ViTImageClassifierPreprocessor`.
         y: "boxes", for each image (T, 4): center x and y, width and height as parts of the sides of
-            the image; and "class_labels", for each image (T,).
+            the image; and "class_labels", for each image (T,). Or a list of such dictionaries, as
+            transformers' processors give it.
         sample_weight: handed through.
         -> float32 images (B, height, width, C), and with y "boxes", float32 (B, S, 4), and
         "class_labels", int32 (B, S), -1 for no box. S is a power of two, so that few steps are
@@ -400,7 +425,7 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
         """Returns images to normalised floats, and boxes in one array."""
         images = super().call(x)
         if y is not None:
-            boxes, classes = labels_of(y)
+            boxes, classes = labels_of(y if isinstance(y, Mapping) else by_name(y))
             if len(boxes) != len(classes):
                 raise InputError(
                     f"labels have the boxes of {len(boxes)} images and the classes of "
@@ -575,6 +600,20 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
 
     # Training
 
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for classes and boxes in NumPy that cannot be."""
+        super().check_labels(y)
+        if not isinstance(y, Mapping) or not all(isinstance(y.get(k), np.ndarray) for k in KEYS):
+            return
+        boxes, classes = (y[key] for key in KEYS)
+        own = boxes[classes >= 0] if boxes.shape[:2] == classes.shape else boxes
+        wrong = ~(np.abs(own) <= _BEYOND).all(-1)
+        if wrong.any():
+            raise InputError(
+                f"a box is {own[wrong][0].tolist()}; give center x and y, width and height as "
+                "parts of the sides of the image, from 0 to 1"
+            )
+
     def with_defaults(self, arguments: Compiled) -> Compiled:
         """Returns the arguments of `compile`, by default with the loss of matched boxes.
 
@@ -639,7 +678,12 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
             For each image, in a list, a dictionary of "scores" (n,), "labels" int (n,) and "boxes"
             (n, 4): x and y of the upper left and of the lower right corner. Of one image (H, W, C)
             the dictionary alone.
+
+        Raises:
+            InputError: for a threshold that is no probability, or images of another shape.
         """
+        if not 0 <= threshold <= 1:
+            raise InputError(f"threshold is {threshold}; give a probability, from 0 to 1")
 
         def objects(pictures: Any, sizes: list[Any]) -> list[dict[str, np.ndarray]]:
             pixels = np.stack(pictures) if self.preprocessor is None else pictures

@@ -1,14 +1,17 @@
 """The base class of segmenters and detectors."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import DTypeLike
 from kmodels.models.blocks.class_names import NamedClasses
 from kmodels.models.vit.model import ViTBackbone, resized
 from kmodels.task import Task
+from kmodels.training.sparse_labels import check_classes
 
 
 class ImageTask(NamedClasses, Task):
@@ -52,6 +55,23 @@ class ImageTask(NamedClasses, Task):
             if cls.own_setting not in task or task.get("num_classes") is None:
                 raise InputError(f"{preset} has no {cls.head_name}; give num_classes")
         return super().from_preset(preset, dtype, load_weights, **overrides)
+
+    @property
+    def ignored_labels(self) -> Collection[int] | None:
+        """Labels of pixels that no class has; None if the loss does not compare classes."""
+        return None
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for classes in NumPy that the model does not have."""
+        ignored = self.ignored_labels
+        if isinstance(y, Mapping):
+            y, ignored = y.get("class_labels"), (-1,)
+            if isinstance(y, np.ndarray) and y.shape[1:] == (0,) and self.preprocessor is None:
+                raise InputError(
+                    f"class_labels has shape {y.shape}; give at least one an image, -1 for none"
+                )
+        if ignored is not None and isinstance(y, np.ndarray) and y.dtype.kind in "iuf":
+            check_classes(y, self.num_classes, ignored)
 
     def resized(self, image_size: Sequence[int], patch_size: int | None = None) -> Self:
         """Returns a copy for images, or patches, of another size; see `ViTBackbone.resized`."""

@@ -270,6 +270,13 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
         """False: the outputs are scores."""
         return False
 
+    @property
+    def ignored_labels(self) -> Collection[int] | None:
+        """Labels of pixels of no target, -1 and `ignore_class`, if the loss is the `criterion`."""
+        if not self._step.chosen:
+            return None
+        return (-1,) if self.ignore_class is None else (self.ignore_class, -1)
+
     def compute_loss(
         self,
         x: Tree = None,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.decoding import is_picture
@@ -63,6 +64,9 @@ def of_each(
 
     Returns:
         A list; of one image (H, W, C) its result alone.
+
+    Raises:
+        InputError: for an array of another shape.
     """
     listed = isinstance(images, list | tuple)
     batch: Any = images
@@ -70,6 +74,10 @@ def of_each(
         batch = [open_picture(image) if is_picture(image) else image for image in batch]
     else:
         batch = open_picture(images) if is_picture(images) else to_numpy(images)
+    if not listed and batch.ndim not in (3, 4):
+        raise InputError(
+            f"images have shape {batch.shape}; give (B, H, W, C), one (H, W, C), or a list"
+        )
     single = not listed and batch.ndim == 3
     if single:
         batch = batch[None]

@@ -1,6 +1,6 @@
 """Semantic segmentation with a linear head on the patches of a ViT."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -153,6 +153,14 @@ class ViTImageSegmenter(ImageTask):
         return super().with_defaults(
             arguments.filled(optimizer=lambda: keras.optimizers.Adam(5e-5))
         )
+
+    @property
+    def ignored_labels(self) -> Collection[int] | None:
+        """The `ignore_class` of the loss, if it compares classes."""
+        loss = getattr(self, "loss", None)
+        if not isinstance(loss, PixelCrossentropy | keras.losses.SparseCategoricalCrossentropy):
+            return None
+        return () if loss.ignore_class is None else (loss.ignore_class,)
 
     def segment(self, images: Data, batch_size: int = 32) -> Any:
         """Returns the class of each pixel of images, in the size that they have.
