@@ -90,7 +90,7 @@ FAULTS = {
     "training and checkpoints": [
         ("training/optimizers.py", "self.peak * (step + 1.0)", "self.peak * step"),
         ("training/optimizers.py", "0.5 * (1.0 + ops.cos", "0.5 * (1.0 - ops.cos"),
-        ("training/optimizers.py", "len(v.shape) > 1 and not pattern", "not pattern"),
+        ("training/optimizers.py", "self.decay_vectors or len(v.shape) > 1", "True"),
         (
             "training/optimizers.py",
             "self.skipped.assign_add(1)",
