@@ -142,7 +142,11 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
     height, width, channels = config["image_shape"]
     size = (settings.image_size or height, settings.image_size or width)
     data = open_masks(
-        settings.data, image_size=size, seed=settings.seed, reduce_labels=settings.reduce_labels
+        settings.data,
+        image_size=size,
+        seed=settings.seed,
+        reduce_labels=settings.reduce_labels,
+        ignore_class=settings.ignore,
     )
 
     # === Model ===

@@ -277,11 +277,16 @@ def _pixels(
     from kmodels.tools.evaluate_text import table_of
 
     path, root = model_in(model), local_path(data)
-    bundle = open_masks(f"folder:{root}", validation_split=0.0, reduce_labels=reduce_labels)
-    # The part that nothing was trained on, if there are several.
-    part = bundle.test or bundle.validation or bundle.train
     task = cls.from_preset(path, dtype=precision)
     check_preprocessor(task, path)
+    bundle = open_masks(
+        f"folder:{root}",
+        validation_split=0.0,
+        reduce_labels=reduce_labels,
+        ignore_class=task.ignore_class,
+    )
+    # The part that nothing was trained on, if there are several.
+    part = bundle.test or bundle.validation or bundle.train
 
     metrics = measure_masks(task, part, batch_size, _track(console))
     details = {"iou": metrics.pop("iou")}

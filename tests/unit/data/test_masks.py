@@ -1,6 +1,7 @@
 """Images with masks: made scenes, files, and batches that cut and mirror both alike."""
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from kmodels.data import BoxLoader, MaskArrays, MaskLoader, Resizing, made_scenes, open_masks
@@ -155,6 +156,34 @@ def test_files(tmp_path):
     refused(r"0.png is not a PNG of a mask \(", train.batch, rows)
     mask.unlink()
     refused(r"has no PNG for 0\.png; add them", open_masks, f"folder:{tmp_path}")
+
+
+def test_pixels_of_files_have_a_class_or_the_ignored_one(tmp_path):
+    images, masks = made_scenes(10, (8, 8), seed=0)
+    for kind, parts in (("images", images), ("masks", np.minimum(masks, 3))):
+        (tmp_path / kind).mkdir()
+        for i, pixels in enumerate(parts):
+            Image.fromarray(pixels).save(tmp_path / kind / f"{i}.png")
+    spec, wrong = f"folder:{tmp_path}", tmp_path / "masks" / "0.png"
+    (tmp_path / "classes.txt").write_text("a\nb\nc\nd\n")
+
+    def read(**settings):
+        return open_masks(spec, validation_split=0.0, **settings).train.batch(np.arange(1))
+
+    Image.fromarray(np.full((8, 8), 254, "uint8")).save(wrong)
+    refused(r"0\.png has class 254; give 0 to 3, or 255 for none", read)
+    refused(r"0\.png has class 254; give 0 to 3$", read, ignore_class=None)
+    assert (read(ignore_class=254)[1][0] == 254).all()
+    (tmp_path / "classes.txt").unlink()
+    assert open_masks(spec, ignore_class=254).class_names == list("0123")
+    assert len(open_masks(spec).class_names) == 255
+    (tmp_path / "images" / "0.png").unlink()
+    with pytest.warns(UserWarning, match="masks has 1 without an image, which are left out: 0.png"):
+        open_masks(spec)
+    for i in range(1, 10):
+        Image.fromarray(np.full((8, 8), 255, "uint8")).save(tmp_path / "masks" / f"{i}.png")
+    wrong.unlink()
+    refused("has no labeled pixel; give masks whose values are", open_masks, spec)
 
 
 def test_what_cannot_be_is_said(tmp_path):

@@ -1,6 +1,7 @@
 """Images whose labels are masks, a class for each pixel."""
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,20 @@ class MaskFiles:
     Args:
         pairs: (image, mask) files.
         reduce_labels: as of `open_masks`.
+        classes: number of classes; None accepts every label.
+        ignore_class: as of `open_masks`.
     """
 
-    def __init__(self, pairs: list[tuple[Path, Path]], reduce_labels: bool = False):
+    def __init__(
+        self,
+        pairs: list[tuple[Path, Path]],
+        reduce_labels: bool = False,
+        classes: int | None = None,
+        ignore_class: int | None = NO_LABEL,
+    ):
         self.pairs = pairs
         self.reduce_labels = reduce_labels
+        self.classes, self.ignore_class = classes, ignore_class
         self.labels = np.arange(len(pairs), dtype="int32")
 
     def __len__(self) -> int:
@@ -81,6 +91,15 @@ class MaskFiles:
                 f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
                 f"{pixels.shape[1]}x{pixels.shape[0]}; give masks of the size of their images"
             )
+        if self.classes is not None and labels.max(initial=0) >= self.classes:
+            wrong = (labels >= self.classes) & (labels != self.ignore_class)
+            if wrong.any():
+                unlabeled = (
+                    "" if self.ignore_class is None else f", or {self.ignore_class} for none"
+                )
+                raise InputError(
+                    f"{mask} has class {labels[wrong][0]}; give 0 to {self.classes - 1}{unlabeled}"
+                )
         return pixels, labels
 
 
@@ -121,11 +140,12 @@ def open_masks(
     seed: int = 0,
     validation_split: float = 0.1,
     reduce_labels: bool = False,
+    ignore_class: int | None = NO_LABEL,
 ) -> DataBundle:
     """Opens a data set of images with masks.
 
     A folder has `images/` and `masks/`, with PNGs of the same names, or `train/`, `validation/` and
-    `test/` with these two each. The value of a pixel is its class, or 255 for none. `classes.txt`
+    `test/` with these two each. The value of a pixel is its class, or `ignore_class`. `classes.txt`
     has the class names, one per line; without it their number is read from the masks. Missing parts
     are drawn from the training part by the seed. ADE20K's own folders, `images/training` and
     `annotations/training` and the same of `validation`, are read as they are, with the names of
@@ -138,6 +158,7 @@ def open_masks(
         validation_split: share of each missing part.
         reduce_labels: value 0 marks unlabeled pixels and classes are numbered from 1 on in files,
             as in ADE20K; transformers' `do_reduce_labels`.
+        ignore_class: value of unlabeled pixels; None if all have a class.
 
     Returns:
         The splits, whose labels are masks.
@@ -156,7 +177,8 @@ def open_masks(
         shape = (*images.shape[1:3], 3)
         return DataBundle(train, validation, test, [*SCENE_CLASSES], shape)
     if kind == "folder":
-        return _folder(local_copy(rest), image_size, seed, validation_split, reduce_labels)
+        root = local_copy(rest)
+        return _folder(root, image_size, seed, validation_split, reduce_labels, ignore_class)
     raise InputError(f"data is {spec}; give one of {SPECS}")
 
 
@@ -166,6 +188,7 @@ def _folder(
     seed: int,
     validation_split: float,
     reduce_labels: bool,
+    ignore_class: int | None,
 ) -> DataBundle:
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
@@ -187,8 +210,12 @@ def _folder(
         if len(numbers):
             pairs[part] = [pairs["train"][i] for i in numbers]
     pairs["train"] = [pairs["train"][i] for i in rest]
-    sources = {part: MaskFiles(paths, reduce_labels) for part, paths in pairs.items()}
-    names = _names(root, [mask for paths in pairs.values() for _, mask in paths], reduce_labels)
+    masks = [mask for paths in pairs.values() for _, mask in paths]
+    names = _names(root, masks, reduce_labels, ignore_class)
+    sources = {
+        part: MaskFiles(paths, reduce_labels, len(names), ignore_class)
+        for part, paths in pairs.items()
+    }
     first = pairs["train"][0][0]
     height, width = image_size or decode(first.read_bytes(), str(first)).shape[:2]
     shape = (height, width, 3)
@@ -204,10 +231,20 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
         raise InputError(f"{masks} has no PNG for {', '.join(lacking[:8])}; add them")
     if not pairs:
         raise InputError(f"{images} has no images; give DIR/images and DIR/masks")
+    if extra := sorted(
+        {path.name for path in masks.glob("*.png")} - {one.name for _, one in pairs}
+    ):
+        warnings.warn(
+            f"{masks} has {len(extra)} without an image, which are left out: "
+            f"{', '.join(extra[:8])}",
+            stacklevel=2,
+        )
     return pairs
 
 
-def _names(root: Path, masks: list[Path], reduce_labels: bool) -> list[str]:
+def _names(
+    root: Path, masks: list[Path], reduce_labels: bool, ignore_class: int | None
+) -> list[str]:
     file = root / "classes.txt"
     named = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
     names = [line.strip() for line in named if line.strip()]
@@ -218,5 +255,7 @@ def _names(root: Path, masks: list[Path], reduce_labels: bool) -> list[str]:
     if names:
         return names
     read = (read_mask(mask, reduce_labels) for mask in masks)
-    labels = [numbers[numbers != NO_LABEL] for numbers in read]
-    return [str(i) for i in range(1 + max(int(x.max()) for x in labels if x.size))]
+    most = max(int(x[x != ignore_class].max(initial=-1)) for x in read)
+    if most < 0:
+        raise InputError(f"{root} has no labeled pixel; give masks whose values are the classes")
+    return [str(i) for i in range(most + 1)]
