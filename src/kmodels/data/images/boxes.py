@@ -1,5 +1,7 @@
 """Images whose labels are boxes of objects: COCO's files, and made scenes."""
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ class BoxImages:
         objects: for each image "boxes", float32 (T, 4): center x and y, width and height as parts
             of the sides of the image; and "class_labels", int32 (T,). With "iscrowd" (T,) some are
             crowds, which only `kmodels.training.average_precision` looks at; so it is with "area".
+        sizes: (height, width) that each file is said to have, from which the parts were computed.
 
     Attributes:
         labels: the numbers of the images, since their boxes do not make an array.
@@ -51,12 +54,17 @@ class BoxImages:
         InputError: if the numbers of images and of objects differ.
     """
 
-    def __init__(self, images: Sequence[Any], objects: Sequence[Mapping[str, np.ndarray]]):
+    def __init__(
+        self,
+        images: Sequence[Any],
+        objects: Sequence[Mapping[str, np.ndarray]],
+        sizes: Sequence[tuple[int, int]] | None = None,
+    ):
         if len(images) != len(objects):
             raise InputError(
                 f"{len(images)} images have the boxes of {len(objects)}; give those of each"
             )
-        self.images, self.objects = images, list(objects)
+        self.images, self.objects, self.sizes = images, list(objects), sizes
         self.labels = np.arange(len(objects), dtype="int32")
         self.most = max((len(one[KEYS[1]]) for one in objects), default=0)
 
@@ -64,16 +72,32 @@ class BoxImages:
         return len(self.objects)
 
     def batch(self, indices: np.ndarray) -> tuple[list[np.ndarray], Any]:
-        """Returns lists of images (H, W, C) and of their objects."""
-        images = [
-            decode(one.read_bytes(), str(one)) if isinstance(one, Path) else one
-            for one in (self.images[i] for i in indices)
-        ]
-        return images, [self.objects[i] for i in indices]
+        """Returns lists of images (H, W, C) and of their objects.
+
+        Raises:
+            InputError: for a file of another size than its boxes are of.
+        """
+        return [self._image(i) for i in indices], [self.objects[i] for i in indices]
+
+    def _image(self, index: int) -> np.ndarray:
+        image = self.images[index]
+        if not isinstance(image, Path):
+            return image
+        pixels = decode(image.read_bytes(), str(image))
+        size = None if self.sizes is None else tuple(self.sizes[index])
+        if size not in (None, pixels.shape[:2]):
+            raise InputError(
+                f"{image} has {pixels.shape[1]}x{pixels.shape[0]} pixels, and its boxes are of "
+                f"{size[1]}x{size[0]}; give the boxes of the image as it is"
+            )
+        return pixels
 
     def part(self, indices: np.ndarray) -> "BoxImages":
         """Returns the images with these numbers, in this order."""
-        return BoxImages([self.images[i] for i in indices], [self.objects[i] for i in indices])
+        sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
+        return BoxImages(
+            [self.images[i] for i in indices], [self.objects[i] for i in indices], sizes
+        )
 
 
 def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.ndarray]:
@@ -253,6 +277,9 @@ def _files(root: Path) -> dict[str, Path]:
 def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any, int]) -> BoxImages:
     folders = [file.parent, file.parent / "images", root, root / "images"]
     folders += [path for path in sorted(root.iterdir()) if path.is_dir() and path.name in file.stem]
+    twice = [i for i, count in Counter(one["id"] for one in content["images"]).items() if count > 1]
+    if twice:
+        raise InputError(f"{file} describes image {twice[0]!r} twice; give each an id of its own")
     own: dict[Any, list[dict[str, Any]]] = {one["id"]: [] for one in content["images"]}
     for one in content["annotations"]:
         if one["image_id"] not in own or one["category_id"] not in numbers:
@@ -263,7 +290,7 @@ def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any,
         if len(one["bbox"]) != 4:
             raise InputError(f"{file} has a bbox of {len(one['bbox'])} numbers; give 4")
         own[one["image_id"]].append(one)
-    paths, objects = [], []
+    paths, objects, sizes, without = [], [], [], []
     for image in content["images"]:
         name = image["file_name"]
         path = next(
@@ -274,23 +301,38 @@ def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any,
                 f"{file} describes {name}, and there is no such image beside it, in images/ or in "
                 "a folder that the file is named after"
             )
+        sizes.append(_size(image, path))
+        found = _objects(file, image, sizes[-1], own[image["id"]], numbers)
         paths.append(path)
-        objects.append(_objects(file, image, path, own[image["id"]], numbers))
+        objects.append(found)
+        without += [name] * (len(own[image["id"]]) - len(found[KEYS[1]]))
     if not paths:
         raise InputError(f"{file} describes no images")
-    return BoxImages(paths, objects)
+    if without:
+        warnings.warn(
+            f"{file} has {len(without)} boxes without an area within their image, which are left "
+            f"out: of {', '.join([*dict.fromkeys(without)][:8])}",
+            stacklevel=2,
+        )
+    return BoxImages(paths, objects, sizes)
+
+
+def _size(image: Mapping[str, Any], path: Path) -> tuple[int, int]:
+    """Returns (height, width) as described, or else as it is."""
+    width, height = image.get("width"), image.get("height")
+    if isinstance(width, int) and isinstance(height, int) and min(width, height) > 0:
+        return height, width
+    return decode(path.read_bytes(), str(path)).shape[:2]
 
 
 def _objects(
     file: Path,
     image: Mapping[str, Any],
-    path: Path,
+    size: tuple[int, int],
     boxes: Sequence[Mapping[str, Any]],
     numbers: Mapping[Any, int],
 ) -> dict[str, np.ndarray]:
-    width, height = image.get("width"), image.get("height")
-    if not (isinstance(width, int) and isinstance(height, int) and min(width, height) > 0):
-        height, width = decode(path.read_bytes(), str(path)).shape[:2]
+    height, width = size
     corners = np.array([one["bbox"] for one in boxes], "float64").reshape(-1, 4)
     if not np.isfinite(corners).all() or (corners[:, 2:] < 0).any():
         raise InputError(f"{file} has a bbox of {image['file_name']} that is no box")
