@@ -152,7 +152,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)  # by whose name TensorFlow counts traces
-    def one(batch: Tree) -> Any:
+    def run(batch: Tree) -> Any:
         return keras.tree.map_structure(reduced, strategy.run(step, args=(batch,)))
 
     def reduced(output: Any) -> Any:
@@ -161,8 +161,7 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
             return replicas[0]
         return _concatenated(replicas) if kind == "predict" else tf.reduce_mean(replicas, axis=0)
 
-    if not model.run_eagerly:
-        one = _by_ranks(one, jit_compile=model.jit_compile)
+    one = run if model.run_eagerly else _by_ranks(run, jit_compile=model.jit_compile)
     if model.steps_per_execution == 1:
         return _trimmed(lambda batches: one(batches[0]))
 

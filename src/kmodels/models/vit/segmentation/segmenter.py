@@ -157,7 +157,7 @@ class ViTImageSegmenter(ImageTask):
     @property
     def ignored_labels(self) -> Collection[int] | None:
         """The `ignore_class` of the loss, if it compares classes."""
-        loss = getattr(self, "loss", None)
+        loss: Any = getattr(self, "loss", None)
         if not isinstance(loss, PixelCrossentropy | keras.losses.SparseCategoricalCrossentropy):
             return None
         return () if loss.ignore_class is None else (loss.ignore_class,)
