@@ -193,7 +193,8 @@ def test_a_detector_takes_the_labels_of_transformers_processors():
     assert (found["class_labels"] >= 0).sum(1).tolist() == [0, 1, 2, 4]
     assert found["class_labels"][3].tolist() == [0, 1, 2, 0]
     _, found = preprocessor(IMAGES, crowded)
-    assert found["class_labels"].tolist() == [[-1, -1], [0, -1], [0, -1], [0, 2]]
+    single = [row[row >= 0].tolist() for row in found["class_labels"]]
+    assert single == [[], [0], [0], [0, 2]]
     model = task("boxes", preprocessor=preprocessor)
     assert np.isfinite(model.fit(IMAGES, given, batch_size=2, verbose=0).history["loss"]).all()
     refused("labels are boxes, masks", preprocessor, IMAGES[:1], [{"boxes": [], "masks": []}])

@@ -28,6 +28,10 @@ from kmodels.training.set_criterion import SetCriterion, Targets, linear_sum_ass
 
 # A matching takes a pair whose cost is not a number only if there is no other.
 _WORST = 1e6
+# Boxes may end outside of their image, but numbers beyond are pixels.
+_BEYOND = 2.0
+# What transformers' labels of an image have beside its objects.
+_FACTS = ("image_id", "area", "iscrowd", "size", "orig_size")
 
 
 # === Layers ===
@@ -213,9 +217,6 @@ class BoxHead(Layer):
         return keras.KerasTensor((*queries.shape[:-1], 4), "float32")
 
 
-# Boxes may end outside of their image, but numbers beyond are pixels.
-_BEYOND = 2.0
-
 # === The loss ===
 
 
@@ -357,25 +358,25 @@ def labels_of(y: Tree) -> tuple[Any, Any]:
     return y[KEYS[0]], y[KEYS[1]]
 
 
-# Facts beside the objects of an image in transformers' labels; crowds are left out.
-_TOLD = ("image_id", "area", "iscrowd", "size", "orig_size")
-
-
-def by_name(y: Any) -> Any:
-    """Returns the labels of each image as "boxes" and "class_labels" of all, without crowds.
+def objects_of(y: Any) -> list[dict[str, Any]]:
+    """Returns the objects of each image, from a list of them or from the labels of all images.
 
     Raises:
-        InputError: for an image with other labels.
+        InputError: for other labels.
     """
-    if not all(isinstance(one, Mapping) for one in y):
-        return y
-    objects = []
-    for one in y:
-        labels_of({name: value for name, value in one.items() if name not in _TOLD})
-        boxes, classes = (to_numpy(one[key]) for key in KEYS)
-        kept = to_numpy(one.get("iscrowd", np.zeros(len(classes)))) == 0
-        objects.append((boxes[kept], classes[kept]) if len(classes) else (boxes, classes))
-    return dict(zip(KEYS, ([one[i] for one in objects] for i in (0, 1)), strict=True))
+    if isinstance(y, list | np.ndarray) and all(isinstance(one, Mapping) for one in y):
+        for one in y:
+            labels_of({name: value for name, value in one.items() if name not in _FACTS})
+        names = (*KEYS, "iscrowd")
+        return [{name: to_numpy(one[name]) for name in names if name in one} for one in y]
+    boxes, classes = labels_of(y)
+    if len(boxes) != len(classes):
+        raise InputError(
+            f"labels have the boxes of {len(boxes)} images and the classes of {len(classes)}; "
+            "give those of each"
+        )
+    parts = zip(map(to_numpy, boxes), map(to_numpy, classes), strict=True)
+    return [dict(zip(KEYS, one, strict=True)) for one in parts]
 
 
 # === The task ===
@@ -425,14 +426,7 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
         """Returns images to normalised floats, and boxes in one array."""
         images = super().call(x)
         if y is not None:
-            boxes, classes = labels_of(y if isinstance(y, Mapping) else by_name(y))
-            if len(boxes) != len(classes):
-                raise InputError(
-                    f"labels have the boxes of {len(boxes)} images and the classes of "
-                    f"{len(classes)}; give those of each"
-                )
-            parts = zip(map(to_numpy, boxes), map(to_numpy, classes), strict=True)
-            y = padded([dict(zip(KEYS, one, strict=True)) for one in parts])
+            y = padded(objects_of(y))
         return keras.utils.pack_x_y_sample_weight(images, y, sample_weight)
 
     @classmethod
