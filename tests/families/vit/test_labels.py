@@ -169,17 +169,17 @@ def test_pixels_without_a_class_are_those_that_the_loss_leaves_out():
     assert np.isfinite(model.evaluate(IMAGES, np.full((4, 16, 16, 3), 9.0, "float32"), verbose=0))
 
 
-@pytest.mark.nightly("jax")  # which compiles eight steps
+@pytest.mark.nightly("jax")  # which compiles a step for each number
 @pytest.mark.each_backend
 @pytest.mark.parametrize("name", ["masks", "boxes"])
 def test_batches_may_have_other_numbers_of_objects(name):
     model = task(name)
     # The last has more than there are queries.
-    labels = [objects(name, classes) for classes in ([0], [0, -1], [0, -1, -1], [0, 1, 2, 0, 1])]
+    labels = [objects(name, classes) for classes in ([0], [0, -1], [0, 1, 2, 0, 1])]
     losses = [model.evaluate(IMAGES, y, verbose=0) for y in labels]
-    assert np.isfinite([*losses, *(model.train_on_batch(IMAGES, y) for y in labels)]).all()
+    assert np.isfinite(losses).all() and losses[2] != losses[0]
     if name == "boxes":  # the loss of masks is at points that are drawn for each
-        np.testing.assert_allclose(losses[1:3], losses[:1] * 2, rtol=tolerance("first_loss"))
+        np.testing.assert_allclose(losses[1], losses[0], rtol=tolerance("first_loss"))
 
 
 def test_a_detector_takes_the_labels_of_transformers_processors():
