@@ -196,12 +196,10 @@ def _waits_for_the_night(item: pytest.Item) -> bool:
     """Returns whether `make test` leaves a test to `make test-all` on this backend."""
     if any(BACKEND in (mark.args or BACKENDS) for mark in item.iter_markers("nightly")):
         return True
-    marks = [mark for mark in item.iter_markers("each_time") if BACKEND in _backends_of(mark)]
-    return any(item.callspec.id not in mark.args for mark in marks)
-
-
-def _backends_of(mark: pytest.Mark) -> tuple[str, ...]:
-    return mark.kwargs.get("on", BACKENDS)
+    return any(
+        BACKEND in mark.kwargs.get("on", BACKENDS) and item.callspec.id not in mark.args
+        for mark in item.iter_markers("each_time")
+    )
 
 
 def _check_each_time(config: pytest.Config, items: list[pytest.Item]) -> None:

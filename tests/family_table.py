@@ -499,28 +499,20 @@ vit_recent/timm_rope
 FORWARD_PASSES = frozenset(_NAMES.split())
 
 
-def rows(
-    check: str,
-    each_backend: Collection[str] | None = None,
-    each_time: Collection[str] | None = None,
-) -> list[Any]:
+def rows(check: str, each_backend: Collection[str] | None = None) -> list[Any]:
     """The rows that pass a check, as parameters of its test; "results" and "adapter" are known.
 
     Args:
         check: name of the check.
         each_backend: names of the rows that run on each backend each time; the others do so in the
             nightly tests. By default all run on torch alone.
-        each_time: names of the rows that run on torch each time, by default all.
     """
     known = {"results": lambda row: True, "adapter": lambda row: bool(row.adapter)}
     applies = known.get(check, lambda row: check in row.checks)
 
     def marks(row: Reference) -> list[Any]:
-        found = []
-        if each_backend is not None:
-            found = [pytest.mark.each_backend(*([] if row.name in each_backend else ["nightly"]))]
-        if each_time is not None and row.name not in each_time:
-            found.append(pytest.mark.nightly)
-        return found
+        if each_backend is None:
+            return []
+        return [pytest.mark.each_backend(*([] if row.name in each_backend else ["nightly"]))]
 
     return [pytest.param(row, id=row.name, marks=marks(row)) for row in FAMILIES if applies(row)]

@@ -89,7 +89,8 @@ def test_places_of_tokens_may_come_as_keras_hub_gives_them_or_not_at_all(row):
     compare(row.places())
 
 
-@pytest.mark.parametrize("row", rows("export", each_time=FORWARD_PASSES), indirect=True)
+@pytest.mark.each_time(*FORWARD_PASSES)
+@pytest.mark.parametrize("row", rows("export"), indirect=True)
 def test_export_is_what_was_read(row, tmp_path):
     row.export(row.model, tmp_path)
     read = {
@@ -107,7 +108,8 @@ def test_export_is_what_was_read(row, tmp_path):
     assert again.backbone.config == row.model.backbone.config
 
 
-@pytest.mark.parametrize("row", rows("results", each_time=FORWARD_PASSES), indirect=True)
+@pytest.mark.each_time(*FORWARD_PASSES)
+@pytest.mark.parametrize("row", rows("results"), indirect=True)
 def test_random_weights_have_the_variables_of_the_file(row):
     random = row.read(load_weights=False)
     assert [(x.path, x.shape) for x in random.weights] == [
@@ -124,7 +126,8 @@ def test_the_original_loads_the_export(row, tmp_path):
     compare(row.result_of_peer(tmp_path))
 
 
-@pytest.mark.parametrize("row", rows("presets", each_time=FORWARD_PASSES), indirect=True)
+@pytest.mark.each_time(*FORWARD_PASSES)
+@pytest.mark.parametrize("row", rows("presets"), indirect=True)
 def test_own_directory_and_bare_backbone(row, tmp_path):
     row.model.save_to_preset(tmp_path / "own")
     row.model.backbone.export_to_transformers(tmp_path / "bare")
@@ -169,7 +172,8 @@ def losses(model, row, optimizer=None, **settings):
     return [float(model.train_on_batch(**row.batch(), return_dict=True)["loss"]) for _ in range(2)]
 
 
-@pytest.mark.parametrize("row", rows("training", each_backend=(), each_time=CHANGED), indirect=True)
+@pytest.mark.each_time(*CHANGED)
+@pytest.mark.parametrize("row", rows("training", each_backend=()), indirect=True)
 def test_a_step_moves_every_part_and_remat_changes_nothing(row):
     model = row.read()
     before = {v.path: to_numpy(v).copy() for v in model.variables}
@@ -188,7 +192,8 @@ def test_a_step_moves_every_part_and_remat_changes_nothing(row):
         assert losses(model, row) == pytest.approx(wanted, abs=tolerance("losses"))
 
 
-@pytest.mark.parametrize("row", rows("files", each_time=CHANGED), indirect=True)
+@pytest.mark.each_time(*CHANGED)
+@pytest.mark.parametrize("row", rows("files"), indirect=True)
 def test_files_and_clones_give_the_same_bits(row, tmp_path):
     model, inputs = row.model, row.batch()["x"]
     wanted = run(model, inputs)
@@ -205,7 +210,8 @@ def test_files_and_clones_give_the_same_bits(row, tmp_path):
     np.testing.assert_array_equal(run(read, inputs), run(part, inputs))
 
 
-@pytest.mark.parametrize("row", rows("lora", each_time=CHANGED), indirect=True)
+@pytest.mark.each_time(*CHANGED)
+@pytest.mark.parametrize("row", rows("lora"), indirect=True)
 def test_adapters_train_merge_and_come_back(row, tmp_path):
     model, inputs = row.read(), row.batch()["x"]
     logits = run(model, inputs)

@@ -32,13 +32,10 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
 
 # Pages whose programs depend on the backend, and those about packages of one environment. What
 # data.md says of `fit` is proved on each backend by tests/loop/data/test_any_data.py.
-EACH_BACKEND, EACH_NIGHT = (
-    ("README.md", "keras.md", "transforms.md"),
-    ("distribution.md", "training.md"),
-)
+EACH_BACKEND = ("README.md", "keras.md", "transforms.md")
 MARKS = {
     **dict.fromkeys(EACH_BACKEND, pytest.mark.each_backend),
-    **dict.fromkeys(EACH_NIGHT, pytest.mark.each_backend("nightly")),
+    **dict.fromkeys(("distribution.md", "training.md"), pytest.mark.each_backend("nightly")),
     "interop.md": pytest.mark.needs("keras_hub", "keras_cv"),
     "remote.md": pytest.mark.needs("fsspec"),
     "flax_and_optax.md": [pytest.mark.across("jax"), pytest.mark.needs("flax", "optax")],

@@ -69,7 +69,7 @@ def at_shared_points(maps: Tensor, points: Tensor) -> Any:
         (B, N, P).
     """
     ops = keras.ops
-    (_, number), (height, width) = ops.shape(maps)[:2], maps.shape[2:]
+    number, (height, width) = ops.shape(maps)[1], maps.shape[2:]
     pixels = ops.reshape(ops.transpose(maps, (0, 2, 3, 1)), (-1, height * width, number))
     values = sum(
         rows_of(pixels, index) * ops.expand_dims(weight, 2)
@@ -89,7 +89,7 @@ def at_own_points(maps: Tensor, points: Tensor) -> Any:
         (B, N, P).
     """
     ops = keras.ops
-    (_, number), (height, width) = ops.shape(maps)[:2], maps.shape[2:]
+    number, (height, width) = ops.shape(maps)[1], maps.shape[2:]
     pixels = ops.reshape(maps, (-1, number, height * width))
     return sum(
         ops.take_along_axis(pixels, index, axis=2) * weight

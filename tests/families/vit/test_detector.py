@@ -197,7 +197,10 @@ WRONG = {
     "words": ({"annotations": [{"image_id": 1, "category_id": 7, "bbox": "4 2"}]}, "bbox"),
     "three numbers": ({"annotations": [{"image_id": 1, "category_id": 7, "bbox": [1, 2, 3]}]}, "4"),
     "negative": ({"box": (1, 2, -3, 4)}, "no box"),
-    "one id for two": ({"images": 2 * [{"id": 1, "file_name": "1.png"}]}, "image 1 twice; give"),
+    "one id for two": (
+        {"images": 2 * [{"id": 1, "file_name": "1.png"}]},
+        "two images with the id 1; give each",
+    ),
 }
 
 
@@ -211,13 +214,15 @@ def test_wrong_files_give_a_line(tmp_path, case):
 def test_boxes_are_of_the_image_as_it_is(tmp_path):
     images = [{"id": i, "file_name": f"{i}.png", "width": 160, "height": 120} for i in range(2)]
     coco(tmp_path, images=images)
-    message = r"0\.png has 16x12 pixels, and its boxes are of 160x120; give the boxes of the"
+    message = r"0\.png has 16x12 pixels, but its annotations are for 160x120; give annotations for"
     refused(message, open_boxes, f"coco:{tmp_path}", validation_split=0.0)
 
 
 def test_boxes_without_an_area_are_left_out_by_name(tmp_path):
     coco(tmp_path, box=(40, 3, 8, 6))
-    with pytest.warns(UserWarning, match=r"has \d boxes without an area within .* out: of 1\.png"):
+    with pytest.warns(
+        UserWarning, match=r"json: 1 boxes have no area within .* left out, in 1\.png"
+    ):
         data = open_boxes(f"coco:{tmp_path}", validation_split=0.0).train
     assert [len(one["boxes"]) for one in data.objects] == [0, 1]
 

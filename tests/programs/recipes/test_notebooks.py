@@ -22,7 +22,6 @@ import installed_wheel
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BACKENDS = ("jax", "torch", "tensorflow")
-EACH_TIME = ("01_fine_tune_vit", "10_many_devices")
 NAMED = re.compile(r"^Backends: ((?:`\w+`(?:, )?)+)( together)?\.", re.MULTILINE)
 
 
@@ -36,13 +35,12 @@ def _for_this_backend():
     chosen = []
     for path in NOTEBOOKS:
         backends, together = _named(path)
-        waits = [] if path.stem in EACH_TIME else [pytest.mark.nightly]
         if together:
-            chosen.append(pytest.param(path, id=path.stem, marks=[pytest.mark.across, *waits]))
+            chosen.append(pytest.param(path, id=path.stem, marks=pytest.mark.across))
         elif (backend := os.environ["KERAS_BACKEND"]) in backends:
-            first = backend == "torch" or "torch" not in backends
-            mark = pytest.mark.each_backend(*([] if first else ["nightly"]))
-            chosen.append(pytest.param(path, id=path.stem, marks=[mark, *waits]))
+            waits = backend != "torch" and "torch" in backends
+            mark = pytest.mark.each_backend(*(["nightly"] if waits else []))
+            chosen.append(pytest.param(path, id=path.stem, marks=mark))
     return chosen
 
 
@@ -107,6 +105,7 @@ def test_no_outputs_are_stored():
                 assert not cell.outputs and cell.execution_count is None, path
 
 
+@pytest.mark.each_time("01_fine_tune_vit", "10_many_devices")
 @pytest.mark.parametrize("path", _for_this_backend())
 def test_runs_from_the_wheel_at_small_size(path, request, tmp_path, exchange, monkeypatch):
     folder, home = tmp_path / "folder", tmp_path / "home"

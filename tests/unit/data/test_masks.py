@@ -171,14 +171,14 @@ def test_pixels_of_files_have_a_class_or_the_ignored_one(tmp_path):
         return open_masks(spec, validation_split=0.0, **settings).train.batch(np.arange(1))
 
     Image.fromarray(np.full((8, 8), 254, "uint8")).save(wrong)
-    refused(r"0\.png has class 254; give 0 to 3, or 255 for none", read)
-    refused(r"0\.png has class 254; give 0 to 3$", read, ignore_class=None)
+    refused(r"0\.png: label 254 is outside 0\.\.3 and not 255; correct the labels or the", read)
+    refused(r"0\.png: label 254 is outside 0\.\.3; correct the labels", read, ignore_class=None)
     assert (read(ignore_class=254)[1][0] == 254).all()
     (tmp_path / "classes.txt").unlink()
     assert open_masks(spec, ignore_class=254).class_names == list("0123")
     assert len(open_masks(spec).class_names) == 255
     (tmp_path / "images" / "0.png").unlink()
-    with pytest.warns(UserWarning, match="masks has 1 without an image, which are left out: 0.png"):
+    with pytest.warns(UserWarning, match="masks: 1 masks have no image and are left out: 0.png"):
         open_masks(spec)
     for i in range(1, 10):
         Image.fromarray(np.full((8, 8), 255, "uint8")).save(tmp_path / "masks" / f"{i}.png")

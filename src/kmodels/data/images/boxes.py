@@ -44,7 +44,8 @@ class BoxImages:
         objects: for each image "boxes", float32 (T, 4): center x and y, width and height as parts
             of the sides of the image; and "class_labels", int32 (T,). With "iscrowd" (T,) some are
             crowds, which only `kmodels.training.average_precision` looks at; so it is with "area".
-        sizes: (height, width) that each file is said to have, from which the parts were computed.
+        sizes: (height, width) of each file according to its annotations, or None; a file of
+            another size is refused when it is read.
 
     Attributes:
         labels: the numbers of the images, since their boxes do not make an array.
@@ -75,7 +76,7 @@ class BoxImages:
         """Returns lists of images (H, W, C) and of their objects.
 
         Raises:
-            InputError: for a file of another size than its boxes are of.
+            InputError: for a file whose size is not that of its annotations.
         """
         return [self._image(i) for i in indices], [self.objects[i] for i in indices]
 
@@ -84,11 +85,11 @@ class BoxImages:
         if not isinstance(image, Path):
             return image
         pixels = decode(image.read_bytes(), str(image))
-        size = None if self.sizes is None else tuple(self.sizes[index])
-        if size not in (None, pixels.shape[:2]):
+        height, width = pixels.shape[:2] if self.sizes is None else self.sizes[index]
+        if pixels.shape[:2] != (height, width):
             raise InputError(
-                f"{image} has {pixels.shape[1]}x{pixels.shape[0]} pixels, and its boxes are of "
-                f"{size[1]}x{size[0]}; give the boxes of the image as it is"
+                f"{image} has {pixels.shape[1]}x{pixels.shape[0]} pixels, but its annotations are "
+                f"for {width}x{height}; give annotations for the image as it is"
             )
         return pixels
 
@@ -279,7 +280,9 @@ def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any,
     folders += [path for path in sorted(root.iterdir()) if path.is_dir() and path.name in file.stem]
     twice = [i for i, count in Counter(one["id"] for one in content["images"]).items() if count > 1]
     if twice:
-        raise InputError(f"{file} describes image {twice[0]!r} twice; give each an id of its own")
+        raise InputError(
+            f"{file} has two images with the id {twice[0]!r}; give each image a unique id"
+        )
     own: dict[Any, list[dict[str, Any]]] = {one["id"]: [] for one in content["images"]}
     for one in content["annotations"]:
         if one["image_id"] not in own or one["category_id"] not in numbers:
@@ -310,8 +313,8 @@ def _part(file: Path, root: Path, content: dict[str, Any], numbers: Mapping[Any,
         raise InputError(f"{file} describes no images")
     if without:
         warnings.warn(
-            f"{file} has {len(without)} boxes without an area within their image, which are left "
-            f"out: of {', '.join([*dict.fromkeys(without)][:8])}",
+            f"{file}: {len(without)} boxes have no area within their image and are left out, in "
+            f"{', '.join([*dict.fromkeys(without)][:8])}",
             stacklevel=2,
         )
     return BoxImages(paths, objects, sizes)

@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import decode, suffixes
-from kmodels.data.images.sources import NO_LABEL, DataBundle, split
+from kmodels.data.images.sources import NO_LABEL, DataBundle, check_labels, split
 from kmodels.data.images.synthetic import (
     SCENE_CLASSES,
     SCENE_SIZE,
@@ -59,21 +59,20 @@ class MaskFiles:
 
     Args:
         pairs: (image, mask) files.
+        classes: number of classes.
         reduce_labels: as of `open_masks`.
-        classes: number of classes; None accepts every label.
         ignore_class: as of `open_masks`.
     """
 
     def __init__(
         self,
         pairs: list[tuple[Path, Path]],
+        classes: int,
         reduce_labels: bool = False,
-        classes: int | None = None,
         ignore_class: int | None = NO_LABEL,
     ):
-        self.pairs = pairs
-        self.reduce_labels = reduce_labels
-        self.classes, self.ignore_class = classes, ignore_class
+        self.pairs, self.classes = pairs, classes
+        self.reduce_labels, self.ignore_class = reduce_labels, ignore_class
         self.labels = np.arange(len(pairs), dtype="int32")
 
     def __len__(self) -> int:
@@ -91,16 +90,7 @@ class MaskFiles:
                 f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
                 f"{pixels.shape[1]}x{pixels.shape[0]}; give masks of the size of their images"
             )
-        if self.classes is not None and labels.max(initial=0) >= self.classes:
-            wrong = (labels >= self.classes) & (labels != self.ignore_class)
-            if wrong.any():
-                unlabeled = (
-                    "" if self.ignore_class is None else f", or {self.ignore_class} for none"
-                )
-                raise InputError(
-                    f"{mask} has class {labels[wrong][0]}; give 0 to {self.classes - 1}{unlabeled}"
-                )
-        return pixels, labels
+        return pixels, check_labels(labels, self.classes, str(mask), self.ignore_class)
 
 
 def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
@@ -213,7 +203,7 @@ def _folder(
     masks = [mask for paths in pairs.values() for _, mask in paths]
     names = _names(root, masks, reduce_labels, ignore_class)
     sources = {
-        part: MaskFiles(paths, reduce_labels, len(names), ignore_class)
+        part: MaskFiles(paths, len(names), reduce_labels, ignore_class)
         for part, paths in pairs.items()
     }
     first = pairs["train"][0][0]
@@ -235,8 +225,7 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
         {path.name for path in masks.glob("*.png")} - {one.name for _, one in pairs}
     ):
         warnings.warn(
-            f"{masks} has {len(extra)} without an image, which are left out: "
-            f"{', '.join(extra[:8])}",
+            f"{masks}: {len(extra)} masks have no image and are left out: {', '.join(extra[:8])}",
             stacklevel=2,
         )
     return pairs

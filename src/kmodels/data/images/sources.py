@@ -156,14 +156,25 @@ def readable(
     return np.array(numbers, int), skipped
 
 
-def check_labels(labels: np.ndarray, num_classes: int, where: str) -> np.ndarray:
-    """Returns labels as int32; raises `InputError` for one outside 0..num_classes-1."""
+def check_labels(
+    labels: np.ndarray, num_classes: int, where: str, ignored: int | None = None
+) -> np.ndarray:
+    """Returns labels as int32; raises `InputError` for one outside 0..num_classes-1.
+
+    Args:
+        labels: whole numbers.
+        num_classes: number of classes.
+        where: names the labels in the message.
+        ignored: a label that is accepted, too; None for no other.
+    """
     if labels.size and (labels.min() < 0 or labels.max() >= num_classes):
-        bad = labels[(labels < 0) | (labels >= num_classes)][0]
-        raise InputError(
-            f"{where}: label {bad} is outside 0..{num_classes - 1}; correct the labels or the "
-            "number of classes"
-        )
+        wrong = ((labels < 0) | (labels >= num_classes)) & (labels != ignored)
+        if wrong.any():
+            other = "" if ignored is None else f" and not {ignored}"
+            raise InputError(
+                f"{where}: label {labels[wrong][0]} is outside 0..{num_classes - 1}{other}; "
+                "correct the labels or the number of classes"
+            )
     return labels.astype("int32")
 
 

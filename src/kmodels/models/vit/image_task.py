@@ -68,7 +68,7 @@ class ImageTask(NamedClasses, Task):
             y, ignored = y.get("class_labels"), (-1,)
             if isinstance(y, np.ndarray) and y.shape[1:] == (0,) and self.preprocessor is None:
                 raise InputError(
-                    f"class_labels has shape {y.shape}; give at least one an image, -1 for none"
+                    f"class_labels has shape {y.shape}; give at least one per image, -1 for none"
                 )
         if ignored is not None and isinstance(y, np.ndarray) and y.dtype.kind in "iuf":
             check_classes(y, self.num_classes, ignored)
