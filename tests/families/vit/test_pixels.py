@@ -20,7 +20,7 @@ from kmodels.models import (
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.models.vit.weights import timm as weights_timm
-from kmodels.models.vit.weights.huggingface_export import picture_form
+from kmodels.models.vit.weights.huggingface_config import picture_form
 from refusals import refused
 from torchvision_cpu import define_torchvision_operators
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.models.blocks.config import BlockConfig, DecoderConfig
-from kmodels.weights import Rule, Transform, reshape
+from kmodels.weights import Rule, Transform, identity, reshape
 
 Settings = Mapping[str, Any]
 
@@ -87,6 +87,19 @@ class EncoderMapping:
     arguments: Callable[[Any], tuple[str, dict[str, Any]]]
     table: Callable[[Any], Sequence[Rule]]
     lacking: Callable[[Settings, int | None], list[str]]
+
+
+def norm(source: str, target: str) -> list[Rule]:
+    """Returns the rules of a norm with a bias."""
+    return [Rule(f"{source}/gamma", f"{target}/scale"), Rule(f"{source}/beta", f"{target}/bias")]
+
+
+def dense(source: str, target: str, kernel: Transform = identity) -> list[Rule]:
+    """Returns the rules of a linear layer with a bias."""
+    return [
+        Rule(f"{source}/kernel", f"{target}/kernel", kernel),
+        Rule(f"{source}/bias", f"{target}/bias"),
+    ]
 
 
 def numbered(table: Sequence[Rule], layers: int, first: int) -> list[Rule]:

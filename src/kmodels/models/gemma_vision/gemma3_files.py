@@ -6,10 +6,11 @@ from typing import Any
 from kmodels.core.errors import InputError
 from kmodels.models.blocks.gguf.mmproj import Projector
 from kmodels.models.blocks.gguf.tensors import plus_one
-from kmodels.models.blocks.keras_hub_mapping import EncoderMapping
+from kmodels.models.blocks.keras_hub_mapping import EncoderMapping, dense, norm
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.weights import clip_siglip, keras_hub
+from kmodels.models.vit.weights import clip_siglip
+from kmodels.models.vit.weights.augreg import patches
 from kmodels.weights import LazyArray, Rule, leading_axes
 
 # === Hugging Face: SigLIP's tower and a projector ===
@@ -76,6 +77,7 @@ NAMES = (
     *("image_size", "patch_size", "num_heads", "hidden_dim", "num_layers", "intermediate_dim"),
     *("pool_size", "layer_norm_epsilon"),
 )
+POSITIONS = "tokens/position_embedding"
 HUB_TOWER, HUB_OUTPUT = "image_encoder", "vision_output_encoder"
 PARTS = {"query_proj": "query", "key_proj": "key", "value_proj": "value", "out_proj": "output"}
 
@@ -84,19 +86,21 @@ def _hub_rules(config: ViTConfig) -> list[Rule]:
     """Returns the table of an encoder, whose attention has no axis of heads."""
     front, block = f"{HUB_TOWER}/encoder_embeddings", f"{HUB_TOWER}/encoder_block_{{i}}"
     table = [
-        *keras_hub.patches(config, f"{front}/embedding_conv"),
-        Rule(f"{front}/position_embedding/embeddings", keras_hub.POSITIONS, leading_axes(1)),
-        *keras_hub.norm(f"{block}/layer_norm_1", "block_{i}/attention_norm"),
-        *keras_hub.norm(f"{block}/layer_norm_2", "block_{i}/mlp_norm"),
-        *keras_hub.dense(f"{block}/mlp_dense_1", "block_{i}/mlp/up"),
-        *keras_hub.dense(f"{block}/mlp_dense_2", "block_{i}/mlp/down"),
-        *keras_hub.norm(f"{HUB_TOWER}/encoder_layer_norm", "final_norm"),
+        *patches(config, f"{front}/embedding_conv"),
+        Rule(
+            f"{front}/position_embedding/embeddings", "tokens/position_embedding", leading_axes(1)
+        ),
+        *norm(f"{block}/layer_norm_1", "block_{i}/attention_norm"),
+        *norm(f"{block}/layer_norm_2", "block_{i}/mlp_norm"),
+        *dense(f"{block}/mlp_dense_1", "block_{i}/mlp/up"),
+        *dense(f"{block}/mlp_dense_2", "block_{i}/mlp/down"),
+        *norm(f"{HUB_TOWER}/encoder_layer_norm", "final_norm"),
         Rule(f"{HUB_OUTPUT}/vision_soft_embedding_norm/scale", "soft_embedding_norm/scale"),
         Rule(f"{HUB_OUTPUT}/vision_input_projection/kernel", "input_projection/kernel"),
     ]
     for theirs, ours in PARTS.items():
         source = f"{block}/multi_head_attention/{theirs}"
-        table += keras_hub.dense(source, f"block_{{i}}/attention/{ours}")
+        table += dense(source, f"block_{{i}}/attention/{ours}")
     return table
 
 

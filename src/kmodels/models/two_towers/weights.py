@@ -22,8 +22,7 @@ from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPrepr
 from kmodels.models.vit.preprocessor import OF_PATCHES, ViTImageClassifierPreprocessor, fit_crop
 from kmodels.models.vit.presets import PRESETS as IMAGES
 from kmodels.models.vit.weights import clip_siglip, huggingface_export
-from kmodels.models.vit.weights.huggingface_config import takes_patches
-from kmodels.models.vit.weights.huggingface_export import patch_form, picture_form
+from kmodels.models.vit.weights.huggingface_config import patch_form, picture_form, takes_patches
 from kmodels.registry import Family
 from kmodels.weights import Rule, SourceCheckpoint, reshape
 

@@ -45,6 +45,21 @@ def attention(config: ViTConfig, source: str, target: str, output: str = "out") 
     return table
 
 
+def patches(config: ViTConfig, source: str) -> list[Rule]:
+    """Kernel (P, P, C, D) and bias of the convolution that cuts an image into patches.
+
+    Args:
+        config: for the sizes of patches.
+        source: path of the convolution in the file.
+    """
+    width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
+    flat = reshape((patch, patch, channels, width), (patch * patch * channels, width))
+    return [
+        Rule(f"{source}/kernel", "patch_embedding/kernel", flat),
+        Rule(f"{source}/bias", "patch_embedding/bias"),
+    ]
+
+
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
 
 
@@ -57,8 +72,6 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
         positions: name of the position embedding, without the prefix.
         big_vision: whether the parts of a block are numbered as big_vision does.
     """
-    width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
-    image = reshape((patch, patch, channels, width), (patch * patch * channels, width))
 
     def both(source: str, target: str, weight: str) -> list[Rule]:
         return [Rule(f"{source}/{x}", f"{target}/{x}") for x in (weight, "bias")]
@@ -68,8 +81,7 @@ def rules(config: ViTConfig, prefix: str, positions: str, big_vision: bool) -> l
     table = [
         Rule("cls", "tokens/class_token"),
         Rule(positions, "tokens/position_embedding"),
-        Rule("embedding/kernel", "patch_embedding/kernel", image),
-        Rule("embedding/bias", "patch_embedding/bias"),
+        *patches(config, "embedding"),
         Rule("MAPHead_0/probe", "pooling/probe"),
         *attention(config, f"{block}/MultiHeadDotProductAttention_{mha}", "block_{i}/attention"),
         *attention(config, "MAPHead_0/MultiHeadDotProductAttention_0", "pooling/attention"),

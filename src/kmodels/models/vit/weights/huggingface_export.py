@@ -10,9 +10,8 @@ import keras
 from kmodels.core.errors import InputError
 from kmodels.models.blocks.encoder_rules import HIDDEN_ACTS
 from kmodels.models.vit.config import ViTConfig
-from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
 from kmodels.models.vit.weights import clip_siglip, dinov2, dinov3, eomt, huggingface, mae
-from kmodels.models.vit.weights.huggingface_config import INTERPOLATION
+from kmodels.models.vit.weights.huggingface_config import picture_form
 from kmodels.weights import LazyArray, Rule, constant, prepend_zeros
 
 log = logging.getLogger("kmodels")
@@ -96,105 +95,6 @@ def head(settings: Settings) -> str:
     if not settings.get("num_classes"):
         return NONE
     return LOGITS if settings.get("head_bias", True) else PROJECTION
-
-
-def patch_form(preprocessor: NaFlexViTImageClassifierPreprocessor) -> dict[str, Any]:
-    """Returns preprocessor_config.json of a NaFlex preprocessor.
-
-    Args:
-        preprocessor: a `NaFlexViTImageClassifierPreprocessor`. Without enlarging, do_resize is
-            False: transformers then takes images of whole patches only, which are equal to ours.
-    """
-    if not preprocessor.enlarge:
-        log.warning(
-            "preprocessor_config.json has do_resize=false for enlarge=False: transformers then "
-            "takes only images of whole patches, at most %d",
-            preprocessor.max_num_patches,
-        )
-    numbers = {name: number for number, name in INTERPOLATION.items()}
-    return {
-        "image_processor_type": "Siglip2ImageProcessor",
-        "do_resize": preprocessor.enlarge,
-        "do_rescale": True,
-        "do_normalize": True,
-        "rescale_factor": 1 / 255,
-        "patch_size": preprocessor.patch_size,
-        "max_num_patches": preprocessor.max_num_patches,
-        "resample": numbers[preprocessor.interpolation],
-        "image_mean": list(preprocessor.mean),
-        "image_std": list(preprocessor.std),
-    }
-
-
-def picture_form(preprocessor: Any) -> dict[str, Any]:
-    """Returns preprocessor_config.json for a preprocessor of images; {} without one.
-
-    Args:
-        preprocessor: a `ViTImageClassifierPreprocessor`, or None.
-
-    Raises:
-        InputError: for one that transformers cannot express.
-    """
-    if preprocessor is None:
-        return {}
-    if hasattr(preprocessor, "max_num_patches"):
-        return patch_form(preprocessor)
-    preprocessor.check_plain("transformers' ViTImageProcessor")
-    mode = preprocessor.resize_mode
-    if mode in ("cover", "fit"):
-        raise InputError(
-            f"transformers' ViTImageProcessor has no counterpart for resize_mode={mode!r}; give "
-            "'stretch', or the shorter side as resize_size"
-        )
-    if getattr(preprocessor, "rounds_center", False):
-        log.warning(
-            "transformers cuts the middle of an image out one pixel further left or up than timm "
-            "where half a pixel is left; give rounds_center=False for what it gives"
-        )
-    numbers = {name: number for number, name in INTERPOLATION.items()}
-    height, width = preprocessor.image_size
-    way = getattr(preprocessor, "aspect_ratio", "stretch")
-    if way == "slide":
-        raise InputError(
-            "transformers' EomtImageProcessor has no counterpart for aspect_ratio='slide'; give "
-            "'split'"
-        )
-    whole = preprocessor.resize_size if way == "stretch" else None
-    kind: dict[str, Any] = {
-        "image_processor_type": "ViTImageProcessor",
-        "size": {"height": height, "width": width},
-        "do_center_crop": False,
-    }
-    if whole is not None or mode == "crop":
-        # Of the processors that stretch and of those that keep the shape, one that crops.
-        stretches = isinstance(whole, tuple)
-        kind = {
-            "image_processor_type": f"{'DeiT' if stretches else 'CLIP'}ImageProcessor",
-            "size": (
-                {"height": whole[0], "width": whole[1]}
-                if stretches
-                else {"shortest_edge": whole or min(height, width)}
-            ),
-            "do_center_crop": True,
-            "crop_size": {"height": height, "width": width},
-        }
-    if way != "stretch":
-        kind = {
-            "image_processor_type": "EomtImageProcessor",
-            "size": {"shortest_edge": height, "longest_edge": None if way == "split" else width},
-            "do_pad": way == "pad",
-            "do_split_image": way == "split",
-        }
-    return {
-        **kind,
-        "do_resize": mode not in ("crop", "none"),
-        "do_rescale": True,
-        "do_normalize": True,
-        "rescale_factor": 1 / 255,
-        "resample": numbers[preprocessor.interpolation],
-        "image_mean": list(preprocessor.mean),
-        "image_std": list(preprocessor.std),
-    }
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from kmodels.models.blocks.encoder_config import GELUS
-from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping, Settings, numbered
+from kmodels.models.blocks.keras_hub_mapping import (
+    KerasHubMapping,
+    Settings,
+    dense,
+    norm,
+    numbered,
+)
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone
-from kmodels.models.vit.weights.augreg import attention
+from kmodels.models.vit.weights.augreg import attention, patches
 from kmodels.models.vit.weights.dinov2 import gated_dim
 from kmodels.models.vit.weights.huggingface_export import (
     BIAS,
@@ -23,31 +29,11 @@ from kmodels.models.vit.weights.huggingface_export import (
     UNBIASED,
     lacking,
 )
-from kmodels.weights import Rule, Transform, identity, leading_axes, reshape
+from kmodels.weights import Rule, leading_axes
 
 GATED = ("block_{i}/mlp/gate", "block_{i}/mlp/up")
 OUTPUT = "attention_output"
 POSITIONS = "tokens/position_embedding"
-
-
-def norm(source: str, target: str) -> list[Rule]:
-    """Returns the rules of a norm with a bias."""
-    return [Rule(f"{source}/gamma", f"{target}/scale"), Rule(f"{source}/beta", f"{target}/bias")]
-
-
-def dense(source: str, target: str, kernel: Transform = identity) -> list[Rule]:
-    """Returns the rules of a linear layer with a bias."""
-    return [
-        Rule(f"{source}/kernel", f"{target}/kernel", kernel),
-        Rule(f"{source}/bias", f"{target}/bias"),
-    ]
-
-
-def patches(config: ViTConfig, source: str) -> list[Rule]:
-    """Returns the rules of the convolution that cuts an image into patches."""
-    width, patch, channels = config.hidden_dim, config.patch_size, config.image_shape[2]
-    kernel = reshape((patch, patch, channels, width), (patch * patch * channels, width))
-    return dense(source, "patch_embedding", kernel)
 
 
 def vit(config: ViTConfig) -> list[Rule]:
