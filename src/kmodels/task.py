@@ -484,7 +484,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         }
 
     def check_token_ids(self, x: Any) -> None:
-        """Raises `InputError` for token ids in NumPy that have no row in the embedding table.
+        """Raises `InputError` for arrays of token ids that have no row in the embedding table.
 
         JAX would compute NaN, count negative ids from the end, and say nothing.
 

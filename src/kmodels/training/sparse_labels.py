@@ -31,7 +31,7 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
     """A task with labels as whole numbers, of which -100 is ignored, as transformers does.
 
     The mean of `SparseCategoricalCrossentropy` is over the labels that count. `fit` and its like
-    raise `InputError` for a label in NumPy that is neither -100 nor one of a class.
+    raise `InputError` for a label on the CPU that is neither -100 nor one of a class.
     """
 
     @property
@@ -47,7 +47,7 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
         return sparse and getattr(loss, "ignore_class", None) is None
 
     def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for labels in NumPy, or lists of numbers, that no class has."""
+        """Raises `InputError` for arrays of labels, or lists of numbers, that no class has."""
         if isinstance(y, list | tuple) and y and isinstance(y[0], int):
             y = np.asarray(y)
         if not isinstance(y, np.ndarray) or not y.size or y.dtype.kind not in "iuf":

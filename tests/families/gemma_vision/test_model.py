@@ -139,8 +139,10 @@ def test_configs_that_do_not_fit(change, message):
 def test_more_tokens_than_features_are_refused():
     inputs = batch(images=2)
     inputs["images"] = inputs["images"][:, :1]
-    with pytest.raises(InputError, match="a row has 8 tokens for images, and its 1 images have 4"):
-        fresh()(inputs)
+    model, labels = fresh(), inputs["token_ids"]
+    for call in (model, model.predict, lambda x: model.fit(x, labels)):
+        with pytest.raises(InputError, match="a row has 8 tokens for images, and its 1 images "):
+            call(inputs)
 
 
 def test_each_image_of_the_preset_takes_four_tokens():

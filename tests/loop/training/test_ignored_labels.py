@@ -112,7 +112,8 @@ def test_a_label_that_no_class_has_is_refused(kind, label, method):
     wrong.flat[2] = label
     options = {"verbose": 0} if method in ("fit", "evaluate") else {}
     with pool(task, kind=kind) as model:
-        refused(f"^a label is {label}; give 0 to", getattr(model, method), inputs, wrong, **options)
+        for y in (wrong, keras.ops.convert_to_tensor(wrong)):
+            refused(f"^a label is {label}; give 0 to", getattr(model, method), inputs, y, **options)
         if method != "fit":
             return
         batches = [(inputs, labels), (inputs, wrong)]

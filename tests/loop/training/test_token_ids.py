@@ -21,6 +21,10 @@ def inputs(wrong):
     return {"token_ids": ids, "padding_mask": np.ones_like(ids)}
 
 
+def tensors(arrays):
+    return keras.tree.map_structure(keras.ops.convert_to_tensor, arrays)
+
+
 @pytest.mark.parametrize("wrong", [262_144, -1])
 def test_ids_beyond_the_table_are_refused(wrong):
     x, y = inputs(wrong), np.zeros((2, 12), "int32")
@@ -46,6 +50,10 @@ def test_each_method_refuses_ids_beyond_the_table():
         for call in (
             lambda: model.fit(x, y, verbose=0),
             lambda: model.fit(iter([(x, y)]), steps_per_epoch=1, verbose=0),
+            lambda: model.fit(tensors(x), tensors(y), verbose=0),
+            lambda: model.fit([(tensors(x), tensors(y))], verbose=0),
+            lambda: model.train_on_batch(tensors(x), y),
+            lambda: model.predict(tensors(x), verbose=0),
             lambda: model.fit(good, y, validation_data=(x, y), verbose=0),
             lambda: model.evaluate(x, y, verbose=0),
             lambda: model.predict(x, verbose=0),

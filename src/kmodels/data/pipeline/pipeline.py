@@ -25,6 +25,7 @@ from kmodels.data.pipeline.prefetch import Ahead
 from kmodels.data.pipeline.shard import Shard
 
 ENVIRONMENT = "KMODELS_PREFETCH"
+CPU = 1  # DLPack's number of the host's memory.
 # A smaller share, or less time in an epoch, is not worth a line.
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 0.1
 
@@ -195,7 +196,7 @@ class Pipeline(keras_internals.DataAdapter):
 
     def _count_tokens(self, batch: tuple) -> None:
         """Counts the rows and the learned tokens of a batch with a weight (B, T) for each label."""
-        if len(batch) < 3 or not isinstance(weights := batch[2], np.ndarray):
+        if len(batch) < 3 or not isinstance(weights := in_host_memory(batch[2]), np.ndarray):
             return
         if weights.ndim == 2 and weights.shape == getattr(batch[1], "shape", None):
             self._rows += len(weights)
@@ -260,16 +261,35 @@ def batches_ahead() -> int:
 
 
 def check_batch(model: keras.Model | None, batch: Any) -> None:
-    """Raises `InputError` for token ids and labels that the model does not have.
+    """Raises `InputError` for token ids, inputs and labels that the model cannot use.
 
     Args:
-        model: a model that may have `check_token_ids` and `check_labels`.
+        model: a model that may have `check_token_ids` and `check_labels`, and a backbone that may
+            have `check_inputs` for several inputs.
         batch: the inputs, or a tuple of inputs, labels and weights.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
-    for part, name in zip(parts, ("check_token_ids", "check_labels"), strict=False):
-        if (check := getattr(model, name, None)) is not None:
-            check(part)
+    checks = [(model, "check_token_ids", parts[0])]
+    if isinstance(parts[0], dict):
+        checks.append((getattr(model, "backbone", None), "check_inputs", parts[0]))
+    if len(parts) > 1:
+        checks.append((model, "check_labels", parts[1]))
+    for owner, name, part in checks:
+        if (check := getattr(owner, name, None)) is not None:
+            check(keras.tree.map_structure(in_host_memory, part))
+
+
+def in_host_memory(x: Any) -> Any:
+    """Returns the numbers of a tensor on the CPU as an array; anything else as it is.
+
+    Numbers on an accelerator stay there: to read them waits for the steps before.
+    """
+    if isinstance(x, np.ndarray) or (device := getattr(x, "__dlpack_device__", None)) is None:
+        return x
+    try:
+        return np.asarray(x) if device()[0] == CPU else x
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return x  # a tensor over several devices, of a graph, or of a dtype that NumPy lacks
 
 
 def workers_of(data: Any) -> tuple[int, str | None]:

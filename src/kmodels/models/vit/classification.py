@@ -184,7 +184,7 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
         return self.settings["problem_type"]
 
     def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for labels in NumPy that do not fit the loss."""
+        """Raises `InputError` for arrays of labels that do not fit the loss."""
         if isinstance(y, np.ndarray):
             self._check_shape(y)
         super().check_labels(y)

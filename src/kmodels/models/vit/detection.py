@@ -595,7 +595,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
     # Training
 
     def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for classes and boxes in NumPy that cannot be."""
+        """Raises `InputError` for arrays of classes and boxes that cannot be."""
         super().check_labels(y)
         if not isinstance(y, Mapping) or not all(isinstance(y.get(k), np.ndarray) for k in KEYS):
             return

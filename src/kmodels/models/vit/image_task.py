@@ -62,7 +62,7 @@ class ImageTask(NamedClasses, Task):
         return None
 
     def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for classes in NumPy that the model does not have."""
+        """Raises `InputError` for arrays of classes that the model does not have."""
         ignored = self.ignored_labels
         if isinstance(y, Mapping):
             y, ignored = y.get("class_labels"), (-1,)
