@@ -13,10 +13,10 @@ from kmodels.ops.linear_cross_entropy import IGNORED
 
 
 def check_classes(y: np.ndarray, classes: int, ignored: Collection[int] = (IGNORED,)) -> None:
-    """Raises `InputError` for a label that is neither ignored nor from 0 to classes - 1."""
+    """Raises `InputError` for a label that is neither ignored nor one of 0 to classes - 1."""
     if y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < classes:
         return
-    wrong = (y < 0) | (y >= classes)
+    wrong = ~((y >= 0) & (y < classes) & (y == np.floor(y)))
     for label in ignored:
         wrong &= y != label
     if wrong.any():

@@ -79,6 +79,14 @@ REFUSED = {
     "bits for classes": (r"labels have shape \(4, 3\).*multi_label", {}, BITS),
     "classes for bits": (r"labels have shape \(4,\)", {"problem_type": MULTI_LABEL}, BITS[:, 0]),
     "too few bits": (r"labels have shape \(4, 2\)", {"problem_type": MULTI_LABEL}, BITS[:, :2]),
+    "a bit of two": ("a label is 2; give 0 to 1", {"problem_type": MULTI_LABEL}, 2 * BITS),
+    "no number of a bit": (
+        "a label is nan; give 0 to 1", {"problem_type": MULTI_LABEL}, BITS + np.nan),
+    "a part of a class": ("a label is 1.5; give 0 to 2", {}, np.array([0, 1.5, 2, 0])),
+    "no class at all": ("a label is nan; give 0 to 2", {}, np.array([0, 1, 2, np.nan])),
+    "too few numbers": (
+        r"labels have shape \(4, 2\).*gives 3 numbers", {"problem_type": REGRESSION}, BITS[:, :2]),
+    "no number": ("a label is inf; give finite", {"problem_type": REGRESSION}, NUMBERS + np.inf),
     "regression of shares": (
         "no activation", {"problem_type": REGRESSION, "activation": "softmax"}, NUMBERS),
     "one of several": (

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.types import ActivationLike, Data, DTypeLike, Tensor, Tree
 from kmodels.data.images.decoding import is_picture
 from kmodels.layers import Dense, Dropout, LayerNorm
@@ -126,6 +126,10 @@ class Head:
         return self.activation(keras.ops.cast(x, self.dtype))
 
 
+# Losses that take a number from 0 to 1 for each class.
+OF_SHARES = (keras.losses.BinaryCrossentropy, keras.losses.CategoricalCrossentropy)
+
+
 class ImageClassifier(SparseLabels, NamedClasses, Task):
     """Base of image classifiers.
 
@@ -185,24 +189,37 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
 
     def check_labels(self, y: Any) -> None:
         """Raises `InputError` for arrays of labels that do not fit the loss."""
-        if isinstance(y, np.ndarray):
+        if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
             self._check_shape(y)
+            self._check_range(y)
         super().check_labels(y)
 
     def _check_shape(self, y: np.ndarray) -> None:
         rank, last = len(self.outputs[0].shape), y.shape[-1] if y.ndim else None
+        whole = y.ndim == rank and last == self.num_classes
+        single = self.num_classes == 1 and y.ndim == rank - 1
         if self.has_sparse_labels and y.ndim == rank and last != 1:
             raise InputError(
                 f"labels have shape {y.shape}, and the loss takes the number of one class for each "
                 f"image; for several classes give the model problem_type={MULTI_LABEL!r}, for "
                 "one-hot labels compile(loss=keras.losses.CategoricalCrossentropy(True))"
             )
-        wide = isinstance(self.loss, keras.losses.BinaryCrossentropy)
-        if wide and self.num_classes > 1 and (y.ndim != rank or last != self.num_classes):
+        if isinstance(self.loss, OF_SHARES) and not whole and not single:
             raise InputError(
                 f"labels have shape {y.shape}, and the loss takes a 0 or 1 for each of the "
                 f"{self.num_classes} classes of an image"
             )
+        if self.problem_type == REGRESSION and not whole and not single:
+            raise InputError(
+                f"labels have shape {y.shape}, and the model gives "
+                f"{pluralize(self.num_classes, 'number')} for each image"
+            )
+
+    def _check_range(self, y: np.ndarray) -> None:
+        if isinstance(self.loss, OF_SHARES) and not (fits := (y >= 0) & (y <= 1)).all():
+            raise InputError(f"a label is {y[~fits].flat[0]}; give 0 to 1 for each class")
+        if self.problem_type == REGRESSION and not (fits := np.isfinite(y)).all():
+            raise InputError(f"a label is {y[~fits].flat[0]}; give finite numbers")
 
     @like(keras.Model.predict)
     def predict(self, x: Data, **kwargs: Any) -> Any:
