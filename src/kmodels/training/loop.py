@@ -18,7 +18,7 @@ from kmodels.core import dispatch, keras_internals, traced
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
-from kmodels.data.pipeline.arrays import Preprocess, as_tuple, class_weights
+from kmodels.data.pipeline.arrays import Preprocess, as_tuple, check_class_weight, class_weights
 from kmodels.data.pipeline.device_put import device_put
 from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
 from kmodels.data.pipeline.pipeline import Pipeline, check_batch
@@ -693,6 +693,7 @@ class Loop(keras.Model if TYPE_CHECKING else object):
         if class_weight is not None:
             if sample_weight is not None:
                 raise InputError("got sample_weight and class_weight; give one of them")
+            check_class_weight(self, class_weight)
             sample_weight = class_weights(y, class_weight)
         return _on_batch(self, "train", (x, y, sample_weight), return_dict)
 

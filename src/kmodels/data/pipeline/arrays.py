@@ -1,6 +1,9 @@
 """Samples in arrays, and batches (x,), (x, y) or (x, y, sample_weight) of any loader."""
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +126,36 @@ def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
         class_weight: weight by class; 1 for classes that are not in it.
 
     Raises:
-        InputError: for labels of several outputs.
+        InputError: for labels of several outputs, or of more than one class for a sample.
     """
     if isinstance(y, dict | tuple | list):
         raise InputError("class_weight needs the labels of one output; give sample_weight")
     labels = to_numpy(y)
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
+    if labels.ndim > 1:
+        raise InputError(
+            f"class_weight needs one class for each sample, and labels have shape {tuple(y.shape)};"
+            " give sample_weight"
+        )
     weights = [class_weight.get(round(float(label)), 1.0) for label in labels]
     return np.array(weights, keras.config.floatx())
+
+
+def check_class_weight(model: keras.Model | None, class_weight: Any) -> None:
+    """Raises `InputError` for weights that are no numbers by the classes of a model."""
+    if class_weight is None:
+        return
+    if not isinstance(class_weight, Mapping):
+        raise InputError(f"class_weight is {class_weight!r}; give a weight by class, as {{0: 2.0}}")
+    # One logit is the score of the second of two classes, or a model of Keras may have any.
+    classes = getattr(model, "number_of_labels", 0)
+    known = f"0 to {classes - 1}" if classes > 1 else "a whole number from 0"
+    for key, weight in class_weight.items():
+        if not isinstance(key, Real) or key not in range(classes if classes > 1 else sys.maxsize):
+            raise InputError(f"class_weight has the class {key!r}; give {known}")
+        if not isinstance(weight, Real) or not 0 <= weight < math.inf:
+            raise InputError(f"class_weight of class {key} is {weight!r}; give a number from 0")
 
 
 def with_class_weights(batch: tuple, class_weight: Mapping[int, float] | None) -> tuple:

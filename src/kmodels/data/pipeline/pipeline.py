@@ -17,7 +17,12 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, pluralize
-from kmodels.data.pipeline.arrays import Preprocess, prepared, with_class_weights
+from kmodels.data.pipeline.arrays import (
+    Preprocess,
+    check_class_weight,
+    prepared,
+    with_class_weights,
+)
 from kmodels.data.pipeline.device_put import device_put
 from kmodels.data.pipeline.indexed import IndexedBatches, Numbered
 from kmodels.data.pipeline.position import Position, Source
@@ -68,6 +73,7 @@ class Pipeline(keras_internals.DataAdapter):
         Batches of other data, and those that a preprocessor makes, are checked one by one.
         """
         self.model, data = model, self.source.data
+        check_class_weight(model, self.class_weight)
         if (whole := getattr(data, "whole", None)) is not None:
             check_batch(model, whole)
             self._checked = data.preprocess is self.preprocess is None
@@ -274,9 +280,28 @@ def check_batch(model: keras.Model | None, batch: Any) -> None:
         checks.append((getattr(model, "backbone", None), "check_inputs", parts[0]))
     if len(parts) > 1:
         checks.append((model, "check_labels", parts[1]))
+    if len(parts) > 2:
+        _check_weights(*(keras.tree.map_structure(in_host_memory, part) for part in parts[1:3]))
     for owner, name, part in checks:
         if (check := getattr(owner, name, None)) is not None:
             check(keras.tree.map_structure(in_host_memory, part))
+
+
+def _check_weights(y: Any, weights: Any) -> None:
+    for part in keras.tree.flatten(weights):
+        if not isinstance(part, np.ndarray):
+            continue
+        if part.dtype.kind in "OSU":
+            raise InputError(f"sample_weight has the dtype {part.dtype}; give numbers")
+        if not (fits := np.isfinite(part)).all():
+            raise InputError(f"sample_weight has {part[~fits].flat[0]}; give finite numbers")
+    if isinstance(weights, np.ndarray) and isinstance(y, np.ndarray):
+        padded = (*y.shape, *(1,) * (weights.ndim - y.ndim))[: weights.ndim]
+        if any(own not in (1, size) for own, size in zip(weights.shape, padded, strict=True)):
+            raise InputError(
+                f"sample_weight has shape {weights.shape} beside labels of shape {y.shape}; give "
+                "one for each sample, or for each label"
+            )
 
 
 def in_host_memory(x: Any) -> Any:
