@@ -492,13 +492,15 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             x: inputs of the model: token ids alone, or a dictionary with "token_ids".
         """
         ids = x.get("token_ids") if isinstance(x, Mapping) else x
-        if not isinstance(ids, np.ndarray) or not ids.size or ids.dtype.kind not in "iu":
+        if not isinstance(ids, np.ndarray) or not ids.size or ids.dtype.kind not in "iuf":
             return
         config = self.backbone.config
         config = getattr(config, "text_encoder", config)
         read = config.get if isinstance(config, Mapping) else partial(getattr, config)
         if (rows := read("vocabulary_size", None)) is None:
             return
+        if ids.dtype.kind == "f" and not (whole := ids == np.floor(ids)).all():
+            raise InputError(f"token_ids has {ids[~whole].flat[0]}; give whole numbers")
         if ids.min() >= 0 and ids.max() < rows:
             return
         # Images take the place of this token, which then needs no row.

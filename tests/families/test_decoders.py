@@ -301,6 +301,27 @@ def test_token_ids_are_enough_and_unknown_names_are_left_out_with_a_warning(mode
         refused(message, model, inputs)
 
 
+def test_inputs_of_tokens_have_their_sizes(models):
+    model, rows = models["gemma3_debug"], np.ones_like(TOKEN_IDS)
+    wanted = to_numpy(model(TOKEN_IDS))
+    one = {"token_ids": TOKEN_IDS, "segment_ids": rows[:1]}
+    np.testing.assert_allclose(to_numpy(model(one)), wanted, atol=tolerance("logits"))
+    of_ids = rf"beside token_ids of shape \({rows.shape[0]}, {rows.shape[1]}\); give one for each"
+    for change, message in (
+        ({"padding_mask": rows[:, :-1]}, f"padding_mask has shape .* {of_ids}"),
+        ({"padding_mask": rows[:1]}, f"padding_mask has shape .* {of_ids}"),
+        ({"positions": rows[:, 1:]}, f"positions has shape .* {of_ids}"),
+        ({"segment_ids": rows[0]}, f"segment_ids has shape .* {of_ids}"),
+        ({"token_ids": rows[0]}, "token_ids has shape .*; give rows of tokens"),
+        ({"token_ids": rows[:, :0]}, "token_ids has shape .*, 0.; give rows of tokens"),
+    ):
+        inputs = {"token_ids": TOKEN_IDS, **change}
+        refused(message, model, inputs)
+        if len({len(x) for x in inputs.values()}) == 1:
+            refused(message, model.predict, inputs, verbose=0)
+    refused("token_ids has 0.5; give whole numbers", model.predict, rows - 0.5, verbose=0)
+
+
 def test_generate_takes_rows_that_are_padded_anywhere(models):
     model = models["gemma3_debug"]
     found, alone = (

@@ -14,6 +14,8 @@ GRAPH = ("token_ids", "padding_mask")
 NAMES = (*GRAPH, "positions", "segment_ids")
 # The name of the positions in transformers and in keras-hub's Gemma 4, and here.
 POSITIONS = ("position_ids", "positions")
+# Inputs with a number for each token.
+OF_TOKENS = (*NAMES[1:], "vision_mask")
 # Inputs that are not whole numbers.
 FLOATS = ("images", "pixel_values")
 
@@ -47,7 +49,25 @@ class OptionalInputs:
     absent: tuple[str, ...] = ("padding_mask",)
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
-        """Raises `InputError` for arrays of the host that do not fit together."""
+        """Raises `InputError` for inputs of tokens of other sizes: moved places would be lost."""
+        if (ids := inputs.get("token_ids")) is None:
+            return
+        wanted = _plain_shape(ids)
+        if len(wanted) < 2 or 0 in wanted[1:]:
+            raise InputError(f"token_ids has shape {wanted}; give rows of tokens, (rows, length)")
+        for name in OF_TOKENS:
+            if (x := inputs.get(name)) is None or (shape := _plain_shape(x)) == wanted:
+                continue
+            # One row of positions or segments may serve all rows.
+            one = name in ("positions", "segment_ids") and shape[:1] == (1,)
+            pairs = zip(shape[one:], wanted[one:], strict=False)
+            if len(shape) != len(wanted) or any(
+                None not in pair and len({*pair}) > 1 for pair in pairs
+            ):
+                raise InputError(
+                    f"{name} has shape {shape} beside token_ids of shape {wanted}; give one for "
+                    "each token"
+                )
 
     def __call__(self, inputs: Tree, *args: object, **kwargs: Any) -> Any:
         """Calls the model with None for each optional input that is not given."""
@@ -100,6 +120,12 @@ def complete(model: keras.Model, inputs: Tree) -> dict[str, Any]:
     present = {name: inputs[name] for name in names if inputs.get(name) is not None}
     getattr(model, "backbone", model).check_inputs(present)
     return {**dict.fromkeys(model.absent), **present}
+
+
+def _plain_shape(x: Any) -> tuple[int | None, ...]:
+    """Returns the shape of rows of tokens, without Keras' additional last axis of 1."""
+    shape = tuple(np.shape(x) if isinstance(x, list) else x.shape)
+    return shape[:2] if len(shape) == 3 and shape[2] == 1 else shape
 
 
 def _all_tensors(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,7 @@ class Gemma3ImageTextBackbone(ImageTextBackbone, Gemma3Backbone):
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for a row with more tokens of images than its images fill."""
+        super().check_inputs(inputs)
         mask, images = inputs.get("vision_mask"), inputs.get("images")
         if not isinstance(mask, np.ndarray) or images is None:
             return

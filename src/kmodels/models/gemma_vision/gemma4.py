@@ -141,6 +141,7 @@ class Gemma4ImageTextBackbone(ImageTextBackbone, Gemma4Backbone):
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for pixels without positions, or more tokens than images fill."""
+        super().check_inputs(inputs)
         names = [name for name in PIXELS if inputs.get(name) is not None]
         if len(names) == 1:
             raise InputError(f"the model got {names[0]} alone; give {' and '.join(PIXELS)}")

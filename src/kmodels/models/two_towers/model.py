@@ -460,6 +460,7 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
         """Raises `InputError` for a call without images."""
+        super().check_inputs(inputs)
         wanted = [name for name in self.image_inputs if name != MASK]
         if any(name not in inputs for name in wanted):
             raise InputError(
