@@ -256,6 +256,51 @@ def test_fit_is_what_keras_own_is(name, backend):
     assert wanted["hooks"][-1] or case.fit["epochs"] == 0
 
 
+class Ends(keras.callbacks.Callback):
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def on_batch_end(self, batch, logs=None):
+        self.seen.append(batch)
+
+
+class Listening(keras.callbacks.CallbackList):
+    def on_train_batch_end(self, batch, logs=None):
+        ENDS.append(batch)
+
+
+ENDS = []
+# What hears the end of a batch, and what does not.
+HEARING = {
+    "no callback": lambda: None,
+    "a callback of epochs": lambda: [keras.callbacks.EarlyStopping("loss")],
+    "by the name of all batches": lambda: [Ends(ENDS)],
+    "of an instance": lambda: [
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ENDS.append(batch))
+    ],
+    "a list of its own": lambda: Listening(add_history=True),
+}
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_the_end_of_a_batch_is_called_if_a_callback_hears_it(name, monkeypatch):
+    calls, kerass = [], keras.callbacks.CallbackList.on_train_batch_end
+    monkeypatch.setattr(
+        keras.callbacks.CallbackList,
+        "on_train_batch_end",
+        lambda self, *args: calls.append(args) or kerass(self, *args),
+    )
+    ENDS.clear()
+    callbacks = HEARING[name]()
+    with pool(built, loop="hearing") as model:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.set_model(model)
+        kmodels.fit(model, X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
+    heard = name not in ("no callback", "a callback of epochs")
+    assert bool(ENDS) == heard and bool(calls) == (heard and name != "a list of its own")
+
+
 EVALUATIONS = {
     "a list": {},
     "a dictionary": {"return_dict": True},

@@ -143,7 +143,7 @@ def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
 
 
 def check_class_weight(model: keras.Model | None, class_weight: Any) -> None:
-    """Raises `InputError` for weights that are no numbers by the classes of a model."""
+    """Raises `InputError` for weights that are not a number for each class of a model."""
     if class_weight is None:
         return
     if not isinstance(class_weight, Mapping):
