@@ -6,6 +6,7 @@ Needs valgrind. Seconds of equal processes differ by a tenth where a step takes 
 callgrind counts the same program to within a percent, whatever else the machine is doing. Counted
 are 40 steps of a tiny ViT (two blocks of width 32, two pictures of 32 by 32, SGD), after 9 others.
 The bare loop calls the same model in a compiled step of JAX or TensorFlow, or eagerly on torch.
+It reads each loss, as a callback in "fit" does; "quiet" has no callback that asks for batches.
 "lora" counts `fit` of Gemma 3's debug preset with adapters (four rows of 64 tokens), "positions"
 the same with its loss divided by positions instead of learnt tokens. Each source, a folder that
 holds the package, is counted in turn; the first is the one compared to.
@@ -49,24 +50,39 @@ def turns() -> Iterator[int]:
     count(False)
 
 
-def counted_fit(model: Any, x: Any, y: Any, rows: int) -> None:
+def counted_fit(model: Any, x: Any, y: Any, rows: int, quiet: bool = False) -> None:
     import keras
+
+    from kmodels.data.pipeline.request import FitCallback
 
     class Switch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch in (WARM - 1, WARM + COUNTED - 1):
                 count(batch == WARM - 1)
 
-    model.fit(x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=[Switch()])
+    class Quiet(FitCallback):
+        steps = 0
+
+        def after_step(self) -> None:
+            self.steps += 1
+            if self.steps in (WARM, WARM + COUNTED):
+                count(self.steps == WARM)
+
+    switch = Quiet() if quiet else Switch()
+    model.fit(x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=[switch])
 
 
-def fit(model: Any, x: Any, y: Any) -> None:
+def fit(model: Any, x: Any, y: Any, quiet: bool = False) -> None:
     import keras
 
     from kmodels import training
 
     model.compile(training.SGD(RATE), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    counted_fit(model, x, y, ROWS)
+    counted_fit(model, x, y, ROWS, quiet)
+
+
+def quiet(model: Any, x: Any, y: Any) -> None:
+    fit(model, x, y, quiet=True)
 
 
 def lora(**normalization: str) -> None:
@@ -204,21 +220,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--sources", type=Path, nargs="+", default=[ROOT / "src"])
     parser.add_argument("--write", action="store_true", help="the results, as JSON")
-    loops = (*USUAL, "lora", "positions")
+    loops = (*USUAL, "quiet", "lora", "positions")
     parser.add_argument("--loops", nargs="+", choices=loops, default=list(USUAL))
     parser.add_argument("--child", choices=loops, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child in ("lora", "positions"):
         lora(**({"loss_normalization": "positions"} if options.child == "positions" else {}))
     if options.child:
-        train(fit if options.child == "fit" else BARE[BACKEND])
+        train({"fit": fit, "quiet": quiet, "bare": BARE[BACKEND]}[options.child])
         return
     rows: list[dict[str, Any]] = []
     for source in options.sources:
         source = source.resolve()
         row: dict[str, Any] = {"revision": revision(source)}
         row |= {loop: round(instructions(source, loop), 3) for loop in options.loops}
-        for over, under in (("fit", "bare"), ("lora", "positions")):
+        for over, under in (("fit", "bare"), ("quiet", "bare"), ("lora", "positions")):
             if over in row and under in row:
                 row[f"{over} / {under}"] = round(row[over] / row[under], 4)
         rows.append(row)

@@ -317,6 +317,10 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
     def __setattr__(self, name: str, value: object) -> None:
         """Keras' own, but that a preprocessor is not a layer of the graph, though it is a layer."""
         if name == "preprocessor":
+            if value is not None and (isinstance(value, type) or not callable(value)):
+                given = value.__name__ if isinstance(value, type) else repr(value)
+                usual = self.preprocessor_class.__name__
+                raise InputError(f"preprocessor is {given}; give one such as {usual}(), or None")
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)

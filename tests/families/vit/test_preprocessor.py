@@ -145,6 +145,14 @@ def test_a_preprocessor_comes_from_a_model_or_a_name(tmp_path):
         ViTImageClassifierPreprocessor.from_preset(tmp_path / "own")
 
 
+def test_a_preprocessor_is_an_object_that_can_be_called():
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+    for wrong, shown in (("vit", "'vit'"), (ViTImageClassifierPreprocessor, "ViTImageClassifierP")):
+        with pytest.raises(InputError, match=f"preprocessor is {shown}.*; give one such as ViT"):
+            model.preprocessor = wrong
+    model.preprocessor = lambda x, y=None, sample_weight=None: x
+
+
 def test_an_image_converter_has_the_arguments_of_keras_hub():
     x = np.random.default_rng(0).integers(0, 256, (2, 6, 9, 3), "uint8")
     stretching = converter(crop_to_aspect_ratio=False)
