@@ -15,7 +15,7 @@ import keras
 
 from kmodels.checkpoint.state import slots
 from kmodels.core import dispatch, keras_internals, traced
-from kmodels.core.errors import InputError, check_names
+from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
 from kmodels.data.pipeline.arrays import Preprocess, as_tuple, check_class_weight, class_weights
@@ -421,6 +421,7 @@ class Epochs:
     def __init__(self, model: keras.Model, data: Pipeline, steps: int | None):
         limit = keras.config.max_steps_per_epoch()
         self.steps_per_epoch = min(filter(None, (steps, limit)), default=None)
+        check_whole("steps_per_execution", model.steps_per_execution)
         self.data, self.clock, self._at_once = data, data.clock, model.steps_per_execution
         self._model = model
         self._pass: Any = None

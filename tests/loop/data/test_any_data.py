@@ -276,6 +276,7 @@ def check(model, folder, make, told, whole=True):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:the data makes its own batches:UserWarning")
 def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
     check(model, tmp_path, *KINDS[kind])
 
@@ -292,6 +293,7 @@ def test_the_model_sees_every_value_in_turn(model, tmp_path, kind):
 @pytest.mark.parametrize("kind", ELSEWHERE)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset's shards
+@pytest.mark.filterwarnings("ignore:the data makes its own batches:UserWarning")
 def test_the_model_sees_every_value_of_other_packages_data_in_turn(model, tmp_path, kind):
     # Each loader starts workers of its own, which takes seconds.
     check(model, tmp_path, *ELSEWHERE[kind], whole="workers" not in kind)

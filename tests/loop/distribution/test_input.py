@@ -52,7 +52,8 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    return input_cases.fed(None, EVERYWHERE)
+    with pytest.warns(UserWarning, match="the data makes its own batches"):
+        return input_cases.fed(None, EVERYWHERE)
 
 
 @pytest.mark.parametrize("kind", [kind.__name__ for kind in EVERYWHERE])

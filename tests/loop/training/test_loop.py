@@ -10,6 +10,7 @@ import kmodels
 from arrays import to_numpy
 from kmodels import models
 from pool import pool
+from refusals import refused
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 5)).astype("float32")
@@ -366,6 +367,51 @@ def test_a_model_that_is_not_compiled_is_named():
         message = rf"You must call `compile\(\)` before `{method}"
         with pytest.raises(kmodels.InputError, match=message):
             function(model, X, Y)
+
+
+DATA = [(X[:BATCH], Y[:BATCH])]
+REFUSED = {
+    "no samples": ({"batch_size": 0}, "batch_size is 0; give at least 1"),
+    "half a batch": ({"batch_size": 2.5}, "batch_size is 2.5; give a whole number"),
+    "epochs in text": ({"epochs": "2"}, "epochs is '2'; give a whole number"),
+    "epochs that are fewer than none": ({"epochs": -1}, "epochs is -1; give at least 0"),
+    "an epoch before the first": ({"initial_epoch": -1}, "initial_epoch is -1; give at least 0"),
+    "no steps": ({"steps_per_epoch": 0}, "steps_per_epoch is 0; give at least 1"),
+    "no held-out steps": ({"validation_steps": 0}, "validation_steps is 0; give at least 1"),
+    "another progress": ({"verbose": "x"}, "verbose is 'x'; give 'auto', 0, 1 or 2"),
+    "another order": ({"shuffle": "yes"}, "shuffle is 'yes'; give True, False or 'batch'"),
+    "a class of callbacks": ({"callbacks": [keras.callbacks.History]}, "callbacks has <class"),
+    "four parts": ({"validation_data": (X, Y, Y, Y)}, "validation_data has 4 parts; give"),
+    "labels beside batches": ({"validation_data": (DATA, Y)}, "so y cannot be given; put it in"),
+}
+WARNED = {
+    "nothing held out": ({"validation_freq": 2}, "validation_freq without validation_data"),
+    "batches of their own": ({"x": DATA, "y": None, "batch_size": 2}, "the batch size 2 has no ef"),
+    "held-out batches of their own": (
+        {"validation_data": DATA, "validation_batch_size": 2},
+        "the batch size 2 has no effect",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_that_no_call_can_have_are_refused(name):
+    given, message = REFUSED[name]
+    with pool(built, loop="arguments") as model:
+        refused(message, kmodels.fit, model, **{"x": X, "y": Y, "verbose": 0, **given})
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_arguments_without_effect_are_named(name):
+    given, message = WARNED[name]
+    with pool(built, loop="arguments") as model, pytest.warns(UserWarning, match=message):
+        kmodels.fit(model, **{"x": X, "y": Y, "verbose": 0, **given})
+
+
+def test_steps_in_one_call_are_a_number():
+    with pool(built, loop="arguments") as model:
+        model.steps_per_execution = 0
+        refused("steps_per_execution is 0; give at least 1", kmodels.fit, model, X, Y)
 
 
 def test_data_that_ends_early_is_said(recwarn):

@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +151,11 @@ def check_class_weight(model: keras.Model | None, class_weight: Any) -> None:
     classes = getattr(model, "number_of_labels", 0)
     known = f"0 to {classes - 1}" if classes > 1 else "a whole number from 0"
     for key, weight in class_weight.items():
-        if not isinstance(key, Real) or key not in range(classes if classes > 1 else sys.maxsize):
+        if not isinstance(key, int | float | np.number) or key not in range(
+            classes if classes > 1 else sys.maxsize
+        ):
             raise InputError(f"class_weight has the class {key!r}; give {known}")
-        if not isinstance(weight, Real) or not 0 <= weight < math.inf:
+        if not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
             raise InputError(f"class_weight of class {key} is {weight!r}; give a number from 0")
 
 

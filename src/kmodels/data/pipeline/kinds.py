@@ -6,6 +6,7 @@ A kind is recognized by its methods and the name of its package, so no package i
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -85,35 +86,38 @@ def _dataset(
     class_weight: dict[int, float] | None = None,
     split: Split = as_tuple,
     steps: int | None = None,
+    usual: int | None = None,
 ) -> Any:
     """Returns data as `as_dataset` does.
 
     Args:
         data: (x, y, sample_weight).
-        size: samples per batch.
+        size: samples per batch, of which data that comes in batches warns.
         seed: seed of the order.
         shuffle: see `as_dataset`.
         preprocess: see `as_dataset`.
         class_weight: see `as_dataset`.
         split: makes a tuple of each batch of a loader.
         steps: number of batches that arrays are cut into, if no size is given.
+        usual: samples per batch without `size`, by default 32.
     """
     x, y, weight = arrays.columns(data[0], preprocess), *data[1:]
     if isinstance(x, Pipeline):
-        _no_labels(x.source.data, y, weight)
+        _check_batched(x.source.data, y, weight, size)
         if x.shard is not None and x.preprocess is None:  # of `plan.shard`, which had no model
             x.preprocess_by(preprocess)
         return x
     if isinstance(x, ImageLoader | IndexedBatches):
-        _no_labels(x, y, weight)
+        _check_batched(x, y, weight, size)
         return x
     settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "preprocess": preprocess}
     if arrays.is_arrays(x, preprocess):
-        return _of_arrays((x, y, weight), size, settings, steps)
-    _no_labels(x, y, weight)
+        return _of_arrays((x, y, weight), size or usual, settings, steps)
+    _check_batched(x, y, weight)
     if isinstance(x, keras.utils.PyDataset):
+        _check_batched(x, size=size)
         return x if preprocess is None else Mapped(x, preprocess)
-    count, faster, samples = None, None, size or 32
+    count, faster, samples = None, None, size or usual or 32
     if arrays.is_tf_data(x):
         length = int(x.cardinality())
         count, faster = length if length >= 0 else None, _TF_DATA
@@ -140,6 +144,8 @@ def _dataset(
         x = Calls(x)
     else:
         raise InputError(f"cannot train on {type(x).__name__}; give {_ACCEPTED}")
+    if not isinstance(x, Chunks | RayBatches):
+        _check_batched(x, size=size)
     return Pipeline(Streamed(x, count, split, faster), preprocess, class_weight)
 
 
@@ -215,9 +221,11 @@ def prepare(
         raise InputError("the data is empty; give at least one sample")
     held_out = request.validation_data
     if held_out is not None:
-        pair = isinstance(held_out, tuple) and 1 <= len(held_out) <= 3
-        if not pair or not arrays.is_arrays(held_out[0], preprocess):
-            held_out = (held_out,)
+        if isinstance(held_out, tuple) and not 1 <= len(held_out) <= 3:
+            raise InputError(
+                f"validation_data has {len(held_out)} parts; give (x, y) or (x, y, sample_weight)"
+            )
+        held_out = held_out if isinstance(held_out, tuple) else (held_out,)
     elif request.validation_split:
         training, held_out = _split(training, request.validation_split, preprocess)
 
@@ -228,16 +236,24 @@ def prepare(
         steps: int | None,
         shuffle: bool | str = False,
         class_weight: dict[int, float] | None = None,
+        usual: int | None = None,
     ) -> Pipeline:
         x, y, weight = (*parts, None, None)[:3]
-        data = _dataset((x, y, weight), size, seed, shuffle, preprocess, split=split, steps=steps)
+        data = _dataset(
+            (x, y, weight), size, seed, shuffle, preprocess, split=split, steps=steps, usual=usual
+        )
         return pipeline(data, rule, use, steps, class_weight, seed if shuffle else None)
 
     size, use = request.batch_size, request.method
     x = pipeline_of(training, size, use, request.steps, request.shuffle, request.class_weight)
     if held_out is not None:
-        size = request.validation_batch_size or size
-        held_out = pipeline_of(held_out, size, Method.EVALUATE, request.validation_steps)
+        held_out = pipeline_of(
+            held_out,
+            request.validation_batch_size,
+            Method.EVALUATE,
+            request.validation_steps,
+            usual=size,
+        )
     return request.changed(
         x=x, y=None, sample_weight=None, validation_data=held_out, validation_split=0.0
     )
@@ -282,13 +298,20 @@ def _listed(rows: np.ndarray | slice) -> list[int]:
     return [*range(rows.start, rows.stop)] if isinstance(rows, slice) else rows.tolist()
 
 
-def _no_labels(x: Data, y: Data, sample_weight: Data) -> None:
+def _check_batched(
+    x: Data, y: Data = None, sample_weight: Data = None, size: int | None = None
+) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise InputError(
                 f"{type(x).__name__} makes its own batches, so {name} cannot be given; put it "
                 "in the batches"
             )
+    if size is not None:
+        warnings.warn(
+            f"the data makes its own batches, so the batch size {size} has no effect",
+            stacklevel=2,
+        )
 
 
 def _split(data: tuple, share: float, preprocess: Preprocess | None) -> tuple[Any, tuple]:

@@ -1,6 +1,7 @@
 """The arguments of a call of `fit`, `evaluate` or `predict`, and the base of its callbacks."""
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -8,6 +9,8 @@ from functools import cache
 from typing import Any, Self
 
 import keras
+
+from kmodels.core.errors import InputError, check_whole
 
 
 class Method(StrEnum):
@@ -69,10 +72,47 @@ class FitRequest:
         Args:
             method: the method.
             **arguments: its arguments by Keras' names; all others have Keras' defaults.
+
+        Raises:
+            InputError: for a number, a choice or a callback that no call can have.
         """
         values = {name: default for name, (_, default) in _parameters(method).items()} | arguments
         known = {part: values.pop(name) for name, (part, _) in _parameters(method).items() if part}
-        return cls(method, **known, more=values)
+        request = cls(method, **known, more=values)
+        request._check()
+        return request
+
+    def _check(self) -> None:
+        steps = "steps_per_epoch" if self.method == Method.FIT else "steps"
+        for name, value in (
+            ("batch_size", self.batch_size),
+            (steps, self.steps),
+            ("validation_batch_size", self.validation_batch_size),
+            ("validation_steps", self.validation_steps),
+        ):
+            if value is not None:
+                check_whole(name, value)
+        for name in ("epochs", "initial_epoch"):
+            check_whole(name, self.more.get(name, 0), 0)
+        if self.verbose not in ("auto", 0, 1, 2):
+            raise InputError(f"verbose is {self.verbose!r}; give 'auto', 0, 1 or 2")
+        if self.shuffle not in (True, False, "batch"):
+            raise InputError(f"shuffle is {self.shuffle!r}; give True, False or 'batch'")
+        for callback in keras.tree.flatten(self.callbacks):
+            if callback is not None and not isinstance(callback, keras.callbacks.Callback):
+                raise InputError(f"callbacks has {callback!r}; give a keras.callbacks.Callback")
+        if self.validation_data is None and not self.validation_split:
+            idle = {
+                "validation_batch_size": self.validation_batch_size,
+                "validation_steps": self.validation_steps,
+                "validation_freq": None if (f := self.more.get("validation_freq", 1)) == 1 else f,
+            }
+            if names := [name for name, value in idle.items() if value is not None]:
+                warnings.warn(
+                    f"{' and '.join(names)} without validation_data or validation_split; nothing "
+                    "is evaluated",
+                    stacklevel=4,
+                )
 
     def changed(self, **values: Any) -> Self:
         """Returns a copy with other values in these fields."""
