@@ -59,6 +59,10 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
     assert parse(Settings, ["--out", str(tmp_path)]).flip
 
 
+LEVELS = [f" a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)]
+BOMB = "name:\n a0: &a0 x\n" + "".join(LEVELS)
+
+
 def written(folder, text, name="settings.yaml"):
     (folder / name).write_text(text)
     return ["--config", str(folder / name)]
@@ -66,8 +70,10 @@ def written(folder, text, name="settings.yaml"):
 
 def test_a_file_comes_before_defaults_and_after_flags(tmp_path):
     text = "recipe: r\nrate: 1e-3\nname: [a, 2]\nflip: false\nkind: b\nbatch-size: 8\nsteps: null\n"
-    words = written(tmp_path, text)
+    # In YAML `on` is true, and 010 is 8.
+    words = written(tmp_path, f"{text}on: ray\nseed: 010\n")
     values = {"rate": 1e-3, "name": "a,2", "flip": False, "kind": "b", "batch_size": 8}
+    values |= {"on": "ray", "seed": 10}
     assert parse(Settings, words, recipe="r") == Settings(**values, config=words[1])
     found = parse(Settings, [*words, "--rate", "0.5", "--flip"], recipe="r")
     assert (found.rate, found.flip, found.kind) == (0.5, True, "b")
@@ -90,6 +96,14 @@ def test_a_file_comes_after_the_run_that_continues(tmp_path):
     assert (found.rate, found.kind) == (0.2, "b")
 
 
+def test_an_edited_config_of_the_run_is_checked(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"rate": "0.1", "steps": 2.0}))
+    words = ["--out", str(tmp_path), "--resume"]
+    assert (parse(Settings, words).rate, parse(Settings, words).steps) == (0.1, 2)
+    (tmp_path / "config.json").write_text(json.dumps({"rate": "much"}))
+    refused("config.json: .*'--rate'.*'much'", parse, Settings, words)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -104,9 +118,15 @@ def test_a_file_comes_after_the_run_that_continues(tmp_path):
         ("name: yes", "name is True; give a text or a number, in quotes"),
         ("name: 2026-01-02", "name is datetime.date.*; give a text or a number"),
         ("name: {a: 1}", "name is .*; give a text or a number"),
-        ("name: [[a]]", "name is .*; give a text or a number"),
-        ("flip: 1", "flip is 1; give true or false"),
+        ("name: [[a]]", "name is a list; give a text or a number"),
+        # Each level has the one before ten times.
+        (BOMB, "name is a dict; give a text or a number"),
+        ("flip: 1", "flip is '1'; give true or false"),
         ("rate: 1\nrate: 2", "has rate twice"),
+        ("batch-size: 1\nbatch_size: 2", "has batch_size twice"),
+        ("keep: 1:30", "'--keep'.*'1:30'"),
+        ("config: other.yaml", "config is 'other.yaml'; give --config only as a flag"),
+        ("? [a]\n: 1", "is not readable: while constructing"),
         ("- rate", "is not a mapping; write lines such as epochs: 10"),
         ("", "is not a mapping"),
         ("rate: [", "is not readable: while parsing"),
