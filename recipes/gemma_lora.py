@@ -103,8 +103,9 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *("preset", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
+    *("preset", "data", "held_out", "template", "loss_on", "sequence_length", "pack", "rank"),
     *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
+    "loss_normalization",
 )
 # The demonstration's base model is wider than the preset, which is made for tests.
 DEMO = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 384, "head_dim": 32}

@@ -86,7 +86,7 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *("preset", "data", "reward", "group_size", "rollout_batches", "prompt_length"),
+    *("preset", "data", "held_out", "reward", "group_size", "rollout_batches", "prompt_length"),
     *("max_new_tokens", "temperature", "normalization", "scale_rewards", "epsilon"),
     *("epsilon_high", "beta", "rank", "alpha", "targets"),
     *("quantize", "batch_size", "seed"),

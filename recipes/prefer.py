@@ -94,16 +94,8 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *(
-        "preset",
-        "data",
-        "template",
-        "sequence_length",
-        "method",
-        "beta",
-        "label_smoothing",
-        "margin",
-    ),
+    *("preset", "data", "held_out", "template", "sequence_length", "method", "beta"),
+    *("label_smoothing", "margin"),
     *("length_normalized", "sft_weight", "reference_free", "desirable_weight"),
     *("undesirable_weight", "rank", "alpha", "targets", "quantize"),
     *("batch_size", "accumulate", "seed"),

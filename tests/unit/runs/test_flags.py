@@ -254,3 +254,16 @@ def test_help_is_not_read_as_markup(capsys):
     with pytest.raises(SystemExit):
         parse(Settings, ["--help"], "Reads [red]names[/red] and [/nothing] :cat:.", "one")
     assert "Reads [red]names[/red] and [/nothing] :cat:." in capsys.readouterr().out
+
+
+# Settings that choose the records of a step, or what the loss of one counts.
+OF_DATA = {
+    *("data", "images", "held_out", "image_size", "sequence_length", "template", "pack"),
+    *("batch_size", "accumulate", "loss_on", "loss_normalization", "seed"),
+}
+
+
+def test_a_resumed_run_has_the_data_of_the_former():
+    for path in RECIPES.glob("*.py"):
+        fields = {field.name for field in _fields(path)}
+        assert (path.stem, fields & OF_DATA - {*load(path.stem).FIXED}) == (path.stem, set())
