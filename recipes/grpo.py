@@ -29,9 +29,14 @@ from kmodels.runs.recipe import flag
 
 @dataclass(frozen=True)
 class Settings(recipe.Common):
-    preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
+    preset: str = flag(
+        "gemma3_debug",
+        "architecture of the demonstration, which --weights replace",
+        needs=("weights", None),
+    )
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
     data: str | None = flag(None, "a .jsonl file of prompts; default: those that come with kmodels")
+    workers: int = flag(0, "with --on: processes that train", needs=("on",))
     reward: str | None = flag(
         None, "FILE.py:function that judges answers; default: share of digits"
     )
@@ -79,7 +84,9 @@ class Settings(recipe.Common):
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     # Output
     samples: int = flag(3, "held-out prompts answered before and after training", small=1)
-    first_steps: int = flag(300, "training steps of the demonstration's base model", small=2)
+    first_steps: int = flag(
+        300, "training steps of the demonstration's base model", small=2, needs=("weights", None)
+    )
     ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
 
 

@@ -469,6 +469,8 @@ def load(name: str) -> ModuleType:
     return module
 
 
+OF_RAY = ("resources", "max_failures")
+
 # === On a Ray cluster, whose workers are the processes that train together ===
 
 
@@ -557,7 +559,8 @@ def _of_workers(
     if module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
     mesh = settings.mesh or "data=-1"
-    inside = dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
+    cluster = {name: getattr(Common, name) for name in ("on", "workers", *OF_RAY)}
+    inside = dataclasses.replace(settings, out=out, mesh=mesh, **cluster)
 
     def call() -> None:
         # Restarted workers resume from their own checkpoints.

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,14 @@ GROUPS = {
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
 
 
-def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
+def flag(
+    default: object,
+    text: str,
+    *,
+    choices: Sequence[Any] = (),
+    small: object = None,
+    needs: Sequence[Any] = (),
+) -> Any:
     """Returns a field of a recipe's settings; its annotation decides the type of the flag.
 
     Args:
@@ -69,10 +76,11 @@ def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: obje
         text: text of --help.
         choices: allowed values.
         small: default under KMODELS_SMALL=1.
+        needs: name of another flag, without which this one has no effect, and the values of that
+            flag that count, by default all that are true.
     """
-    return dataclasses.field(
-        default=default, metadata={"help": text, "choices": tuple(choices), "small": small}
-    )
+    metadata = {"help": text, "choices": tuple(choices), "small": small, "needs": tuple(needs)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +113,10 @@ class Common:
     log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
     license: str | None = flag(None, "license of the trained model for its card, e.g. apache-2.0")
     on: str | None = flag(None, "run on a cluster", choices=("ray",))
-    resources: str = flag("CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4")
-    max_failures: int = flag(3, "with --on: how often lost workers are replaced")
+    resources: str = flag(
+        "CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4", needs=("on",)
+    )
+    max_failures: int = flag(3, "with --on: how often lost workers are replaced", needs=("on",))
 
 
 def parse(
@@ -130,11 +140,13 @@ def parse(
         program: name of the program in --help; the recipe's file by default.
 
     Raises:
-        InputError: for an unknown flag or setting, a wrong value, or if no run can be continued.
+        InputError: for an unknown flag or setting, a wrong value, a flag without effect, or if no
+            run can be continued.
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
     flags = _flags(settings, defaults, argv, description, program)
+    typed = set(flags)
     if name := flags.pop("recipe", None):
         if name == "list":
             _list_published(recipe)
@@ -153,7 +165,26 @@ def parse(
         former = _former(settings, local_path(flags["out"]) / "config.json")
         _check_whole_addresses(former, flags)
         defaults |= former
-    return settings(**{**defaults, **flags})
+    parsed = settings(**{**defaults, **flags})
+    for name, reason in _idle(parsed):
+        if name in typed:
+            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
+        if name in flags:  # A flag may have changed what the file needs it for.
+            print(f"{name} of {flags['config']} has no effect {reason}", flush=True)
+    return parsed
+
+
+def _idle(parsed: Any) -> Iterator[tuple[str, str]]:
+    """Yields settings that differ from their defaults and have no effect, and the reasons."""
+    defaults = _defaults(type(parsed))
+    for field in dataclasses.fields(parsed):
+        if not field.metadata["needs"] or getattr(parsed, field.name) == defaults[field.name]:
+            continue
+        name, *values = field.metadata["needs"]
+        value = getattr(parsed, name)
+        if value not in values if values else not value:
+            other = f"--{name.replace('_', '-')}"
+            yield field.name, f"with {other} {value}" if value else f"without {other}"
 
 
 def _defaults(settings: type) -> dict[str, Any]:

@@ -74,7 +74,8 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
     arguments = [*SMALL, *prompts, "--steps", "1"]
     assert recipe.main([*arguments, "--out", str(base)]) == 0
     file = prompts[-1].rpartition(":")[0]
-    arguments += ["--weights", str(base / "base")]
+    place = arguments.index("--first-steps")  # The weights are there.
+    arguments[place : place + 2] = ["--weights", str(base / "base")]
     found = tmp_path / "unsure"
     with without_figures():
         assert recipe.main([*arguments, "--reward", f"{file}:unsure", "--out", str(found)]) == 0

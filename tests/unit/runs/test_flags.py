@@ -267,3 +267,37 @@ def test_a_resumed_run_has_the_data_of_the_former():
     for path in RECIPES.glob("*.py"):
         fields = {field.name for field in _fields(path)}
         assert (path.stem, fields & OF_DATA - {*load(path.stem).FIXED}) == (path.stem, set())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "reason"),
+    [
+        ("vit", "--resources GPU=1", "without --on"),
+        ("vit", "--drop-path-constant", "without --drop-path"),
+        ("vit", "--recipe vit_deit3_b --erasing-noise", "without --erasing"),
+        ("vit_probe", "--epochs 20", "with --tune none"),
+        ("vit_probe", "--tune grid --learning-rate 1", "with --tune grid"),
+        ("gemma_lora", "--workers 2", "without --on"),
+        ("gemma_lora", "--weights x --first-steps 9", "with --weights x"),
+        ("gemma_lora", "--quantize nf4 --export", "with --quantize nf4"),
+        ("prefer", "--method kto --margin 1", "with --method kto"),
+        ("caption", "--alpha 8", "without --rank"),
+        ("segment", "--queries 9", "with --head linear"),
+        ("distill", "--teacher x --teacher-epochs 3", "with --teacher x"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(recipe, words, reason):
+    flag = next(word for word in reversed(words.split()) if word.startswith("--"))
+    message = f"{flag} has no effect {reason}; leave it out"
+    refused(message, parse, load(recipe).Settings, words.split(), recipe=recipe)
+
+
+def test_a_setting_of_a_file_that_a_flag_leaves_without_effect_is_named(capsys):
+    words = ["--recipe", "vit_fine_tune_mae", "--erasing", "0"]
+    assert parse(load("vit").Settings, words, recipe="vit").erasing == 0
+    said = "erasing_noise of vit_fine_tune_mae has no effect without --erasing\n"
+    assert capsys.readouterr().out == said
+    for path in RECIPES.glob("*.py"):
+        names = {field.name for field in _fields(path)}
+        needed = {field.metadata["needs"][0] for field in _fields(path) if field.metadata["needs"]}
+        assert needed <= names
