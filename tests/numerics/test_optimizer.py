@@ -284,6 +284,10 @@ def test_slots_are_named_after_the_variables():
         ({"clip_norm": 0.0}, "clip norm is 0.0; give a number above 0"),
         ({"accumulate": 0}, "accumulate is 0; give at least 1"),
         ({"ema": 1.0}, "ema is 1.0; give a momentum between 0 and 1"),
+        ({"no_decay": "norm"}, "no_decay is 'norm'; give a list of regular expressions"),
+        ({"no_decay": ["("]}, r"no_decay has '\(', which is not a regular expression: missing"),
+        ({"beta_1": 1.0}, "beta_1 is 1.0; give at least 0, below 1"),
+        ({"epsilon": -1.0}, "epsilon is -1.0; give 0 or more"),
     ],
 )
 def test_wrong_settings(settings, message):
