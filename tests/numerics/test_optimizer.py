@@ -311,6 +311,14 @@ def test_schedule(kind, last):
 
 
 @pytest.mark.once
+def test_a_warm_up_that_does_not_end_is_named(caplog):
+    WarmupSchedule(1.0, 10, 10)
+    assert not caplog.messages
+    WarmupSchedule(1.0, 10, 20)
+    assert "of 20 steps is longer than the schedule of 10, so the learning" in caplog.messages[0]
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,6 +4,7 @@ All optimizers decay matrices alone, and have a learning rate by depth, moving a
 steps from `ParamGroupOptimizer`. `WarmupSchedule` is the learning rate by step.
 """
 
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
 from kmodels.training.normalization import UNIT, batch_weight, nonzero
 
+log = logging.getLogger("kmodels")
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
@@ -814,6 +816,12 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             raise InputError(
                 f"a schedule of {total_steps} steps with {warmup_steps} of warm-up; "
                 "give at least 1 and at least 0"
+            )
+        if warmup_steps > total_steps:
+            log.warning(
+                "the warm-up of %d steps is longer than the schedule of %d, so the learning rate "
+                "does not reach %g; give fewer",
+                *(warmup_steps, total_steps, peak),
             )
         for name, rate in (("final", final), ("start", start or 0.0)):
             if not 0 <= rate < math.inf:
