@@ -321,9 +321,11 @@ def function_of(address: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location("kmodels_reward", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # A dataclass finds the module of its annotations here.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise recipe.InputError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
