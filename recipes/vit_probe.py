@@ -87,7 +87,10 @@ class Settings(recipe.Common):
 
 
 # Settings that a resumed run must share with the one it continues.
-FIXED = ("preset", "weights", "data", "image_size", "pooling", "tune", "rank", "batch_size", "seed")
+FIXED = (
+    *("preset", "weights", "data", "image_size", "pooling", "tune", "rates", "rank"),
+    *("batch_size", "seed"),
+)
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:

@@ -256,10 +256,10 @@ def test_help_is_not_read_as_markup(capsys):
     assert "Reads [red]names[/red] and [/nothing] :cat:." in capsys.readouterr().out
 
 
-# Settings that choose the records of a step, or what the loss of one counts.
+# Settings that choose the records of a step, what its loss counts, or which models there are.
 OF_DATA = {
     *("data", "images", "held_out", "image_size", "sequence_length", "template", "pack"),
-    *("batch_size", "accumulate", "loss_on", "loss_normalization", "seed"),
+    *("batch_size", "accumulate", "loss_on", "loss_normalization", "rates", "seed"),
 }
 
 
