@@ -134,7 +134,9 @@ def policy_loss(policy: Any, temperature: float) -> Callable[[Any, Any, bool], A
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, clip_norm=0, first_steps=1, samples=0, rollout_batches=1)
+    recipe.at_least(
+        settings, clip_norm=0, first_steps=1, samples=0, rollout_batches=1, reward_timeout=0
+    )
     recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 

@@ -119,9 +119,11 @@ def prepare(settings: Any) -> None:
         settings: a `Common`.
     """
     from kmodels import distribution
+    from kmodels.checkpoint.callback import SaveInterval
     from kmodels.core import keras_internals, runtime
 
     at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
+    SaveInterval(settings.checkpoint_every)  # Raises before a long preparation.
     if settings.log_to is not None:
         trackers.check(settings.log_to)
 

@@ -93,6 +93,8 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
         (["--reward", f"{file}:slow", "--reward-timeout", "1"], "took longer than 1 s"),
         (["--reward", f"{file}:leaves"], "the reward function raised SystemExit: 3"),
         (["--reward", f"{file}:none"], "has no function none"),
+        (["--reward-timeout", "-1"], "--reward-timeout is -1.0; give at least 0"),
+        (["--checkpoint-every", "5m"], "the distance of checkpoints is '5m'; give steps"),
         (["--reward", "nothing"], "give FILE.py:function"),
         (["--group-size", "3"], "batch_size is 8 and group_size 3"),
         (["--temperature", "0"], "temperature is 0.0; give a number above 0"),
