@@ -27,18 +27,21 @@ HALVES = {"text": r"block_\d+/.*", "vision": r"vision_encoder/block_\d+/.*"}
 
 @dataclass(frozen=True)
 class Settings(recipe.Common):
-    preset: str = flag("gemma3_vision_debug", "architecture of the demonstration")
+    preset: str = flag(
+        "gemma3_vision_debug", "architecture of the demonstration", needs=("weights", None)
+    )
     weights: str | None = flag(None, "a Hugging Face directory or a saved directory")
     data: str | None = flag(
         None, "a folder or a .jsonl file; default: rendered numbers of three digits"
     )
-    skip_bad: bool = flag(False, "skip bad records and count them")
+    workers: int = flag(0, "with --on: processes that train", needs=("on",))
+    skip_bad: bool = flag(False, "skip bad records and count them", needs=("data",))
     held_out: float = flag(0.1, "share of records (or numbers) held out for evaluation")
-    images: int = flag(18, "training images of each number", small=1)
+    images: int = flag(18, "training images of each number", small=1, needs=("data", None))
     sequence_length: int = flag(40, "tokens per row, image tokens included")
     train: str = flag("all", "trained half of the model", choices=("all", "text", "vision"))
     rank: int = flag(0, "LoRA rank; 0 trains all weights")
-    alpha: float | None = flag(None, "LoRA alpha; default: the rank (scale 1)")
+    alpha: float | None = flag(None, "LoRA alpha; default: the rank (scale 1)", needs=("rank",))
     # Optimizer
     precision: str = flag("float32", "policy", choices=("float32", "bfloat16", "mixed_bfloat16"))
     batch_size: int = flag(64, "rows per step, over all devices")
@@ -68,7 +71,7 @@ class Settings(recipe.Common):
 # Settings that a resumed run must share with the one it continues.
 FIXED = (
     *("preset", "data", "images", "held_out", "sequence_length", "train", "rank", "alpha"),
-    *("batch_size", "accumulate", "seed"),
+    *("batch_size", "accumulate", "loss_normalization", "seed"),
 )
 # The demonstration's model is larger than the preset, which is made for tests.
 TEXT = {

@@ -35,7 +35,7 @@ class Settings(recipe.Common):
     decoder_dim: int = flag(64, "width of the decoder")
     decoder_heads: int = flag(4, "attention heads of the decoder")
     tune: str = flag("all", "trained weights of the backbone", choices=("all", "head", "lora"))
-    rank: int = flag(8, "LoRA rank, with --tune lora")
+    rank: int = flag(8, "LoRA rank, with --tune lora", needs=("tune", "lora"))
     epochs: int = flag(20, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
     # Optimizer

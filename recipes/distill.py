@@ -27,8 +27,12 @@ class Settings(recipe.Common):
     preset: str = flag("vit_micro_patch2_8", "architecture of the student")
     layers: int = flag(2, "blocks of the student")
     teacher: str | None = flag(None, "directory or file of the teacher; default: train one here")
-    teacher_preset: str = flag("vit_micro_patch2_8", "architecture of a teacher trained here")
-    teacher_epochs: int = flag(20, "epochs of a teacher trained here", small=1)
+    teacher_preset: str = flag(
+        "vit_micro_patch2_8", "architecture of a teacher trained here", needs=("teacher", None)
+    )
+    teacher_epochs: int = flag(
+        20, "epochs of a teacher trained here", small=1, needs=("teacher", None)
+    )
     data: str = flag("digits", "digits | synthetic[:N] | idx:DIR | folder:DIR_OR_ZIP | npz:FILE")
     epochs: int = flag(20, "passes over the training images", small=2)
     batch_size: int = flag(32, "images per step, over all devices")

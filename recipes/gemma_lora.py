@@ -26,10 +26,15 @@ from kmodels.runs.recipe import flag
 
 @dataclass(frozen=True)
 class Settings(recipe.Common):
-    preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
+    preset: str = flag(
+        "gemma3_debug",
+        "architecture of the demonstration, which --weights replace",
+        needs=("weights", None),
+    )
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
     data: str | None = flag(None, "a .jsonl file; default: instructions that come with kmodels")
-    skip_bad: bool = flag(False, "skip bad lines and count them")
+    workers: int = flag(0, "with --on: processes that train", needs=("on",))
+    skip_bad: bool = flag(False, "skip bad lines and count them", needs=("data",))
     held_out: float = flag(0.1, "share of records held out for evaluation")
     # Text
     template: str = flag(
@@ -95,16 +100,21 @@ class Settings(recipe.Common):
     # Output
     ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
     samples: int = flag(3, "held-out prompts answered before and after training", small=1)
-    sample_tokens: int = flag(48, "longest answer in tokens", small=4)
-    export: bool = flag(False, "also write the merged model for transformers")
-    first_steps: int = flag(120, "training steps of the demonstration's base model", small=2)
+    sample_tokens: int = flag(48, "longest answer in tokens", small=4, needs=("samples",))
+    export: bool = flag(
+        False, "also write the merged model for transformers", needs=("quantize", None)
+    )
+    first_steps: int = flag(
+        120, "training steps of the demonstration's base model", small=2, needs=("weights", None)
+    )
 
 
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *("preset", "data", "template", "loss_on", "sequence_length", "pack", "rank"),
+    *("preset", "data", "held_out", "template", "loss_on", "sequence_length", "pack", "rank"),
     *("alpha", "targets", "rslora", "dora", "quantize", "batch_size", "accumulate", "seed"),
+    "loss_normalization",
 )
 # The demonstration's base model is wider than the preset, which is made for tests.
 DEMO = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 384, "head_dim": 32}

@@ -29,9 +29,14 @@ from kmodels.runs.recipe import flag
 
 @dataclass(frozen=True)
 class Settings(recipe.Common):
-    preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
+    preset: str = flag(
+        "gemma3_debug",
+        "architecture of the demonstration, which --weights replace",
+        needs=("weights", None),
+    )
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
     data: str | None = flag(None, "a .jsonl file of prompts; default: those that come with kmodels")
+    workers: int = flag(0, "with --on: processes that train", needs=("on",))
     reward: str | None = flag(
         None, "FILE.py:function that judges answers; default: share of digits"
     )
@@ -79,14 +84,16 @@ class Settings(recipe.Common):
     clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
     # Output
     samples: int = flag(3, "held-out prompts answered before and after training", small=1)
-    first_steps: int = flag(300, "training steps of the demonstration's base model", small=2)
+    first_steps: int = flag(
+        300, "training steps of the demonstration's base model", small=2, needs=("weights", None)
+    )
     ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
 
 
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *("preset", "data", "reward", "group_size", "rollout_batches", "prompt_length"),
+    *("preset", "data", "held_out", "reward", "group_size", "rollout_batches", "prompt_length"),
     *("max_new_tokens", "temperature", "normalization", "scale_rewards", "epsilon"),
     *("epsilon_high", "beta", "rank", "alpha", "targets"),
     *("quantize", "batch_size", "seed"),
@@ -127,7 +134,9 @@ def policy_loss(policy: Any, temperature: float) -> Callable[[Any, Any, bool], A
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:
-    recipe.at_least(settings, clip_norm=0, first_steps=1, samples=0, rollout_batches=1)
+    recipe.at_least(
+        settings, clip_norm=0, first_steps=1, samples=0, rollout_batches=1, reward_timeout=0
+    )
     recipe.check_fractions(settings, "warmup", "held_out")
     import keras
 
@@ -314,9 +323,11 @@ def function_of(address: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location("kmodels_reward", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # A dataclass finds the module of its annotations here.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise recipe.InputError(f"{path} raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -28,13 +28,20 @@ METHODS = (
 )
 # Those of single answers with labels.
 LABELLED = ("kto", "apo_zero_unpaired")
+# The flags that only the losses of one kind have.
+OF_PAIR, OF_LABEL = ("method", *METHODS), ("method", *LABELLED)
 
 
 @dataclass(frozen=True)
 class Settings(recipe.Common):
-    preset: str = flag("gemma3_debug", "architecture of the demonstration, which --weights replace")
+    preset: str = flag(
+        "gemma3_debug",
+        "architecture of the demonstration, which --weights replace",
+        needs=("weights", None),
+    )
     weights: str | None = flag(None, "a Hugging Face directory, a .gguf file or a saved directory")
     data: str | None = flag(None, "a .jsonl file; default: instructions that come with kmodels")
+    workers: int = flag(0, "with --on: processes that train", needs=("on",))
     held_out: float = flag(0.1, "share of records held out for validation")
     template: str = flag(
         "auto",
@@ -47,15 +54,25 @@ class Settings(recipe.Common):
     beta: float | None = flag(
         None, "strength of the penalty for leaving the reference; default: 0.1, for simpo 2"
     )
-    label_smoothing: float | None = flag(None, "probability that a pair is labeled wrongly")
-    length_normalized: bool = flag(False, "divide log-probabilities by the tokens of an answer")
-    margin: float | None = flag(None, "simpo: target difference of the rewards; default: 0.5")
-    sft_weight: float | None = flag(
-        None, "weight of the supervised loss of chosen answers; default: 0, for orpo and cpo 1"
+    label_smoothing: float | None = flag(
+        None, "probability that a pair is labeled wrongly", needs=OF_PAIR
     )
-    reference_free: bool = flag(False, "compare log-probabilities without a reference")
-    desirable_weight: float = flag(1.0, "kto: weight of desirable answers")
-    undesirable_weight: float = flag(1.0, "kto: weight of undesirable answers")
+    length_normalized: bool = flag(
+        False, "divide log-probabilities by the tokens of an answer", needs=OF_PAIR
+    )
+    margin: float | None = flag(
+        None, "simpo: target difference of the rewards; default: 0.5", needs=OF_PAIR
+    )
+    sft_weight: float | None = flag(
+        None,
+        "weight of the supervised loss of chosen answers; default: 0, for orpo and cpo 1",
+        needs=OF_PAIR,
+    )
+    reference_free: bool = flag(
+        False, "compare log-probabilities without a reference", needs=OF_PAIR
+    )
+    desirable_weight: float = flag(1.0, "kto: weight of desirable answers", needs=OF_LABEL)
+    undesirable_weight: float = flag(1.0, "kto: weight of undesirable answers", needs=OF_LABEL)
     precompute_reference: bool = flag(
         False, "compute the reference's log-probabilities once, before the training"
     )
@@ -88,22 +105,16 @@ class Settings(recipe.Common):
     # Output
     ignore_memory_check: bool = flag(False, "start even if the estimate exceeds the memory")
     samples: int = flag(4, "held-out pairs shown in the report with their rewards", small=1)
-    first_steps: int = flag(60, "training steps of the demonstration's base model", small=2)
+    first_steps: int = flag(
+        60, "training steps of the demonstration's base model", small=2, needs=("weights", None)
+    )
 
 
 # Settings that a resumed run must share with the one it continues; its checkpoint has a hash of the
 # base weights.
 FIXED = (
-    *(
-        "preset",
-        "data",
-        "template",
-        "sequence_length",
-        "method",
-        "beta",
-        "label_smoothing",
-        "margin",
-    ),
+    *("preset", "data", "held_out", "template", "sequence_length", "method", "beta"),
+    *("label_smoothing", "margin"),
     *("length_normalized", "sft_weight", "reference_free", "desirable_weight"),
     *("undesirable_weight", "rank", "alpha", "targets", "quantize"),
     *("batch_size", "accumulate", "seed"),
@@ -357,16 +368,8 @@ def preference_of(settings: Settings) -> Any:
     if settings.method not in (*METHODS, *LABELLED):
         choices = ", ".join((*METHODS, *LABELLED))
         raise recipe.InputError(f"--method is {settings.method!r}; choose one of {choices}")
-    of_labels = {"desirable_weight", "undesirable_weight"}
     of_pairs = {"label_smoothing", "margin", "sft_weight", "length_normalized", "reference_free"}
-    labelled = settings.method in LABELLED
-    for name in sorted(of_pairs if labelled else of_labels):
-        if getattr(settings, name) != getattr(Settings, name):
-            raise recipe.InputError(
-                f"--{name.replace('_', '-')} has no meaning with --method {settings.method}; "
-                "leave it out"
-            )
-    if labelled:
+    if settings.method in LABELLED:
         weights = settings.desirable_weight, settings.undesirable_weight
         return training.KTOLoss(settings.beta, *weights, kind=settings.method)
     loss = training.PreferenceLoss(

@@ -38,12 +38,18 @@ class Settings(recipe.Common):
     head: str = flag(
         "linear", "linear layer on patches, or EoMT queries", choices=("linear", "eomt")
     )
-    queries: int = flag(16, "with --head eomt: largest number of segments per image")
-    query_blocks: int = flag(2, "with --head eomt: number of last blocks with queries")
-    upscale: int = flag(1, "with --head eomt: how often the patch grid is doubled")
-    points: int = flag(256, "with --head eomt: pixels per mask in the loss")
+    queries: int = flag(
+        16, "with --head eomt: largest number of segments per image", needs=("head", "eomt")
+    )
+    query_blocks: int = flag(
+        2, "with --head eomt: number of last blocks with queries", needs=("head", "eomt")
+    )
+    upscale: int = flag(
+        1, "with --head eomt: how often the patch grid is doubled", needs=("head", "eomt")
+    )
+    points: int = flag(256, "with --head eomt: pixels per mask in the loss", needs=("head", "eomt"))
     tune: str = flag("all", "trained weights", choices=("all", "head", "lora"))
-    rank: int = flag(8, "LoRA rank, with --tune lora")
+    rank: int = flag(8, "LoRA rank, with --tune lora", needs=("tune", "lora"))
     epochs: int = flag(10, "passes over the training images", small=1)
     batch_size: int = flag(32, "images per step, over all devices")
     # Optimizer
@@ -68,9 +74,13 @@ class Settings(recipe.Common):
     ema: float | None = flag(None, "decay of a moving average of the weights (EMA), e.g. 0.999")
     # Regularization and augmentation
     batch_norm: bool = flag(True, "batch norm in the head; not over a torch or TensorFlow mesh")
-    head_dropout: float = flag(0.0, "dropout rate before the last layer")
-    channel_dropout: float = flag(0.0, "rate of dropping channels before the batch norm")
-    count_ignored: bool = flag(False, "divide the loss by all pixels, also unlabeled ones")
+    head_dropout: float = flag(0.0, "dropout rate before the last layer", needs=("head", "linear"))
+    channel_dropout: float = flag(
+        0.0, "rate of dropping channels before the batch norm", needs=("head", "linear")
+    )
+    count_ignored: bool = flag(
+        False, "divide the loss by all pixels, also unlabeled ones", needs=("head", "linear")
+    )
     drop_path: float | None = flag(None, "stochastic depth rate of the last block")
     flip: bool = flag(True, "flip images horizontally at random")
     crop: float | None = flag(
@@ -97,12 +107,8 @@ def check(settings: Settings) -> tuple[float, float] | None:
     """Returns the range of --scale.
 
     Raises:
-        InputError: for flags that do not fit together or have no effect.
+        InputError: for flags that do not fit together.
     """
-    linear = ("head_dropout", "channel_dropout", "count_ignored")
-    if settings.head != "linear" and (unused := [x for x in linear if getattr(settings, x)]):
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        raise recipe.InputError(f"{flags} has no effect with --head {settings.head}; leave it out")
     if settings.scale is None:
         return None
     try:

@@ -99,7 +99,9 @@ class Settings(recipe.Common):
     drop_path: float | None = flag(
         None, "stochastic depth rate of the last block; default: the preset's"
     )
-    drop_path_constant: bool = flag(False, "the same stochastic depth rate in all blocks")
+    drop_path_constant: bool = flag(
+        False, "the same stochastic depth rate in all blocks", needs=("drop_path",)
+    )
     patch_drop: float | None = flag(None, "share of patches dropped in training")
     token_merging: int | None = flag(None, "similar tokens merged in each block (ToMe)")
     head_std: float | None = flag(
@@ -123,10 +125,15 @@ class Settings(recipe.Common):
         None, "RandAugment: operations, magnitude and optionally its deviation, e.g. 2,9,0.5"
     )
     rand_augment_kind: str = flag(
-        "timm", "whose operations RandAugment has", choices=("timm", "big_vision")
+        "timm",
+        "whose operations RandAugment has",
+        choices=("timm", "big_vision"),
+        needs=("rand_augment",),
     )
     erasing: float = flag(0.0, "probability of random erasing")
-    erasing_noise: bool = flag(False, "erase with noise instead of the mean color")
+    erasing_noise: bool = flag(
+        False, "erase with noise instead of the mean color", needs=("erasing",)
+    )
     mixup: float = flag(0.0, "alpha of MixUp")
     cutmix: float = flag(0.0, "alpha of CutMix")
     repeats: int = flag(1, "repeated augmentation: copies of each image in an epoch")
@@ -159,8 +166,6 @@ def train(settings: Settings, folder: recipe.Folder) -> None:
         raise recipe.InputError(
             "--kernel-std and --positions are not for --weights; leave them out"
         )
-    if settings.drop_path_constant and settings.drop_path is None:
-        raise recipe.InputError("--drop-path-constant has no effect alone; give --drop-path")
     if settings.kernel_std is not None and not settings.kernel_std > 0:
         raise recipe.InputError(f"--kernel-std is {settings.kernel_std}; give a number above 0")
     if settings.eval_crop is not None and not 0 < settings.eval_crop <= 1:

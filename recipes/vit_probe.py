@@ -35,6 +35,8 @@ from typing import Any
 from kmodels.runs import recipe
 from kmodels.runs.recipe import flag
 
+# The values of --tune that train the model itself, and those that train anything.
+MODEL, TRAINED = ("tune", "lora", "full"), ("tune", "lora", "full", "grid")
 RATES = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4,1e-3,2e-3,5e-3,1e-2,2e-2,5e-2,0.1"
 
 
@@ -46,26 +48,35 @@ class Settings(recipe.Common):
     image_size: int | None = flag(None, "height and width in pixels; default: the preset's")
     skip_bad: bool = flag(False, "skip unreadable images and list them")
     pooling: str | None = flag(None, "token | gap | token_gap | map; default: the checkpoint's")
-    neighbours: int = flag(20, "number of neighbours that vote")
+    neighbours: int = flag(
+        20, "number of neighbours that vote", needs=("tune", "none", "lora", "full")
+    )
     tune: str = flag(
         "none",
         "weights to train in addition; grid is DINOv2's classifiers on frozen features",
         choices=("none", "lora", "full", "grid"),
     )
     # With --tune
-    rank: int = flag(8, "LoRA rank")
-    epochs: int = flag(10, "passes over the training images", small=1)
+    rank: int = flag(8, "LoRA rank", needs=("tune", "lora"))
+    epochs: int = flag(10, "passes over the training images", small=1, needs=TRAINED)
+    steps: int | None = flag(None, "steps in total, instead of epochs", needs=TRAINED)
     batch_size: int = flag(32, "images per step, over all devices")
     learning_rate: float | None = flag(
-        None, "highest learning rate; default: 1e-3, for --tune full 1e-4"
+        None, "highest learning rate; default: 1e-3, for --tune full 1e-4", needs=MODEL
     )
-    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up")
-    weight_decay: float = flag(0.05, "decoupled weight decay of matrices")
-    clip_norm: float = flag(1.0, "gradient clipping: largest global norm; 0 for no limit")
-    rates: str = flag(RATES, "with --tune grid: learning rates for every 256 images of a batch")
-    flip: bool = flag(False, "flip images horizontally at random")
+    warmup: float = flag(0.1, "share of the steps used for learning-rate warm-up", needs=MODEL)
+    weight_decay: float = flag(0.05, "decoupled weight decay of matrices", needs=MODEL)
+    clip_norm: float = flag(
+        1.0, "gradient clipping: largest global norm; 0 for no limit", needs=MODEL
+    )
+    rates: str = flag(
+        RATES,
+        "with --tune grid: learning rates for every 256 images of a batch",
+        needs=("tune", "grid"),
+    )
+    flip: bool = flag(False, "flip images horizontally at random", needs=TRAINED)
     crop: float | None = flag(
-        None, "random resized crop of at least this share of the area, e.g. 0.25"
+        None, "random resized crop of at least this share of the area, e.g. 0.25", needs=TRAINED
     )
     interpolation: str | None = flag(
         None, "of resizing; default: the checkpoint's", choices=("bilinear", "bicubic")
@@ -76,7 +87,10 @@ class Settings(recipe.Common):
 
 
 # Settings that a resumed run must share with the one it continues.
-FIXED = ("preset", "weights", "data", "image_size", "pooling", "tune", "rank", "batch_size", "seed")
+FIXED = (
+    *("preset", "weights", "data", "image_size", "pooling", "tune", "rates", "rank"),
+    *("batch_size", "seed"),
+)
 
 
 def train(settings: Settings, folder: recipe.Folder) -> None:

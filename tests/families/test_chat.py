@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from chat_cases import GEMMA2, GEMMA_MARKED, MARKED, QWEN3, TOOL, said
+from chat_cases import GEMMA2, GEMMA3, GEMMA_MARKED, MARKED, QWEN3, TOOL, said
 from kmodels.models import (
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
@@ -189,6 +189,44 @@ def test_what_cannot_be_answered_is_one_line(gemma):
     refused(message, bare, [RECORD])
     # As many new tokens as wanted, however long the chat is.
     assert gemma.chat(long, max_new_tokens=2, stop_token_ids=None)
+
+
+PARTS = [{"type": "text", "text": x} for x in ("a", "b")]
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "error"),
+    [
+        # Written as Python writes a list, as nothing, and without its second part.
+        (GEMMA2, said(("user", PARTS)), r"does not write all parts of messages\[0\]; give its"),
+        (QWEN3, said(("user", PARTS)), r"does not write all parts of messages\[0\]"),
+        (GEMMA3, said(("system", PARTS), ("user", "c")), r"does not write all parts of messages"),
+        (GEMMA3, said(("user", [{"text": "a"}])), r"does not write all parts of messages\[0\]"),
+        (GEMMA3, said(("user", [*PARTS, IMAGE])), "'image_url', which the chat template does not"),
+        (GEMMA3, said(("user", [{"type": "text"}])), "a part of type 'text', which has no text"),
+        (
+            GEMMA3,
+            said(("user", ["a"])),
+            "a part of a message is a str; give an|is a list, not text",
+        ),
+        (
+            GEMMA2,
+            [*CHAT, {"role": "assistant", "content": "", "tool_calls": CALLS}, *CHAT],
+            r"the chat template does not write the tool_calls of messages\[1\]",
+        ),
+    ],
+)
+def test_what_a_template_leaves_out_is_one_line(template, messages, error):
+    text = preprocessor_of(template)
+    refused(error, text.chat_token_ids, [messages])
+    refused(error, text, [{"messages": [*messages, {"role": "assistant", "content": "x"}]}])
+
+
+def test_a_template_without_tools_is_not_trained_on_records_with_tools():
+    error = "the chat template does not write tools; give another, or no tools"
+    refused(error, preprocessor_of(GEMMA2), [{**RECORD, "tools": [TOOL]}])
 
 
 @pytest.mark.parametrize("template", [GEMMA2, GEMMA_MARKED])

@@ -284,6 +284,10 @@ def test_slots_are_named_after_the_variables():
         ({"clip_norm": 0.0}, "clip norm is 0.0; give a number above 0"),
         ({"accumulate": 0}, "accumulate is 0; give at least 1"),
         ({"ema": 1.0}, "ema is 1.0; give a momentum between 0 and 1"),
+        ({"no_decay": "norm"}, "no_decay is 'norm'; give a list of regular expressions"),
+        ({"no_decay": ["("]}, r"no_decay has '\(', which is not a regular expression: missing"),
+        ({"beta_1": 1.0}, "beta_1 is 1.0; give at least 0, below 1"),
+        ({"epsilon": -1.0}, "epsilon is -1.0; give 0 or more"),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -304,6 +308,14 @@ def test_schedule(kind, last):
         share = 0.5 * (1 + np.cos(np.pi * 2 / 8))
         np.testing.assert_allclose(rates[6], 0.1 + 0.9 * share, rtol=1e-6)
     assert WarmupSchedule(**schedule.get_config()).get_config() == schedule.get_config()
+
+
+@pytest.mark.once
+def test_a_warm_up_that_does_not_end_is_named(caplog):
+    WarmupSchedule(1.0, 10, 10)
+    assert not caplog.messages
+    WarmupSchedule(1.0, 10, 20)
+    assert "of 20 steps is longer than the schedule of 10, so the learning" in caplog.messages[0]
 
 
 @pytest.mark.once

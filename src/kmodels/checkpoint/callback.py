@@ -21,13 +21,12 @@ from kmodels.checkpoint.state import RunState
 from kmodels.core import keras_internals, processes, remote
 from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import is_remote, local_path, unlock
+from kmodels.core.metric_names import best_of
 from kmodels.core.processes import all_or_raise
 from kmodels.core.types import Logs
 from kmodels.data.pipeline.pipeline import batches_ahead
 from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, RunningFit
-
-_HIGHER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "score")
 
 
 class Checkpoint(FitCallback):
@@ -69,7 +68,8 @@ class Checkpoint(FitCallback):
         keep: number of newest checkpoints to keep.
         best: name of a log of an epoch, such as "val_loss"; the checkpoint with its best value is
             kept too.
-        mode: "min", "max", or "auto", which depends on the name.
+        mode: "min", "max", or "auto", which depends on words of the name such as loss, error,
+            accuracy and iou; another name needs one of the others.
         resume: False refuses a directory that holds checkpoints.
         only_trainable: leaves frozen weights out and saves a hash of them; by default if the model
             has LoRA adapters.
@@ -111,10 +111,16 @@ class Checkpoint(FitCallback):
         self.directory = to_local(directory)
         if mode not in ("auto", "min", "max"):
             raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
-        if mode == "auto":
-            mode = "max" if best and any(part in best for part in _HIGHER_IS_BETTER) else "min"
+        if best is not None and not isinstance(best, str):
+            raise InputError(f"best is {best!r}; give the name of a log, such as 'val_loss'")
+        known = best_of(best or "loss") if mode == "auto" else mode
+        if known is None:
+            raise InputError(
+                f"best is {best!r}, which does not say whether more is better; give mode='min' or "
+                "mode='max'"
+            )
         check_whole("keep", keep)
-        self.best, self.mode = best, mode
+        self.best, self.mode = best, known
         self._interval, self._keep, self._resume = SaveInterval(every), keep, resume
         self._only_trainable, self._origin = only_trainable, shown(origin)
         self._settings = shown(settings or {})
@@ -128,6 +134,8 @@ class Checkpoint(FitCallback):
 
     def _reset(self) -> None:
         self.epoch = self.batch = self.step = 0
+        # True if an epoch of this `fit` logged what is compared.
+        self._has_best = False
         # The first Checkpoint of the `fit`, which resumes the run and handles signals.
         self._leader = self
         self.began_with, self._path = RunState(0), None
@@ -380,7 +388,14 @@ class Checkpoint(FitCallback):
         numbers = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, int | float)}
         if complete:
             self.epoch, self.batch = epoch + 1, 0
-        is_best = complete and self._is_best(numbers)
+        self._has_best |= self.best in numbers
+        try:
+            is_best = complete and self._is_best(numbers)
+        except InputError:  # The epoch is not lost.
+            self._read(numbers)
+            self._write()
+            self.wait()
+            raise
         ends = self.model.stop_training or epoch + 1 == self.params["epochs"]
         is_due = self._ask(at_once=True) or self._interval.once_an_epoch
         if is_due or ends or is_best or self.preemption.signum is not None:
@@ -391,6 +406,12 @@ class Checkpoint(FitCallback):
         if self._resumes:  # There was nothing left to train.
             keras_internals.set_initial_epoch(self.model, None)
             state.restore_callbacks(self._others, self.began_with)
+        elif self.best is not None and not self._has_best:
+            warnings.warn(
+                f"no epoch logged {self.best}, so no checkpoint is kept as the best; give "
+                "validation_data, or another best",
+                stacklevel=2,
+            )
         self._write(trained=True)
         # In this order: a signal may come while the last checkpoint is written.
         self.wait()

@@ -47,6 +47,27 @@ def local_path(path: str | Path) -> Path:
     return Path(text).expanduser()
 
 
+def check_output(name: str, path: str | Path, *, folder: bool = False) -> None:
+    """Checks a path before the work whose results are written to it; makes nothing.
+
+    Args:
+        name: flag or argument, for errors.
+        path: path of a file or folder to make or replace.
+        folder: whether it is a folder.
+
+    Raises:
+        InputError: for a path of the other kind, one below a file, or one without permission.
+    """
+    path = local_path(path)
+    first = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
+    if first == path and path.is_dir() != folder:
+        kinds = ("file", "directory") if folder else ("directory", "file")
+        raise InputError(f"{name} {path} is a {kinds[0]}; give a {kinds[1]}")
+    holder = first if folder or first != path else path.absolute().parent
+    if not holder.is_dir() or not os.access(holder, os.W_OK | os.X_OK):
+        raise InputError(f"{name} {path} cannot be written in {holder}; give another path")
+
+
 def is_remote(path: str | Path) -> bool:
     """Returns True for an address of remote storage; "file://" is a local path."""
     text = os.fspath(path)

@@ -160,6 +160,11 @@ def drafter_of(
             of the same vocabulary.
     """
     check_whole("num_assistant_tokens", num_assistant_tokens)
+    if assistant is None and num_assistant_tokens != ASSISTANT_TOKENS:
+        raise InputError(
+            f"num_assistant_tokens is {num_assistant_tokens} without an assistant; give assistant, "
+            "or leave it out"
+        )
     if prompt_lookup_num_tokens is not None:
         check_whole("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         if assistant is not None:

@@ -508,7 +508,12 @@ class Generates:
                 f"stop is {request.stop!r} and the model has no tokenizer; attach a preprocessor, "
                 "or give stop_token_ids"
             )
-        return Stop([int(token) for token in ids or ()], strings or (), tokenizer)
+        if ids is not None and not isinstance(ids, Collection):
+            raise InputError(f"stop_token_ids is {ids!r}; give a list of ids, 'auto' or None")
+        tokens = () if ids is None else tuple(ids)
+        for token in tokens:
+            check_whole("a token of stop_token_ids", token, 0)
+        return Stop([int(token) for token in tokens], strings or (), tokenizer)
 
 
 class _Generator:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from kmodels.core.errors import InputError, pluralize
 from kmodels.core.files import local_path
+from kmodels.core.metric_names import best_of
 from kmodels.runs import console
 from kmodels.runs.report import NOT_METRICS, charts_of_runs, date, metric, number, write_page
-from kmodels.runs.run_folder import OF_A_CALL, Run, more_is_better, read
+from kmodels.runs.run_folder import OF_A_CALL, Run, read
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,8 +149,9 @@ class Comparison:
 def _scores(name: str, metrics: Iterable[dict[str, Any]], marks: bool) -> list[dict[str, Any]]:
     values = [one.get(name) for one in metrics]
     known = [value for value in values if value is not None]
-    has_best = marks and len(set(known)) > 1
-    best = (max if more_is_better(name) else min)(known) if has_best else None
+    way = best_of(name)
+    has_best = marks and way is not None and len(set(known)) > 1
+    best = (max if way == "max" else min)(known) if has_best else None
     return [_cell(metric(value), has_best and value == best) for value in values]
 
 

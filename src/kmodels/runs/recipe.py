@@ -119,9 +119,11 @@ def prepare(settings: Any) -> None:
         settings: a `Common`.
     """
     from kmodels import distribution
+    from kmodels.checkpoint.callback import SaveInterval
     from kmodels.core import keras_internals, runtime
 
     at_least(settings, batch_size=1, steps=1, keep=1, log_every=1, workers=0)
+    SaveInterval(settings.checkpoint_every)  # Raises before a long preparation.
     if settings.log_to is not None:
         trackers.check(settings.log_to)
 
@@ -469,6 +471,8 @@ def load(name: str) -> ModuleType:
     return module
 
 
+OF_RAY = ("resources", "max_failures")
+
 # === On a Ray cluster, whose workers are the processes that train together ===
 
 
@@ -557,7 +561,8 @@ def _of_workers(
     if module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
     mesh = settings.mesh or "data=-1"
-    inside = dataclasses.replace(settings, out=out, mesh=mesh, on=None, workers=0)
+    cluster = {name: getattr(Common, name) for name in ("on", "workers", *OF_RAY)}
+    inside = dataclasses.replace(settings, out=out, mesh=mesh, **cluster)
 
     def call() -> None:
         # Restarted workers resume from their own checkpoints.

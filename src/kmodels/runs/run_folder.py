@@ -12,14 +12,10 @@ from typing import Any
 
 from kmodels.core.errors import InputError, shown
 from kmodels.core.files import atomic_write, is_remote, local_path, no_link, remove_leftovers
+from kmodels.core.metric_names import best_of
 from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json
 from kmodels.runs import history
 
-# Suffixes of metrics whose largest value is the best; of other metrics it is the smallest.
-MORE_IS_BETTER = (
-    *("accuracy", "margin", "iou", "map", "map_50", "map_75", "top1", "top5", "acc"),
-    *("acc_norm", "acc_bytes", "exact_match", "ended"),
-)
 # By class of the model: the command that uses it, and the last line of an example in Python.
 _PREDICT, _GENERATE = "kmodels predict {} photo.jpg", "kmodels generate {} --prompts FILE"
 _SEGMENT, _REPLY = 'model.segment("photo.jpg")', 'model.generate("...", strip_prompt=True)'
@@ -409,7 +405,8 @@ class Run:
         rows = [row for row in self.epochs if isinstance(row.get(name), float)]
         if not rows:
             return None
-        return name, (max if more_is_better(name) else min)(rows, key=lambda row: row[name])
+        pick = max if best_of(name) == "max" else min
+        return name, pick(rows, key=lambda row: row[name])
 
     @cached_property
     def use(self) -> list[str]:
@@ -447,11 +444,6 @@ class Run:
     def _first(self, *names: str) -> Any:
         values = (file.get(name) for file in (self.notes, self.result) for name in names)
         return next(filter(None, values), None)
-
-
-def more_is_better(name: str) -> bool:
-    """Returns True if the largest value of a metric is the best."""
-    return name.endswith(MORE_IS_BETTER)
 
 
 def read(folder: str | Path) -> Run:

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,14 @@ GROUPS = {
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
 
 
-def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: object = None) -> Any:
+def flag(
+    default: object,
+    text: str,
+    *,
+    choices: Sequence[Any] = (),
+    small: object = None,
+    needs: Sequence[Any] = (),
+) -> Any:
     """Returns a field of a recipe's settings; its annotation decides the type of the flag.
 
     Args:
@@ -69,10 +76,11 @@ def flag(default: object, text: str, *, choices: Sequence[Any] = (), small: obje
         text: text of --help.
         choices: allowed values.
         small: default under KMODELS_SMALL=1.
+        needs: name of another flag, without which this one has no effect, and the values of that
+            flag that count, by default all that are true.
     """
-    return dataclasses.field(
-        default=default, metadata={"help": text, "choices": tuple(choices), "small": small}
-    )
+    metadata = {"help": text, "choices": tuple(choices), "small": small, "needs": tuple(needs)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +113,10 @@ class Common:
     log_to: str | None = flag(None, "experiment tracker", choices=tuple(MODULES))
     license: str | None = flag(None, "license of the trained model for its card, e.g. apache-2.0")
     on: str | None = flag(None, "run on a cluster", choices=("ray",))
-    resources: str = flag("CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4")
-    max_failures: int = flag(3, "with --on: how often lost workers are replaced")
+    resources: str = flag(
+        "CPU=1", "with --on: resources per Ray worker, e.g. GPU=1,CPU=4", needs=("on",)
+    )
+    max_failures: int = flag(3, "with --on: how often lost workers are replaced", needs=("on",))
 
 
 def parse(
@@ -130,11 +140,13 @@ def parse(
         program: name of the program in --help; the recipe's file by default.
 
     Raises:
-        InputError: for an unknown flag or setting, a wrong value, or if no run can be continued.
+        InputError: for an unknown flag or setting, a wrong value, a flag without effect, or if no
+            run can be continued.
     """
     defaults = _defaults(settings)
     program = program or (f"{recipe}.py" if recipe else "recipe")
     flags = _flags(settings, defaults, argv, description, program)
+    typed = set(flags)
     if name := flags.pop("recipe", None):
         if name == "list":
             _list_published(recipe)
@@ -150,10 +162,29 @@ def parse(
     if recipe and flags.get("resume") and not flags.get("out"):
         flags["out"] = _newest_run(recipe)
     if flags.get("out") and (flags.get("resume") or flags.get("evaluate")):
-        former = _former(local_path(flags["out"]) / "config.json", defaults)
+        former = _former(settings, local_path(flags["out"]) / "config.json")
         _check_whole_addresses(former, flags)
         defaults |= former
-    return settings(**{**defaults, **flags})
+    parsed = settings(**{**defaults, **flags})
+    for name, reason in _idle(parsed):
+        if name in typed:
+            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
+        if name in flags:  # A flag may have changed what the file needs it for.
+            print(f"{name} of {flags['config']} has no effect {reason}", flush=True)
+    return parsed
+
+
+def _idle(parsed: Any) -> Iterator[tuple[str, str]]:
+    """Yields settings that differ from their defaults and have no effect, and the reasons."""
+    defaults = _defaults(type(parsed))
+    for field in dataclasses.fields(parsed):
+        if not field.metadata["needs"] or getattr(parsed, field.name) == defaults[field.name]:
+            continue
+        name, *values = field.metadata["needs"]
+        value = getattr(parsed, name)
+        if value not in values if values else not value:
+            other = f"--{name.replace('_', '-')}"
+            yield field.name, f"with {other} {value}" if value else f"without {other}"
 
 
 def _defaults(settings: type) -> dict[str, Any]:
@@ -268,10 +299,11 @@ def _newest_run(recipe: str) -> str:
     return out
 
 
-def _former(file: Path, known: dict[str, Any]) -> dict[str, Any]:
+def _former(settings: type, file: Path) -> dict[str, Any]:
     """Returns the settings of the continued run, except those of a single call."""
     config = read_json(file) if file.exists() else {}
-    return {k: v for k, v in config.items() if k in known and k not in OF_A_CALL}
+    known = {field.name for field in dataclasses.fields(settings)}.difference(OF_A_CALL)
+    return _checked(settings, {k: v for k, v in config.items() if k in known}, file)
 
 
 # The origin of published settings in their file: the result is that of the source.
@@ -334,6 +366,9 @@ def _of_file(settings: type, path: Path, recipe: str) -> dict[str, Any]:
         settings: a dataclass whose fields are made by `flag`.
         path: path of the file.
         recipe: name of the recipe.
+
+    Raises:
+        InputError: for a file that is not one of this recipe, or a wrong value.
     """
     content = {str(key).replace("-", "_"): value for key, value in _read(path).items()}
     owner = content.pop("recipe", recipe)
@@ -347,18 +382,35 @@ def _of_file(settings: type, path: Path, recipe: str) -> dict[str, Any]:
         content = {key: value for key, value in content.items() if key not in OF_A_CALL}
     hints = typing.get_type_hints(settings)
     check_names(f"{path}: the recipe {recipe}", content, list(hints))
+    if content.get("config") is not None:
+        raise InputError(f"{path}: config is {content['config']!r}; give --config only as a flag")
+    return _checked(settings, content, path)
+
+
+def _checked(settings: type, content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the settings in a file, checked like flags.
+
+    Args:
+        settings: a dataclass whose fields are made by `flag`.
+        content: values by the names of fields.
+        path: path of the file, for errors.
+    """
+    hints = typing.get_type_hints(settings)
     values, words = {}, []
     for key, value in content.items():
         switch = bool in (hints[key], *typing.get_args(hints[key]))
         if isinstance(value, list):  # as in [query, value] for "query,value"
-            value = ",".join(map(str, value)) if all(map(_is_word, value)) else {}
+            value = ",".join(map(str, value)) if all(map(_is_word, value)) else value
         if value is None or (switch and isinstance(value, bool)):
             values[key] = value
         elif not switch and _is_word(value):
             words.append(f"--{key.replace('_', '-')}={value}")
         else:
             allowed = "true or false" if switch else "a text or a number, in quotes"
-            raise InputError(f"{path}: {key} is {value!r}; give {allowed}")
+            # A few aliases of YAML make objects whose text has millions of characters.
+            nested = isinstance(value, list | dict)
+            shown = f"a {type(value).__name__}" if nested else repr(value)
+            raise InputError(f"{path}: {key} is {shown}; give {allowed}")
         if value is None and type(None) not in typing.get_args(hints[key]):
             raise InputError(f"{path}: {key} is null; give a value, or leave it out")
     try:
@@ -370,6 +422,18 @@ def _of_file(settings: type, path: Path, recipe: str) -> dict[str, Any]:
 
 def _is_word(value: object) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+_TEXT = "tag:yaml.org,2002:str"
+
+
+class _AsWritten(yaml.SafeLoader):
+    """YAML whose numbers stay texts, since YAML reads 010 as 8 and 1:30 as 90, and flags do not."""
+
+    yaml_implicit_resolvers: typing.ClassVar[dict[str, Any]] = {
+        first: [(tag, form) for tag, form in forms if not tag.endswith((":int", ":float"))]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def _read(path: Path) -> dict[Any, Any]:
@@ -387,10 +451,14 @@ def _read(path: Path) -> dict[Any, Any]:
             content = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, path))
         else:
             # PyYAML takes the last of equal keys, so the nodes are read first.
-            node = yaml.compose(text, yaml.SafeLoader)
+            loader = _AsWritten(text)
+            node = loader.get_single_node()
             if isinstance(node, yaml.MappingNode):
-                _once([(key.value, None) for key, _ in node.value], path)
-            content = yaml.safe_load(text)
+                keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+                for key in keys:
+                    key.tag = key.tag if key.value == "<<" else _TEXT
+                _once([(key.value, None) for key in keys], path)
+            content = None if node is None else loader.construct_document(node)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -402,8 +470,8 @@ def _read(path: Path) -> dict[Any, Any]:
 
 def _once(pairs: list[tuple[Hashable, Any]], path: Path) -> dict[Any, Any]:
     """Returns pairs as a dictionary; raises InputError for a repeated key."""
-    keys = [key for key, _ in pairs]
-    if repeated := [str(key) for key in keys if keys.count(key) > 1]:
+    keys = [str(key).replace("-", "_") for key, _ in pairs]
+    if repeated := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"--config {path} has {repeated[0]} twice")
     return dict(pairs)
 

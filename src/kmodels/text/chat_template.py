@@ -179,6 +179,63 @@ def render_with_generation(
     return Rendered(text, replies)
 
 
+def check_fields(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    write: Callable[[list[Any]], str],
+) -> None:
+    """Checks that a template writes the calls of tools and each part of a content.
+
+    A template skips parts and fields that it does not read, or writes a list as Python does.
+
+    Args:
+        template: in Jinja's language.
+        messages: of one chat.
+        write: returns messages as the template writes them.
+
+    Raises:
+        InputError: names the message of which something would be missing.
+    """
+    tags: dict[str, int] = {}
+    tagged: list[Any] = []
+    for place, message in enumerate(messages):
+        fields = dict(message) if isinstance(message, Mapping) else {}
+        if fields.get("tool_calls") and "tool_calls" not in template:
+            raise InputError(
+                f"the chat template does not write the tool_calls of messages[{place}]; give "
+                "another template"
+            )
+        if isinstance(fields.get("content"), list | tuple):
+            parts = []
+            for part in map(_part, fields["content"]):
+                kind = part.get("type")
+                if isinstance(part.get("text"), str):
+                    part = {**part, "text": secrets.token_hex(16)}
+                    tags[part["text"]] = place
+                elif kind == "text" or not isinstance(kind, str) or kind not in template:
+                    lacks = "has no text" if kind == "text" else "the chat template does not write"
+                    raise InputError(
+                        f"messages[{place}] has a part of type {kind!r}, which {lacks}; give "
+                        '{"type": "text", "text": ...}'
+                    )
+                parts.append(part)
+            message = {**fields, "content": parts}
+        tagged.append(message)
+    text = write(tagged) if tags else ""
+    for tag, place in tags.items():
+        if tag not in text or f"'text': '{tag}'" in text:
+            raise InputError(
+                f"the chat template does not write all parts of messages[{place}]; give its "
+                "content as one text"
+            )
+
+
+def _part(part: object) -> dict[str, Any]:
+    if not isinstance(part, Mapping):
+        raise InputError(f"a part of a message is a {type(part).__name__}; give an object")
+    return dict(part)
+
+
 def schemas(tools: Sequence[Tool] | None) -> Any:
     """Returns tools with the JSON schema of each function, by its signature and docstring.
 

@@ -1,7 +1,6 @@
 """Preferred and rejected answers, read and tokenized for preference tuning."""
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ from kmodels.core.remote import local_copy
 from kmodels.text.packing import Batch, Cut, Example, fit_prompt, pad
 from kmodels.text.records import (
     PICTURES,
+    UNREAD,
     Record,
     check_messages,
     check_text,
     has_images,
     json_records,
     template_fields,
+    warn_of_unread,
     with_paths,
 )
 
@@ -28,10 +29,10 @@ PAIR = "prompt, chosen and rejected"
 FORMS = f"{PAIR}, or chosen and rejected that begin with the same prompt"
 LABELLED = "prompt, completion and label"
 # Fields with a meaning in TRL that no loss of kmodels reads.
-UNUSED = (
+UNUSED = {
     *("margin", "score_chosen", "score_rejected", "ref_chosen_logps", "ref_rejected_logps"),
     *("ref_logps", "ref_KL_logps"),
-)
+}
 
 
 def read_pairs(path: str | Path) -> list[Record]:
@@ -43,7 +44,8 @@ def read_pairs(path: str | Path) -> list[Record]:
             beginning of both answers, which ends between words or between messages. A record may
             have "images" (one path or a list, relative to the file's folder), and one of messages
             "tools" and "chat_template_kwargs", as for `read_records`. A field with a meaning in TRL
-            that kmodels does not use is named in a warning; others are ignored.
+            that kmodels does not use, a system text and a history are named in a warning; others
+            are ignored.
 
     Returns:
         Dictionaries with prompt, chosen and rejected, and the other fields if a record has them,
@@ -52,7 +54,7 @@ def read_pairs(path: str | Path) -> list[Record]:
     Raises:
         InputError: for the first bad record, a file that cannot be read, or one without a record.
     """
-    return _read(path, lambda value: [check_pair(value)], FORMS)
+    return _read(path, lambda value: [check_pair(value)], FORMS, UNUSED | UNREAD)
 
 
 def read_labelled(path: str | Path) -> list[Record]:
@@ -68,7 +70,7 @@ def read_labelled(path: str | Path) -> list[Record]:
     Raises:
         InputError: as `read_pairs`.
     """
-    return _read(path, check_labelled, f"{LABELLED}; or {FORMS}")
+    return _read(path, check_labelled, f"{LABELLED}; or {FORMS}", UNUSED | UNREAD)
 
 
 def read_prompts(path: str | Path) -> list[Record]:
@@ -84,7 +86,7 @@ def read_prompts(path: str | Path) -> list[Record]:
     Raises:
         InputError: as `read_pairs`.
     """
-    return _read(path, lambda value: [check_prompt(value)], "prompt")
+    return _read(path, lambda value: [check_prompt(value)], "prompt", set())
 
 
 def check_prompt(value: object) -> Record:
@@ -109,7 +111,9 @@ def check_prompt(value: object) -> Record:
     return {**record, "prompt": prompt}
 
 
-def _read(path: str | Path, check: Callable[[object], list[Record]], forms: str) -> list[Record]:
+def _read(
+    path: str | Path, check: Callable[[object], list[Record]], forms: str, named: set[str]
+) -> list[Record]:
     rows: list[Record] = []
     unused: set[str] = set()
     file = local_copy(path)
@@ -122,14 +126,12 @@ def _read(path: str | Path, check: Callable[[object], list[Record]], forms: str)
                 rows += [_with_paths(row, folder) for row in check(value)]
             except InputError as error:
                 raise InputError(f"{where}: {error}") from error
-            unused |= value.keys() & set(UNUSED)
+            unused |= {name for name in named if value.get(name) is not None}
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if not rows:
         raise InputError(f"{path} holds no records; give one JSON object a line with {forms}")
-    if unused:
-        names = " and ".join(sorted(unused))
-        warnings.warn(f"{path} has {names}, which no loss of kmodels uses", stacklevel=3)
+    warn_of_unread(path, unused, stacklevel=4)
     return rows
 
 

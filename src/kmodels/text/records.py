@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +44,8 @@ AUTHORS = {
 }
 # Fields of a turn that do not change its text.
 _UNUSED = ("markdown", "text")
+# Fields of other packages that are a part of the prompt there, and that no form here reads.
+UNREAD = {"system", "history", "functions"}
 # LLaVA's placeholder of an image in a text.
 IMAGE = "<image>"
 
@@ -160,6 +163,8 @@ def has_picture(message: object) -> bool:
 def _texts(value: dict[str, Any]) -> Record:
     if "messages" in value:
         return {"messages": check_messages(value["messages"]), **template_fields(value)}
+    if extras := [name for name, part in template_fields(value).items() if part]:
+        raise InputError(f"{' and '.join(extras)} need messages; the record has texts")
     pair = next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
     if pair is None:
         if "text" in value:
@@ -489,7 +494,8 @@ def read_records(
             functions that the model may call, and chat_template_kwargs, values of the template's
             variables. "images" has the paths of a record's images, one or a list, and parts of a
             message may have them; relative ones begin at the
-            file's folder. More fields are ignored, blank lines too. A folder has metadata.jsonl or
+            file's folder. A system text, history or functions beside these are named in a warning;
+            other fields are ignored, blank lines too. A folder has metadata.jsonl or
             metadata.csv, whose lines name an image by "file_name" (or several by "file_names")
             and has the other fields, as in Hugging Face's imagefolder; or a text for each image,
             a.txt for a.png.
@@ -505,6 +511,7 @@ def read_records(
             or if there is no good record.
     """
     records = Records()
+    unread: set[str] = set()
     file = local_copy(path)
     if file.is_dir():
         entries, folder = folder_entries(file, max_line_bytes), str(file)
@@ -515,7 +522,10 @@ def read_records(
     try:
         for where, read in entries:
             try:
-                records.rows.append(with_paths(check_record(read()), folder, skip_bad))
+                value = read()
+                records.rows.append(with_paths(check_record(value), folder, skip_bad))
+                known = {"system"} if "conversations" in value else set()
+                unread |= {name for name in UNREAD - known if value.get(name) is not None}
             except InputError as error:
                 problem = f"{where}: {error}"
                 if not skip_bad:
@@ -526,4 +536,18 @@ def read_records(
     if not records.rows:
         bad = f"; all {len(records.skipped)} lines are bad" if records.skipped else ""
         raise InputError(f"{path} holds no records{bad}; give one JSON object a line with {FORMS}")
+    warn_of_unread(path, unread, stacklevel=3)
     return records
+
+
+def warn_of_unread(path: str | Path, names: set[str], stacklevel: int) -> None:
+    """Warns of fields of records that mean something in other packages and nothing here.
+
+    Args:
+        path: path of the file.
+        names: names of the fields; of none there is no warning.
+        stacklevel: of `warnings.warn`.
+    """
+    if names:
+        fields = " and ".join(sorted(names))
+        warnings.warn(f"{path} has {fields}, which kmodels does not read", stacklevel=stacklevel)

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError, check_names
-from kmodels.text.chat_template import Rendered, choose_template, variables
+from kmodels.text.chat_template import Rendered, check_fields, choose_template, variables
 from kmodels.text.records import check_record
 from kmodels.text.tokenizer import Tokenizer
 
@@ -250,25 +251,24 @@ def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: boo
     ]
     learnt = [one.get("weight", 1) != 0 for one in messages if one["role"] == "assistant"]
     tools, values = record.get("tools"), record.get("chat_template_kwargs", {})
-    if values:
-        known = variables(choose_template(tokenizer.settings, None, tools))
-        check_names("the chat template", values, [name for name in known if name != "tools"])
+    template = choose_template(tokenizer.settings, None, tools)
+    known = variables(template)
+    if tools and "tools" not in known:
+        raise InputError("the chat template does not write tools; give another, or no tools")
+    check_names("the chat template", values, [name for name in known if name != "tools"])
+    write = partial(tokenizer.apply_chat_template, tokenize=False, tools=tools, **values)
+    check_fields(template, messages, write)
     if not reply:
         if messages[-1]["role"] == "assistant":
             messages = messages[:-1]
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, tools=tools, **values
-        )
-        return Rendered(text, [])
+        return Rendered(write(messages, add_generation_prompt=True), [])
     if not any(learnt):
         raise InputError("field 'messages' has no reply to learn from")
     if find_replies:
         return tokenizer.render_chat(messages, tools=tools, **values)
     if not all(learnt):
         raise InputError("a reply has weight 0, so loss_on has to be 'responses'")
-    return Rendered(
-        tokenizer.apply_chat_template(messages, tokenize=False, tools=tools, **values), []
-    )
+    return Rendered(write(messages), [])
 
 
 def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import typer
 from kmodels import __version__
 from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError, check_whole, shown
-from kmodels.core.files import local_path
+from kmodels.core.files import check_output, local_path
 from kmodels.runs import console, recipe, settings
 from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
 from kmodels.tools import evaluate, use
@@ -313,6 +313,8 @@ def bench(
     from kmodels.tools.compare_backends import bench as benches
     from kmodels.tools.compare_backends import report as reports
 
+    if out is not None:
+        check_output("--out", out, folder=out.suffix != ".json")
     options = benches.BenchOptions(
         preset=preset,
         backends=backends,
@@ -386,6 +388,8 @@ def parity(
     """Train on two backends and name the first layer that differs (exit code 1), or check an op."""
     from kmodels.tools.compare_backends import parity as parities
 
+    if out is not None:
+        check_output("--out", out, folder=True)
     if op is not None or override is not None:
         if preset is not None:
             raise InputError("--op and --override compare ops without a model; leave PRESET out")
@@ -456,6 +460,7 @@ def compare(
 
     from kmodels.runs.compare import Comparison
 
+    check_output("--out", out)
     comparison = Comparison(folders or [])
     comparison.show(Console(width=console.width(), highlight=False, markup=False, emoji=False))
     print(comparison.write(out))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from kmodels.core.errors import InputError, check_whole, pluralize
-from kmodels.core.files import atomic_write, local_path
+from kmodels.core.files import atomic_write, check_output, local_path
 from kmodels.core.schema import read_json
 from kmodels.runs import report
 from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in, note_evaluation, run_at
@@ -124,6 +124,8 @@ def run(
 
     if batch_size is not None:
         check_whole("--batch-size", batch_size)
+    if results is not None:
+        check_output("--results", results)
     console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
     flags = {
         **{"--adapter": adapter, "--before": before or None, "--as": written_as, "--stop": stop},
@@ -188,6 +190,9 @@ def run(
             rows, details, evaluation = _images(
                 model, data, real_labels, texts, rows_at_once, precision, skip_bad, console, as_json
             )
+    # First, as a file may still be damaged or the disk full.
+    if as_json:
+        print(json.dumps({**rows[-1], **details}, indent=1, ensure_ascii=False))
     if results is not None:
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -199,8 +204,6 @@ def run(
         note_evaluation(run, data, evaluation)
         if (run / report.NAME).is_file():
             report.write(run)
-    if as_json:
-        print(json.dumps({**rows[-1], **details}, indent=1, ensure_ascii=False))
 
 
 def _texts(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.files import local_path
+from kmodels.core.files import check_output, local_path
 from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in
 from kmodels.runs.terminal import option
 
@@ -61,6 +61,8 @@ def predict(
     """Classify or segment images, or detect objects; exit with 2 if a file cannot be read."""
     check_whole("--top", top)
     check_whole("--batch-size", batch_size)
+    if masks is not None:
+        check_output("--masks", masks, folder=True)
     reader = _reader(model_in(model), names, precision, top, masks)
     rows, bad, listed = [], 0, _images(files)
     width = max(len(str(file)) for file in listed)

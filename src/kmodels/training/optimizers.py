@@ -4,6 +4,7 @@ All optimizers decay matrices alone, and have a learning rate by depth, moving a
 steps from `ParamGroupOptimizer`. `WarmupSchedule` is the learning rate by step.
 """
 
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
 from kmodels.training.normalization import UNIT, batch_weight, nonzero
 
+log = logging.getLogger("kmodels")
 # Biases, norm and layer scales have one axis; these have more, and are not decayed either.
 NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
@@ -96,6 +98,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         **kwargs: Any,
     ):
         _check(learning_rate, weight_decay, layer_decay, clip_norm, accumulate, ema)
+        _check_moments(**kwargs)
         momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema}
         super().__init__(
             learning_rate=learning_rate,
@@ -106,7 +109,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
             **kwargs,
         )
         keras_internals.average_by_update(self)
-        self.no_decay = tuple(no_decay)
+        self.no_decay = _patterns("no_decay", no_decay)
         self.decay_vectors = decay_vectors
         self.layer_decay = layer_decay
         self.accumulate = accumulate
@@ -329,6 +332,30 @@ def _check(
     check_whole("accumulate", accumulate)
     if ema is not None and not 0 < ema < 1:
         raise InputError(f"ema is {ema}; give a momentum between 0 and 1, such as 0.999")
+
+
+def _check_moments(
+    beta_1: float = 0.0, beta_2: float = 0.0, epsilon: float = 0.0, **_: object
+) -> None:
+    for name, value in (("beta_1", beta_1), ("beta_2", beta_2)):
+        if not 0 <= value < 1:
+            raise InputError(f"{name} is {value}; give at least 0, below 1")
+    if not epsilon >= 0:
+        raise InputError(f"epsilon is {epsilon}; give 0 or more")
+
+
+def _patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Returns regular expressions, checked."""
+    if isinstance(patterns, str):  # each letter of which would be one
+        raise InputError(f"{name} is {patterns!r}; give a list of regular expressions")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (TypeError, re.error) as error:
+            raise InputError(
+                f"{name} has {pattern!r}, which is not a regular expression: {error}"
+            ) from None
+    return tuple(patterns)
 
 
 class OptimizersBackend(Protocol):
@@ -710,7 +737,7 @@ class Muon(WholeMatrices, keras.optimizers.Adam):
         if not 0 <= momentum < 1:
             raise InputError(f"momentum is {momentum}; give at least 0, below 1")
         self.momentum = momentum
-        self.adamw = tuple(adamw)
+        self.adamw = _patterns("adamw", adamw)
 
     def is_matrix(self, path: str, variable: Any, decays: bool) -> bool:
         """Returns True for a matrix that Muon moves."""
@@ -789,6 +816,12 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             raise InputError(
                 f"a schedule of {total_steps} steps with {warmup_steps} of warm-up; "
                 "give at least 1 and at least 0"
+            )
+        if warmup_steps > total_steps:
+            log.warning(
+                "the warm-up of %d steps is longer than the schedule of %d, so the learning rate "
+                "does not reach %g; give fewer",
+                *(warmup_steps, total_steps, peak),
             )
         for name, rate in (("final", final), ("start", start or 0.0)):
             if not 0 <= rate < math.inf:

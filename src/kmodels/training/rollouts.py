@@ -334,7 +334,7 @@ def _within(timeout: float | None, call: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             result.append(call())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

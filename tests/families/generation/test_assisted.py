@@ -218,6 +218,7 @@ def test_what_is_refused(model, other, monkeypatch):
     for settings, words in (
         ({"assistant": other, "prompt_lookup_num_tokens": 3}, "give one of them"),
         ({"assistant": other, "num_assistant_tokens": 0}, "num_assistant_tokens is 0"),
+        ({"num_assistant_tokens": 2}, "num_assistant_tokens is 2 without an assistant"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens is 0"),
         ({"assistant": "small"}, "assistant is of type str; give a task that generates"),
         ({"assistant": other.backbone}, "assistant is of type Qwen3Backbone"),

@@ -282,6 +282,14 @@ PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
         (lambda model: model.generate("text"), "no preprocessor"),
         (lambda model: model.generate(PROMPT, max_length=4), "stop_token_ids is 'auto'"),
         (
+            lambda model: model.generate(PROMPT, max_length=4, stop_token_ids=3),
+            "stop_token_ids is 3; give a list of ids, 'auto' or None",
+        ),
+        (
+            lambda model: model.generate(PROMPT, max_length=4, stop_token_ids=[1, 2.5]),
+            "a token of stop_token_ids is 2.5; give a whole number",
+        ),
+        (
             lambda model: model.generate(PROMPT, 4, max_new_tokens=2),
             "max_length and max_new_tokens; give one",
         ),

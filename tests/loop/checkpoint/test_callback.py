@@ -244,12 +244,24 @@ def test_settings():
         refused(f"the distance of checkpoints is '{wrong}'; give", Checkpoint, "x", every=wrong)
     refused("keep is 0; give at least 1", Checkpoint, "x", keep=0)
     refused("mode is 'best'; choose one of auto, min, max", Checkpoint, "x", mode="best")
-    assert (Checkpoint("x", best="val_accuracy").mode, Checkpoint("x").mode) == ("max", "min")
+    refused("best is 3; give the name of a log", Checkpoint, "x", best=3)
+    refused("'val_size', which does not say whether more", Checkpoint, "x", best="val_size")
+    modes = {name: Checkpoint("x", best=name).mode for name in ("val_accuracy", "val_mean_iou")}
+    assert {*modes.values()} == {"max"} and Checkpoint("x").mode == "min"
+    assert Checkpoint("x", best="val_size", mode="max").mode == "max"
 
 
 def test_a_best_that_nobody_logs(tmp_path):
     message = "best is 'val_los', which no epoch logs; choose one of"
-    refused(message, run, tmp_path, epochs=1, best="val_los")
+    refused(message, run, tmp_path, epochs=1, best="val_los", mode="min")
+    # The epoch is not lost.
+    assert len(manager.list_checkpoints(tmp_path)) == 1
+
+
+def test_a_best_of_a_run_without_validation(tmp_path):
+    callback = Checkpoint(tmp_path, best="val_loss")
+    with pytest.warns(UserWarning, match="no epoch logged val_loss, so no checkpoint is kept as"):
+        make_model().fit(X, Y, batch_size=BATCH, callbacks=[callback], verbose=0)
 
 
 def test_one_callback_for_two_fits_after_an_error(whole, tmp_path):

@@ -26,7 +26,13 @@ def prompts(tmp_path):
     rows = [{"prompt": f"A colour like {word}? ", "answer": word} for word in words]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rewards.py").write_text(
-        "import time\n"
+        "from __future__ import annotations\n"
+        "import dataclasses, sys, time\n"
+        "@dataclasses.dataclass\n"
+        "class Weights:\n"
+        "    word: float = 1.0\n"
+        "def leaves(prompts, completions, **fields):\n"
+        "    sys.exit(3)\n"
         "def letters(prompts, completions, answer, **fields):\n"
         "    words = zip(completions, answer, strict=True)\n"
         "    return [len(set(text)) / 8 + len(set(text) & set(word)) for text, word in words]\n"
@@ -74,7 +80,8 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
     arguments = [*SMALL, *prompts, "--steps", "1"]
     assert recipe.main([*arguments, "--out", str(base)]) == 0
     file = prompts[-1].rpartition(":")[0]
-    arguments += ["--weights", str(base / "base")]
+    place = arguments.index("--first-steps")  # The weights are there.
+    arguments[place : place + 2] = ["--weights", str(base / "base")]
     found = tmp_path / "unsure"
     with without_figures():
         assert recipe.main([*arguments, "--reward", f"{file}:unsure", "--out", str(found)]) == 0
@@ -84,7 +91,10 @@ def test_rewards_that_fail_are_a_line(tmp_path, prompts, capsys):
         (["--reward", f"{file}:few"], "returned 1 values for"),
         (["--reward", f"{file}:broken"], "the reward function raised KeyError: 'no such word'"),
         (["--reward", f"{file}:slow", "--reward-timeout", "1"], "took longer than 1 s"),
+        (["--reward", f"{file}:leaves"], "the reward function raised SystemExit: 3"),
         (["--reward", f"{file}:none"], "has no function none"),
+        (["--reward-timeout", "-1"], "--reward-timeout is -1.0; give at least 0"),
+        (["--checkpoint-every", "5m"], "the distance of checkpoints is '5m'; give steps"),
         (["--reward", "nothing"], "give FILE.py:function"),
         (["--group-size", "3"], "batch_size is 8 and group_size 3"),
         (["--temperature", "0"], "temperature is 0.0; give a number above 0"),

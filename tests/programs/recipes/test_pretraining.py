@@ -78,7 +78,8 @@ def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
 @pytest.mark.each_backend("nightly")
 @pytest.mark.parametrize("tune", ["none", "lora"])
 def test_a_probe_ends_with_its_table_and_picture(tmp_path, capsys, tune):
-    arguments = ["--neighbours", "3", "--tune", tune, "--rank", "2", "--epochs", "1"]
+    arguments = ["--neighbours", "3", "--tune", tune]
+    arguments += ["--rank", "2", "--epochs", "1"] if tune == "lora" else []
     assert load("vit_probe").main([*SMALL["vit_probe"], *arguments, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     rows = ["3 neighbours  ", "linear, C=", *(["LoRA of rank 2"] if tune == "lora" else [])]
@@ -105,8 +106,12 @@ def test_a_probe_ends_with_its_table_and_picture(tmp_path, capsys, tune):
         ("mae", ["--mask-ratio", "1"], "--mask-ratio is 1.0; give at least 0, below 1"),
         ("mae", ["--neighbours", "41"], "neighbours is 41; give at most 40"),
         ("vit_probe", ["--evaluate"], "--evaluate does not apply"),
-        ("vit_probe", ["--rates", "1e-3,x"], "--rates is '1e-3,x'; give numbers above 0"),
-        ("vit_probe", ["--rates", "0"], "--rates is '0'; give numbers above 0"),
+        (
+            "vit_probe",
+            ["--tune", "grid", "--rates", "1e-3,x"],
+            "--rates is '1e-3,x'; give numbers above 0",
+        ),
+        ("vit_probe", ["--tune", "grid", "--rates", "0"], "--rates is '0'; give numbers above 0"),
         ("vit_probe", ["--neighbours", "65"], "neighbours is 65; give at most 64"),
     ],
 )

@@ -116,7 +116,8 @@ def test_methods_and_their_flags(tmp_path, pairs, capsys):
         return result(out)["step_losses"]
 
     plain = losses("plain")
-    arguments += ["--weights", str(tmp_path / "plain" / "base")]
+    place = arguments.index("--first-steps")  # The weights are there.
+    arguments[place : place + 2] = ["--weights", str(tmp_path / "plain" / "base")]
     # Pairs without an answer are left out, also where the report shows some.
     empty = tmp_path / "empty.jsonl"
     rows = [json.loads(line) for line in pairs.read_text().splitlines()]
@@ -132,10 +133,10 @@ def test_methods_and_their_flags(tmp_path, pairs, capsys):
     assert losses("orpo", "--method", "orpo")[0] > 1.0  # of the answers themselves
     assert losses("apo", "--method", "apo_zero_unpaired")[0] == pytest.approx(0.5, abs=1e-5)
     for flags, message in (
-        (["--method", "kto", "--margin", "1"], "--margin has no meaning with --method kto"),
+        (["--method", "kto", "--margin", "1"], "--margin has no effect with --method kto"),
         (["--method", "ipo", "--margin", "1"], "margin is 1.0 and kind is 'ipo'"),
         (["--method", "simpo", "--precompute-reference"], "compares without a reference"),
-        (["--desirable-weight", "2"], "--desirable-weight has no meaning with --method dpo"),
+        (["--desirable-weight", "2"], "--desirable-weight has no effect with --method dpo"),
         (["--beta", "0"], "beta is 0.0"),
     ):
         capsys.readouterr()

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import re
 
 import pytest
 
+from command_line import run
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory, atomic_write, lock, remove_leftovers, unlock
 from kmodels.runs.history import History
@@ -132,3 +134,24 @@ def test_a_failed_directory_leaves_the_former_one(checkpoint, monkeypatch, error
             raise ValueError("broken")
     assert (checkpoint / "a").read_text() == "1"
     assert error is OSError or [p.name for p in checkpoint.parent.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("eval NOTHING x.jsonl --results FOLDER", "--results .* is a directory; give a file"),
+        ("predict NOTHING a.png --masks FILE", "--masks .* is a file; give a directory"),
+        ("predict NOTHING a.png --masks FILE/x", "--masks .* cannot be written in .*file; give"),
+        ("compare a b --out FOLDER", "--out .* is a directory; give a file"),
+        ("parity vit_debug --out FILE", "--out .* is a file; give a directory"),
+        ("bench vit_debug --out FOLDER/x.json/y.json", "--out .* cannot be written in .*x.json; "),
+        ("convert NOTHING FILE/x --to hf", "destination .* cannot be written in .*file; give"),
+    ],
+)
+def test_outputs_are_checked_before_the_work(command, message, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    for name in ("file", "folder/x.json"):
+        (tmp_path / name).write_text("mine")
+    words = command.replace("FILE", f"{tmp_path}/file").replace("FOLDER", f"{tmp_path}/folder")
+    assert run(*words.split()) == 2
+    assert re.search(message, capsys.readouterr().err)

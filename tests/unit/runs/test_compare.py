@@ -5,6 +5,7 @@ import run_folders
 
 from browser import check_fits, look
 from command_line import run
+from kmodels.core.metric_names import best_of
 from kmodels.runs.compare import Comparison
 from refusals import refused
 
@@ -97,3 +98,17 @@ def test_wrong_uses_give_a_line(names, message, tmp_path, monkeypatch, capsys):
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "compare.html").exists()
     refused("cannot be compared", Comparison, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("best", "names"),
+    [
+        ("max", "val_accuracy val_mean_iou map_50 mar_100 recall@10 mrr@10 accuracy@1 top5"),
+        ("max", "acc_norm exact_match val_f1_score val_pixel_accuracy val_reward"),
+        ("min", "loss val_loss word_perplexity bits_per_byte calibration_error top1_err"),
+        ("min", "rejected_reward val_mean_absolute_error sparse_categorical_crossentropy"),
+        (None, "size chosen_tokens entropy"),
+    ],
+)
+def test_the_name_of_a_metric_says_which_value_is_the_best(best, names):
+    assert {name: best_of(name) for name in names.split()} == dict.fromkeys(names.split(), best)

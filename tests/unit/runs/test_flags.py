@@ -59,6 +59,10 @@ def test_what_is_not_given_is_that_of_the_run(tmp_path):
     assert parse(Settings, ["--out", str(tmp_path)]).flip
 
 
+LEVELS = [f" a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)]
+BOMB = "name:\n a0: &a0 x\n" + "".join(LEVELS)
+
+
 def written(folder, text, name="settings.yaml"):
     (folder / name).write_text(text)
     return ["--config", str(folder / name)]
@@ -66,8 +70,10 @@ def written(folder, text, name="settings.yaml"):
 
 def test_a_file_comes_before_defaults_and_after_flags(tmp_path):
     text = "recipe: r\nrate: 1e-3\nname: [a, 2]\nflip: false\nkind: b\nbatch-size: 8\nsteps: null\n"
-    words = written(tmp_path, text)
+    # In YAML `on` is true, and 010 is 8.
+    words = written(tmp_path, f"{text}on: ray\nseed: 010\n")
     values = {"rate": 1e-3, "name": "a,2", "flip": False, "kind": "b", "batch_size": 8}
+    values |= {"on": "ray", "seed": 10}
     assert parse(Settings, words, recipe="r") == Settings(**values, config=words[1])
     found = parse(Settings, [*words, "--rate", "0.5", "--flip"], recipe="r")
     assert (found.rate, found.flip, found.kind) == (0.5, True, "b")
@@ -90,6 +96,14 @@ def test_a_file_comes_after_the_run_that_continues(tmp_path):
     assert (found.rate, found.kind) == (0.2, "b")
 
 
+def test_an_edited_config_of_the_run_is_checked(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"rate": "0.1", "steps": 2.0}))
+    words = ["--out", str(tmp_path), "--resume"]
+    assert (parse(Settings, words).rate, parse(Settings, words).steps) == (0.1, 2)
+    (tmp_path / "config.json").write_text(json.dumps({"rate": "much"}))
+    refused("config.json: .*'--rate'.*'much'", parse, Settings, words)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -104,9 +118,15 @@ def test_a_file_comes_after_the_run_that_continues(tmp_path):
         ("name: yes", "name is True; give a text or a number, in quotes"),
         ("name: 2026-01-02", "name is datetime.date.*; give a text or a number"),
         ("name: {a: 1}", "name is .*; give a text or a number"),
-        ("name: [[a]]", "name is .*; give a text or a number"),
-        ("flip: 1", "flip is 1; give true or false"),
+        ("name: [[a]]", "name is a list; give a text or a number"),
+        # Each level has the one before ten times.
+        (BOMB, "name is a dict; give a text or a number"),
+        ("flip: 1", "flip is '1'; give true or false"),
         ("rate: 1\nrate: 2", "has rate twice"),
+        ("batch-size: 1\nbatch_size: 2", "has batch_size twice"),
+        ("keep: 1:30", "'--keep'.*'1:30'"),
+        ("config: other.yaml", "config is 'other.yaml'; give --config only as a flag"),
+        ("? [a]\n: 1", "is not readable: while constructing"),
         ("- rate", "is not a mapping; write lines such as epochs: 10"),
         ("", "is not a mapping"),
         ("rate: [", "is not readable: while parsing"),
@@ -234,3 +254,50 @@ def test_help_is_not_read_as_markup(capsys):
     with pytest.raises(SystemExit):
         parse(Settings, ["--help"], "Reads [red]names[/red] and [/nothing] :cat:.", "one")
     assert "Reads [red]names[/red] and [/nothing] :cat:." in capsys.readouterr().out
+
+
+# Settings that choose the records of a step, what its loss counts, or which models there are.
+OF_DATA = {
+    *("data", "images", "held_out", "image_size", "sequence_length", "template", "pack"),
+    *("batch_size", "accumulate", "loss_on", "loss_normalization", "rates", "seed"),
+}
+
+
+def test_a_resumed_run_has_the_data_of_the_former():
+    for path in RECIPES.glob("*.py"):
+        fields = {field.name for field in _fields(path)}
+        assert (path.stem, fields & OF_DATA - {*load(path.stem).FIXED}) == (path.stem, set())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "reason"),
+    [
+        ("vit", "--resources GPU=1", "without --on"),
+        ("vit", "--drop-path-constant", "without --drop-path"),
+        ("vit", "--recipe vit_deit3_b --erasing-noise", "without --erasing"),
+        ("vit_probe", "--epochs 20", "with --tune none"),
+        ("vit_probe", "--tune grid --learning-rate 1", "with --tune grid"),
+        ("gemma_lora", "--workers 2", "without --on"),
+        ("gemma_lora", "--weights x --first-steps 9", "with --weights x"),
+        ("gemma_lora", "--quantize nf4 --export", "with --quantize nf4"),
+        ("prefer", "--method kto --margin 1", "with --method kto"),
+        ("caption", "--alpha 8", "without --rank"),
+        ("segment", "--queries 9", "with --head linear"),
+        ("distill", "--teacher x --teacher-epochs 3", "with --teacher x"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(recipe, words, reason):
+    flag = next(word for word in reversed(words.split()) if word.startswith("--"))
+    message = f"{flag} has no effect {reason}; leave it out"
+    refused(message, parse, load(recipe).Settings, words.split(), recipe=recipe)
+
+
+def test_a_setting_of_a_file_that_a_flag_leaves_without_effect_is_named(capsys):
+    words = ["--recipe", "vit_fine_tune_mae", "--erasing", "0"]
+    assert parse(load("vit").Settings, words, recipe="vit").erasing == 0
+    said = "erasing_noise of vit_fine_tune_mae has no effect without --erasing\n"
+    assert capsys.readouterr().out == said
+    for path in RECIPES.glob("*.py"):
+        names = {field.name for field in _fields(path)}
+        needed = {field.metadata["needs"][0] for field in _fields(path) if field.metadata["needs"]}
+        assert needed <= names

@@ -150,8 +150,10 @@ def test_a_bad_labelled_row_is_named(tmp_path, line, message):
 
 
 def test_fields_with_a_meaning_elsewhere_are_named_once(tmp_path):
-    path = write(tmp_path / "pairs.jsonl", *[TEXTS | {"margin": 2.0, "score_chosen": 9}] * 2)
-    with pytest.warns(UserWarning, match="has margin and score_chosen, which no loss") as caught:
+    more = {"margin": 2.0, "score_chosen": 9, "system": "be brief", "history": None}
+    path = write(tmp_path / "pairs.jsonl", *[TEXTS | more] * 2)
+    message = "has margin and score_chosen and system, which kmodels does not read"
+    with pytest.warns(UserWarning, match=message) as caught:
         assert read_pairs(path) == [TEXTS] * 2
     assert len(caught) == 1 and caught[0].filename == __file__
     refused("pairs.jsonl holds no records; give one JSON object", read_pairs, write(path))

@@ -85,6 +85,7 @@ def test_each_form_of_a_record(tmp_path, line, record):
         (messages(("user", "")), r"field 'messages\[0\].content' is empty"),
         (messages(("user", "a"), ("user", "b")), "field 'messages' must go user, assist"),
         (messages(("user", "a"), ("system", "b")), "field 'messages' has a system message"),
+        (RECORD | {"tools": [{"name": "f"}]}, "tools need messages; the record has texts"),
         (talk(), "field 'conversations' is not a list of objects"),
         (talk(("judge", "a")), r"field 'conversations\[0\].from' is 'judge'; known are"),
         (talk(("human", "")), r"field 'conversations\[0\].value' is empty"),
@@ -125,6 +126,15 @@ def test_marks_of_images_in_a_conversation_are_their_places(tmp_path):
     plain = talk(("human", "what <image>?"), ("gpt", "b"))
     (row,) = read_records(write(tmp_path / "data.json", [plain])).rows
     assert row["messages"][0]["content"] == "what <image>?"
+
+
+def test_texts_of_other_packages_are_named_once(tmp_path):
+    rows = [RECORD | {"system": "s", "history": [["a", "b"]]}, talk(("human", "a"), system="c")]
+    path = write(tmp_path / "a.json", [*rows, *rows])
+    with pytest.warns(UserWarning, match="has history and system, which kmodels does n") as caught:
+        assert len(read_records(path)) == 4
+    assert len(caught) == 1 and caught[0].filename == __file__
+    read_records(write(path, [rows[1], RECORD | {"history": None}]))
 
 
 def test_files_without_a_record(tmp_path):

@@ -1,5 +1,6 @@
 """Preprocessors of causal models: text to token ids and back."""
 
+import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from kmodels.text.chat_template import (
     MODEL_ROLES,
     Rendered,
     as_chats,
+    check_fields,
     choose_template,
     is_chat,
     variables,
@@ -370,8 +372,8 @@ class CausalLMPreprocessor(TextPreprocessor):
             name for name in inspect.signature(Generates.chat).parameters if name != "self"
         ]
         check_names("the chat template", names, variables(template), arguments)
-        text = self.tokenizer.apply_chat_template(
-            chat,
+        write = functools.partial(
+            self.tokenizer.apply_chat_template,
             tokenize=False,
             add_generation_prompt=not _goes_on(chat),
             continue_final_message=_goes_on(chat),
@@ -379,7 +381,8 @@ class CausalLMPreprocessor(TextPreprocessor):
             tools=tools,
             **values,
         )
-        return Rendered(text, [])
+        check_fields(template, chat, write)
+        return Rendered(write(chat), [])
 
     def _prompt_ids(self, written: list[Any]) -> list[list[int]]:
         """Returns token ids of texts that `Template` wrote, with the start token in front."""

@@ -19,7 +19,7 @@ from kmodels.core import dispatch
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.environment import BACKENDS
 from kmodels.core.errors import InputError, check_whole, human, shown
-from kmodels.core.files import atomic_directory, is_remote, local_path
+from kmodels.core.files import atomic_directory, check_output, is_remote, local_path
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
 from kmodels.generation.request import PIXELS
@@ -500,6 +500,8 @@ def _check_destination(form: ExportFormat, destination: Path) -> None:
         )
     elif destination.is_dir():
         raise InputError(f"{destination} is a directory; {form.name} is a file, give its name")
+    if not is_remote(destination):
+        check_output("destination", destination, folder=not form.suffix)
 
 
 def _check_base(
