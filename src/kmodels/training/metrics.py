@@ -10,7 +10,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.training.sparse_labels import like, mask_ignored
+from kmodels.training.sparse_labels import check_pixels, like, mask_ignored
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -71,6 +71,8 @@ class MeanIoU(keras.metrics.MeanIoU):
             sample_weight: weights of images or pixels, or None.
         """
         ops, classes = keras.ops, self.num_classes
+        if self.sparse_y_true and not self.sparse_y_pred and self.axis == -1:
+            check_pixels(y_true, y_pred)
         if not self.sparse_y_true:
             y_true = ops.argmax(y_true, axis=self.axis)
         if not self.sparse_y_pred:

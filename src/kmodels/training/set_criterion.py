@@ -247,6 +247,8 @@ def labels_of(y: Tree, none: int = -1) -> Any:
         label = ops.take_along_axis(classes, ops.reshape(first, (shape[0], -1)), axis=1)
         return ops.where(ops.any(there, axis=1), ops.reshape(label, shape), none)
     labels: Any = y
+    if labels is None:
+        raise InputError("there are no labels; give (B, H, W), or mask_labels and class_labels")
     shape = tuple(labels.shape)
     if len(shape) == 4 and shape[-1] == 1:
         labels, shape = labels[..., 0], shape[:-1]

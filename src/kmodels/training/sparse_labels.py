@@ -13,10 +13,10 @@ from kmodels.ops.linear_cross_entropy import IGNORED
 
 
 def check_classes(y: np.ndarray, classes: int, ignored: Collection[int] = (IGNORED,)) -> None:
-    """Raises `InputError` for a label that is neither ignored nor from 0 to classes - 1."""
+    """Raises `InputError` for a label that is neither ignored nor a number of a class."""
     if y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < classes:
         return
-    wrong = (y < 0) | (y >= classes)
+    wrong = (y < 0) | (y >= classes) | (y != np.rint(y))
     for label in ignored:
         wrong &= y != label
     if wrong.any():
@@ -77,6 +77,23 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
         if self.has_sparse_labels and y is not None and keras_internals.weighted_metrics(self):
             sample_weight = mask_ignored(y, y_pred, sample_weight)[1]
         return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def check_pixels(labels: Any, outputs: Any) -> None:
+    """Raises `InputError` for masks of another shape than the predictions.
+
+    Args:
+        labels: (B, ...), or (B, ..., 1).
+        outputs: (B, ..., classes).
+    """
+    shape, wanted = tuple(labels.shape), tuple(outputs.shape)[:-1]
+    pixels = shape[:-1] if len(shape) > len(wanted) and shape[-1] == 1 else shape
+    pairs = zip(pixels[1:], wanted[1:], strict=False)
+    if len(pixels) != len(wanted) or any(a != b for a, b in pairs if a and b):
+        raise InputError(
+            f"masks have shape {shape} and predictions {tuple(outputs.shape)}; give the number of "
+            "a class for each pixel"
+        )
 
 
 def mask_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any]:

@@ -260,14 +260,14 @@ def batches_ahead() -> int:
 
 
 def check_batch(model: keras.Model | None, batch: Any) -> None:
-    """Raises `InputError` for token ids and labels that the model does not have.
+    """Raises `InputError` for inputs and labels that the model does not have.
 
     Args:
-        model: a model that may have `check_token_ids` and `check_labels`.
+        model: a model that may have `check_data` and `check_labels`.
         batch: the inputs, or a tuple of inputs, labels and weights.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
-    for part, name in zip(parts, ("check_token_ids", "check_labels"), strict=False):
+    for part, name in zip(parts, ("check_data", "check_labels"), strict=False):
         if (check := getattr(model, name, None)) is not None:
             check(part)
 

@@ -307,6 +307,14 @@ class BoxCriterion:
         """
         ops = keras.ops
         wanted, classes = labels_of(y)
+        shapes = tuple(wanted.shape), tuple(classes.shape)
+        # Of a graph of TensorFlow some sizes may be unknown.
+        numbers = {shape[1] for shape in shapes if len(shape) > 1} - {None}
+        if tuple(map(len, shapes)) != (3, 2) or shapes[0][2] not in (4, None) or len(numbers) > 1:
+            raise InputError(
+                f"boxes have shape {shapes[0]} and class_labels {shapes[1]}; give (B, T, 4) and "
+                "(B, T)"
+            )
         wanted, boxes = ops.cast(wanted, "float32"), ops.cast(boxes, "float32")
         logits, targets = ops.cast(logits, "float32"), Targets(classes)
         rows = ops.ones_like(wanted[:, 0, 0])
@@ -601,7 +609,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
             return
         boxes, classes = (y[key] for key in KEYS)
         own = boxes[classes >= 0] if boxes.shape[:2] == classes.shape else boxes
-        wrong = ~(np.abs(own) <= _BEYOND).all(-1)
+        wrong = ~(np.abs(own) <= _BEYOND).all(-1) | (own[..., 2:] < 0).any(-1)
         if wrong.any():
             raise InputError(
                 f"a box is {own[wrong][0].tolist()}; give center x and y, width and height as "
