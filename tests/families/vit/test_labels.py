@@ -1,5 +1,6 @@
 """What the outputs of a classifier mean: kinds of labels, names of classes, files of images."""
 
+import io
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ NAMES = ["cat", "dog", "ox"]
 REGRESSION, MULTI_LABEL = "regression", "multi_label_classification"
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(4, 16, 16, 3)).astype("float32")
+PIXELS = (32 * IMAGES + 128).clip(0, 255).astype("uint8")
 BITS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
 NUMBERS = RNG.normal(size=(4, 3)).astype("float32")
 
@@ -228,17 +230,17 @@ def test_a_detector_takes_the_labels_of_transformers_processors():
     ]
     crowded = [{**one, "iscrowd": np.arange(len(one["boxes"])) % 2} for one in given]
     preprocessor = ViTObjectDetectorPreprocessor((16, 16))
-    _, found = preprocessor(IMAGES, given)
+    _, found = preprocessor(PIXELS, given)
     assert (found["class_labels"] >= 0).sum(1).tolist() == [0, 1, 2, 4]
     assert found["class_labels"][3].tolist() == [0, 1, 2, 0]
-    _, found = preprocessor(IMAGES, crowded)
+    _, found = preprocessor(PIXELS, crowded)
     single = [row[row >= 0].tolist() for row in found["class_labels"]]
     assert single == [[], [0], [0], [0, 2]]
     model = task("boxes", preprocessor=preprocessor)
-    assert np.isfinite(model.fit(IMAGES, given, batch_size=2, verbose=0).history["loss"]).all()
-    refused("labels are boxes, masks", preprocessor, IMAGES[:1], [{"boxes": [], "masks": []}])
+    assert np.isfinite(model.fit(PIXELS, given, batch_size=2, verbose=0).history["loss"]).all()
+    refused("labels are boxes, masks", preprocessor, PIXELS[:1], [{"boxes": [], "masks": []}])
     half = {"boxes": [[0.5] * 4], "class_labels": [0.5]}
-    refused("image 0 has class 0.5; give whole numbers", preprocessor, IMAGES[:1], [half])
+    refused("image 0 has class 0.5; give whole numbers", preprocessor, PIXELS[:1], [half])
 
 
 @pytest.mark.parametrize("name", ["masks", "boxes"])
@@ -249,7 +251,7 @@ def test_objects_of_images_are_a_list_or_lists_by_name(name):
         by_name = {key: [one[key] for one in each] for key in each[0]}
         model = task(name, preprocessor=TASKS[name][0].preprocessor_class((16, 16)))
         model.compile(**({} if name == "boxes" else {"metrics": None}))
-        losses = [model.evaluate(IMAGES, y, batch_size=2, verbose=0) for y in (each, by_name)]
+        losses = [model.evaluate(PIXELS, y, batch_size=2, verbose=0) for y in (each, by_name)]
         assert losses[0] == losses[1] and np.isfinite(losses).all()
 
 
@@ -411,6 +413,21 @@ def test_segmenters_have_names_and_take_files(tmp_path, files, cls, settings):
         for mask, wanted in zip(model.segment(FORMS[form](files)), expected, strict=True):
             np.testing.assert_array_equal(mask, wanted)
     np.testing.assert_array_equal(model.segment(files[0]), expected[0])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ({"image": IMAGES}, r"images are a dict; give \(B, H, W, C\)"),
+        (io.BytesIO(), "images are a BytesIO"),
+        (np.zeros((2, 0, 16, 3), "uint8"), r"an image has shape \(0, 16\)"),
+        ([np.zeros(3)], r"an image has shape \(3,\); give \(height, width, C\)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["pixels", "boxes"])
+def test_what_is_no_image_is_one_line(images, message, name):
+    model = task(name)
+    refused(message, model.detect if name == "boxes" else model.segment, images)
 
 
 def test_naflex_takes_files(files):
