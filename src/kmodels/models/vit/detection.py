@@ -286,7 +286,7 @@ class BoxCriterion:
     def __post_init__(self) -> None:
         check_whole("num_classes", self.num_classes)
         for name in ("no_object_weight", "class_weight", "box_weight", "iou_weight"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < np.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
 
     def __call__(
@@ -419,6 +419,8 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
         InputError: for invalid boxes, or settings that crop.
     """
 
+    may_crop = False
+
     def __init__(
         self,
         image_size: Sequence[int] = (224, 224),
@@ -428,7 +430,9 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
         antialias: bool = True,
         **kwargs: Any,
     ):
-        super().__init__(image_size, mean, std, interpolation, antialias, **kwargs)
+        super().__init__(
+            image_size, mean, std, interpolation, antialias, resize_mode="stretch", **kwargs
+        )
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns images to normalised floats, and boxes in one array."""
@@ -512,6 +516,8 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
         check_whole("num_queries", num_queries)
         check_whole("num_decoder_layers", num_decoder_layers)
         check_whole("num_decoder_heads", num_decoder_heads)
+        if decoder_mlp_dim is not None:
+            check_whole("decoder_mlp_dim", decoder_mlp_dim)
         if decoder_dim < 1 or decoder_dim % 4 or decoder_dim % num_decoder_heads:
             raise InputError(
                 f"decoder_dim is {decoder_dim}; give a multiple of 4 and of num_decoder_heads, "

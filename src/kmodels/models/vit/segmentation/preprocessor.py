@@ -207,6 +207,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
             with windows.
     """
 
+    may_crop = False
+
     def __init__(
         self,
         image_size: Sequence[int] = (224, 224),
@@ -229,11 +231,6 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         }
         if image_converter is not None:
             arguments = settings_of(image_converter, image_size, len(mean))
-            if arguments.pop("crop_to_aspect_ratio"):
-                raise InputError(
-                    "the image converter has crop_to_aspect_ratio=True, which leaves pixels "
-                    "without a class; give one with False"
-                )
         mode = "none" if aspect_ratio == "none" else "stretch"
         super().__init__(**arguments, resize_mode=mode, **kwargs)
         self.resize_output_mask = resize_output_mask
