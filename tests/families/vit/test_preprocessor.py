@@ -41,6 +41,7 @@ def test_resizing_takes_pictures_of_any_size_and_antialiases():
     assert y.shape == (2, 2, 3, 1)
     np.testing.assert_allclose(y[0], 0.2, atol=1e-6)
     assert np.abs(y[1] - 0.5).max() < 0.1
+    assert pre(np.zeros((0, 8, 9, 1), "uint8")).shape == (0, 2, 3, 1)
 
 
 def converter(**settings):

@@ -161,6 +161,8 @@ def pictures(
     warn_of_range(x)
     if size is None or (x.shape[1:3] == size and resizing.resize_size is None):
         return x.astype("float32")
+    if not len(x):
+        return np.zeros((0, *size, x.shape[-1]), "float32")
     return np.stack([_resize(one, size, resizing) for one in x])
 
 
