@@ -19,7 +19,7 @@ from kmodels.core.keras_internals import (
     forget_metrics,
     make_functional,
 )
-from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tree
+from kmodels.core.types import DTypeLike, LossLike, MetricsLike, OptimizerLike, Tensor, Tree
 from kmodels.distribution.layout import Axes, register
 from kmodels.distribution.rank_zero import without_distribution
 from kmodels.layers import block_compile as compiling
@@ -28,7 +28,7 @@ from kmodels.layers.direct_calls import CalledDirectly
 from kmodels.lora.methods import Adapters
 from kmodels.registry import Named
 from kmodels.training.loop import Loop, Predicts, TaskStep, follow_variables, like
-from kmodels.training.losses import warn_of_logits
+from kmodels.training.losses import PairLoss, warn_of_logits
 from kmodels.training.optax import as_optimizer, is_optax
 from kmodels.weights import gather
 
@@ -486,6 +486,52 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             **self.settings,
             **changes.describe(self, without=self.backbone),
         }
+
+    def compute_loss(
+        self,
+        x: Tree = None,
+        y: Tree = None,
+        y_pred: Tree = None,
+        sample_weight: Tensor | None = None,
+        training: bool = True,
+    ) -> Any:
+        """Returns Keras' loss; raises `InputError` if there are no labels to compare with."""
+        self._check_labelled(y)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(
+        self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tensor | None = None
+    ) -> Any:
+        """Updates the metrics, as Keras does before the loss when it builds both."""
+        self._check_labelled(y)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def _check_labelled(self, y: Tree) -> None:
+        if y is None and self.loss is not None and not isinstance(self.loss, PairLoss):
+            raise InputError("the loss needs labels, and there are none; give y, or batches (x, y)")
+
+    def check_data(self, x: Any) -> None:
+        """Raises `InputError` for token ids or shapes of arrays that the model does not have.
+
+        Keras checks shapes in the first call, and inside a step that TensorFlow has traced for
+        several shapes it has none to check.
+
+        Args:
+            x: inputs of the model.
+        """
+        self.check_token_ids(x)
+        if isinstance(x, Mapping) and hasattr(self.backbone, "check_inputs"):
+            self.backbone.check_inputs(x)
+        inputs = getattr(self, "inputs", None) or ()
+        if len(inputs) != 1 or not isinstance(x, np.ndarray) or self.preprocessor is not None:
+            return
+        wanted = tuple(inputs[0].shape)
+        pairs = zip(x.shape[1:], wanted[1:], strict=False)
+        if x.ndim == len(wanted) and any(b is not None and a != b for a, b in pairs):
+            raise InputError(
+                f"the inputs have shape {x.shape} and the model takes {wanted}; give that shape, "
+                "or the model a preprocessor"
+            )
 
     def check_token_ids(self, x: Any) -> None:
         """Raises `InputError` for arrays of token ids that have no row in the embedding table.

@@ -10,6 +10,7 @@ from keras import ops
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
+from kmodels.training.sparse_labels import check_pixels
 
 # As a logit, so far below all cosines that its share of a softmax is 0, and finite.
 ABSENT = -1e9
@@ -351,6 +352,7 @@ class PixelCrossentropy(keras.losses.Loss):
 
     @staticmethod
     def _masks(y_true: Tensor, y_pred: Tensor) -> Any:
+        check_pixels(y_true, y_pred)
         masks = keras.ops.cast(y_true, "int32")
         return keras.ops.squeeze(masks, -1) if len(masks.shape) == len(y_pred.shape) else masks
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
-from kmodels.training.sparse_labels import like, mask_ignored
+from kmodels.data.images.sources import check_whole_classes
+from kmodels.training.sparse_labels import check_pixels, like, mask_ignored
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -71,6 +72,8 @@ class MeanIoU(keras.metrics.MeanIoU):
             sample_weight: weights of images or pixels, or None.
         """
         ops, classes = keras.ops, self.num_classes
+        if self.sparse_y_true and not self.sparse_y_pred and self.axis == -1:
+            check_pixels(y_true, y_pred)
         if not self.sparse_y_true:
             y_true = ops.argmax(y_true, axis=self.axis)
         if not self.sparse_y_pred:
@@ -138,7 +141,8 @@ def average_precision(
         0.95; -1 if there is nothing to find, as for "map_large" without large boxes.
 
     Raises:
-        InputError: without pycocotools, or if the numbers of images differ.
+        InputError: without pycocotools, if the numbers of images differ, or for objects in another
+            form.
     """
     try:
         from pycocotools.coco import COCO
@@ -152,10 +156,12 @@ def average_precision(
             f"objects of {len(detected)} images and labels of {len(wanted)} images; give as many"
         )
 
-    def rows(images: Sequence[Mapping[str, Any]], *more: str) -> list[dict[str, Any]]:
+    def rows(
+        images_of: str, images: Sequence[Mapping[str, Any]], *more: str
+    ) -> list[dict[str, Any]]:
         annotations: list[dict[str, Any]] = []
         for image, one in enumerate(images):
-            boxes = np.asarray(one["boxes"], "float64").reshape(-1, 4)
+            boxes = _boxes_of(one, f"{images_of} image {image}", more)
             for number, (left, top, right, bottom) in enumerate(boxes.tolist()):
                 row: dict[str, Any] = {"id": len(annotations) + 1, "image_id": image, "iscrowd": 0}
                 row["category_id"] = int(one["labels"][number])
@@ -166,7 +172,10 @@ def average_precision(
                 annotations.append(row)
         return annotations
 
-    labels, objects = rows(wanted, "iscrowd", "area"), rows(detected, "scores")
+    labels, objects = (
+        rows("wanted", wanted, "iscrowd", "area"),
+        rows("detected", detected, "scores"),
+    )
     truth: Any = COCO()
     results: Any = COCO()
     categories = [{"id": i} for i in sorted({row["category_id"] for row in labels + objects})]
@@ -182,3 +191,34 @@ def average_precision(
         evaluation.accumulate()
         evaluation.summarize()
     return dict(zip(AVERAGES, map(float, evaluation.stats), strict=True))
+
+
+def _boxes_of(one: Mapping[str, Any], where: str, names: Sequence[str]) -> np.ndarray:
+    """Returns the boxes of an image, float64 (n, 4).
+
+    Args:
+        one: the objects.
+        where: names the image in messages.
+        names: numbers that objects may have beside "labels"; "scores" must be there.
+
+    Raises:
+        InputError: for objects in another form, of which pycocotools would count some as found.
+    """
+    needed = ("boxes", "labels", *(name for name in names if name == "scores"))
+    if lacking := [name for name in needed if name not in one]:
+        raise InputError(f"{where} has no {', '.join(lacking)}, but {', '.join(map(str, one))}")
+    boxes = np.asarray(one["boxes"], "float64")
+    boxes = boxes if boxes.size else boxes.reshape(0, 4)
+    others = {name: np.asarray(one[name]) for name in ("labels", *names) if name in one}
+    shapes = {"boxes": boxes.shape, **{name: x.shape for name, x in others.items()}}
+    if {*shapes.values()} - {(len(boxes),)} != {(len(boxes), 4)}:
+        given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise InputError(f"{where} has {given}; give (n, 4) boxes and (n,) of the others")
+    check_whole_classes(others["labels"], where)
+    ordered = (boxes[:, :2] <= boxes[:, 2:]).all()
+    if not ordered or not all(np.isfinite(x).all() for x in (boxes, *others.values())):
+        raise InputError(
+            f"{where} has a box that is not x and y of the upper left and of the lower right "
+            "corner, or a number that is not finite"
+        )
+    return boxes

@@ -1,5 +1,6 @@
 """The loss of a set of masks, matched with those of the image (Cheng et al. 2022)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -247,6 +248,8 @@ def labels_of(y: Tree, none: int = -1) -> Any:
         label = ops.take_along_axis(classes, ops.reshape(first, (shape[0], -1)), axis=1)
         return ops.where(ops.any(there, axis=1), ops.reshape(label, shape), none)
     labels: Any = y
+    if labels is None:
+        raise InputError("there are no labels; give (B, H, W), or mask_labels and class_labels")
     shape = tuple(labels.shape)
     if len(shape) == 4 and shape[-1] == 1:
         labels, shape = labels[..., 0], shape[:-1]
@@ -439,7 +442,7 @@ class SetCriterion:
         check_whole("num_classes", self.num_classes)
         check_whole("train_num_points", self.train_num_points)
         for name in ("no_object_weight", "class_weight", "mask_weight", "dice_weight"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
         if self.oversample_ratio < 1:
             raise InputError(f"oversample_ratio is {self.oversample_ratio}; give at least 1")

@@ -79,6 +79,23 @@ class SparseLabels(keras.Model if TYPE_CHECKING else object):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
+def check_pixels(labels: Any, outputs: Any) -> None:
+    """Raises `InputError` for masks of another shape than the predictions.
+
+    Args:
+        labels: (B, ...), or (B, ..., 1).
+        outputs: (B, ..., classes).
+    """
+    shape, wanted = tuple(labels.shape), tuple(outputs.shape)[:-1]
+    pixels = shape[:-1] if len(shape) > len(wanted) and shape[-1] == 1 else shape
+    pairs = zip(pixels[1:], wanted[1:], strict=False)
+    if len(pixels) != len(wanted) or any(a != b for a, b in pairs if a and b):
+        raise InputError(
+            f"masks have shape {shape} and predictions {tuple(outputs.shape)}; give the number of "
+            "a class for each pixel"
+        )
+
+
 def mask_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any]:
     """Returns labels and weights with 0 for ignored labels, and a mask of the others.
 

@@ -249,6 +249,8 @@ def test_crops_and_flips_move_boxes():
 REFUSED = {
     "width": (lambda: made(decoder_dim=18), "decoder_dim is 18"),
     "weights": (lambda: made(box_weight=-1.0), "box_weight"),
+    "a weight of NaN": (lambda: made(iou_weight=np.nan), "iou_weight is nan; give 0 or more"),
+    "no width": (lambda: made(decoder_mlp_dim=0), "decoder_mlp_dim"),
     "loss": (lambda: made().compile(loss="mse"), "leave loss and metrics out"),
     "labels": (lambda: made().fit(np.zeros((1, *SIZE, 3)), np.zeros(1)), "class_labels"),
     "boxes": (
@@ -341,3 +343,15 @@ def test_average_precision_is_cocos(tmp_path):
     assert 0.1 < ours["map"] < 0.9
     perfect = [one | {"scores": np.ones(len(one["labels"]))} for one in wanted]
     assert training.average_precision(perfect, wanted)["map"] == pytest.approx(1.0)
+    wrong = {
+        r"boxes \(3, 5\), labels \(3,\)": {"boxes": np.zeros((3, 5))},
+        r"labels \(2,\)": {"labels": [0, 1]},
+        " class 0.5; give whole numbers": {"labels": [0.5, 1, 1]},
+        "upper left and of the lower right corner": {"boxes": perfect[0]["boxes"][:, [2, 3, 0, 1]]},
+        "a number that is not finite": {"scores": [np.nan, 1, 1]},
+    }
+    for message, change in wrong.items():
+        objects = [perfect[0] | change, *perfect[1:]]
+        refused(f"detected image 0 has.*{message}", training.average_precision, objects, wanted)
+    message = "detected image 0 has no scores, but boxes, labels"
+    refused(message, training.average_precision, wanted, wanted)

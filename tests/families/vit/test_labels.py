@@ -1,5 +1,6 @@
 """What the outputs of a classifier mean: kinds of labels, names of classes, files of images."""
 
+import io
 import json
 from pathlib import Path
 
@@ -28,6 +29,7 @@ NAMES = ["cat", "dog", "ox"]
 REGRESSION, MULTI_LABEL = "regression", "multi_label_classification"
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(4, 16, 16, 3)).astype("float32")
+PIXELS = (32 * IMAGES + 128).clip(0, 255).astype("uint8")
 BITS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
 NUMBERS = RNG.normal(size=(4, 3)).astype("float32")
 
@@ -137,7 +139,46 @@ def objects(name, classes, box=(0.5, 0.5, 0.2, 0.4)):
     return {"mask_labels": masks, "class_labels": kinds}
 
 
+def other(y, **changes):
+    return {**y, **changes}
+
+
+HALVES = np.full((4, 1), 0.5)
 OUTSIDE = {
+    "half a class": ("pixels", pixels() + 0.5, "a label is 0.5; give 0 to 2, or 255 for one that"),
+    "NaN for a class": ("pixels", pixels() * np.nan, "a label is nan; give 0 to 2"),
+    "masks of another size": (
+        "pixels",
+        pixels()[:, ::2],
+        r"masks have shape \(4, 8, 16\) and predictions \(None, 16, 16, 3\)",
+    ),
+    "one-hot masks": ("pixels", np.eye(3)[pixels()], r"masks have shape \(4, 16, 16, 3\)"),
+    "a class an image": ("masks", pixels()[:, 0, 0], r"masks have shape \(4,\)"),
+    "segments of pixels": ("pixels", objects("masks", [0]), "labels have the keys mask_labels, cl"),
+    "masks of bytes": (
+        "masks",
+        other(objects("masks", [0]), mask_labels=np.full((4, 1, 16, 16), 255)),
+        "mask_labels have values from 255 to 255; give 0 and 1",
+    ),
+    "masks of a size": (
+        "masks",
+        other(objects("masks", [0]), mask_labels=np.ones((4, 1, 8, 8))),
+        r"mask_labels have shape \(4, 1, 8, 8\); give \(B, T, 16, 16\)",
+    ),
+    "half a class of boxes": (
+        "boxes",
+        other(objects("boxes", [1]), class_labels=HALVES),
+        "a label is 0.5; give 0 to 2, or -1 for",
+    ),
+    "a box of a negative size": ("boxes", objects("boxes", [1], (0.5, 0.5, -0.1, 0.1)), "a box is"),
+    "fewer classes than boxes": (
+        "boxes",
+        other(objects("boxes", [1, 1]), class_labels=np.ones((4, 1))),
+        r"boxes have shape \(4, 2, 4\) and class_labels \(4, 1\); give \(B, T, 4\) and \(B, T\)",
+    ),
+    "no labels of boxes": ("boxes", None, "labels are NoneType; give a dictionary of boxes"),
+    "no labels of masks": ("masks", None, r"there are no labels; give \(B, H, W\)"),
+    "no labels of pixels": ("pixels", None, "the loss needs labels, and there are none; give y"),
     "a class beyond": ("pixels", pixels(9), "a label is 9; give 0 to 2, or 255 for one that"),
     "a negative class": ("pixels", pixels(1, -3), "a label is -3; give 0 to 2, or 255 for one"),
     "a map of targets": (
@@ -197,15 +238,44 @@ def test_a_detector_takes_the_labels_of_transformers_processors():
     ]
     crowded = [{**one, "iscrowd": np.arange(len(one["boxes"])) % 2} for one in given]
     preprocessor = ViTObjectDetectorPreprocessor((16, 16))
-    _, found = preprocessor(IMAGES, given)
+    _, found = preprocessor(PIXELS, given)
     assert (found["class_labels"] >= 0).sum(1).tolist() == [0, 1, 2, 4]
     assert found["class_labels"][3].tolist() == [0, 1, 2, 0]
-    _, found = preprocessor(IMAGES, crowded)
+    _, found = preprocessor(PIXELS, crowded)
     single = [row[row >= 0].tolist() for row in found["class_labels"]]
     assert single == [[], [0], [0], [0, 2]]
     model = task("boxes", preprocessor=preprocessor)
-    assert np.isfinite(model.fit(IMAGES, given, batch_size=2, verbose=0).history["loss"]).all()
-    refused("labels are boxes, masks", preprocessor, IMAGES[:1], [{"boxes": [], "masks": []}])
+    assert np.isfinite(model.fit(PIXELS, given, batch_size=2, verbose=0).history["loss"]).all()
+    refused("labels are boxes, masks", preprocessor, PIXELS[:1], [{"boxes": [], "masks": []}])
+    half = {"boxes": [[0.5] * 4], "class_labels": [0.5]}
+    refused("image 0 has class 0.5; give whole numbers", preprocessor, PIXELS[:1], [half])
+
+
+@pytest.mark.parametrize("name", ["masks", "boxes"])
+def test_objects_of_images_are_a_list_or_lists_by_name(name):
+    # All images with one object, too: a list is one of images, not of inputs.
+    for numbers in ((0, 1, 2, 4), (1, 1, 1, 1)):
+        each = [{key: x[0] for key, x in objects(name, np.arange(n) % 3).items()} for n in numbers]
+        by_name = {key: [one[key] for one in each] for key in each[0]}
+        model = task(name, preprocessor=TASKS[name][0].preprocessor_class((16, 16)))
+        model.compile(**({} if name == "boxes" else {"metrics": None}))
+        losses = [model.evaluate(PIXELS, y, batch_size=2, verbose=0) for y in (each, by_name)]
+        assert losses[0] == losses[1] and np.isfinite(losses).all()
+
+
+@pytest.mark.each_backend
+def test_images_and_weights_that_cannot_be_are_one_line():
+    model = task("pixels")
+    # TensorFlow's steps have no shapes to check once they have had several.
+    model.evaluate(IMAGES, pixels(), batch_size=3, verbose=0)
+    refused(
+        r"the inputs have shape \(4, 8, 16, 3\) and the model takes \(None, 16, 16, 3\)",
+        model.evaluate,
+        IMAGES[:, ::2],
+        pixels(),
+    )
+    weights = {"class_weight": {0: 2.0}, "verbose": 0}
+    refused("class_weight needs one label per sample", model.fit, IMAGES, pixels(), **weights)
 
 
 # === Settings and names ===
@@ -351,6 +421,21 @@ def test_segmenters_have_names_and_take_files(tmp_path, files, cls, settings):
         for mask, wanted in zip(model.segment(FORMS[form](files)), expected, strict=True):
             np.testing.assert_array_equal(mask, wanted)
     np.testing.assert_array_equal(model.segment(files[0]), expected[0])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ({"image": IMAGES}, r"images are a dict; give \(B, H, W, C\)"),
+        (io.BytesIO(), "images are a BytesIO"),
+        (np.zeros((2, 0, 16, 3), "uint8"), r"an image has shape \(0, 16\)"),
+        ([np.zeros(3)], r"an image has shape \(3,\); give \(height, width, C\)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["pixels", "boxes"])
+def test_what_is_no_image_is_one_line(images, message, name):
+    model = task(name)
+    refused(message, model.detect if name == "boxes" else model.segment, images)
 
 
 def test_naflex_takes_files(files):

@@ -199,6 +199,8 @@ ANY_SETTING = (
     *({"resample": number} for number in range(4)),
     *({"do_resize": False, name: True} for name in ("do_center_crop", "do_pad", "do_split_image")),
     *({name: True} for name in ("do_center_crop", "do_pad", "do_split_image")),
+    {"do_pad": True, "size": {"shortest_edge": 24, "longest_edge": 24}},
+    {"do_split_image": True, "size": {"shortest_edge": 24}},
     *({"rescale_factor": 1 / 127.5}, {"image_mean": 0.4}, {"image_std": [0.1, 0.2, 0.3]}),
     *({"max_num_patches": 64}, {"do_center_crop": False}, {}),
 )
@@ -207,8 +209,7 @@ OWN_CLASS = {
     "Eomt": ViTImageSegmenterPreprocessor,
 }
 SHORTER = {"size": {"shortest_edge": 24}, "crop_size": CROP}
-BOTH = {"size": {"shortest_edge": 24, "longest_edge": 24}}
-SIZES = {"Siglip2": {}, "Eomt": BOTH, "Bit": SHORTER, "CLIP": SHORTER}
+SIZES = {"Siglip2": {}, "Bit": SHORTER, "CLIP": SHORTER}
 
 
 @pytest.mark.parametrize("kind", huggingface_config.DEFAULTS)
@@ -236,6 +237,7 @@ def test_what_is_read_is_written_again(tmp_path, caplog, kind):
     assert followed > 12
 
 
+SEGMENTER = {"image_processor_type": "EomtImageProcessor"}
 IGNORED = [
     ({"do_pad": True, "pad_size": OBLONG}, "sets do_pad=True with pad_size={'height': 40"),
     ({"do_pad": True, "size": {"shortest_edge": 24}}, "middle is taken\\), do_pad=True"),
@@ -245,14 +247,24 @@ IGNORED = [
     ({"size": {"longest_edge": 24}}, "longest_edge"),
     ({"resample": 4}, "sets resample=4"),
     ({"size": {"height": 32, "width": 32}}, "makes images of 32 x 32 pixels.*24 x 24"),
+    (
+        {**SEGMENTER, "size": {"height": 32, "width": 32}},
+        "'width': 32} with aspect_ratio='stretch'",
+    ),
+    ({**SEGMENTER, "size": 24}, "size=24 with aspect_ratio='stretch'"),
+    ({**SEGMENTER, "size": 16, "do_pad": True}, "size=16 with aspect_ratio='pad'"),
+    ({**SEGMENTER, "size": 24, "do_split_image": True}, "size=24 with aspect_ratio='split'"),
+    ({**SEGMENTER, "ignore_index": 0, "do_reduce_labels": True}, "labels=True, ignore_index=0"),
+    ({"image_processor_type": "Siglip2ImageProcessor", "patch_size": 14}, "sets patch_size=14"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), IGNORED)
 def test_what_is_not_followed_is_logged_by_name(tmp_path, caplog, changes, message):
     described = {"image_processor_type": "ViTImageProcessor", "size": SQUARE, **changes}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(described))
     with caplog.at_level(logging.WARNING, "kmodels"):
-        read(tmp_path, described)
+        huggingface_config.preprocessor(tmp_path, ViTConfig((24, 24, 3), patch_size=8))
     assert len(caplog.records) == 1 and re.search(message, caplog.text)
 
 

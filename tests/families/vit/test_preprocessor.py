@@ -14,6 +14,8 @@ from kmodels.models import (
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
     ViTImageConverter,
+    ViTImageSegmenterPreprocessor,
+    ViTObjectDetectorPreprocessor,
 )
 from refusals import refused
 from tolerances import tolerance
@@ -39,6 +41,7 @@ def test_resizing_takes_pictures_of_any_size_and_antialiases():
     assert y.shape == (2, 2, 3, 1)
     np.testing.assert_allclose(y[0], 0.2, atol=1e-6)
     assert np.abs(y[1] - 0.5).max() < 0.1
+    assert pre(np.zeros((0, 8, 9, 1), "uint8")).shape == (0, 2, 3, 1)
 
 
 def converter(**settings):
@@ -54,6 +57,10 @@ PRE, X = ViTImageClassifierPreprocessor, np.zeros((2, 6, 9, 3), "uint8")
         (lambda: PRE((4, 4))(X[..., :1]), r"shape \(2, 6, 9, 1\); give \(height, width, 3\)"),
         (lambda: PRE(interpolation="magic"), "interpolation is 'magic'; choose one of nearest"),
         (lambda: PRE((4, 4))(keras.Input((4, 4, 3))), "works on data, not inside a model"),
+        (lambda: PRE(224), "image_size is 224; give \\(height, width\\), each at least 1"),
+        (lambda: PRE((24.5, 24)), "image_size is \\(24.5, 24\\)"),
+        (lambda: PRE(mean=0.5), "mean is 0.5; give a number per channel"),
+        (lambda: PRE(std=(1, np.nan, 1)), "std is \\(1, nan, 1\\); give a number per channel"),
         (lambda: PRE(dtype="bfloat16"), "preprocessors give float32, and the model casts it"),
         (
             lambda: converter(pad_to_aspect_ratio=True),
@@ -78,6 +85,18 @@ class Listed(ArraySource):
 
     def batch(self, indices):
         return [self.pictures[i] for i in indices], self.labels[indices]
+
+
+@pytest.mark.parametrize("cls", [ViTImageSegmenterPreprocessor, ViTObjectDetectorPreprocessor])
+def test_images_with_labels_of_all_parts_are_not_cropped(cls):
+    for settings in (
+        {"crop_to_aspect_ratio": True},
+        {"resize_size": 10},
+        {"image_converter": ViTImageConverter((4, 6))},
+    ):
+        refused(f"{cls.__name__} has settings that crop images", cls, **settings)
+    stretching = ViTImageConverter((5, 6), crop_to_aspect_ratio=False)
+    assert cls(image_converter=stretching).image_size == (5, 6)
 
 
 @pytest.mark.parametrize("crop", [False, True])

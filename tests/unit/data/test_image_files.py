@@ -119,5 +119,18 @@ def test_float_images_up_to_1_are_a_warning(call):
     call((UNIT > 0.5).astype("uint8"))
 
 
+@pytest.mark.parametrize("call", list(CALLS.values())[:-1], ids=list(CALLS)[:-1])
+def test_values_that_no_pixel_has_are_a_warning(call):
+    cases = {
+        "bool images have no value above 1": UNIT > 0.5,
+        "from -1 to 2": np.where(UNIT > 0.5, 2.0, -1.0),
+        "from nan to nan": np.full_like(UNIT, np.nan),
+        "from 0 to 65535": np.where(UNIT > 0.5, 65535, 0).astype("uint16"),
+    }
+    for message, images in cases.items():
+        with pytest.warns(UserWarning, match=message):
+            call(images)
+
+
 def test_a_file_of_another_kind_is_named():
     refused("a.eps: not an image that Pillow reads", decode, encode(RED, "EPS"), "a.eps")

@@ -17,7 +17,7 @@ from kmodels.data.images.decoding import (
     decode,
     is_pillow,
     upright,
-    warn_of_unit_range,
+    warn_of_range,
     with_channels,
 )
 from kmodels.data.pipeline.arrays import to_numpy
@@ -113,5 +113,5 @@ def _array(picture: object, name: str) -> np.ndarray:
             f"{name} has values from {low} to {array.max()}; give an image before it is "
             "normalized, with values from 0 to 255"
         )
-    warn_of_unit_range(array)
+    warn_of_range(array)
     return with_channels(array if array.dtype.kind == "f" else array.astype("uint8"), 3)

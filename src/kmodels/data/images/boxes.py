@@ -13,7 +13,7 @@ from kmodels.core.files import is_inside
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
 from kmodels.data.images.decoding import decode, suffixes
-from kmodels.data.images.sources import DataBundle, split
+from kmodels.data.images.sources import DataBundle, check_whole_classes, split
 from kmodels.data.images.synthetic import (
     SCENE_CLASSES,
     SCENE_SIZE,
@@ -113,7 +113,8 @@ def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.
         two, so that few steps are compiled.
 
     Raises:
-        InputError: for boxes that are not finite, of a negative size, or without a class each.
+        InputError: for boxes that are not finite, of a negative size, or without a whole number as
+            class each.
     """
     room = 1 << (max([1, room, *(len(one[KEYS[1]]) for one in objects)]) - 1).bit_length()
     # A box that stands for none has an area, so that no derivative is infinite.
@@ -130,6 +131,7 @@ def padded(objects: Sequence[Mapping[str, Any]], room: int = 1) -> dict[str, np.
             )
         if not np.isfinite(own).all() or (own[:, 2:] < 0).any():
             raise InputError(f"image {number} has a box that is not finite, or of a negative size")
+        check_whole_classes(labels, f"image {number}")
         if "iscrowd" in one:
             single = np.asarray(one["iscrowd"]) == 0
             own, labels = own[single], labels[single]

@@ -132,14 +132,22 @@ def _tell_of_frames(image: "Image.Image", name: str) -> None:
 _told_of = {"frames": False}
 
 
-def warn_of_unit_range(images: np.ndarray) -> None:
-    """Warns of float images (..., C) whose largest value is 1, since 255 is white."""
-    if images.dtype.kind != "f" or not images.size:
+def warn_of_range(images: np.ndarray) -> None:
+    """Warns of images (..., C) that are not values from 0 to 255, of which 255 is white."""
+    if images.dtype == np.uint8 or not images.size:
         return
-    if images.min() >= 0 and 0 < images.max() <= 1:
+    low, high = images.min(), images.max()
+    kind = {"f": "float", "b": "bool"}.get(images.dtype.kind)
+    if kind and low >= 0 and 0 < high <= 1:
         warnings.warn(
-            "float images have no value above 1 and are read as values from 0 to 255, which is "
-            "almost black; multiply them by 255",
+            f"{kind} images have no value above 1 and are read as values from 0 to 255, "
+            "which is almost black; multiply them by 255",
+            stacklevel=3,
+        )
+    elif not (low >= 0 and high <= 255):
+        warnings.warn(
+            f"images have values from {low:g} to {high:g} and are read as values from 0 to 255; "
+            "give them before they are normalized, or use a model without a preprocessor",
             stacklevel=3,
         )
 
@@ -151,7 +159,7 @@ def _as_rgb(image: "Image.Image", name: str) -> Any:
         grey = np.asarray(image)
         if not grey.min() >= 0 or not grey.max() <= 255:
             raise PictureError(name, f"floats from {grey.min()} to {grey.max()}, not from 0 to 255")
-        warn_of_unit_range(grey)
+        warn_of_range(grey)
         image = Image.fromarray(np.round(grey).astype("uint8"))
 
     if image.mode.startswith("I"):

@@ -156,6 +156,12 @@ def readable(
     return np.array(numbers, int), skipped
 
 
+def check_whole_classes(classes: np.ndarray, where: str) -> None:
+    """Raises `InputError` for classes that are not whole numbers, naming where they are."""
+    if (wrong := classes != np.rint(classes)).any():
+        raise InputError(f"{where} has class {classes[wrong][0]}; give whole numbers")
+
+
 def check_labels(
     labels: np.ndarray, num_classes: int, where: str, ignored: int | None = None
 ) -> np.ndarray:

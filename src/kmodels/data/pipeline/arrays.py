@@ -125,18 +125,18 @@ def class_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray:
         class_weight: weight by class; 1 for classes that are not in it.
 
     Raises:
-        InputError: for labels of several outputs, or of more than one class for a sample.
+        InputError: for labels of several outputs, or of the parts of a sample.
     """
     if isinstance(y, dict | tuple | list):
         raise InputError("class_weight needs the labels of one output; give sample_weight")
     labels = to_numpy(y)
+    if labels.ndim > 2:
+        raise InputError(
+            f"class_weight needs one label per sample, and labels have shape {labels.shape}; give "
+            "sample_weight"
+        )
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] != 1 else labels[..., 0]
-    if labels.ndim > 1:
-        raise InputError(
-            f"class_weight needs one class for each sample, and labels have shape {tuple(y.shape)};"
-            " give sample_weight"
-        )
     weights = [class_weight.get(round(float(label)), 1.0) for label in labels]
     return np.array(weights, keras.config.floatx())
 
@@ -313,7 +313,8 @@ def is_tf_data(x: object) -> bool:
 def plain(part: object, preprocess: Preprocess | None) -> Any:
     """Returns arrays of any package as NumPy arrays; tensors of the backend stay as they are.
 
-    A list that is preprocessed stays a list of samples. A pandas column becomes (n, 1).
+    A list that is preprocessed stays a list of samples, also one of arrays in a dictionary. A
+    pandas column becomes (n, 1).
     """
     if part is None or keras.ops.is_tensor(part):
         return part
@@ -321,7 +322,10 @@ def plain(part: object, preprocess: Preprocess | None) -> Any:
         table = to_numpy(part)
         return table[:, None] if table.ndim == 1 else table
     if isinstance(part, dict):
-        return {key: plain(value, None) for key, value in part.items()}
+        return {
+            key: plain(value, preprocess if _is_ragged_list(value) else None)
+            for key, value in part.items()
+        }
     if isinstance(part, tuple) or (isinstance(part, list) and preprocess is None):
         if part and not np.isscalar(part[0]) and np.ndim(part[0]):
             return tuple(plain(value, None) for value in part)
@@ -329,6 +333,11 @@ def plain(part: object, preprocess: Preprocess | None) -> Any:
         texts = bool(part) and isinstance(part[0], str | bytes)
         return np.asarray(part, dtype=object if texts else None)
     return part if isinstance(part, list) else to_numpy(part)
+
+
+def _is_ragged_list(column: object) -> bool:
+    """Returns True for a list of arrays, or of lists, one for each sample."""
+    return isinstance(column, list) and bool(column) and not np.isscalar(column[0])
 
 
 def length(parts: Any) -> int:

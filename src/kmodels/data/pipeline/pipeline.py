@@ -267,24 +267,19 @@ def batches_ahead() -> int:
 
 
 def check_batch(model: keras.Model | None, batch: Any) -> None:
-    """Raises `InputError` for token ids, inputs and labels that the model cannot use.
+    """Raises `InputError` for inputs, labels and weights that the model cannot use.
 
     Args:
-        model: a model that may have `check_token_ids` and `check_labels`, and a backbone that may
-            have `check_inputs` for several inputs.
+        model: a model that may have `check_data` and `check_labels`.
         batch: the inputs, or a tuple of inputs, labels and weights.
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
-    checks = [(model, "check_token_ids", parts[0])]
-    if isinstance(parts[0], dict):
-        checks.append((getattr(model, "backbone", None), "check_inputs", parts[0]))
-    if len(parts) > 1:
-        checks.append((model, "check_labels", parts[1]))
+    parts = [keras.tree.map_structure(in_host_memory, part) for part in parts]
+    for part, name in zip(parts, ("check_data", "check_labels"), strict=False):
+        if (check := getattr(model, name, None)) is not None:
+            check(part)
     if len(parts) > 2:
-        _check_weights(*(keras.tree.map_structure(in_host_memory, part) for part in parts[1:3]))
-    for owner, name, part in checks:
-        if (check := getattr(owner, name, None)) is not None:
-            check(keras.tree.map_structure(in_host_memory, part))
+        _check_weights(*parts[1:3])
 
 
 def _check_weights(y: Any, weights: Any) -> None:

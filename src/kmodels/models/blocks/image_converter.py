@@ -10,7 +10,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.runtime import check_channels_last
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import open_picture
-from kmodels.data.images.decoding import is_picture, warn_of_unit_range, with_channels
+from kmodels.data.images.decoding import is_picture, warn_of_range, with_channels
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.preprocessing import Preprocessor
@@ -158,9 +158,11 @@ def pictures(
     if x.ndim != 4:
         return _resize(picture(x, channels), size, resizing)
     _check_channels(x, channels)
-    warn_of_unit_range(x)
+    warn_of_range(x)
     if size is None or (x.shape[1:3] == size and resizing.resize_size is None):
         return x.astype("float32")
+    if not len(x):
+        return np.zeros((0, *size, x.shape[-1]), "float32")
     return np.stack([_resize(one, size, resizing) for one in x])
 
 
@@ -212,7 +214,7 @@ def picture(image: object, channels: int | None) -> np.ndarray:
     if x.ndim != 3:
         raise InputError(f"an image has shape {x.shape}; give (height, width, channels)")
     _check_channels(x, channels)
-    warn_of_unit_range(x)
+    warn_of_range(x)
     return x
 
 

@@ -286,7 +286,7 @@ class BoxCriterion:
     def __post_init__(self) -> None:
         check_whole("num_classes", self.num_classes)
         for name in ("no_object_weight", "class_weight", "box_weight", "iou_weight"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < np.inf:
                 raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
 
     def __call__(
@@ -307,6 +307,14 @@ class BoxCriterion:
         """
         ops = keras.ops
         wanted, classes = labels_of(y)
+        shapes = tuple(wanted.shape), tuple(classes.shape)
+        # Of a graph of TensorFlow some sizes may be unknown.
+        numbers = {shape[1] for shape in shapes if len(shape) > 1} - {None}
+        if tuple(map(len, shapes)) != (3, 2) or shapes[0][2] not in (4, None) or len(numbers) > 1:
+            raise InputError(
+                f"boxes have shape {shapes[0]} and class_labels {shapes[1]}; give (B, T, 4) and "
+                "(B, T)"
+            )
         wanted, boxes = ops.cast(wanted, "float32"), ops.cast(boxes, "float32")
         logits, targets = ops.cast(logits, "float32"), Targets(classes)
         rows = ops.ones_like(wanted[:, 0, 0])
@@ -411,6 +419,8 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
         InputError: for invalid boxes, or settings that crop.
     """
 
+    may_crop = False
+
     def __init__(
         self,
         image_size: Sequence[int] = (224, 224),
@@ -420,7 +430,9 @@ class ViTObjectDetectorPreprocessor(ViTImageClassifierPreprocessor):
         antialias: bool = True,
         **kwargs: Any,
     ):
-        super().__init__(image_size, mean, std, interpolation, antialias, **kwargs)
+        super().__init__(
+            image_size, mean, std, interpolation, antialias, resize_mode="stretch", **kwargs
+        )
 
     def call(self, x: Data, y: Data = None, sample_weight: Data = None) -> Any:
         """Returns images to normalised floats, and boxes in one array."""
@@ -504,6 +516,8 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
         check_whole("num_queries", num_queries)
         check_whole("num_decoder_layers", num_decoder_layers)
         check_whole("num_decoder_heads", num_decoder_heads)
+        if decoder_mlp_dim is not None:
+            check_whole("decoder_mlp_dim", decoder_mlp_dim)
         if decoder_dim < 1 or decoder_dim % 4 or decoder_dim % num_decoder_heads:
             raise InputError(
                 f"decoder_dim is {decoder_dim}; give a multiple of 4 and of num_decoder_heads, "
@@ -601,7 +615,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
             return
         boxes, classes = (y[key] for key in KEYS)
         own = boxes[classes >= 0] if boxes.shape[:2] == classes.shape else boxes
-        wrong = ~(np.abs(own) <= _BEYOND).all(-1)
+        wrong = ~(np.abs(own) <= _BEYOND).all(-1) | (own[..., 2:] < 0).any(-1)
         if wrong.any():
             raise InputError(
                 f"a box is {own[wrong][0].tolist()}; give center x and y, width and height as "

@@ -11,7 +11,7 @@ from kmodels.core.types import DTypeLike
 from kmodels.models.blocks.class_names import NamedClasses
 from kmodels.models.vit.model import ViTBackbone, resized
 from kmodels.task import Task
-from kmodels.training.sparse_labels import check_classes
+from kmodels.training.sparse_labels import check_classes, check_pixels
 
 
 class ImageTask(NamedClasses, Task):
@@ -70,6 +70,8 @@ class ImageTask(NamedClasses, Task):
                 raise InputError(
                     f"class_labels has shape {y.shape}; give at least one per image, -1 for none"
                 )
+        elif ignored is not None and isinstance(y, np.ndarray) and self.preprocessor is None:
+            check_pixels(y, self.outputs[0])
         if ignored is not None and isinstance(y, np.ndarray) and y.dtype.kind in "iuf":
             check_classes(y, self.num_classes, ignored)
 

@@ -1,7 +1,7 @@
 """Image preprocessing of a ViT: the preprocessor of tasks, and keras-hub's image converter."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -108,10 +108,13 @@ class ViTImageClassifierPreprocessor(Preprocessor):
         tuple, as Keras' preprocessors give it.
 
     Raises:
-        InputError: for something that is not an image or has another number of channels.
+        InputError: for invalid settings, and for something that is not an image or has another
+            number of channels.
     """
 
     family = "vit"
+    # False if labels are of whole images.
+    may_crop: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -136,12 +139,14 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             image_size, mean, std = settings["image_size"], settings["mean"], settings["std"]
             interpolation, antialias = settings["interpolation"], settings["antialias"]
             crop_to_aspect_ratio = settings["crop_to_aspect_ratio"]
-        self.image_size = tuple(image_size)
+        sides = np.shape(image_size)
+        if sides != (2,) or not all(x >= 1 and x == int(x) for x in image_size):
+            raise InputError(f"image_size is {image_size}; give (height, width), each at least 1")
+        for name, values in (("mean", mean), ("std", std)):
+            if np.ndim(values) != 1 or not np.isfinite(np.asarray(values, "float64")).all():
+                raise InputError(f"{name} is {values}; give a number per channel")
+        self.image_size = tuple(map(int, image_size))
         self.mean, self.std = tuple(mean), tuple(std)
-        if len(self.image_size) != 2 or min(self.image_size) < 1:
-            raise InputError(
-                f"image_size is {self.image_size}; give (height, width), each at least 1"
-            )
         if len(self.mean) != len(self.std):
             raise InputError(
                 f"mean has {len(self.mean)} values and std {len(self.std)}; give one per channel"
@@ -155,6 +160,12 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             *(interpolation, antialias, crop_to_aspect_ratio, size, rounds_center),
             *(resize_mode, fill),
         )
+        if self.resizing.crops and not self.may_crop:
+            raise InputError(
+                f"{type(self).__name__} has settings that crop images, but not their labels; leave "
+                f"{', '.join(OF_CROPS)} out, and give an image converter with "
+                "crop_to_aspect_ratio=False"
+            )
 
     @property
     def interpolation(self) -> str:

@@ -1,6 +1,6 @@
 """Segmentation by queries in the last blocks of a ViT: semantic, instance and panoptic."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPrepro
 from kmodels.task import Compiled
 from kmodels.training.losses import InsideStep, StepsWithOwnLoss
 from kmodels.training.metrics import MeanIoU
-from kmodels.training.set_criterion import SetCriterion, labels_of
+from kmodels.training.set_criterion import KEYS, SetCriterion, labels_of
 
 # What `query_logits` and `predict_queries` return.
 QUERIES = ("masks_queries_logits", "class_queries_logits")
@@ -276,6 +276,22 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
         if not self._step.chosen:
             return None
         return (-1,) if self.ignore_class is None else (self.ignore_class, -1)
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for classes and masks in NumPy that cannot be."""
+        super().check_labels(y)
+        masks = y.get(KEYS[0]) if isinstance(y, Mapping) else None
+        if not isinstance(masks, np.ndarray) or not masks.size:
+            return
+        if self.preprocessor is None and masks.shape[2:] != tuple(self.image_size):
+            height, width = self.image_size
+            raise InputError(
+                f"mask_labels have shape {masks.shape}; give (B, T, {height}, {width})"
+            )
+        if not 0 <= masks.min() <= masks.max() <= 1:
+            raise InputError(
+                f"mask_labels have values from {masks.min()} to {masks.max()}; give 0 and 1"
+            )
 
     def compute_loss(
         self,

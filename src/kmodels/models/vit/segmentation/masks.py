@@ -72,16 +72,21 @@ def of_each(
     batch: Any = images
     if listed:
         batch = [open_picture(image) if is_picture(image) else image for image in batch]
-    else:
+    elif is_picture(images) or hasattr(images, "__array__"):
         batch = open_picture(images) if is_picture(images) else to_numpy(images)
-    if not listed and batch.ndim not in (3, 4):
-        raise InputError(
-            f"images have shape {batch.shape}; give (B, H, W, C), one (H, W, C), or a list"
+    if not listed and getattr(batch, "ndim", 0) not in (3, 4):
+        kind = (
+            f"have shape {batch.shape}"
+            if hasattr(batch, "shape")
+            else f"are a {type(batch).__name__}"
         )
+        raise InputError(f"images {kind}; give (B, H, W, C), one (H, W, C), or a list")
     single = not listed and batch.ndim == 3
     if single:
         batch = batch[None]
     sizes = [np.shape(image)[:2] for image in batch]
+    if wrong := [size for size in sizes if len(size) != 2 or not all(size)]:
+        raise InputError(f"an image has shape {wrong[0]}; give (height, width, C), each at least 1")
     results = process(batch, sizes) if sizes else []
     if single:
         return results[0]

@@ -12,7 +12,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
 from kmodels.data.images.resizing import resize, with_shorter_side
-from kmodels.data.images.sources import NO_LABEL
+from kmodels.data.images.sources import NO_LABEL, check_whole_classes
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.preprocessor import (
@@ -128,11 +128,14 @@ def _merged(scores: Iterable[np.ndarray], side: int, size: Sequence[int], way: s
     return classes(total / count, size)
 
 
-def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+def padded(
+    y: Mapping[str, Any] | Sequence[Mapping[str, Any]], resize: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, Any]:
     """Returns masks and classes of all images, as many for each.
 
     Args:
-        y: "mask_labels", for each image (T, H, W), and "class_labels", for each image (T,).
+        y: "mask_labels", for each image (T, H, W), and "class_labels", for each image (T,); or a
+            list of such dictionaries.
         resize: makes a mask (H, W) the model's size.
 
     Returns:
@@ -140,8 +143,10 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
         segment. S is a power of two, so that few steps are compiled.
 
     Raises:
-        InputError: for other keys, or numbers that differ.
+        InputError: for other keys, numbers that differ, or classes that are not whole numbers.
     """
+    if not isinstance(y, Mapping):
+        y = dict(zip(KEYS, zip(*map(parts_of, y), strict=True), strict=True))
     masks, classes = ([to_numpy(one) for one in part] for part in parts_of(y))
     numbers = [len(one) for one in masks]
     if numbers != [len(one) for one in classes]:
@@ -152,7 +157,8 @@ def padded(y: Mapping[str, Any], resize: Callable[[np.ndarray], np.ndarray]) -> 
     room = 1 << (max([1, *numbers]) - 1).bit_length()
     kinds = np.full((len(masks), room), -1, "int32")
     rows: list[np.ndarray] = []
-    for row, masks_of_row, own in zip(kinds, masks, classes, strict=True):
+    for number, (row, masks_of_row, own) in enumerate(zip(kinds, masks, classes, strict=True)):
+        check_whole_classes(own, f"image {number}")
         row[: len(own)] = own
         rows.append(np.array([resize(mask) for mask in masks_of_row], "uint8"))
     shape = next((one.shape[1:] for one in rows if len(one)), resize(np.zeros((1, 1), int)).shape)
@@ -192,7 +198,7 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         x: as of `ViTImageClassifierPreprocessor`.
         y: masks of whole numbers, (B, H, W) or (B, H, W, 1), one (H, W), or a list of any sizes; or
             segments, a dictionary of "mask_labels", for each image (T, H, W), and "class_labels",
-            for each image (T,), see `mask_lists.padded`.
+            for each image (T,), or a list of such dictionaries.
         sample_weight: handed through.
         -> float32 images (B, height, width, C), and with y int32 masks (B, height, width).
 
@@ -200,6 +206,8 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         InputError: for invalid masks, a converter that crops, another aspect_ratio, or masks
             with windows.
     """
+
+    may_crop = False
 
     def __init__(
         self,
@@ -223,11 +231,6 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         }
         if image_converter is not None:
             arguments = settings_of(image_converter, image_size, len(mean))
-            if arguments.pop("crop_to_aspect_ratio"):
-                raise InputError(
-                    "the image converter has crop_to_aspect_ratio=True, which leaves pixels "
-                    "without a class; give one with False"
-                )
         mode = "none" if aspect_ratio == "none" else "stretch"
         super().__init__(**arguments, resize_mode=mode, **kwargs)
         self.resize_output_mask = resize_output_mask
@@ -293,10 +296,10 @@ class ViTImageSegmenterPreprocessor(ViTImageClassifierPreprocessor):
         return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=value)
 
     def _masks(self, y: Data) -> Any:
-        if isinstance(y, Mapping):
-            return padded(y, partial(self._mask, outside=0))
         listed = isinstance(y, list | tuple)
-        masks: Any = y if listed else to_numpy(y)
+        masks: Any = y if listed or isinstance(y, Mapping) else to_numpy(y)
+        if isinstance(masks, Mapping) or any(isinstance(one, Mapping) for one in masks):
+            return padded(masks, partial(self._mask, outside=0))
         if not listed and masks.ndim == 2:
             return self._mask(masks)
         if len(masks) == 0:

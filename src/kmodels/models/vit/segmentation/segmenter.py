@@ -1,6 +1,6 @@
 """Semantic segmentation with a linear head on the patches of a ViT."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -161,6 +161,15 @@ class ViTImageSegmenter(ImageTask):
         if not isinstance(loss, PixelCrossentropy | keras.losses.SparseCategoricalCrossentropy):
             return None
         return () if loss.ignore_class is None else (loss.ignore_class,)
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `InputError` for classes in NumPy that the model does not have."""
+        if isinstance(y, Mapping) and self.ignored_labels is not None:
+            raise InputError(
+                f"labels have the keys {', '.join(map(str, y))}; give masks (B, H, W) with the "
+                "number of a class for each pixel"
+            )
+        super().check_labels(y)
 
     def segment(self, images: Data, batch_size: int = 32) -> Any:
         """Returns the class of each pixel of images, in the size that they have.

@@ -91,6 +91,8 @@ IDLE = {
     *("image_seq_length", "input_data_format", "num_labels", "processor_class", "reduce_labels"),
     *("return_tensors", "return_metadata"),
 }
+# Settings that change the labels of masks.
+OF_LABELS = ("do_reduce_labels", "reduce_labels", "ignore_index")
 # Names of attention parts in transformers 5, which it writes with `save_original_format=False`.
 NEWER_ATTENTION: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\.attention\.([qkv])_proj\.": lambda m: f".attention.attention.{QUERY_KEY_VALUE[m[1]]}.",
@@ -243,14 +245,26 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
         # Images of whole patches, few enough for a row, are the only ones that transformers takes
         # without resizing; without enlarging they keep their size here.
         arguments |= {} if settings["do_resize"] else {"enlarge": False}
+        if (patch := settings.get("patch_size", config.patch_size)) != config.patch_size:
+            ignored.append(f"patch_size={patch!r}")
         return _logged(path, ignored, {**arguments, "max_num_patches": settings["max_num_patches"]})
     if kind == "Eomt":
         for key, way in (("do_pad", "pad"), ("do_split_image", "split")):
             arguments |= {"aspect_ratio": way} if settings.get(key) else {}
-        if not settings["do_resize"] and "aspect_ratio" in arguments:
-            ignored.append(f"do_resize=False with aspect_ratio={arguments['aspect_ratio']!r}")
+        way = arguments.get("aspect_ratio")
+        if not settings["do_resize"] and way is not None:
+            ignored.append(f"do_resize=False with aspect_ratio={way!r}")
         elif not settings["do_resize"]:
             arguments["aspect_ratio"] = "none"
+        elif not _is_size_of(config.image_shape, settings["size"], way):
+            ignored.append(f"size={settings['size']!r} with aspect_ratio={way or 'stretch'!r}")
+        # Labels: transformers makes this number of 0, and counts the classes from 1.
+        changes = {key: described.get(key) for key in OF_LABELS}
+        ignored += [
+            f"{key}={value!r}"
+            for key, value in changes.items()
+            if not (value is None or value is False)
+        ]
         return _logged(path, ignored, arguments)
     size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
     pads = bool(settings.get("do_pad"))  # changes nothing if all images have the size already
@@ -277,6 +291,21 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
             *(path, *image_size, *config.image_shape[:2], (*image_size, channels)),
         )
     return _logged(path, ignored, {**arguments, "image_size": image_size})
+
+
+def _is_size_of(shape: Sequence[int], size: Any, way: str | None) -> bool:
+    """Returns True if a segmenter's images become those of its model, which are (H, W, C).
+
+    Args:
+        shape: shape of the model's images.
+        size: as in preprocessor_config.json; one number is both edges.
+        way: "pad" or "split", or None to stretch images.
+    """
+    if not isinstance(size, Mapping):
+        size = dict.fromkeys(("shortest_edge", "longest_edge"), size)
+    edges = {"shortest_edge": shape[0], **({"longest_edge": shape[1]} if way == "pad" else {})}
+    wanted = {"height": shape[0], "width": shape[1]} if way is None else edges
+    return {name: x for name, x in size.items() if x is not None} == wanted
 
 
 def _logged(path: Path, ignored: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
