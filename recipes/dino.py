@@ -63,12 +63,16 @@ class Settings(recipe.Common):
     first_temperature: float | None = flag(
         None, "temperature of the teacher at the first step; default: the final one"
     )
-    temperature_warmup: float = flag(0.3, "share of the steps until the final temperature")
+    temperature_warmup: float = flag(
+        0.3, "share of the steps until the final temperature", needs=("first_temperature",)
+    )
     momentum: float = flag(0.98, "momentum of the teacher at the first step; it rises to 1")
     centering: str = flag(
         "sinkhorn_knopp", "centering of the teacher's logits", choices=("sinkhorn_knopp", "mean")
     )
-    center_momentum: float = flag(0.9, "momentum of the center, with --centering mean")
+    center_momentum: float = flag(
+        0.9, "momentum of the center, with --centering mean", needs=("centering", "mean")
+    )
     # Optimizer
     learning_rate: float = flag(1e-3, "highest learning rate")
     schedule: str = flag(

@@ -73,7 +73,11 @@ class Settings(recipe.Common):
     accumulate: int = flag(1, "gradient accumulation: batches per update")
     ema: float | None = flag(None, "decay of a moving average of the weights (EMA), e.g. 0.999")
     # Regularization and augmentation
-    batch_norm: bool = flag(True, "batch norm in the head; not over a torch or TensorFlow mesh")
+    batch_norm: bool = flag(
+        True,
+        "batch norm in the head; not over a torch or TensorFlow mesh",
+        needs=("head", "linear"),
+    )
     head_dropout: float = flag(0.0, "dropout rate before the last layer", needs=("head", "linear"))
     channel_dropout: float = flag(
         0.0, "rate of dropping channels before the batch norm", needs=("head", "linear")

@@ -168,7 +168,8 @@ def parse(
     parsed = settings(**{**defaults, **flags})
     for name, reason in _idle(parsed):
         if name in typed:
-            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
+            no = "no-" if getattr(parsed, name) is False else ""
+            raise InputError(f"--{no}{name.replace('_', '-')} has no effect {reason}; leave it out")
         if name in flags:  # A flag may have changed what the file needs it for.
             print(f"{name} of {flags['config']} has no effect {reason}", flush=True)
     return parsed

@@ -283,6 +283,10 @@ def test_a_resumed_run_has_the_data_of_the_former():
         ("prefer", "--method kto --margin 1", "with --method kto"),
         ("caption", "--alpha 8", "without --rank"),
         ("segment", "--queries 9", "with --head linear"),
+        ("segment", "--head eomt --no-batch-norm", "with --head eomt"),
+        ("detect", "--rank 2", "with --tune all"),
+        ("dino", "--center-momentum 0.5", "with --centering sinkhorn_knopp"),
+        ("dino", "--temperature-warmup 0.5", "without --first-temperature"),
         ("distill", "--teacher x --teacher-epochs 3", "with --teacher x"),
     ],
 )
