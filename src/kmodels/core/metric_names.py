@@ -9,8 +9,9 @@ _LESS = {
 }
 _MORE = {
     *("accuracy", "acc", "auc", "precision", "recall", "f", "score", "match", "ended", "top"),
-    *("iou", "miou", "map", "mar", "ap", "dice", "mrr", "ndcg", "margin", "reward", "similarity"),
-    *("bleu", "rouge", "psnr", "ssim", "r", "sensitivity", "specificity", "correlation"),
+    *("iou", "miou", "io", "map", "mar", "ap", "dice", "mrr", "ndcg", "margin", "reward"),
+    *("similarity", "bleu", "rouge", "psnr", "ssim", "r", "sensitivity", "specificity"),
+    "correlation",
 }
 
 

@@ -35,9 +35,7 @@ def test_of_a_classifier(name):
 def test_several_classes_of_a_sample_have_no_class_weight():
     with pool("vit_debug", num_classes=3, num_layers=1, preprocessor=None) as model:
         bits = np.zeros((4, 16, 3), "int32")
-        message = (
-            r"class_weight needs one class for each sample, and labels have shape \(4, 16, 3\)"
-        )
+        message = r"class_weight needs one label per sample, and labels have shape \(4, 16, 3\)"
         model.compile(loss=keras.losses.MeanSquaredError())
         refused(message, model.train_on_batch, X, bits, class_weight={0: 2.0})
 

@@ -104,7 +104,7 @@ def test_wrong_uses_give_a_line(names, message, tmp_path, monkeypatch, capsys):
     ("best", "names"),
     [
         ("max", "val_accuracy val_mean_iou map_50 mar_100 recall@10 mrr@10 accuracy@1 top5"),
-        ("max", "acc_norm exact_match val_f1_score val_pixel_accuracy val_reward"),
+        ("max", "acc_norm exact_match val_f1_score val_pixel_accuracy val_reward mean_io_u"),
         ("min", "loss val_loss word_perplexity bits_per_byte calibration_error top1_err"),
         ("min", "rejected_reward val_mean_absolute_error sparse_categorical_crossentropy"),
         (None, "size chosen_tokens entropy"),

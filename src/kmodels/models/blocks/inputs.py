@@ -58,7 +58,9 @@ class OptionalInputs:
         for name in OF_TOKENS:
             if (x := inputs.get(name)) is None or (shape := _plain_shape(x)) == wanted:
                 continue
-            # One row of positions or segments may serve all rows.
+            # One row of positions or segments may serve all rows, of positions without its axis.
+            if name == "positions" and len(shape) == 1:
+                shape = (1, *shape)
             one = name in ("positions", "segment_ids") and shape[:1] == (1,)
             pairs = zip(shape[one:], wanted[one:], strict=False)
             if len(shape) != len(wanted) or any(
