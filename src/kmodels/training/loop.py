@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 import keras
 
 from kmodels.checkpoint.state import slots
-from kmodels.core import dispatch, keras_internals, traced
+from kmodels.core import dispatch, keras_internals, processes, traced
 from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.types import Data, Tree
 from kmodels.data.pipeline import arrays
@@ -586,11 +586,14 @@ def _of_batches(
         kind: "train", "test" or "predict".
     """
     base = keras.callbacks.Callback
+    # Several processes keep in step by reading logs: on CPUs, a comparison between processes may
+    # meet the collectives of a step that still runs, and Gloo aborts.
+    always = type(callbacks) is not keras.callbacks.CallbackList or processes.count() > 1
     calls: list[Callable[..., None]] = []
     for edge in ("begin", "end"):
         # Keras' default of on_train_batch_end calls on_batch_end.
         names = [f"on_{kind}_batch_{edge}", *([f"on_batch_{edge}"] if kind == "train" else [])]
-        heard = type(callbacks) is not keras.callbacks.CallbackList or any(
+        heard = always or any(
             getattr(method := getattr(one, name), "__func__", method) is not getattr(base, name)
             for one in callbacks.callbacks
             for name in names

@@ -129,7 +129,8 @@ if keras.backend.backend() == "tensorflow":
         losses = {}
         for kind, data in kinds.items():
             first()
-            size = {} if kind in ("a PyDataset", "a part", "tf.data") else {"batch_size": BATCH}
+            single = kind in ("arrays", "tensors", "samples by number")
+            size = {"batch_size": BATCH} if single else {}
             history = model.fit(*data, epochs=2, shuffle=False, verbose=0, **size).history
             losses[kind] = history["loss"]
         for kind, found in losses.items():
