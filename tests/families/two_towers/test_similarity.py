@@ -224,6 +224,9 @@ def test_errors_of_the_model(model):
             model.classify(images, names, templates)
     refused("retrieve got texts for texts", model.retrieve, ["a cat"], NAMES)
     refused("retrieve got images for images", model.retrieve, images, images)
+    refused(r"candidates have shape \(4, 3\); give", model.retrieve, "a cat", np.zeros((4, 3)))
+    for wrong in (None, 3, b"cat", " "):
+        refused("a class name is .*; give texts", model.classify, images, ["cat", wrong])
     refused(r"encode_image got shape \(16, 16, 3\)", model.encode_image, images[0])
     with pytest.raises(InputError, match="encode_text needs a preprocessor"):
         ImageTextSimilarity(model.backbone).encode_text("a cat")

@@ -386,7 +386,7 @@ class ImageTextSimilarity(OptionalInputs, Task):
                     "token ids"
                 )
             array = self.preprocessor(list(array))["token_ids"]
-        self.check_token_ids(array)
+        self.backbone.check_token_ids(array)
         return self._encoded("text", array, batch_size, normalize)
 
     def similarity(self, images: Data, texts: Texts, batch_size: int = 32) -> np.ndarray:
@@ -445,7 +445,8 @@ class ImageTextSimilarity(OptionalInputs, Task):
             batch_size: largest number of texts computed at a time.
 
         Raises:
-            InputError: without classes or templates, or for a template without "{}".
+            InputError: without classes or templates, for a name that is no text, or for a template
+                without "{}".
         """
         templates = [templates] if isinstance(templates, str) else list(templates)
         if isinstance(class_names, str) or not len(class_names) or not templates:
@@ -457,7 +458,9 @@ class ImageTextSimilarity(OptionalInputs, Task):
             raise InputError(
                 f'the template {wrong[0]!r} has no "{PLACE}"; put it where the name goes'
             )
-        texts = [x.replace(PLACE, str(name)) for name in class_names for x in templates]
+        if wrong := [x for x in class_names if not isinstance(x, str) or not x.strip()]:
+            raise InputError(f"a class name is {wrong[0]!r}; give texts that are not empty")
+        texts = [x.replace(PLACE, name) for name in class_names for x in templates]
         vectors = self.encode_text(texts, batch_size)
         means = vectors.reshape(len(class_names), len(templates), -1).mean(axis=1)
         return _unit(means)
@@ -477,7 +480,8 @@ class ImageTextSimilarity(OptionalInputs, Task):
             `indices` and `scores`, each (queries, k), best first.
 
         Raises:
-            InputError: for a `k` below 1, or if both are texts or both images.
+            InputError: for a `k` below 1, if both are texts or both images, or for vectors of
+                another width.
         """
         check_whole("k", k)
         from_texts = _are_texts(queries)
@@ -489,6 +493,10 @@ class ImageTextSimilarity(OptionalInputs, Task):
         encode: Any = (self.encode_image, self.encode_text)
         first = encode[from_texts](queries, batch_size)
         if isinstance(candidates, np.ndarray) and candidates.ndim == 2:
+            if candidates.shape[1] != first.shape[1]:
+                raise InputError(
+                    f"candidates have shape {candidates.shape}; give vectors (N, {first.shape[1]})"
+                )
             second = _unit(candidates)
         else:
             second = encode[not from_texts](candidates, batch_size)
