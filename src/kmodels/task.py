@@ -197,6 +197,45 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         self._named = dict(intermediates)
         self._inspector: keras.Model | None = None
 
+    def check_data(self, x: Any) -> None:
+        """Raises `InputError` for arrays of inputs that the model cannot use.
+
+        Args:
+            x: one input, or a dictionary.
+        """
+        if isinstance(x, Mapping) and (check := getattr(self, "check_inputs", None)) is not None:
+            check(x)
+        else:
+            self.check_token_ids(x)
+
+    def check_token_ids(self, x: Any) -> None:
+        """Raises `InputError` for arrays of token ids that have no row in the embedding table.
+
+        JAX would compute NaN, count negative ids from the end, and say nothing.
+
+        Args:
+            x: inputs of the model: token ids alone, or a dictionary with "token_ids".
+        """
+        ids = x.get("token_ids") if isinstance(x, Mapping) else x
+        if not isinstance(ids, np.ndarray) or not ids.size or ids.dtype.kind not in "iuf":
+            return
+        config = getattr(self.config, "text_encoder", self.config)
+        read = config.get if isinstance(config, Mapping) else partial(getattr, config)
+        if (rows := read("vocabulary_size", None)) is None:
+            return
+        if ids.dtype.kind == "f" and not (whole := ids == np.floor(ids)).all():
+            raise InputError(f"token_ids has {ids[~whole].flat[0]}; give whole numbers")
+        if ids.min() >= 0 and ids.max() < rows:
+            return
+        # Images take the place of this token, which then needs no row.
+        ids = ids[ids != read("image_token_id", None)]
+        ends = (ids.min(), ids.max()) if ids.size else ()
+        if wrong := [int(i) for i in ends if i < 0 or i >= rows]:
+            raise InputError(
+                f"token_ids has {wrong[-1]}; the embedding table has rows 0 to {rows - 1}: use the "
+                "model's own tokenizer, or a model with that token"
+            )
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "family" in vars(cls):
@@ -519,9 +558,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         Args:
             x: inputs of the model.
         """
-        self.check_token_ids(x)
-        if isinstance(x, Mapping) and hasattr(self.backbone, "check_inputs"):
-            self.backbone.check_inputs(x)
+        self.backbone.check_data(x)
         inputs = getattr(self, "inputs", None) or ()
         if len(inputs) != 1 or not isinstance(x, np.ndarray) or self.preprocessor is not None:
             return
@@ -531,35 +568,6 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             raise InputError(
                 f"the inputs have shape {x.shape} and the model takes {wanted}; give that shape, "
                 "or the model a preprocessor"
-            )
-
-    def check_token_ids(self, x: Any) -> None:
-        """Raises `InputError` for arrays of token ids that have no row in the embedding table.
-
-        JAX would compute NaN, count negative ids from the end, and say nothing.
-
-        Args:
-            x: inputs of the model: token ids alone, or a dictionary with "token_ids".
-        """
-        ids = x.get("token_ids") if isinstance(x, Mapping) else x
-        if not isinstance(ids, np.ndarray) or not ids.size or ids.dtype.kind not in "iuf":
-            return
-        config = self.backbone.config
-        config = getattr(config, "text_encoder", config)
-        read = config.get if isinstance(config, Mapping) else partial(getattr, config)
-        if (rows := read("vocabulary_size", None)) is None:
-            return
-        if ids.dtype.kind == "f" and not (whole := ids == np.floor(ids)).all():
-            raise InputError(f"token_ids has {ids[~whole].flat[0]}; give whole numbers")
-        if ids.min() >= 0 and ids.max() < rows:
-            return
-        # Images take the place of this token, which then needs no row.
-        ids = ids[ids != read("image_token_id", None)]
-        ends = (ids.min(), ids.max()) if ids.size else ()
-        if wrong := [int(i) for i in ends if i < 0 or i >= rows]:
-            raise InputError(
-                f"token_ids has {wrong[-1]}; the embedding table has rows 0 to {rows - 1}: use the "
-                "model's own tokenizer, or a model with that token"
             )
 
     def _head_policy(self) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class Generates:
 
     backbone: Any
     preprocessor: Any
-    check_token_ids: Callable[[Any], None]
 
     def use_sampler(self, sampler: str | Sampler, jit_compile: bool | str = "auto") -> None:
         """Draws tokens this way from now on.
@@ -302,7 +301,7 @@ class Generates:
         mask = np.ones(ids.shape, "bool") if mask is None else as_numpy(mask)
         is_batch = ids.ndim > 1
         ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
-        self.check_token_ids(ids[mask])
+        self.backbone.check_token_ids(ids[mask])
         length, count = request.max_length or ids.shape[1], request.num_return_sequences
         prompts = [row[there][:length].tolist() for row, there in zip(ids, mask, strict=True)]
         limits = [length] * len(prompts)

@@ -289,7 +289,7 @@ class Rollouts(ResumableBatches):
                 raise InputError(
                     f"{path} holds no {name} {array.shape} of this run; remove it to sample again"
                 )
-        self.model.check_token_ids(arrays["token_ids"])
+        self.model.backbone.check_token_ids(arrays["token_ids"])
         return arrays
 
 

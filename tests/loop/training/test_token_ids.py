@@ -54,6 +54,8 @@ def test_each_method_refuses_ids_beyond_the_table():
             lambda: model.fit([(tensors(x), tensors(y))], verbose=0),
             lambda: model.train_on_batch(tensors(x), y),
             lambda: model.predict(tensors(x), verbose=0),
+            lambda: model(x),
+            lambda: model.backbone.predict(x["token_ids"], verbose=0),
             lambda: model.fit(good, y, validation_data=(x, y), verbose=0),
             lambda: model.evaluate(x, y, verbose=0),
             lambda: model.predict(x, verbose=0),

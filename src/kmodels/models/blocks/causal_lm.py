@@ -320,7 +320,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         if scoring_mode == "loss" and target_ids is None:
             raise InputError("scoring_mode is 'loss'; give target_ids, the tokens to compare with")
         if not runtime.native.tracing():
-            self.check_token_ids(as_numpy(token_ids))
+            self.backbone.check_token_ids(as_numpy(token_ids))
             if scoring_mode == "loss":
                 check_classes(as_numpy(target_ids), self.number_of_labels)
         inputs = {"token_ids": token_ids, "padding_mask": padding_mask}

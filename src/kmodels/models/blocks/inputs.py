@@ -1,5 +1,6 @@
 """Optional inputs of text models: token ids, and for example a padding mask."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
@@ -47,11 +48,13 @@ class OptionalInputs:
     optional_inputs = True
     takes: tuple[str, ...] = NAMES
     absent: tuple[str, ...] = ("padding_mask",)
+    check_token_ids: Callable[[Any], None]  # of a backbone
 
     def check_inputs(self, inputs: dict[str, Any]) -> None:
-        """Raises `InputError` for inputs of tokens of other sizes: moved places would be lost."""
+        """Raises `InputError` for ids without a row, and inputs of other sizes than the ids."""
         if (ids := inputs.get("token_ids")) is None:
             return
+        self.check_token_ids(ids)
         wanted = _plain_shape(ids)
         if len(wanted) < 2 or 0 in wanted[1:]:
             raise InputError(f"token_ids has shape {wanted}; give rows of tokens, (rows, length)")

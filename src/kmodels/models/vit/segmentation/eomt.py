@@ -278,7 +278,7 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
         return (-1,) if self.ignore_class is None else (self.ignore_class, -1)
 
     def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for classes and masks in NumPy that cannot be."""
+        """Raises `InputError` for arrays of classes and masks that cannot be."""
         super().check_labels(y)
         masks = y.get(KEYS[0]) if isinstance(y, Mapping) else None
         if not isinstance(masks, np.ndarray) or not masks.size:

@@ -163,7 +163,7 @@ class ViTImageSegmenter(ImageTask):
         return () if loss.ignore_class is None else (loss.ignore_class,)
 
     def check_labels(self, y: Any) -> None:
-        """Raises `InputError` for classes in NumPy that the model does not have."""
+        """Raises `InputError` for arrays of classes that the model does not have."""
         if isinstance(y, Mapping) and self.ignored_labels is not None:
             raise InputError(
                 f"labels have the keys {', '.join(map(str, y))}; give masks (B, H, W) with the "
