@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kmodels.core import remote, runtime
-from kmodels.core.errors import InputError, check_names
+from kmodels.core.errors import InputError, check_names, same_shape
 from kmodels.core.files import local_path
 from kmodels.core.keras_internals import (
     ClonedAs,
@@ -563,8 +563,7 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         if len(inputs) != 1 or not isinstance(x, np.ndarray) or self.preprocessor is not None:
             return
         wanted = tuple(inputs[0].shape)
-        pairs = zip(x.shape[1:], wanted[1:], strict=False)
-        if x.ndim == len(wanted) and any(b is not None and a != b for a, b in pairs):
+        if x.ndim == len(wanted) and not same_shape(x.shape[1:], wanted[1:]):
             raise InputError(
                 f"the inputs have shape {x.shape} and the model takes {wanted}; give that shape, "
                 "or the model a preprocessor"

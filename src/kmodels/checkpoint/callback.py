@@ -134,7 +134,7 @@ class Checkpoint(FitCallback):
 
     def _reset(self) -> None:
         self.epoch = self.batch = self.step = 0
-        # True if an epoch of this `fit` logged what is compared.
+        # Whether an epoch of this `fit` logged the metric `best`.
         self._has_best = False
         # The first Checkpoint of the `fit`, which resumes the run and handles signals.
         self._leader = self

@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,12 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise InputError(f"{name} is {value!r}; give a whole number, at least {least}")
     if value < least:
         raise InputError(f"{name} is {value}; give at least {least}")
+
+
+def same_shape(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns True if two shapes have equal sizes on each axis where both are known."""
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def check_names(

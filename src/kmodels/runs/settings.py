@@ -76,8 +76,8 @@ def flag(
         text: text of --help.
         choices: allowed values.
         small: default under KMODELS_SMALL=1.
-        needs: name of another flag, without which this one has no effect, and the values of that
-            flag that count, by default all that are true.
+        needs: name of the flag that this one depends on, and its values with which this one has
+            an effect; without values any true value of it.
     """
     metadata = {"help": text, "choices": tuple(choices), "small": small, "needs": tuple(needs)}
     return dataclasses.field(default=default, metadata=metadata)
@@ -170,7 +170,7 @@ def parse(
         if name in typed:
             no = "no-" if getattr(parsed, name) is False else ""
             raise InputError(f"--{no}{name.replace('_', '-')} has no effect {reason}; leave it out")
-        if name in flags:  # A flag may have changed what the file needs it for.
+        if name in flags:  # A typed flag may have disabled it.
             print(f"{name} of {flags['config']} has no effect {reason}", flush=True)
     return parsed
 

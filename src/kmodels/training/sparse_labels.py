@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, same_shape
 from kmodels.core.types import Tree
 from kmodels.ops.linear_cross_entropy import IGNORED
 
@@ -88,8 +88,7 @@ def check_pixels(labels: Any, outputs: Any) -> None:
     """
     shape, wanted = tuple(labels.shape), tuple(outputs.shape)[:-1]
     pixels = shape[:-1] if len(shape) > len(wanted) and shape[-1] == 1 else shape
-    pairs = zip(pixels[1:], wanted[1:], strict=False)
-    if len(pixels) != len(wanted) or any(a != b for a, b in pairs if a and b):
+    if len(pixels) != len(wanted) or not same_shape(pixels[1:], wanted[1:]):
         raise InputError(
             f"masks have shape {shape} and predictions {tuple(outputs.shape)}; give the number of "
             "a class for each pixel"

@@ -92,7 +92,7 @@ def _dataset(
 
     Args:
         data: (x, y, sample_weight).
-        size: samples per batch, of which data that comes in batches warns.
+        size: samples per batch; a warning says that data in batches ignores it.
         seed: seed of the order.
         shuffle: see `as_dataset`.
         preprocess: see `as_dataset`.

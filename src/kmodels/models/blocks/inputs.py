@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, same_shape
 from kmodels.core.types import Tensor, Tree
 
 GRAPH = ("token_ids", "padding_mask")
@@ -65,10 +65,7 @@ class OptionalInputs:
             if name == "positions" and len(shape) == 1:
                 shape = (1, *shape)
             one = name in ("positions", "segment_ids") and shape[:1] == (1,)
-            pairs = zip(shape[one:], wanted[one:], strict=False)
-            if len(shape) != len(wanted) or any(
-                None not in pair and len({*pair}) > 1 for pair in pairs
-            ):
+            if not same_shape(shape[one:], wanted[one:]):
                 raise InputError(
                     f"{name} has shape {shape} beside token_ids of shape {wanted}; give one for "
                     "each token"

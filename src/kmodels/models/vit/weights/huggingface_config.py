@@ -424,7 +424,7 @@ def picture_form(preprocessor: Any) -> dict[str, Any]:
     if getattr(preprocessor, "rounds_center", False):
         log.warning(
             "transformers cuts the middle of an image out one pixel further left or up than timm "
-            "where half a pixel is left; give rounds_center=False for what it gives"
+            "where half a pixel is left; give rounds_center=False to cut as transformers does"
         )
     numbers = {name: number for number, name in INTERPOLATION.items()}
     height, width = preprocessor.image_size
