@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kmodels.core.errors import InputError
-from kmodels.weights import SourceCheckpoint
+from kmodels.weights.rules import SourceCheckpoint
 
 if TYPE_CHECKING:
     from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping

@@ -137,6 +137,13 @@ class Adaptable:
         self._adapter = adapter
         traced.changed()
 
+    def add_adapter(self, settings: "LoraSettings | Mapping[str, Any]") -> "Adapter":
+        """Adds an adapter with initial values; its settings may be a `LoraSettings.to_dict`."""
+        if not isinstance(settings, LoraSettings):
+            settings = LoraSettings(**settings)
+        self.adapter = adapter = Adapter(self, settings)
+        return adapter
+
     def adapter_variables(self) -> dict[str, Any]:
         """Returns the variables of the adapter by name; empty without one."""
         return (
@@ -247,6 +254,27 @@ class AdaptableLayer(Adaptable):
             self.kernel = None
             self.quantized = quantizing.make(self, settings)
         return self.quantized
+
+    def restore_quantized(self, config: object, keeps_values: bool) -> None:
+        """Gives the layer the quantized kernel of a `Quantization.to_config`.
+
+        Args:
+            config: how it is quantized.
+            keeps_values: True to quantize a kernel that has values; else zeros wait for a file.
+
+        Raises:
+            InputError: for values to be quantized in a mode that is read from files alone.
+        """
+        settings = quantizing.Quantization.of(config)
+        if not (keeps_values and keras_internals.has_value(self.kernel)):
+            self.to_quantized(settings)
+        elif settings.mode in quantizing.READ:
+            raise InputError(
+                f"{self.path} is {settings.mode} in its file, which no random weights are made in; "
+                "load the file's weights, or give quantized=False"
+            )
+        else:
+            self.quantize_kernel(settings)
 
     def to_floats(self, kernel: Tensor | None = None) -> None:
         """Replaces a quantized kernel by the floats that it stands for, or by others.

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import keras
 
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, traced
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import changes, initializers, remat
@@ -68,7 +68,6 @@ class Layer(keras.layers.Layer):
         makes_masks: whether its outputs may have a Keras mask that its inputs have not.
         keeps_keywords: whether keyword arguments keep their dtype, where others are cast to the
             layer's, see `keep_keywords`.
-        copies: the trained copies that replace some of its variables, or None.
         merged_copies: the copies that `merge_lora` wrote into the originals, or None.
 
     Raises:
@@ -79,14 +78,24 @@ class Layer(keras.layers.Layer):
     training_default: Any = None
     makes_masks: Any = False
     keeps_keywords = False
-    copies: Copies | None = None
     merged_copies: Copies | None = None
+    _copies: Copies | None = None
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
 
     def __init__(self, **kwargs: Any):
         check_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
         self.layout_family = current_family()
+
+    @property
+    def copies(self) -> Copies | None:
+        """The trained copies that replace some of its variables, or None."""
+        return self._copies
+
+    @copies.setter
+    def copies(self, copies: Copies | None) -> None:
+        self._copies = copies
+        traced.changed()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -6,34 +6,41 @@ described: their kernels are ordinary weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.layers import quantized
-from kmodels.layers.adapter import Adaptable, Adapter, LoraSettings
 from kmodels.layers.copies import Copies, TrainedRows, has_original
+
+if TYPE_CHECKING:
+    from kmodels.layers.adapter import Adaptable, AdaptableLayer, Adapter, LoraSettings
 
 KEYS = ("quantization", "lora", "rows", "copies", "frozen")
 
 
-def adaptable_layers(model: keras.Layer) -> dict[str, Adaptable]:
+def adaptable_layers(model: keras.Layer) -> "dict[str, Adaptable]":
     """Returns every layer or table that may have an adapter, by path in the order of the model."""
-    layers: list[Adaptable] = []
+    layers: list[Any] = []
     for layer in keras_internals.sublayers(model):
-        if isinstance(layer, Adaptable):
+        if hasattr(layer, "add_adapter"):
             layers.append(layer)
         elif layer.built:
             layers += getattr(layer, "tables", ())
     return {layer.path: layer for layer in layers}
 
 
-def adapters(model: keras.Layer, merged: bool = False) -> dict[str, Adapter]:
+def adapters(model: keras.Layer, merged: bool = False) -> "dict[str, Adapter]":
     """Returns the adapters by path of their layer; with `merged` those that were merged."""
     name = "merged" if merged else "adapter"
     parts = {path: getattr(layer, name) for path, layer in adaptable_layers(model).items()}
     return {path: adapter for path, adapter in parts.items() if adapter is not None}
+
+
+def quantized_layers(model: keras.Layer) -> "dict[str, AdaptableLayer]":
+    """Returns every layer with a quantized kernel by its path."""
+    layers = (x for x in keras_internals.sublayers(model) if hasattr(x, "restore_quantized"))
+    return {layer.path: layer for layer in layers if layer.quantized is not None}
 
 
 def rows(model: keras.Layer, merged: bool = False) -> dict[str, TrainedRows]:
@@ -64,13 +71,15 @@ def is_merged(model: keras.Model) -> bool:
 
 
 def put_adapters(
-    model: keras.Layer, chosen: Mapping[str, tuple[Any, LoraSettings]], freeze: bool = True
+    model: keras.Layer,
+    chosen: "Mapping[str, tuple[Adaptable, LoraSettings | Mapping[str, Any]]]",
+    freeze: bool = True,
 ) -> None:
     """Freezes a model and adds an adapter to each chosen layer."""
     for variable in model.weights if freeze else ():
         variable.trainable = False
     for layer, settings in chosen.values():
-        layer.adapter = Adapter(layer, settings)
+        layer.add_adapter(settings)
 
 
 def describe_adapters(model: keras.Layer) -> dict[str, dict[str, Any]]:
@@ -84,8 +93,32 @@ def restore_adapters(
     """Gives a new model the adapters that `describe` returned, with initial values."""
     if description:
         layers = adaptable_layers(model)
-        known = {path: settings for path, settings in description.items() if path in layers}
-        put_adapters(model, {x: (layers[x], LoraSettings(**s)) for x, s in known.items()}, freeze)
+        known = {path: (layers[path], x) for path, x in description.items() if path in layers}
+        put_adapters(model, known, freeze)
+
+
+def describe_quantization(model: keras.Layer) -> dict[str, Any]:
+    """Returns how each quantized layer is, by its path, as `Quantization.to_config` says it."""
+    layers = quantized_layers(model)
+    return {path: layer.quantized.settings.to_config() for path, layer in layers.items()}
+
+
+def restore_quantization(
+    model: keras.Layer, description: Mapping[str, Any], keeps_values: bool = False
+) -> None:
+    """Gives the layers of `describe_quantization` quantized kernels.
+
+    Args:
+        model: a built model.
+        description: the result of `describe_quantization`.
+        keeps_values: True to quantize the kernels that have values; else zeros wait for a file.
+
+    Raises:
+        InputError: for values to be quantized in a mode that is read from files alone.
+    """
+    for layer in keras_internals.sublayers(model):
+        if layer.path in description:
+            layer.restore_quantized(description[layer.path], keeps_values)
 
 
 def describe_rows(model: keras.Layer) -> dict[str, list[int]]:
@@ -116,7 +149,7 @@ def describe(model: keras.Layer, without: keras.Layer | None = None) -> dict[str
         aside = {layer.path for layer in keras_internals.sublayers(without)}
         aside |= set(adaptable_layers(without))  # and the tables of an embedding
     changed: dict[str, dict[str, Any]] = {
-        "quantization": quantized.describe(model),
+        "quantization": describe_quantization(model),
         "lora": describe_adapters(model),
         "rows": describe_rows(model),
         "copies": {path: list(part.originals) for path, part in copies(model).items()},
@@ -143,7 +176,7 @@ def restore(
         without: a model in it that is described on its own.
         keeps_values: True if its random values stay; False if a file will replace them.
     """
-    quantized.restore(model, description.get("quantization", {}), keeps_values)
+    restore_quantization(model, description.get("quantization", {}), keeps_values)
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
     restore_rows(model, description.get("rows", {}))
     copied = description.get("copies", {})

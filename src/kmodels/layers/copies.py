@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals, traced
+from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight, granularity_of
@@ -88,14 +88,12 @@ class Copies:
                 self.originals[name].trainable = False
             setattr(self.layer, name, variable)
         self.layer.copies = self
-        traced.changed()
 
     def off(self) -> None:
         """Makes the layer use the originals."""
         for name, original in self.originals.items():
             setattr(self.layer, name, original)
         self.layer.copies = None
-        traced.changed()
 
     def start(self) -> None:
         """Gives the copies the values of the originals."""

@@ -5,12 +5,10 @@ from typing import Any
 import keras
 
 from kmodels import ops
-from kmodels.core import traced
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import InitializerLike, Tensor
-from kmodels.layers.adapter import AdaptableLayer
+from kmodels.core.types import Tensor
 from kmodels.layers.base import Layer, Shape, reshape, shape_of
-from kmodels.layers.dense import Dense
+from kmodels.layers.dense import Dense, GroupedDense
 from kmodels.layers.norm import RMSNorm
 from kmodels.ops._wide import wide
 from kmodels.ops.grouped_dense import rows_of
@@ -164,76 +162,3 @@ class Experts(Layer):
     def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
         """Returns the input's shape."""
         return input_shape
-
-
-@keras.saving.register_keras_serializable(package="kmodels")
-class GroupedDense(AdaptableLayer, Layer):
-    """`x[i] @ kernel[g]` for the rows i of each group g, without biases.
-
-    Args:
-        groups: number of kernels G.
-        units: width of the output.
-        kernel_initializer: initializer; None for Glorot uniform of each kernel.
-        **kwargs: of `keras.layers.Layer`.
-
-    Call:
-        x (N, in), sizes (G,) int32 -> (N, units): the first sizes[0] rows are those of group 0, and
-        so on.
-
-    Weights:
-        kernel (G, in, units); a quantized layer has the variables of
-        `quantized.Quantization.shapes` in its place, one with an adapter lora_a and lora_b too.
-
-    Raises:
-        InputError: for `groups` or `units` that are no whole number above 0.
-    """
-
-    kernel: keras.Variable
-    bias = None  # as in `Dense`
-
-    def __init__(
-        self,
-        groups: int,
-        units: int,
-        kernel_initializer: InitializerLike = None,
-        **kwargs: Any,
-    ):
-        super().__init__(**kwargs)
-        check_whole("groups", groups)
-        check_whole("units", units)
-        self.groups = groups
-        self.units = units
-        is_given = kernel_initializer is not None
-        self.kernel_initializer = keras.initializers.get(kernel_initializer) if is_given else None
-        self.shard_granularity = (None, None, None)
-
-    @property
-    def variant(self) -> tuple[Any, ...]:
-        """The state besides variables that the layer depends on, see `kmodels.core.traced`."""
-        return self._adapter, self._quantized
-
-    def build(self, input_shape: Shape, *_: object) -> None:
-        """Makes the kernels."""
-        self.input_dim = input_shape[-1]
-        drawn = self.kernel_initializer
-        if drawn is None:
-            # Keras counts the first axis as the window of a convolution.
-            drawn = keras.initializers.VarianceScaling(self.groups, "fan_avg", "uniform")
-        self.kernel = self.add_parameter("kernel", (self.groups, self.input_dim, self.units), drawn)
-
-    def call(self, x: Tensor, sizes: Tensor, training: bool = False) -> Any:
-        """(N, in), (G,) -> (N, units)."""
-        traced.note()
-        if self._adapter is not None:
-            return self._adapter.grouped(x, sizes)
-        return self.linear(x, sizes)
-
-    def linear(self, x: Tensor, sizes: Tensor) -> Any:
-        """Returns the layer without its adapter."""
-        if self._quantized is not None and self.kernel is None:
-            return self._quantized.dense(x, None, sizes)
-        return ops.grouped_dense(x, self.kernel, sizes)
-
-    def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
-        """Returns the input's shape with the last axis replaced by `units`."""
-        return (*input_shape[:-1], self.units)

@@ -12,9 +12,10 @@ import numpy as np
 
 from kmodels.core import keras_internals, runtime
 from kmodels.core.errors import InputError, check_whole
+from kmodels.core.few_bits import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.core.types import Tensor
 from kmodels.layers.placement import add_weight
-from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, dequantize, quantized_dense
+from kmodels.ops.quantized_dense import dequantize, quantized_dense
 
 # Modes of `quantize`, and those of kernels that are only read: FP8, and the types of GGUF files.
 MADE, READ = ("int8", "int4", "nf4", "fp4"), ("fp8", "q8_0", "q4_0", "q4_k", "q6_k")
@@ -326,15 +327,6 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
     runtime.malloc_trim()
 
 
-def quantized_layers(model: keras.Layer) -> dict[str, Any]:
-    """Returns every layer with a quantized kernel by its path."""
-    return {
-        layer.path: layer
-        for layer in keras_internals.sublayers(model)
-        if isinstance(getattr(layer, "quantized", None), QuantizedKernel)
-    }
-
-
 def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> None:
     """Replaces the quantized kernels of a model by floats.
 
@@ -342,37 +334,7 @@ def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> N
         model: a built model.
         kernels: by path of the layer; None for those that the numbers stand for.
     """
-    for path, layer in quantized_layers(model).items():
-        layer.to_floats(None if kernels is None else kernels[path])
-    runtime.malloc_trim()
-
-
-def describe(model: keras.Model) -> dict[str, Any]:
-    """Returns which layers of a model are quantized, and how: path to `Quantization.to_config`."""
-    layers = quantized_layers(model)
-    return {path: layer.quantized.settings.to_config() for path, layer in layers.items()}
-
-
-def restore(model: keras.Model, description: dict[str, Any], keeps_values: bool = False) -> None:
-    """Gives the layers of `describe` quantized kernels.
-
-    Args:
-        model: a built model.
-        description: path to `Quantization.to_config`.
-        keeps_values: True to quantize the kernels that have values; else zeros wait for a file.
-
-    Raises:
-        InputError: for values to be quantized in a mode that is read from files alone.
-    """
     for layer in keras_internals.sublayers(model):
-        if layer.path in description:
-            settings = Quantization.of(description[layer.path])
-            if keeps_values and keras_internals.has_value(layer.kernel):
-                if settings.mode in READ:
-                    raise InputError(
-                        f"{layer.path} is {settings.mode} in its file, which no random weights are "
-                        "made in; load the file's weights, or give quantized=False"
-                    )
-                layer.quantize_kernel(settings)
-            else:
-                layer.to_quantized(settings)
+        if hasattr(layer, "to_floats") and layer.quantized is not None:
+            layer.to_floats(None if kernels is None else kernels[layer.path])
+    runtime.malloc_trim()

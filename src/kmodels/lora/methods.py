@@ -22,6 +22,7 @@ from kmodels.layers.changes import (
     copies,
     describe_rows,
     put_adapters,
+    quantized_layers,
     restore_rows,
     rows,
 )
@@ -269,7 +270,7 @@ class Adapters:
             InputError: for a model that is not quantized, or sharded over processes.
         """
         gather.check_whole(self, "dequantize")
-        if not quantized.describe(self):
+        if not quantized_layers(self):
             raise InputError("dequantize found no quantized kernels; call quantize first")
         quantized.to_floats(self)
 
@@ -296,11 +297,11 @@ class Adapters:
                 "onto='original' with base, the model before it was quantized"
             )
         if onto is not None:
-            modes = quantized.describe(self)
-            if not modes or not adapters(self):
-                lacks = "adapters" if modes else "quantized kernels, which onto is about"
+            layers = quantized_layers(self)
+            if not layers or not adapters(self):
+                lacks = "adapters" if layers else "quantized kernels, which onto is about"
                 raise InputError(f"merge_lora found no {lacks}; call merge_lora() or dequantize()")
-            kernels = None if base is None else self._kernels_of(base, modes)
+            kernels = None if base is None else self._kernels_of(base, layers)
             quantized.to_floats(self, kernels)
         merge(self)
 

@@ -31,9 +31,8 @@ from kmodels.core.errors import InputError
 from kmodels.layers.base import Layer
 from kmodels.layers.changes import adaptable_layers
 from kmodels.layers.copies import Copies, TrainedRows, check_ids, has_original
-from kmodels.layers.dense import Dense
+from kmodels.layers.dense import Dense, GroupedDense
 from kmodels.layers.embedding import Embedding, Table
-from kmodels.layers.experts import GroupedDense
 from kmodels.layers.norm import LayerNorm, RMSNorm
 
 WEIGHT, BIAS = "weight", "bias"

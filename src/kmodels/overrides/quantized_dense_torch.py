@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from kmodels.core.dispatch import OpCall, override
-from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES, quantized_dense
+from kmodels.core.few_bits import DYNAMIC, NESTED_BLOCK, TABLES
+from kmodels.ops.quantized_dense import quantized_dense
 from kmodels.overrides._backward_torch import Context, backward, outside_graph
 from kmodels.overrides._tensors_torch import as_tensor
 from kmodels.overrides.dense_torch import affine

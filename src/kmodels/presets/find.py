@@ -15,9 +15,9 @@ from kmodels.core.errors import InputError
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.registry import Family
-from kmodels.weights import SourceCheckpoint, native
+from kmodels.weights import native
 from kmodels.weights.files import holds_tensors
-from kmodels.weights.rules import PROBLEM_TYPES
+from kmodels.weights.rules import PROBLEM_TYPES, SourceCheckpoint
 
 log = logging.getLogger("kmodels")
 

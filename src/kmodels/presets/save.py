@@ -13,12 +13,11 @@ import yaml
 from kmodels import registry
 from kmodels.core import processes
 from kmodels.core.errors import InputError, check_names
+from kmodels.core.few_bits import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import changes
-from kmodels.layers.quantized import quantized_layers
-from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.weights import LazyArray, Rule, engine, gather, native, transpose, write_safetensors
 from kmodels.weights.files import stored_tensors
 from kmodels.weights.packed import STATE
@@ -352,7 +351,7 @@ def four_bits_of(model: keras.Model, rules: Sequence[Rule], dtype: str) -> FourB
         InputError: for a kernel that bitsandbytes has no counterpart for.
     """
     tensors: dict[str, LazyArray] = {}
-    layers = list(quantized_layers(model).values())
+    layers = list(changes.quantized_layers(model).values())
     for layer in layers:
         (rule,) = bind_targets(rules, [f"{layer.path}/kernel"]) or [None]
         # A tensor that holds several kernels is a bare parameter in transformers.

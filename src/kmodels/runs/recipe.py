@@ -213,10 +213,10 @@ def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
         origin: path of its base model.
         adapter: directory of the adapters.
     """
-    from kmodels.layers import quantized
+    from kmodels.layers.changes import quantized_layers
     from kmodels.weights import gather
 
-    if quantized.describe(model):
+    if quantized_layers(model):
         say(
             "not merged: the base is quantized; load it with the adapter and call "
             "model.merge_lora(onto='dequantized')"

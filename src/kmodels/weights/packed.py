@@ -23,8 +23,8 @@ import ml_dtypes
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.few_bits import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.core.schema import NUMBER, Needed, Shape, check_shape, read_json
-from kmodels.ops.quantized_dense import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.weights.rules import Rule, SourceCheckpoint, Transform, bind_sources, transpose
 from kmodels.weights.tensors import LazyArray
 

@@ -65,7 +65,7 @@ def packed(weight, kind, double):
 
 def _exact_dynamic():
     # Of the definition's numbers a few are another float32 in the package, which files repeat.
-    from kmodels.ops.quantized_dense import DYNAMIC as STORED
+    from kmodels.core.few_bits import DYNAMIC as STORED
 
     assert np.abs(STORED - DYNAMIC).max() < 1e-7
     return STORED

@@ -23,7 +23,7 @@ from kmodels.core.files import atomic_directory, check_output, is_remote, local_
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
 from kmodels.generation.request import PIXELS
-from kmodels.layers import quantized
+from kmodels.layers.changes import quantized_layers
 from kmodels.models.blocks.gguf import adapters
 from kmodels.models.blocks.gguf.adapters import DTYPES as ADAPTER_DTYPES
 from kmodels.models.blocks.gguf.quantizing import MIXTURES
@@ -636,7 +636,7 @@ def _compare(
         runtime = f"{reader.name} {_version(reader.packages[0])}"
         rough = max(LIMIT_ROUGH * largest, ROUNDINGS * (rounding or 0.0))
         # bitsandbytes rounds kernels to the dtype of the other weights.
-        is_rough = reader.rough or (dtype != "float32" and bool(quantized.describe(model)))
+        is_rough = reader.rough or (dtype != "float32" and bool(quantized_layers(model)))
         if not difference <= (rough if is_rough else LIMIT * largest):
             raise Differs(
                 f"{runtime} differs by {difference:.1e} on outputs up to {largest:.2g}; "
