@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from kmodels.core import remote, runtime
+from kmodels.core.arguments import check_arguments, check_call
 from kmodels.core.errors import InputError, check_names, same_shape
 from kmodels.core.files import local_path
 from kmodels.core.keras_internals import (
@@ -72,6 +73,11 @@ class Presets(keras.Model if TYPE_CHECKING else object):
 
     presets: ClassVar[Named] = Named()
 
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
     @classmethod
     def from_preset(
         cls,
@@ -103,6 +109,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         """
         from kmodels import presets
 
+        check_call(Presets.from_preset, load_weights=load_weights, quantized=quantized)
         return presets.load(cls, preset, dtype, load_weights, quantized, **overrides)
 
     def save_to_preset(self, directory: str | Path, card: bool | Mapping[str, Any] = False) -> Path:
@@ -123,6 +130,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         """
         from kmodels import presets
 
+        check_call(Presets.save_to_preset, card=card)
         return presets.save(self, directory, card)
 
     def export(
@@ -398,6 +406,12 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
             InputError: on torch, if compiled blocks cannot work; for a loss or a metric that the
                 task cannot have.
         """
+        check_call(
+            Task.compile,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            auto_scale_loss=auto_scale_loss,
+        )
         arguments = self.with_defaults(Compiled(optimizer, loss, metrics, weighted_metrics))
         if self.gives_logits:
             warn_of_logits(self, arguments.loss)

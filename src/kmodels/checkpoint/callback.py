@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import CodeType
-from typing import Any
+from typing import Any, Self
 
 import keras
 
@@ -19,6 +19,7 @@ from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.state import RunState
 from kmodels.core import keras_internals, processes, remote
+from kmodels.core.arguments import check_arguments
 from kmodels.core.errors import InputError, check_whole, shown
 from kmodels.core.files import is_remote, local_path, unlock
 from kmodels.core.metric_names import best_of
@@ -93,6 +94,11 @@ class Checkpoint(FitCallback):
     # It saves its own state, so other Checkpoints leave it out.
     saves_itself = True
 
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
+
     def __init__(
         self,
         directory: str | Path,
@@ -111,8 +117,6 @@ class Checkpoint(FitCallback):
         self.directory = to_local(directory)
         if mode not in ("auto", "min", "max"):
             raise InputError(f"mode is {mode!r}; choose one of auto, min, max")
-        if best is not None and not isinstance(best, str):
-            raise InputError(f"best is {best!r}; give the name of a log, such as 'val_loss'")
         known = best_of(best or "loss") if mode == "auto" else mode
         if known is None:
             raise InputError(

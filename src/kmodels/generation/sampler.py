@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from typing import Any, Self
 
 import keras
@@ -10,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core import keras_internals
+from kmodels.core.arguments import check_arguments
 from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.types import Tensor, Tree
 
@@ -49,18 +49,17 @@ class Sampler:
     repetition_penalty: float | None = None
     seed: int | None = None
 
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real | None):
-                raise InputError(f"{name} is {value!r}; give a number")
-        if self.temperature is None or not self.temperature >= 0:
+        if self.temperature < 0:
             raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
         if self.seed is not None:
             check_whole("seed", self.seed, 0)
         if self.top_k is not None:
-            if isinstance(self.top_k, Integral) and self.top_k < 1:
-                raise InputError(f"top_k is {self.top_k}; give at least 1, or None")
             check_whole("top_k", self.top_k)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise InputError(f"top_p is {self.top_p}; give a share in (0, 1], or None")

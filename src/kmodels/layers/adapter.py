@@ -11,6 +11,7 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core import keras_internals, traced
+from kmodels.core.arguments import check_fields
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.layers import copies, initializers
@@ -51,9 +52,10 @@ class LoraSettings:
     target_parameters: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+        check_fields(self)
+        if self.rank < 1:
             raise InputError(f"LoRA rank is {self.rank!r}; give a whole number from 1, such as 8")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
+        if self.alpha is not None and self.alpha <= 0:
             raise InputError(
                 f"LoRA alpha is {self.alpha!r}; give a number above 0, or None for the rank"
             )

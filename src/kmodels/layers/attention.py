@@ -11,7 +11,9 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.layers.dense import Dense, WithKernel
-from kmodels.layers.norm import LayerNorm
+from kmodels.layers.norm import LayerNorm, check_epsilon
+from kmodels.ops.dropout import check_rate
+from kmodels.ops.rotary_embedding import PAIRS
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -49,8 +51,8 @@ class Attention(WithKernel):
         query, key, value, output: kernel (D, D) and bias (D,).
 
     Raises:
-        InputError: for heads that do not divide the width, heads of an odd width with a rotary
-            embedding, positions without one, or one in a plane without places.
+        InputError: for numbers out of range, heads that do not divide the width, heads of an odd
+            width with a rotary embedding, positions without one, or one in a plane without places.
     """
 
     def __init__(
@@ -70,6 +72,13 @@ class Attention(WithKernel):
     ):
         super().__init__(**kwargs)
         check_whole("num_heads", num_heads)
+        check_rate(dropout)
+        check_epsilon(epsilon)
+        for name, value in (("rope_wavelength", rope_wavelength), ("rope_scaling", rope_scaling)):
+            if value is not None and value <= 0:
+                raise InputError(f"{name} is {value}; give a positive number")
+        if rope_pairs not in (None, *PAIRS):
+            raise InputError(f"rope_pairs is {rope_pairs!r}; give {', '.join(PAIRS)} or None")
         self.num_heads = num_heads
         self.dropout = dropout
         self.use_bias = use_bias

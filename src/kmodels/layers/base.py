@@ -8,6 +8,7 @@ from typing import Any, Self
 import keras
 
 from kmodels.core import keras_internals, traced
+from kmodels.core.arguments import check_arguments
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import changes, initializers, remat
@@ -71,7 +72,8 @@ class Layer(keras.layers.Layer):
         merged_copies: the copies that `merge_lora` wrote into the originals, or None.
 
     Raises:
-        InputError: for a dtype that Keras does not know, or that the backend would round.
+        InputError: for an argument that is not what its annotation says, such as a text in place of
+            a number; for a dtype that Keras does not know, or that the backend would round.
     """
 
     takes_training = False
@@ -81,6 +83,11 @@ class Layer(keras.layers.Layer):
     merged_copies: Copies | None = None
     _copies: Copies | None = None
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, **kwargs: Any):
         check_policy(kwargs.get("dtype"))

@@ -1,7 +1,6 @@
 """Layers that are active in training only."""
 
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import keras
@@ -17,7 +16,7 @@ class _Random(Layer):
 
     def __init__(self, rate: float = 0.0, seed: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < 1:
+        if not 0 <= rate < 1:
             raise InputError(f"{type(self).__name__} got the rate {rate!r}; give one in [0, 1)")
         self.supports_masking = True
         self.rate = rate

@@ -152,6 +152,8 @@ class Embedding(traced.Noted, Layer):
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
+        if soft_cap is not None and soft_cap <= 0:
+            raise InputError(f"soft_cap is {soft_cap}; give a positive number, or None for no cap")
         self.soft_cap = soft_cap
         self.scaled = scaled
         self.tie_weights = tie_weights

@@ -1,6 +1,5 @@
 """The loss of a set of masks, matched with those of the image (Cheng et al. 2022)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -8,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 import keras
 
 from kmodels.core import seeds
+from kmodels.core.arguments import check_fields
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor, Tree
@@ -439,10 +439,11 @@ class SetCriterion:
     importance_sample_ratio: float = 0.75
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_whole("num_classes", self.num_classes)
         check_whole("train_num_points", self.train_num_points)
         for name in ("no_object_weight", "class_weight", "mask_weight", "dice_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
+            if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
         if self.oversample_ratio < 1:
             raise InputError(f"oversample_ratio is {self.oversample_ratio}; give at least 1")

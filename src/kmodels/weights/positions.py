@@ -6,7 +6,7 @@ on each backend, and independent of it.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from kmodels.core.errors import InputError
 from kmodels.weights.tensors import LazyArray
 
 Method = Literal["bicubic", "bicubic_antialias", "bilinear", "bilinear_antialias"]
-METHODS: tuple[Method, ...] = get_args(Method)
 Grid = tuple[int, int]
 
 

@@ -137,7 +137,7 @@ def test_what_a_call_does_not_follow_is_one_line(compiled):
     )
     refused("takes no enable_thinking", chat, CHAT, enable_thinking=False)
     refused("takes no tools", chat, CHAT, tools=[TOOL])
-    refused("temperature is 'hot'; give a number", chat, CHAT, temperature="hot")
+    refused("temperature is 'hot'; give a finite number", chat, CHAT, temperature="hot")
     refused("temperature is -1", chat, CHAT, temperature=-1)
     refused("seed is -1; give at least 0", chat, CHAT, seed=-1)
     refused("stop is 3; give a string", chat, CHAT, stop=3)

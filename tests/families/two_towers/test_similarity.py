@@ -239,7 +239,7 @@ def test_errors_of_configs():
     siglip = ImageTextSimilarity.presets["siglip_debug"]
     with pytest.raises(InputError, match="projection_dim is 8; a SigLIP has no projections"):
         SigLIPBackbone(clip["vision_encoder"], clip["text_encoder"], projection_dim=8)
-    with pytest.raises(InputError, match="projection_dim is None; give a CLIP one"):
+    with pytest.raises(InputError, match="projection_dim is None; give a whole number"):
         CLIPBackbone(siglip["vision_encoder"], siglip["text_encoder"], None)
     with pytest.raises(InputError, match="use_class_token is False in vision_encoder"):
         TwoTowersConfig(siglip["vision_encoder"], clip["text_encoder"], 8)

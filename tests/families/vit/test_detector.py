@@ -249,7 +249,7 @@ def test_crops_and_flips_move_boxes():
 REFUSED = {
     "width": (lambda: made(decoder_dim=18), "decoder_dim is 18"),
     "weights": (lambda: made(box_weight=-1.0), "box_weight"),
-    "a weight of NaN": (lambda: made(iou_weight=np.nan), "iou_weight is nan; give 0 or more"),
+    "a weight of NaN": (lambda: made(iou_weight=np.nan), "iou_weight is nan; give a finite number"),
     "no width": (lambda: made(decoder_mlp_dim=0), "decoder_mlp_dim"),
     "loss": (lambda: made().compile(loss="mse"), "leave loss and metrics out"),
     "labels": (lambda: made().fit(np.zeros((1, *SIZE, 3)), np.zeros(1)), "class_labels"),

@@ -284,7 +284,7 @@ def test_images_and_weights_that_cannot_be_are_one_line():
 def test_settings_that_do_not_fit_are_one_line():
     refused("problem_type is 'both'; choose", classifier, problem_type="both")
     refused("2 names and num_classes is 3", classifier, class_names=NAMES[:2])
-    refused("one text for each class", classifier, class_names="cat")
+    refused("class_names is 'cat'; give a sequence of texts", classifier, class_names="cat")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     refused("over one class is always 0", classifier(1).compile, loss=loss)
 

@@ -1,6 +1,7 @@
 """Images of any aspect ratio as rows of patches, beside transformers' SigLIP 2 and timm."""
 
 from importlib import import_module
+from typing import get_args
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ from kmodels.models import (
 )
 from kmodels.models.vit.naflex.layers import resize_weights
 from kmodels.weights import read_safetensors
-from kmodels.weights.positions import METHODS, resize_matrix
+from kmodels.weights.positions import Method, resize_matrix
 from public_models import random
 from refusals import refused
 from tolerances import tolerance
@@ -144,7 +145,7 @@ def test_grids_are_transformers(references):
     refused("max_num_patches is 0", grid_of, 3, 3, 16, 0)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_positions_are_resized_as_with_numpy(method):
     for old, new in ((5, 9), (5, 2), (5, 5), (16, 3), (4, 1)):
         place = np.arange(new, dtype="float32")

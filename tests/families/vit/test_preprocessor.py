@@ -59,8 +59,8 @@ PRE, X = ViTImageClassifierPreprocessor, np.zeros((2, 6, 9, 3), "uint8")
         (lambda: PRE((4, 4))(keras.Input((4, 4, 3))), "works on data, not inside a model"),
         (lambda: PRE(224), "image_size is 224; give \\(height, width\\), each at least 1"),
         (lambda: PRE((24.5, 24)), "image_size is \\(24.5, 24\\)"),
-        (lambda: PRE(mean=0.5), "mean is 0.5; give a number per channel"),
-        (lambda: PRE(std=(1, np.nan, 1)), "std is \\(1, nan, 1\\); give a number per channel"),
+        (lambda: PRE(mean=0.5), "mean is 0.5; give a sequence of finite numbers"),
+        (lambda: PRE(std=(1, np.nan, 1)), "std is \\(1, nan, 1\\); give a sequence"),
         (lambda: PRE(dtype="bfloat16"), "preprocessors give float32, and the model casts it"),
         (
             lambda: converter(pad_to_aspect_ratio=True),

@@ -215,7 +215,7 @@ TURNING = {
         ({"image_shape": (16, 16)}, r"image_shape is \(16, 16\); give"),
         ({"num_register_tokens": -1}, "num_register_tokens is -1"),
         ({"approximate_gelu": "tanh"}, "approximate_gelu is 'tanh'; give False, True or \"sigmoid"),
-        ({"position_interpolation": "area"}, "position_interpolation is 'area'; choose one of bi"),
+        ({"position_interpolation": "area"}, "position_interpolation is 'area'; give 'bi"),
         ({"use_swiglu_ffn": True, "approximate_gelu": True}, "use_swiglu_ffn leaves no GELU"),
         (
             {**NO_CLASS, "use_distillation_token": True},

@@ -244,7 +244,8 @@ def test_settings():
         refused(f"the distance of checkpoints is '{wrong}'; give", Checkpoint, "x", every=wrong)
     refused("keep is 0; give at least 1", Checkpoint, "x", keep=0)
     refused("mode is 'best'; choose one of auto, min, max", Checkpoint, "x", mode="best")
-    refused("best is 3; give the name of a log", Checkpoint, "x", best=3)
+    refused("best is 3; give a text or None", Checkpoint, "x", best=3)
+    refused("resume is 'False'; give True or False", Checkpoint, "x", resume="False")
     refused("'val_size', which does not say whether more", Checkpoint, "x", best="val_size")
     modes = {name: Checkpoint("x", best=name).mode for name in ("val_accuracy", "val_mean_iou")}
     assert {*modes.values()} == {"max"} and Checkpoint("x").mode == "min"

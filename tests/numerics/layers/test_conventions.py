@@ -410,7 +410,7 @@ def test_all_train_inside_fit():
             r"noise_shape is \(1, 2\) for an input of 3 axes",
         ),
         (lambda: layers.LayerNorm(-1.5), "epsilon is -1.5; give a number from 0"),
-        (lambda: layers.RMSNorm(float("nan")), "epsilon is nan; give a number from 0"),
+        (lambda: layers.RMSNorm(float("nan")), "epsilon is nan; give a finite number"),
         (
             lambda: layers.LayerNorm(axis=1)(np.ones((2, 3, 4), "float32")),
             "axis is 1 for an input of 3 axes; kmodels normalises the last one",

@@ -1,6 +1,7 @@
 """Changes of layout against NumPy, there and back; resized positions against Pillow and SciPy."""
 
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from scipy import ndimage
 
 from kmodels.weights import Transform, identity, patch_kernel, prepend_zeros, reshape, transpose
-from kmodels.weights.positions import METHODS, resize_matrix, resize_positions, table_grid
+from kmodels.weights.positions import Method, resize_matrix, resize_positions, table_grid
 from kmodels.weights.rules import source_shape, split_points
 from refusals import refused
 
@@ -65,7 +66,7 @@ RESAMPLING = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_constants_stay_and_the_same_size_changes_nothing(method):
     for old, new in SIZES:
         np.testing.assert_allclose(resize_matrix(old, new, method).sum(1), 1, atol=1e-12)
@@ -89,7 +90,7 @@ def test_bilinear_is_scipys_at_pixel_centres(old, new):
 
 
 def test_the_methods_differ_so_that_the_origin_matters():
-    found = [resize_matrix(8, 5, method) for method in METHODS]
+    found = [resize_matrix(8, 5, method) for method in get_args(Method)]
     assert all(np.abs(a - b).max() > 0.05 for a, b in itertools.pairwise(found))
 
 

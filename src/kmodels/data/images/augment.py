@@ -15,7 +15,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kmodels.core.errors import InputError
+from kmodels.core.arguments import check_fields
+from kmodels.core.errors import InputError, check_whole
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.rng import symmetric_beta, uniforms
 
@@ -65,6 +66,7 @@ class Augment:
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.crop_padding < 0:
             raise InputError(f"crop_padding is {self.crop_padding}; give at least 0 pixels")
         if self.random_resized_crop is not None:
@@ -102,6 +104,8 @@ class Augment:
             )
         if not (self.mixup >= 0 and self.cutmix >= 0):
             raise InputError(f"mixup is {self.mixup}, cutmix {self.cutmix}; give at least 0")
+        if self.num_classes is not None:
+            check_whole("num_classes", self.num_classes)
         if self.mixes and not self.num_classes:
             raise InputError("mixup and cutmix give one-hot labels; set num_classes")
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kmodels.core.arguments import check_fields
 from kmodels.core.errors import InputError
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -49,6 +50,7 @@ class Resizing:
     keeps_bytes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.resize_size is not None:
             if not isinstance(self.resize_size, int):
                 object.__setattr__(self, "resize_size", tuple(self.resize_size))

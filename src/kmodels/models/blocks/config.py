@@ -4,11 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from kmodels.core.arguments import check_fields
 from kmodels.core.errors import InputError, check_whole
 
 
 class FrozenConfig:
-    """The base of the frozen dataclass that every family has."""
+    """The base of the frozen dataclass that every family has, which checks its fields."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (epsilon := getattr(self, "layer_norm_epsilon", 0.0)) < 0:
+            raise InputError(f"layer_norm_epsilon is {epsilon}; give a number from 0, such as 1e-6")
 
     @classmethod
     def of(cls, config: Any) -> Self:
@@ -164,6 +170,7 @@ class DecoderConfig(FrozenConfig):
     max_sequence_length: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_sequence_length is not None:
             check_whole("max_sequence_length", self.max_sequence_length)
         for name in (

@@ -234,7 +234,7 @@ class DecoderBackbone(OptionalInputs, Backbone):
             num_key_value_heads=num_key_value_heads,
             hidden_dim=hidden_dim,
             intermediate_dim=intermediate_dim,
-            head_dim=hidden_dim // num_query_heads if head_dim is None else head_dim,
+            head_dim=hidden_dim // (num_query_heads or 1) if head_dim is None else head_dim,
             **variants,
         )
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())

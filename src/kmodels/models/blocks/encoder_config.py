@@ -117,6 +117,7 @@ class TextEncoderConfig(EncoderConfig):
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = ("vocabulary_size", "embedding_dim", "hidden_dim", "num_layers", "num_heads")
         for name in (*sizes, "intermediate_dim", "max_sequence_length"):
             check_whole(name, getattr(self, name))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from kmodels import registry
+from kmodels.core.arguments import check_arguments
 from kmodels.core.errors import InputError
 
 
@@ -22,7 +23,9 @@ def in_order(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
         def named(self: Any, /, *args: Any, **kwargs: Any) -> None:
-            init(self, **by_name(type(self).__name__, names, args, kwargs))
+            arguments = by_name(type(self).__name__, names, args, kwargs)
+            check_arguments(type(self), (), arguments)
+            init(self, **arguments)
 
         # Keras reads the signature of `__init__` without unwrapping it.
         named.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
+from kmodels.core.arguments import check_arguments
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import Needed, read_json
@@ -41,7 +42,8 @@ class Preprocessor(keras.layers.Layer):
             inside `tf.data.Dataset.map`.
 
     Raises:
-        InputError: for another dtype, or a symbolic tensor of Keras.
+        InputError: for an argument that is not what its annotation says, another dtype, or a
+            symbolic tensor of Keras.
     """
 
     family: ClassVar[str] = ""
@@ -49,6 +51,11 @@ class Preprocessor(keras.layers.Layer):
     # This tells TensorFlow's autograph that there is nothing to translate: dataset.map would read
     # the source of all that is called here, and wrap its errors in some of its own.
     autograph_info__: ClassVar[dict[str, Any]] = {}
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, name: str | None = None, dtype: DTypeLike = None, **kwargs: Any):
         policy = keras.dtype_policies.get(dtype or "float32")

@@ -131,7 +131,7 @@ class GemmaConfig(DecoderConfig):
     use_bidirectional_attention: bool = False
     enable_moe_block: bool = False
     num_experts: int | None = None
-    num_experts_per_token: int = 8
+    num_experts_per_token: int | None = 8
     expert_intermediate_dim: int | None = None
     local_rope_yarn: Mapping[str, Any] | None = None
     global_rope_yarn: Mapping[str, Any] | None = None

@@ -12,8 +12,10 @@ from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense, Layer, LayerNorm, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
+from kmodels.layers.norm import check_epsilon
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.inputs import Reordered, TokensFirst
+from kmodels.ops.dropout import check_rate
 
 CHANNELS = 3
 
@@ -43,8 +45,10 @@ class PatchFeatures(Layer):
     ):
         super().__init__(**kwargs)
         sizes = {"patch_size": patch_size, "pool_size": pool_size, "hidden_dim": hidden_dim}
-        for name, size in {**sizes, "position_embedding_size": position_embedding_size}.items():
+        sizes |= {"output_dim": output_dim, "position_embedding_size": position_embedding_size}
+        for name, size in sizes.items():
             check_whole(name, size)
+        check_epsilon(layer_norm_epsilon)
         self.hidden_dim = hidden_dim
         self.output_dim = output_dim
         self.patch_size = patch_size
@@ -402,6 +406,7 @@ class Gemma4VisionEncoder(PatchFeatures):
             **kwargs,
         )
         check_whole("num_layers", num_layers)
+        check_rate(dropout)
         check_whole("intermediate_dim", intermediate_dim)
         self.num_heads = num_heads
         self.num_layers = num_layers

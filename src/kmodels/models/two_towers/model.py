@@ -62,6 +62,7 @@ class TwoTowersConfig(FrozenConfig):
     naflex: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "vision_encoder", self.vision.to_dict())
         object.__setattr__(self, "text_encoder", self.text.to_dict())
         if self.naflex:

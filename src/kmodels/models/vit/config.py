@@ -7,7 +7,7 @@ from typing import Any
 from kmodels.core.errors import InputError, check_whole
 from kmodels.models.blocks.config import check_rates
 from kmodels.models.blocks.encoder_config import EncoderBlockConfig, EncoderConfig, check_heads
-from kmodels.weights.positions import METHODS, Method
+from kmodels.weights.positions import Method
 
 # How each rotary embedding pairs the channels of a head, as in `ops.rotary_embedding_2d`.
 ROPE_PAIRS = {"dinov3": "halves", "cat": "neighbors", "cat_ij": "neighbors"}
@@ -123,6 +123,7 @@ class ViTConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "patch_size", _side(self.patch_size))
+        super().__post_init__()
         sizes = ("patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim")
         for name in sizes:
             check_whole(name, getattr(self, name))
@@ -150,11 +151,6 @@ class ViTConfig(EncoderConfig):
             raise InputError(f"num_register_tokens is {self.num_register_tokens}; give 0 or more")
         if self.use_distillation_token and not self.use_class_token:
             raise InputError("use_distillation_token needs the class token in front of it")
-        if self.position_interpolation not in METHODS:
-            raise InputError(
-                f"position_interpolation is {self.position_interpolation!r}; choose one of "
-                f"{', '.join(METHODS)}"
-            )
         if self.approximate_gelu not in (False, True, "sigmoid"):
             raise InputError(
                 f'approximate_gelu is {self.approximate_gelu!r}; give False, True or "sigmoid"'

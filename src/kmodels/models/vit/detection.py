@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from kmodels.core import keras_internals
+from kmodels.core.arguments import check_fields
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
 from kmodels.data.images.boxes import KEYS, corners_in_pixels, padded
@@ -284,9 +285,10 @@ class BoxCriterion:
     iou_weight: float = 2.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_whole("num_classes", self.num_classes)
         for name in ("no_object_weight", "class_weight", "box_weight", "iou_weight"):
-            if not 0 <= getattr(self, name) < np.inf:
+            if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
 
     def __call__(

@@ -40,6 +40,8 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
     Raises:
         InputError: for padding, or an interpolation that is not here.
     """
+    if not isinstance(converter, keras.layers.Layer):
+        raise InputError(f"image_converter is {converter!r}; give one such as ViTImageConverter()")
     settings: Mapping[str, Any] = converter.get_config()
     name = settings["interpolation"]
     check_supported(settings["pad_to_aspect_ratio"], name)

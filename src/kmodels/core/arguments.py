@@ -1,0 +1,136 @@
+"""Checks arguments by their annotations: numbers, flags, texts, choices, and sequences of these."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import numpy as np
+
+from kmodels.core.errors import InputError
+
+# A test of a value, and the words for what passes.
+Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+
+
+def check_arguments(cls: type, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raises `InputError` for an argument of a constructor that is of another kind than it says.
+
+    Arguments that a class hands to its parents are checked as those of the parents. An annotation
+    that is not a number, a flag, a text, a choice among texts, a sequence of these, or None says
+    nothing.
+
+    Args:
+        cls: the class.
+        args: positional arguments.
+        kwargs: arguments by name.
+    """
+    kinds = _kinds_of(cls)
+    _check({**dict(zip(_positional(cls), args, strict=False)), **kwargs}, kinds)
+
+
+def check_call(function: Callable[..., Any], **values: object) -> None:
+    """Raises `InputError` for arguments of a call, by name, that are of another kind than it says.
+
+    Args:
+        function: the function or method.
+        **values: some of its arguments.
+    """
+    _check(values, _kinds_of_call(function))
+
+
+def check_fields(instance: Any) -> None:
+    """Raises `InputError` for a field of a dataclass that is of another kind than it says."""
+    values = {field.name: getattr(instance, field.name) for field in fields(instance)}
+    _check(values, _kinds_of(type(instance)))
+
+
+def _check(values: Mapping[str, object], kinds: Mapping[str, Kind]) -> None:
+    for name, value in values.items():
+        if name in kinds and not kinds[name][0](value):
+            shown = value.__name__ if isinstance(value, type) else repr(value)
+            raise InputError(f"{name} is {shown}; give {kinds[name][1]}")
+
+
+@cache
+def _positional(cls: type) -> tuple[str, ...]:
+    if hasattr(cls.__init__, "__wrapped__"):
+        return ()  # another order, see `kmodels.models.blocks.hub_order`
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+@cache
+def _kinds_of(cls: type) -> dict[str, Kind]:
+    """Returns the kinds of a constructor's arguments by name, as far as their annotations tell."""
+    kinds: dict[str, Kind] = {}
+    for base in reversed(cls.__mro__):
+        if inspect.isfunction(init := vars(base).get("__init__")):
+            named = set(inspect.signature(init).parameters)
+            others = {name: kind for name, kind in kinds.items() if name not in named}
+            kinds = others | _kinds_of_call(init)
+    return kinds
+
+
+@cache
+def _kinds_of_call(function: Callable[..., Any]) -> dict[str, Kind]:
+    kinds = {
+        parameter.name: _kind(parameter.annotation)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _kind(annotation: Any) -> Kind | None:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        return _SIMPLE.get(annotation) if isinstance(annotation, type) else None
+    if origin is Literal:
+        if not all(isinstance(choice, str) for choice in parts):
+            return None
+        return lambda x: isinstance(x, str) and x in parts, " or ".join(map(repr, parts))
+    if origin in (dict, Mapping):
+        return lambda x: isinstance(x, Mapping), "a dictionary"
+    kinds = [_kind(part) for part in parts if part is not ...]
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds) or not known:
+        return None
+    if origin in (Union, UnionType):
+        return lambda x: any(fits(x) for fits, _ in known), " or ".join(words for _, words in known)
+    if origin in (tuple, list, Sequence):
+        fits, words = known[0]
+        count = len(parts) if origin is tuple and ... not in parts else None
+        return lambda x: _is_sequence(x, fits, count), _of_several(words, count)
+    return None
+
+
+def _is_sequence(value: object, fits: Callable[[Any], bool], count: int | None) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+        return False
+    return count in (None, len(value)) and all(map(fits, value))
+
+
+def _of_several(words: str, count: int | None) -> str:
+    words = words.removeprefix("a ").replace("number", "numbers").replace("text", "texts")
+    return f"a sequence of {words}" if count is None else f"{count} {words}"
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, Real):
+        return not isinstance(value, bool) and math.isfinite(value)
+    return hasattr(value, "__float__")  # a tensor
+
+
+_SIMPLE: dict[type, Kind] = {
+    # Files of other packages have 0 and 1 too.
+    bool: (lambda x: isinstance(x, Integral | np.bool_) and x in (0, 1), "True or False"),
+    int: (lambda x: hasattr(x, "__index__") and not isinstance(x, bool), "a whole number"),
+    float: (_is_number, "a finite number"),
+    str: (lambda x: isinstance(x, str), "a text"),
+    NoneType: (lambda x: x is None, "None"),
+}

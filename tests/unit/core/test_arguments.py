@@ -1,0 +1,116 @@
+"""Arguments of another kind than their annotation says are one line, in each public class."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import pytest
+
+from kmodels import callbacks, data, generation, layers, lora, models
+from kmodels.callbacks import Checkpoint
+from kmodels.core.arguments import check_arguments
+from kmodels.generation import Sampler
+from kmodels.lora import LoraSettings
+from kmodels.models.blocks.config import FrozenConfig
+from kmodels.models.blocks.preprocessing import Preprocessor
+from kmodels.task import Backbone, Task
+from refusals import refused
+
+CHECKED = (
+    *(layers.Layer, Preprocessor, Sampler, FrozenConfig, data.Augment, data.Resizing, Checkpoint),
+    *(Backbone, Task, LoraSettings),
+)
+NOTHING = object()
+
+
+class Example:
+    def __init__(
+        self,
+        count: int = 1,
+        share: float = 0.5,
+        flag: bool = False,
+        name: str = "",
+        kind: Literal["a", "b"] = "a",
+        limit: float | None = None,
+        size: tuple[int, int] | None = None,
+        means: float | Sequence[float] = 0.0,
+        fields: Mapping[str, Any] | None = None,
+        other: Any = None,
+        initializer: "str | keras.initializers.Initializer" = "",
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("count", True, "a whole number"),
+        ("count", 1.0, "a whole number"),
+        ("count", None, "a whole number"),
+        ("share", "0.5", "a finite number"),
+        ("share", float("nan"), "a finite number"),
+        ("share", -float("inf"), "a finite number"),
+        ("share", False, "a finite number"),
+        ("flag", "no", "True or False"),
+        ("flag", 2, "True or False"),
+        ("flag", None, "True or False"),
+        ("name", 3, "a text"),
+        ("name", str, "a text"),
+        ("kind", "c", "'a' or 'b'"),
+        ("limit", "none", "a finite number or None"),
+        ("size", 3, "2 whole numbers or None"),
+        ("size", "12", "2 whole numbers or None"),
+        ("size", (1, 2, 3), "2 whole numbers or None"),
+        ("size", [1, "2"], "2 whole numbers or None"),
+        ("means", ("a", "b"), "a finite number or a sequence of finite numbers"),
+        ("fields", [("a", 1)], "a dictionary or None"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_line(name, value, words):
+    shown = "str" if value is str else repr(value)
+    message = refused(f"^{name} is ", check_arguments, Example, (), {name: value})
+    assert message == f"{name} is {shown}; give {words}"
+    place = list(inspect.signature(Example).parameters).index(name)
+    defaults = [p.default for p in inspect.signature(Example).parameters.values()]
+    assert refused("is", check_arguments, Example, [*defaults[:place], value], {}) == message
+
+
+def test_values_of_these_kinds_pass():
+    numbers = {"count": np.int64(3), "share": 1, "flag": np.True_, "limit": np.float32(0.5)}
+    check_arguments(Example, (), numbers)
+    check_arguments(Example, (), {"share": keras.ops.ones(()), "count": np.array(3), "flag": 1})
+    check_arguments(Example, (), {"size": np.array([1, 2]), "means": [1, 0.5], "fields": {}})
+    check_arguments(Example, (), {"kind": "b", "other": 1, "initializer": keras.initializers.Zeros})
+    check_arguments(Example, (), {"unknown": 1})  # the constructor says so
+
+
+def public_classes():
+    modules = (layers, models, generation, data, lora, callbacks)
+    each = {getattr(module, name) for module in modules for name in module.__all__}
+    checked = [x for x in each if inspect.isclass(x) and issubclass(x, CHECKED)]
+    return sorted(checked, key=lambda x: x.__name__)
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)
+def test_each_public_class_checks_its_arguments(kind):
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    simple = [p.name for p in parameters if p.annotation in (bool, int, float, str)]
+    needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    others = {p.name: NOTHING if p.name in simple else {} for p in needed}
+    for name in simple:
+        refused(f"is {NOTHING!r}; give ", kind, **{**others, name: NOTHING})
+
+
+def test_flags_of_a_call_are_checked(tmp_path):
+    made = models.ViTImageClassifier.from_preset("vit_debug", num_classes=2)
+    for name, call in (
+        ("load_weights", lambda **flag: models.ViTBackbone.from_preset("vit_debug", **flag)),
+        ("quantized", lambda **flag: models.ViTBackbone.from_preset("vit_debug", **flag)),
+        ("card", lambda **flag: made.save_to_preset(tmp_path, **flag)),
+        ("run_eagerly", made.compile),
+        ("steps_per_execution", made.compile),
+        ("auto_scale_loss", made.compile),
+    ):
+        refused(f"{name} is 'no'; give ", call, **{name: "no"})
