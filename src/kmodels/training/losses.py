@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
+from kmodels.core.arguments import check_call
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 from kmodels.training.sparse_labels import check_pixels
@@ -310,6 +311,9 @@ class PixelCrossentropy(keras.losses.Loss):
         count_ignored: bool = False,
         **kwargs: Any,
     ):
+        check_call(
+            PixelCrossentropy.__init__, ignore_class=ignore_class, count_ignored=count_ignored
+        )
         super().__init__(name=name, reduction=reduction, **kwargs)
         self.ignore_class = ignore_class
         self.count_ignored = count_ignored

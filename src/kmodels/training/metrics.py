@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from kmodels.core.arguments import check_call
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tensor
 from kmodels.data.images.sources import check_whole_classes
@@ -51,6 +52,13 @@ class MeanIoU(keras.metrics.MeanIoU):
         sparse_y_pred: bool = False,
         axis: int = -1,
     ):
+        check_call(
+            MeanIoU.__init__,
+            ignore_class=ignore_class,
+            sparse_y_true=sparse_y_true,
+            sparse_y_pred=sparse_y_pred,
+            axis=axis,
+        )
         super().__init__(
             num_classes=num_classes,
             name=name,

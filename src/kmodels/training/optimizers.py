@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.core.arguments import check_arguments, check_call
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
@@ -97,6 +98,9 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         skip_non_finite: bool = False,
         **kwargs: Any,
     ):
+        own = {"weight_decay": weight_decay, "layer_decay": layer_decay, "clip_norm": clip_norm}
+        own |= {"accumulate": accumulate, "ema": ema, "decay_vectors": decay_vectors}
+        check_arguments(type(self), (), {**own, "skip_non_finite": skip_non_finite, **kwargs})
         _check(learning_rate, weight_decay, layer_decay, clip_norm, accumulate, ema)
         _check_moments(**kwargs)
         momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema}
@@ -442,6 +446,7 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
         name: str = "adamw",
         **kwargs: Any,
     ):
+        check_call(AdamW.__init__, corrected_epsilon=corrected_epsilon)
         super().__init__(
             learning_rate=learning_rate,
             weight_decay=weight_decay,

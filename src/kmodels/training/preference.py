@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from kmodels.core.arguments import check_call
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Tensor
 
@@ -283,6 +284,11 @@ class PreferenceLoss:
         f_divergence_type: str | None = None,
         f_alpha_divergence_coef: float | None = None,
     ):
+        check_call(
+            PreferenceLoss.__init__,
+            reference_free=reference_free,
+            length_normalized=length_normalized,
+        )
         _check_choice("kind", kind, KINDS, _OTHERS)
         spec = KINDS[kind]
         values = {

@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import keras
 import numpy as np
 import pytest
 
-from kmodels import callbacks, data, generation, layers, lora, models
+from kmodels import callbacks, data, generation, layers, lora, models, training
 from kmodels.callbacks import Checkpoint
 from kmodels.core.arguments import check_arguments
 from kmodels.generation import Sampler
@@ -101,6 +102,23 @@ def test_each_public_class_checks_its_arguments(kind):
     others = {p.name: NOTHING if p.name in simple else {} for p in needed}
     for name in simple:
         refused(f"is {NOTHING!r}; give ", kind, **{**others, name: NOTHING})
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (training.AdamW, ("weight_decay", "ema", "skip_non_finite", "corrected_epsilon")),
+        (training.SGD, ("momentum", "nesterov", "accumulate", "clip_norm", "decay_vectors")),
+        (training.Lamb, ("weight_decay", "epsilon")),
+        (training.Muon, ("beta_2", "layer_decay")),
+        (partial(training.MeanIoU, 3), ("ignore_class", "sparse_y_pred", "axis")),
+        (training.PixelCrossentropy, ("ignore_class", "count_ignored")),
+        (training.PreferenceLoss, ("reference_free", "length_normalized")),
+    ],
+)
+def test_optimizers_losses_and_metrics_check_theirs(make, names):
+    for name in names:
+        refused(f"{name} is {NOTHING!r}; give ", make, **{name: NOTHING})
 
 
 def test_flags_of_a_call_are_checked(tmp_path):
