@@ -12,6 +12,7 @@ import pytest
 from kmodels import callbacks, data, generation, layers, lora, models, training
 from kmodels.callbacks import Checkpoint
 from kmodels.core.arguments import check_arguments
+from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.generation import Sampler
 from kmodels.lora import LoraSettings
 from kmodels.models.blocks.config import FrozenConfig
@@ -21,7 +22,7 @@ from refusals import refused
 
 CHECKED = (
     *(layers.Layer, Preprocessor, Sampler, FrozenConfig, data.Augment, data.Resizing, Checkpoint),
-    *(Backbone, Task, LoraSettings),
+    *(Backbone, Task, LoraSettings, ResumableBatches),
 )
 NOTHING = object()
 
