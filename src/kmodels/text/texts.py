@@ -54,14 +54,26 @@ def as_texts(x: object) -> tuple[list[str], bool]:
 
 
 def as_ids(ids: Any) -> Any:
-    """Returns ids as nested lists of ints, or one int."""
+    """Returns ids as nested lists of ints, or one int.
+
+    Raises:
+        InputError: for anything but numbers.
+    """
     if hasattr(ids, "to_list"):  # ragged, of TensorFlow
         return ids.to_list()
     if isinstance(ids, Mapping | str | bytes):
         raise InputError(f"expected token ids, got {type(ids).__name__}")
     if hasattr(ids, "__array__"):
-        return to_numpy(ids).tolist()
-    return [as_ids(part) for part in ids] if isinstance(ids, Sequence) else int(ids)
+        array = to_numpy(ids)
+        if array.dtype.kind not in "biufO":
+            raise InputError(f"expected token ids, got an array of {array.dtype}")
+        return as_ids(array.tolist()) if array.dtype.kind in "fO" else array.tolist()
+    if isinstance(ids, Sequence):
+        return [as_ids(part) for part in ids]
+    try:
+        return int(ids)
+    except (TypeError, ValueError):
+        raise InputError(f"expected token ids, got {type(ids).__name__}") from None
 
 
 def in_graph(x: object) -> bool:

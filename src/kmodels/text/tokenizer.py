@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
-import numpy as np
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
@@ -350,26 +349,45 @@ class Tokenizer:
         if not add_special_tokens:
             return ids
         if self.core.post_processor is not None:
-            return self.core.encode(text).ids
+            return self.core.encode(as_text(text)).ids
         start = self.start_token_id if self.settings.get("add_bos_token", True) else None
         end = self.end_token_id if self.settings.get("add_eos_token", False) else None
         return [*([] if start is None else [start]), *ids, *([] if end is None else [end])]
 
-    def decode(self, ids: object, skip_special_tokens: bool = False) -> str:
-        """Returns text as transformers' `decode`, with special tokens unless they are skipped."""
-        numbers = np.asarray(as_ids(ids), "int64").reshape(-1).tolist()
-        return self._cleaned(self.core.decode(numbers, skip_special_tokens=skip_special_tokens))
+    def decode(self, ids: object, skip_special_tokens: bool = False) -> Any:
+        """Returns text as transformers' `decode`, with special tokens unless they are skipped.
+
+        Args:
+            ids: one id, a sequence of ids, or a batch of such sequences.
+            skip_special_tokens: leaves out the tokens that the tokenizer's files call special.
+
+        Returns:
+            A text, or a list of texts.
+
+        Raises:
+            InputError: for anything but ids.
+        """
+        numbers = as_ids(ids)
+        if not isinstance(numbers, list):
+            numbers = [numbers]
+        if numbers and isinstance(numbers[0], list):
+            return [self.decode(row, skip_special_tokens) for row in numbers]
+        return self._text_of(numbers, skip_special_tokens)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text and nothing else.
 
         Raises:
-            InputError: for half of a surrogate pair.
+            InputError: for half of a surrogate pair, or characters that the tokenizer lacks.
         """
-        try:
-            return [e.ids for e in self.core.encode_batch_fast(texts, add_special_tokens=False)]
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InputError(f"this is not text: {_line(error)}") from error
+
+        def encode() -> list[list[int]]:
+            try:
+                return [e.ids for e in self.core.encode_batch_fast(texts, add_special_tokens=False)]
+            except (TypeError, UnicodeEncodeError) as error:
+                raise InputError(f"this is not text: {_line(error)}") from error
+
+        return _in_one_line(encode, "the tokenizer cannot cut this text into tokens")
 
     def detokenize(self, ids: object) -> Any:
         """Returns text without special tokens.
@@ -392,7 +410,17 @@ class Tokenizer:
     def _decode(self, ids: list[int], leave: set[int]) -> str:
         # The tokens that are left out are known; the package would leave out more.
         shown = [i for i in ids if i not in leave]
-        return self._cleaned(self.core.decode(shown, skip_special_tokens=False))
+        return self._text_of(shown, False)
+
+    def _text_of(self, ids: list[int], skip_special_tokens: bool) -> str:
+        if strange := [i for i in ids if not 0 <= i < 2**32]:
+            last = self.core.get_vocab_size() - 1
+            raise InputError(f"there is no token {strange[0]}; ids go from 0 to {last}")
+        text = _in_one_line(
+            lambda: self.core.decode(ids, skip_special_tokens=skip_special_tokens),
+            "the tokenizer cannot make text of these ids",
+        )
+        return self._cleaned(text)
 
     def _cleaned(self, text: str) -> str:
         settings, name = self.settings, "clean_up_tokenization_spaces"
@@ -669,14 +697,17 @@ def read_core(read: Callable[[], T], origin: object) -> T:
     Raises:
         InputError: if tokenizers cannot read it.
     """
+    return _in_one_line(read, f"{origin} holds no whole tokenizer", "; copy it again")
+
+
+def _in_one_line(run: Callable[[], T], problem: str, advice: str = "") -> T:
+    """Calls `run`; an error of tokenizers becomes an `InputError` with the problem before it."""
     try:
-        return read()
-    except (KeyboardInterrupt, SystemExit):
+        return run()
+    except (KeyboardInterrupt, SystemExit, InputError):
         raise
     except BaseException as error:  # a panic of Rust is no Exception
-        raise InputError(
-            f"{origin} holds no whole tokenizer: {_line(error)}; copy it again"
-        ) from None
+        raise InputError(f"{problem}: {_line(error)}{advice}") from None
 
 
 def _line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -271,6 +272,54 @@ def test_a_panic_of_tokenizers_is_told_in_a_line(tmp_path):
     refused("tokenizer.json holds no whole tokenizer: .*; copy it again", Tokenizer.from_file, file)
     fields = {"json": file.read_text()}
     refused("the config holds no whole tokenizer: .*", Tokenizer.from_dict, fields)
+
+
+VOCABULARY = {"</s>": 0, "a": 1}
+# Models without their unknown token, which fails at the first text that needs it.
+WITHOUT_UNKNOWN = {
+    "WordLevel": {"vocab": VOCABULARY, "unk_token": "<unk>"},
+    "WordPiece": {
+        "vocab": VOCABULARY, "unk_token": "<unk>", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 9,
+    },
+    "Unigram": {"vocab": [["</s>", 0.0], ["a", -1.0]], "unk_id": None, "byte_fallback": False},
+    "BPE": {"vocab": VOCABULARY, "merges": [], "unk_token": "<unk>"},
+}  # fmt: skip
+STRIP = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
+
+
+def _small(tmp_path, kind, **more):
+    described = {"model": {"type": kind, **WITHOUT_UNKNOWN[kind]}, **more}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
+def test_a_text_that_a_tokenizer_cannot_cut_is_told_in_a_line(tmp_path, kind):
+    tokenizer = _small(tmp_path, kind)
+    assert tokenizer.tokenize("a") == [1]
+    for encode in (tokenizer.tokenize, tokenizer.encode):
+        refused("the tokenizer cannot cut this text into tokens: .*", encode, "b")
+
+
+def test_ids_that_make_no_text_are_told_in_a_line(tmp_path):
+    tokenizer = _small(tmp_path, "BPE", decoder=STRIP)  # which panics at a text of one character
+    for decode in (tokenizer.decode, tokenizer.detokenize):
+        refused("the tokenizer cannot make text of these ids: .*", decode, [1])
+        for number in (-100, 2**40):
+            refused(f"there is no token {number}; ids go from 0 to 1", decode, [1, number])
+        for strange in (None, [None], ["a"], "a", np.array(["a"]), {"input_ids": [1]}, object()):
+            refused("expected token ids, got ", decode, strange)
+
+
+def test_a_batch_of_ids_gives_a_list_of_texts(tokenizer):
+    ids = tokenizer.encode("the cat")
+    text = tokenizer.decode(ids)
+    for batch in ([ids, ids], np.array([ids, ids]), np.array([ids, ids], "float32")):
+        assert tokenizer.decode(batch) == [text, text]
+    assert tokenizer.decode(ids[1]) == tokenizer.decode([ids[1]])
+    assert tokenizer.decode(np.array(ids)) == text and tokenizer.decode([]) == ""
 
 
 @pytest.mark.needs("sentencepiece")
