@@ -15,6 +15,7 @@ from kmodels.models import (
     SigLIPTokenizer,
 )
 from kmodels.text import settings as described
+from refusals import refused
 
 # A directory of the references, the class, files to leave out, and what tokenizer_class becomes.
 TOKENIZERS = {
@@ -93,6 +94,41 @@ def test_settings_mean_what_they_mean_in_transformers(references, tmp_path, capl
         if not plain:
             assert ours.decode(ids) == theirs.decode(ids)
     assert "which kmodels does not" not in caplog.text
+
+
+SPECIAL = {
+    "pad_token": "cat", "sep_token": {**CAT, "content": "<new>", "lstrip": True},
+    "extra_special_tokens": ["the"],
+}  # fmt: skip
+
+
+@pytest.mark.needs("transformers", "sentencepiece")
+@pytest.mark.parametrize("more", [{}, {"added_tokens_decoder": {}}, {"pad_token": "a"}], ids=str)
+@pytest.mark.parametrize("name", ["gemma", "qwen", "qwen without tokenizer.json", "llama", "clip"])
+def test_names_of_tokens_in_a_file_of_their_own(references, tmp_path, caplog, name, more):
+    from transformers import AutoTokenizer
+
+    (tmp_path / described.NAMES).write_text(json.dumps(SPECIAL))
+    ours, theirs = (
+        _folder(references, tmp_path, name, more),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
+    assert (ours.pad_token == "cat") == ("added_tokens_decoder" not in more)
+    if theirs.pad_token is not None:
+        assert (ours.pad_token, ours.pad_token_id) == (theirs.pad_token, theirs.pad_token_id)
+    for text in (*TEXTS, *MARKED, "a the<new>  cat"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert type(ours).from_config(ours.get_config()).encode(text) == theirs.encode(text)
+    assert "which kmodels does not" not in caplog.text
+
+
+def test_a_strange_file_of_names_is_told_in_a_line(references, tmp_path, caplog):
+    (tmp_path / described.NAMES).write_text('{"padding": "x"}')
+    _folder(references, tmp_path, "qwen", {})
+    assert "special_tokens_map.json sets padding, which kmodels does not know" in caplog.text
+    (tmp_path / described.NAMES).write_text('{"pad_token": 3}')
+    refused("tokens_map.json: pad_token is 3; give a text or an object", _folder, references,
+            tmp_path, "qwen", {})  # fmt: skip
 
 
 @pytest.mark.parametrize(

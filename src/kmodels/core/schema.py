@@ -327,6 +327,7 @@ FILES: dict[str, Shape] = {
     "processor_config.json": PROCESSOR,
     "tokenizer_config.json": TOKENIZER,
     "added_tokens.json": {"*": Needed(TOKEN)},
+    "special_tokens_map.json": TOKENIZER,
     "chat_template.json": {"chat_template": TOKENIZER["chat_template"]},
     "generation_config.json": GENERATION,
     "adapter_config.json": ADAPTER,

@@ -12,13 +12,16 @@ from kmodels.core.schema import read_json, warn_of_unknown
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
-ADDED = "added_tokens.json"
+ADDED, NAMES = "added_tokens.json", "special_tokens_map.json"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MORE_TEMPLATES = "additional_chat_templates"
 # Both name the ids that end a generated text, and need not agree.
 WITH_STOPS = ("config.json", "generation_config.json")
 ROLES = {"start": "bos_token", "end": "eos_token", "pad": "pad_token"}
-NAMED = (*ROLES.values(), "unk_token", "sep_token", "cls_token", "mask_token")
+# In the order in which transformers gives ids to those that a vocabulary lacks.
+NAMED = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+)
 # What kmodels writes besides: ids of further tokens that end a text.
 STOPS = "stop_tokens"
 DEFAULT = "default"
@@ -65,8 +68,9 @@ def read(
     """Returns the settings of a directory, its chat templates among them as "chat_template".
 
     A template has the place that transformers gives it: chat_template.jinja counts before
-    tokenizer_config.json, and that before a processor's chat_template.json. A setting that the
-    tokenizer does not follow is logged as a warning.
+    tokenizer_config.json, and that before a processor's chat_template.json. As there, the names of
+    tokens in special_tokens_map.json count if tokenizer_config.json has no added_tokens_decoder. A
+    setting that the tokenizer does not follow is logged as a warning.
 
     Args:
         directory: which may hold none of these files.
@@ -76,8 +80,13 @@ def read(
         InputError: for a file that is not JSON or not UTF-8.
     """
     settings = _json(directory / CONFIG)
-    known = READ | IDLE | {STOPS} | set(_own_tokens(settings))
-    warn_of_unknown(directory / CONFIG, settings, known, {**IDLE_AT, **idle_at})
+    named = {} if "added_tokens_decoder" in settings else _json(directory / NAMES)
+    for name, described in ((CONFIG, settings), (NAMES, named)):
+        known = READ | IDLE | {STOPS} | set(_own_tokens(described))
+        warn_of_unknown(directory / name, described, known, {**IDLE_AT, **idle_at})
+    for key, value in named.items():
+        before = settings.get(key)
+        settings[key] = [*before, *value] if isinstance(before, list) else value
     files = {
         DEFAULT: directory / TEMPLATE,
         **{file.stem: file for file in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))},
