@@ -11,6 +11,7 @@ from kmodels.models import (
     CLIPTokenizer,
     GemmaTokenizer,
     Llama3Tokenizer,
+    Qwen3CausalLMPreprocessor,
     Qwen3Tokenizer,
     SigLIPTokenizer,
 )
@@ -109,10 +110,8 @@ def test_names_of_tokens_in_a_file_of_their_own(references, tmp_path, caplog, na
     from transformers import AutoTokenizer
 
     (tmp_path / described.NAMES).write_text(json.dumps(SPECIAL))
-    ours, theirs = (
-        _folder(references, tmp_path, name, more),
-        AutoTokenizer.from_pretrained(tmp_path),
-    )
+    ours = _folder(references, tmp_path, name, more)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert (ours.pad_token == "cat") == ("added_tokens_decoder" not in more)
     if theirs.pad_token is not None:
         assert (ours.pad_token, ours.pad_token_id) == (theirs.pad_token, theirs.pad_token_id)
@@ -120,6 +119,21 @@ def test_names_of_tokens_in_a_file_of_their_own(references, tmp_path, caplog, na
         assert ours.encode(text) == theirs.encode(text)
         assert type(ours).from_config(ours.get_config()).encode(text) == theirs.encode(text)
     assert "which kmodels does not" not in caplog.text
+
+
+@pytest.mark.needs("transformers", "sentencepiece")
+@pytest.mark.parametrize("more", [{}, {"add_bos_token": False}], ids=str)
+@pytest.mark.parametrize("name", ["qwen", "qwen without tokenizer.json"])
+def test_a_start_token_for_chats_is_not_put_before_texts(references, tmp_path, name, more):
+    from transformers import AutoTokenizer
+
+    tokenizer = _folder(references, tmp_path, name, {"bos_token": "<|im_start|>", **more})
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    row = Qwen3CausalLMPreprocessor(tokenizer, sequence_length=12).generate_preprocess("the cat")
+    ids = theirs.encode("the cat")
+    assert row["token_ids"][: len(ids)].tolist() == ids == tokenizer.encode("the cat")
+    # Its name stays known to chat templates.
+    assert tokenizer.settings["bos_token"] == theirs.bos_token == "<|im_start|>"
 
 
 def test_a_strange_file_of_names_is_told_in_a_line(references, tmp_path, caplog):

@@ -102,7 +102,9 @@ class Tokenizer:
         self.settings = dict(settings or {})
         core.encode_special_tokens = bool(self.settings.get("split_special_tokens"))
         first, last = self._added_around()
-        adds_start = start or first or self.settings.get("add_bos_token", True)
+        # A named start token may serve chat templates alone, as in Qwen.
+        usual = "start" in self.roles or (not self.roles and core.post_processor is None)
+        adds_start = start or first or self.settings.get("add_bos_token", usual)
         self.start_token = self._role("start", start, first) if adds_start else None
         self.end_token = self._role("end", end, last) or next(map(self.id_to_token, stop), None)
         if self.end_token is None:
@@ -251,11 +253,11 @@ class Tokenizer:
         """
         directory = local_path(directory)
         core = tokenizers.Tokenizer.from_str(self.core.to_str())
-        if self.start_token is not None and core.post_processor is None:
+        before, behind = self._around()
+        if (before or behind) and core.post_processor is None:
+            one, two = ([*before, f"${text}", *behind] for text in "AB")
             core.post_processor = TemplateProcessing(
-                single=f"{self.start_token} $A",
-                pair=f"{self.start_token} $A {self.start_token} $B",
-                special_tokens=[(self.start_token, self.start_token_id)],
+                single=one, pair=[*one, *two], special_tokens=[*(before | behind).items()]
             )
         config = described.with_names({**PLAIN, **self.settings}, self._roles())
         if more := sorted(set(self.stop_token_ids) - set(self._usual_stops())):
@@ -350,9 +352,15 @@ class Tokenizer:
             return ids
         if self.core.post_processor is not None:
             return self.core.encode(as_text(text)).ids
-        start = self.start_token_id if self.settings.get("add_bos_token", True) else None
-        end = self.end_token_id if self.settings.get("add_eos_token", False) else None
-        return [*([] if start is None else [start]), *ids, *([] if end is None else [end])]
+        before, behind = self._around()
+        return [*before.values(), *ids, *behind.values()]
+
+    def _around(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Returns the tokens that settings put before and behind a text, with their ids."""
+        starts = self.settings.get("add_bos_token", True) and self.start_token
+        ends = self.settings.get("add_eos_token", False) and self.end_token
+        before, behind = ({x: self.token_to_id(x)} if x else {} for x in (starts, ends))
+        return before, behind
 
     def decode(self, ids: object, skip_special_tokens: bool = False) -> Any:
         """Returns text as transformers' `decode`, with special tokens unless they are skipped.

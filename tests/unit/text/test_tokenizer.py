@@ -56,6 +56,18 @@ def test_saved_and_read_again(tokenizer, tmp_path):
         assert again.start_token == "<bos>" and again.stop_token_ids == [1, 5]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("starts", [True, False])
+def test_tokens_around_a_text_are_saved(tmp_path, starts, ends):
+    described = {"bos_token": "<s>", "add_bos_token": starts, "add_eos_token": ends}
+    tokenizer = _small(tmp_path, "BPE", **described)
+    expected = [*([1] if starts else []), 2, *([0] if ends else [])]
+    assert tokenizer.encode("a") == expected
+    tokenizer.save(tmp_path / "again")
+    (tmp_path / "again" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    assert Tokenizer.from_file(tmp_path / "again").encode("a") == expected
+
+
 @pytest.mark.needs("transformers")
 def test_transformers_reads_it_with_equal_ids(tokenizer, tmp_path):
     from transformers import AutoTokenizer
@@ -274,7 +286,7 @@ def test_a_panic_of_tokenizers_is_told_in_a_line(tmp_path):
     refused("the config holds no whole tokenizer: .*", Tokenizer.from_dict, fields)
 
 
-VOCABULARY = {"</s>": 0, "a": 1}
+VOCABULARY = {"</s>": 0, "<s>": 1, "a": 2}
 # Models without their unknown token, which fails at the first text that needs it.
 WITHOUT_UNKNOWN = {
     "WordLevel": {"vocab": VOCABULARY, "unk_token": "<unk>"},
@@ -282,23 +294,26 @@ WITHOUT_UNKNOWN = {
         "vocab": VOCABULARY, "unk_token": "<unk>", "continuing_subword_prefix": "##",
         "max_input_chars_per_word": 9,
     },
-    "Unigram": {"vocab": [["</s>", 0.0], ["a", -1.0]], "unk_id": None, "byte_fallback": False},
+    "Unigram": {
+        "vocab": [["</s>", 0.0], ["<s>", 0.0], ["a", -1.0]], "unk_id": None,
+        "byte_fallback": False,
+    },
     "BPE": {"vocab": VOCABULARY, "merges": [], "unk_token": "<unk>"},
 }  # fmt: skip
 STRIP = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
 
 
-def _small(tmp_path, kind, **more):
-    described = {"model": {"type": kind, **WITHOUT_UNKNOWN[kind]}, **more}
+def _small(tmp_path, kind, decoder=None, **settings):
+    described = {"model": {"type": kind, **WITHOUT_UNKNOWN[kind]}, "decoder": decoder}
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", **settings}))
     return Tokenizer.from_file(tmp_path)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_UNKNOWN)
 def test_a_text_that_a_tokenizer_cannot_cut_is_told_in_a_line(tmp_path, kind):
     tokenizer = _small(tmp_path, kind)
-    assert tokenizer.tokenize("a") == [1]
+    assert tokenizer.tokenize("a") == [2]
     for encode in (tokenizer.tokenize, tokenizer.encode):
         refused("the tokenizer cannot cut this text into tokens: .*", encode, "b")
 
@@ -306,9 +321,9 @@ def test_a_text_that_a_tokenizer_cannot_cut_is_told_in_a_line(tmp_path, kind):
 def test_ids_that_make_no_text_are_told_in_a_line(tmp_path):
     tokenizer = _small(tmp_path, "BPE", decoder=STRIP)  # which panics at a text of one character
     for decode in (tokenizer.decode, tokenizer.detokenize):
-        refused("the tokenizer cannot make text of these ids: .*", decode, [1])
+        refused("the tokenizer cannot make text of these ids: .*", decode, [2])
         for number in (-100, 2**40):
-            refused(f"there is no token {number}; ids go from 0 to 1", decode, [1, number])
+            refused(f"there is no token {number}; ids go from 0 to 2", decode, [2, number])
         for strange in (None, [None], ["a"], "a", np.array(["a"]), {"input_ids": [1]}, object()):
             refused("expected token ids, got ", decode, strange)
 
