@@ -357,11 +357,12 @@ def _is_equal(core: Tokenizer, vocabulary: GGUFVocabulary, asked: Sequence[str])
 
 
 def _steps(normalizer: dict[str, Any] | None) -> Iterator[str]:
-    """Yields the kinds of a normalizer's steps, one after the other."""
+    """Yields the kinds of a normalizer's steps, and the patterns that one replaces."""
     if normalizer is None:
         return
     if normalizer["type"] == "Sequence":
         for step in normalizer["normalizers"]:
             yield from _steps(step)
     else:
-        yield normalizer["type"]
+        pattern = normalizer.get("pattern", {}).get("Regex")
+        yield normalizer["type"] if pattern is None else f"{normalizer['type']} of {pattern!r}"

@@ -67,7 +67,9 @@ def normalizer(
     if charsmap:
         steps.append(normalizers.Precompiled(charsmap))
     if remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        # Blanks alone; `Strip` would take line ends too.
+        patterns = {r"\A +| +\z": "", " {2,}": " "}
+        steps += [normalizers.Replace(Regex(text), to) for text, to in patterns.items()]
     if dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

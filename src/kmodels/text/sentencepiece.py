@@ -3,6 +3,7 @@
 import base64
 import binascii
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from kmodels.core.remote import local_copy
 from kmodels.text import gguf
 from kmodels.text.pieces import CONTROL, NORMAL, USER_DEFINED, Piece, build, normalizer
 
+log = logging.getLogger("kmodels")
+
 # Field numbers and defaults of sentencepiece_model.proto. Its enumerations stand as whole numbers,
 # which are the same on the wire, and its texts as bytes, which may be told not to be UTF-8.
 _TABLE = {
@@ -27,6 +30,7 @@ _TABLE = {
     "TrainerSpec": (
         Field("model_type", 3, "int32", default="1"),
         Field("vocab_size", 4, "int32"),
+        Field("treat_whitespace_as_suffix", 24, "bool"),
         Field("byte_fallback", 35, "bool"),
         Field("unk_id", 40, "int32"),
         Field("bos_id", 41, "int32"),
@@ -48,6 +52,7 @@ _TABLE = {
         Field("pieces", 1, "Piece", repeated=True),
         Field("trainer_spec", 2, "TrainerSpec"),
         Field("normalizer_spec", 3, "NormalizerSpec"),
+        Field("denormalizer_spec", 5, "NormalizerSpec"),
     ),
 }
 
@@ -78,7 +83,8 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
         the texts of the "start", "end" and "pad" tokens that the file defines.
 
     Raises:
-        InputError: for a file that is not such a model, or of kind character.
+        InputError: for a file that is not such a model, of kind character, or with settings that
+            no tokenizer here follows.
     """
     try:
         return parse(local_copy(path).read_bytes(), path, special)
@@ -102,6 +108,22 @@ def parse(
         raise InputError(
             f"{origin} is a SentencePiece model of kind {trainer.model_type}; unigram, BPE and "
             "word are read"
+        )
+    strange = {
+        "treat_whitespace_as_suffix=true": trainer.treat_whitespace_as_suffix,
+        "escape_whitespaces=false": not rules.escape_whitespaces,
+        "a denormalizer_spec": model.denormalizer_spec.precompiled_charsmap,
+    }
+    if names := [name for name, there in strange.items() if there]:
+        raise InputError(
+            f"{origin} is a SentencePiece model with {', '.join(names)}, which kmodels does not "
+            "follow; give the tokenizer.json of the model"
+        )
+    if rules.add_dummy_prefix and any(piece.kind == USER_DEFINED for piece in pieces):
+        log.warning(
+            "%s has user_defined_symbols and add_dummy_prefix: blanks beside these symbols get "
+            "other ids than in SentencePiece; give the tokenizer.json of the model",
+            origin,
         )
     core = build(
         pieces,

@@ -1,5 +1,6 @@
 """Tokenizers from each kind of file give the ids of the packages that wrote them."""
 
+import io
 import json
 
 import numpy as np
@@ -231,6 +232,45 @@ def test_what_a_sentencepiece_file_cannot_hold(complete):
     refused("a SentencePiece file holds.*BPE over Lowercase", write)
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>"))
     refused("a SentencePiece file holds.*WordLevel", Tokenizer(words, end="<eos>").to_sentencepiece)
+
+
+# Fields 2, 3 and 5 of a model are those of its trainer, normalizer and denormalizer; of two fields
+# with one number, the last one counts.
+NOT_FOLLOWED = {
+    "treat_whitespace_as_suffix=true": field(2, field(3, 2) + field(24, 1)),
+    "escape_whitespaces=false": field(3, field(5, 0)),
+    "a denormalizer_spec": field(5, field(2, b"map")),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOLLOWED)
+def test_settings_of_sentencepiece_that_are_not_followed(name):
+    content = sentencepiece_model(PIECES)
+    parse(content, "x")
+    refused(f"x is a SentencePiece model with {name}", parse, content + NOT_FOLLOWED[name], "x")
+
+
+def test_blanks_beside_symbols_of_a_users_own_are_named(caplog):
+    for prefix in (False, True):
+        parse(sentencepiece_model(PIECES, prefix=prefix), "x")
+        assert ("x has user_defined_symbols and add_dummy_prefix" in caplog.text) == prefix
+
+
+@pytest.mark.needs("sentencepiece")
+@pytest.mark.parametrize("rule", ["identity", "nfkc", "nmt_nfkc", "nmt_nfkc_cf"])
+def test_blanks_that_sentencepiece_takes_away(rule):
+    import sentencepiece
+
+    settings = {"model_writer": (file := io.BytesIO()), "normalization_rule_name": rule}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(demo.texts()), vocab_size=400, byte_fallback=True, **settings,
+        model_type="bpe", minloglevel=2,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
+    ours = Tokenizer.from_sentencepiece(file.getvalue())
+    for text in ("\n the\t", "  the   cat  ", "\u3000the\u00a0 cat\r\n", " ", "\n", "the \n cat"):
+        assert ours.tokenize(text) == theirs.encode(text)
+    refused("merges with bytes for what is unknown, over plain text", ours.to_sentencepiece)
 
 
 # === The messages of .model files ===
