@@ -39,7 +39,7 @@ _DTYPES = {
 }
 # Those that the reader of safetensors has no NumPy type for.
 _MAPPED = ("F8_E4M3", "F8_E8M0")
-INDEX = "model.safetensors.index.json"
+SAFE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 # Key of the header of a file with parts, and key of their offsets.
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -68,20 +68,22 @@ def stored_tensors(path: Path) -> dict[str, LazyArray]:
     """
     if not path.is_dir():
         return _one_safetensors(path)
-    if (path / INDEX).is_file():
-        return _sharded(path)
-    if (path / "model.safetensors").is_file():
-        return _one_safetensors(path / "model.safetensors")
     files = sorted(path.glob("*.safetensors"))
-    if len(files) == 1:
-        return _one_safetensors(files[0])
-    if not files and (path / PICKLED).is_file():
-        return read_pickled(path / PICKLED)
-    listing = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
-    raise InputError(
-        f"{path} holds no model.safetensors and no {INDEX}, but {listing}; "
-        "write it again as safetensors"
-    )
+    # As in transformers, one whole file counts before the list of several, which may be left over
+    # from an earlier save.
+    names = [SAFE, INDEX, *(file.name for file in files if len(files) == 1)]
+    names += [] if files else [PICKLED, f"{PICKLED}.index.json"]
+    name = next((name for name in names if (path / name).is_file()), None)
+    if name is None:
+        listing = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
+        raise InputError(
+            f"{path} holds no {SAFE} and no {INDEX}, but {listing}; write it again as safetensors"
+        )
+    read = READERS.get(Path(name).suffix)
+    tensors = _sharded(path, name) if read is None else read(path / name)
+    if not tensors:
+        raise InputError(f"{path / name} holds no tensors; copy it again")
+    return tensors
 
 
 def holds_tensors(path: Path) -> bool:
@@ -197,7 +199,7 @@ def read_tensors(directory: Path, stem: str) -> dict[str, LazyArray]:
     raise InputError(f"{directory} holds no {stem}.safetensors and no {stem}.bin; copy it again")
 
 
-def _sharded(path: Path, index_name: str = INDEX) -> dict[str, LazyArray]:
+def _sharded(path: Path, index_name: str) -> dict[str, LazyArray]:
     index = read_json(path / index_name, {"weight_map": Needed({"*": Needed(str)})})["weight_map"]
     strange = [x for x in index.values() if not is_inside(x) or "/" in x or "\\" in x or x == "."]
     if strange:

@@ -84,6 +84,46 @@ def test_shards_are_found_by_their_index(tmp_path):
         refused("which is not a file of the directory; copy the direct", read_safetensors, tmp_path)
 
 
+ONE, LISTED, PICKLED = "model.safetensors", "part.safetensors", "pytorch_model.bin"
+# Files of a directory, and the one that is read; transformers has the same order.
+ORDER = {
+    (ONE,): ONE,
+    (ONE, INDEX, LISTED): ONE,
+    (ONE, INDEX): ONE,  # of a list that an earlier save left over
+    (INDEX, LISTED, "other.safetensors"): LISTED,
+    ("other.safetensors", PICKLED): "other.safetensors",
+    (PICKLED,): PICKLED,
+    (f"{PICKLED}.index.json", "part.bin"): "part.bin",
+    (PICKLED, f"{PICKLED}.index.json", "part.bin"): PICKLED,
+}
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("files", ORDER, ids=" ".join)
+def test_the_file_of_a_directory_that_counts(tmp_path, files):
+    import torch
+
+    for number, name in enumerate(files):
+        value = {"a": np.full(2, number, "float32")}
+        if name.endswith(".index.json"):
+            part = "part.bin" if PICKLED in name else LISTED
+            (tmp_path / name).write_text(json.dumps({"weight_map": {"a": part}}))
+        elif name.endswith(".bin"):
+            torch.save({"a": torch.from_numpy(value["a"])}, tmp_path / name)
+        else:
+            save_file(value, tmp_path / name)
+    assert read_safetensors(tmp_path)["a"].read().tolist() == [files.index(ORDER[files])] * 2
+
+
+@pytest.mark.parametrize("name", [ONE, INDEX])
+def test_a_directory_without_a_tensor_is_not_a_model_of_random_weights(tmp_path, name):
+    save_file({}, tmp_path / ONE)
+    if name == INDEX:
+        (tmp_path / ONE).rename(tmp_path / LISTED)
+        (tmp_path / INDEX).write_text('{"weight_map": {}}')
+    refused(f"{name} holds no tensors; copy it again", read_safetensors, tmp_path)
+
+
 @pytest.mark.needs("torch")
 def test_tensors_of_a_pickled_file(tmp_path):
     import torch
