@@ -21,9 +21,11 @@ _LOCKS: dict[Path, int] = {}
 # "gs://bucket", and "gs:/bucket" as pathlib makes of it; one letter is a drive.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 # "file:///path", and "file:/path" as pathlib makes of it.
-_LOCAL = re.compile(r"file:(//(?=/)|(?=/[^/]))", re.IGNORECASE)
+_LOCAL = re.compile(r"file:(//(localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
 # Temporary names of this module, see `_beside`; the directory that `remove_directory` hides.
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.((?P<kind>tmp|old)\.[0-9a-f]{16}(\.\w+)?|removed)")
+# Bytes of a name and characters of a path that file systems take.
+LONGEST_NAME, MOST_CHARACTERS = 255, 4095
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -34,7 +36,8 @@ def local_path(path: str | Path) -> Path:
         path: path of a local file or directory, or its "file:///path".
 
     Raises:
-        InputError: for an address such as "gs://bucket/run": it would become a folder called "gs:".
+        InputError: for an address such as "gs://bucket/run", which would become a folder called
+            "gs:", and for a path that no file can have.
     """
     text = os.fspath(path)
     if local := _LOCAL.match(text):
@@ -44,7 +47,14 @@ def local_path(path: str | Path) -> Path:
             f"{text} is an address, and kmodels reads and writes only local paths here; "
             "copy it to or from a local directory with the storage's own tool, and give that one"
         )
-    return Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise InputError(f"{text}: there is no such user; give the whole path") from None
+    longest = max((len(part.encode(errors="replace")) for part in path.parts), default=0)
+    if longest > LONGEST_NAME or len(text) > MOST_CHARACTERS:
+        raise InputError(f"{text[:60]}... is longer than a path can be; give a shorter one")
+    return path
 
 
 def check_output(name: str, path: str | Path, *, folder: bool = False) -> None:
@@ -109,8 +119,8 @@ def named_file(name: str, folder: str | Path) -> str:
     return name if scheme else f"{folder}/{name}"
 
 
-# Bytes of a name and characters of a path that file systems take.
-LONGEST_NAME, LONGEST_PATH = 255, 1024
+# Characters of a path in a file. The system takes a few more.
+LONGEST_PATH = 1024
 
 
 def is_inside(name: object) -> bool:

@@ -86,8 +86,8 @@ def open_address(address: str | Path) -> Remote:
 
 
 @contextmanager
-def _in_one_line(action: str, address: str) -> Iterator[None]:
-    """Raises InputError in place of any exception of a storage in the block.
+def in_one_line(action: str, address: str) -> Iterator[None]:
+    """Raises InputError in place of any exception of a storage or hub in the block.
 
     Args:
         action: "read" or "write".
@@ -133,7 +133,7 @@ def publish(directory: Path, address: str | Path) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     listed = {file.relative_to(directory).as_posix(): stamp(file) for file in files}
     text = json.dumps({"format": FORMAT, "folder": version, "files": listed}, indent=1) + "\n"
-    with _in_one_line("write", target.address):
+    with in_one_line("write", target.address):
         try:
             target.system.makedirs(f"{target.path}/{version}", exist_ok=True)
             for name in listed:
@@ -165,7 +165,7 @@ def put_file(file: Path, address: str | Path) -> None:
     target = open_address(address)
     folder, _, name = target.path.rpartition("/")
     beside = Remote(target.system, f"{folder}/.{name}.{uuid.uuid4().hex[:8]}", target.address)
-    with _in_one_line("write", target.address):
+    with in_one_line("write", target.address):
         try:
             if folder:
                 target.system.makedirs(folder, exist_ok=True)
@@ -245,7 +245,7 @@ def fetch(address: str | Path) -> Path:
             that were published.
     """
     source = open_address(address)
-    with _in_one_line("read", source.address):
+    with in_one_line("read", source.address):
         source.system.invalidate_cache()
         for left in reversed(range(_TRIES)):
             try:
@@ -272,7 +272,7 @@ def fetch_published(address: str | Path, into: Path) -> bool:
         InputError: if the address cannot be read.
     """
     source = open_address(address)
-    with _in_one_line("read", source.address):
+    with in_one_line("read", source.address):
         source.system.invalidate_cache()
         described = _described(source)
         if described is None:
@@ -295,7 +295,7 @@ def holds_file(address: str | Path, file: Path) -> bool:
         InputError: if the address cannot be read.
     """
     source = open_address(address)
-    with _in_one_line("read", source.address):
+    with in_one_line("read", source.address):
         described = _described(source)
     files = {} if described is None else described["files"]
     return file.is_file() and files.get(file.name) == stamp(file)
@@ -304,7 +304,7 @@ def holds_file(address: str | Path, file: Path) -> bool:
 def list_published(address: str | Path) -> list[str]:
     """Returns the sorted names of the published directories in a remote directory."""
     source = open_address(address)
-    with _in_one_line("read", source.address):
+    with in_one_line("read", source.address):
         try:
             names = [name for name in _names(source) if "::" not in name]
         except FileNotFoundError:
@@ -315,7 +315,7 @@ def list_published(address: str | Path) -> list[str]:
 def list_matching(pattern: str) -> list[str]:
     """Returns the sorted addresses of the files that match a pattern with "*", "?" or "[...]"."""
     source = open_address(pattern)
-    with _in_one_line("read", source.address):
+    with in_one_line("read", source.address):
         source.system.invalidate_cache()
         infos = source.system.glob(source.path, detail=True)
         files = [path for path, info in infos.items() if info["type"] == "file"]

@@ -4,6 +4,8 @@ import difflib
 import importlib
 import inspect
 import logging
+import os
+import re
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -12,7 +14,7 @@ from typing import Any
 
 from kmodels import registry
 from kmodels.core.errors import InputError
-from kmodels.core.remote import local_copy
+from kmodels.core.remote import in_one_line, local_copy
 from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.registry import Family
 from kmodels.weights import native
@@ -22,9 +24,11 @@ from kmodels.weights.rules import PROBLEM_TYPES, SourceCheckpoint
 log = logging.getLogger("kmodels")
 
 REMOTE = {
-    "hf://": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
-    "kaggle://": ("kagglehub", "model_download", "kagglehub"),
+    "hf": ("huggingface_hub", "snapshot_download", "huggingface-hub"),
+    "kaggle": ("kagglehub", "model_download", "kagglehub"),
 }
+# "hf://owner/name", and "hf:/owner/name" as pathlib makes of it.
+_ON_A_HUB = re.compile(f"({'|'.join(REMOTE)}):/+(.*)", re.IGNORECASE)
 
 
 def list_presets(family: str | None = None) -> list[str]:
@@ -41,7 +45,7 @@ def family_of(preset: str | Path) -> Family:
         InputError: if it is not a name, and no family can read the path.
     """
     name, problems = str(preset), []
-    if not name.startswith(tuple(REMOTE)):
+    if not _on_a_hub(preset):
         preset = local_copy(preset)
     families = registry.families()
     if named := [family for family in families if name in family.presets]:
@@ -127,11 +131,14 @@ def locate(preset: str | Path) -> Path:
     Raises:
         InputError: if a package is not installed, or the address does not exist.
     """
-    name = str(preset)
-    for scheme in REMOTE:
-        if name.startswith(scheme):
-            preset = _download(scheme, name.removeprefix(scheme))
-    return local_copy(preset)
+    hub = _on_a_hub(preset)
+    return local_copy(_download(hub[1].lower(), hub[2]) if hub else preset)
+
+
+def _on_a_hub(preset: str | Path) -> re.Match[str] | None:
+    if not isinstance(preset, str | os.PathLike):
+        raise InputError(f"a preset is a name, a path or an address, not a {type(preset).__name__}")
+    return _ON_A_HUB.fullmatch(os.fspath(preset))
 
 
 def open_checkpoint(
@@ -171,6 +178,11 @@ def open_checkpoint(
             if checkpoint.task.get("num_classes"):
                 checkpoint.task.update(_labels(path, description, checkpoint.task))
             return checkpoint
+    if "registered_name" in description:
+        raise InputError(
+            f"{path} is a preset of keras-hub ({description['registered_name']}); read it with "
+            "kmodels.interop.keras_hub.from_hub"
+        )
     kind = description.get("model_type") or description.get("architecture")
     raise InputError(
         f"{path} is not a {family.name} model{f' but {kind}' if kind else ''}; give a directory "
@@ -364,7 +376,9 @@ def _open_own(
 
 def _unknown(name: str, known: list[str]) -> InputError:
     if "/" in name or "\\" in name or Path(name).suffix in (".safetensors", ".npz", ".gguf"):
-        return InputError(f"there is no file or directory {name}")
+        of_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)
+        advice = f"; for a model of the Hugging Face hub, give hf://{name}" if of_hub else ""
+        return InputError(f"there is no file or directory {name}{advice}")
     near = difflib.get_close_matches(name, known, 3, 0.5)
     instead = f"did you mean {', '.join(near)}?" if near else f"presets are {', '.join(known[:8])}"
     return InputError(f"{name!r} is neither a preset nor a directory; {instead}")
@@ -376,6 +390,7 @@ def _download(scheme: str, name: str) -> Path:
         hub = importlib.import_module(module)
     except ImportError:
         raise InputError(
-            f"{scheme}{name} needs the package {package}: pip install {package}"
+            f"{scheme}://{name} needs the package {package}: pip install {package}"
         ) from None
-    return Path(getattr(hub, function)(name))
+    with in_one_line("read", f"{scheme}://{name}"):
+        return Path(getattr(hub, function)(name))

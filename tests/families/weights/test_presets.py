@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,7 +246,52 @@ def test_the_network_is_asked_only_by_name_and_needs_its_package(saved, monkeypa
         with pytest.raises(InputError, match=f"{scheme}://a/b needs the package {package}: pip"):
             ViTBackbone.from_preset(f"{scheme}://a/b")
     asked = []
-    fake = types.SimpleNamespace(snapshot_download=lambda name: asked.append(name) or str(saved))
+    download = lambda name: asked.append(name) or str(saved)  # noqa: E731
+    fake = types.SimpleNamespace(snapshot_download=download, model_download=download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-    ViTBackbone.from_preset("hf://someone/vit")
-    assert asked == ["someone/vit"]
+    monkeypatch.setitem(sys.modules, "kagglehub", fake)
+    for name in ("hf://a/b", Path("hf://a/b"), "HF://a/b", "kaggle://a/b", Path("kaggle://a/b")):
+        ViTBackbone.from_preset(name)
+    assert asked == ["a/b"] * 5
+
+
+def test_errors_of_a_hub_are_one_line(monkeypatch):
+    def download(name):
+        raise RuntimeError(f"no {name}\nhere")
+
+    fake = types.SimpleNamespace(snapshot_download=download, model_download=download)
+    for scheme, module in (("hf", "huggingface_hub"), ("kaggle", "kagglehub")):
+        monkeypatch.setitem(sys.modules, module, fake)
+        line = f"cannot read {scheme}://a/b: RuntimeError: no a/b here; check the address"
+        refused(line, ViTBackbone.from_preset, f"{scheme}://a/b")
+
+
+STRANGE = {
+    "of Python": (5, "a preset is a name, a path or an address, not a int"),
+    "none": (None, "not a NoneType"),
+    "bytes": (b"vit_debug", "not a bytes"),
+    "another's home": ("~nobody-of-this-name/x", "there is no such user; give the whole path"),
+    "long": ("a" * 300, "a... is longer than a path can be"),
+    "deep": ("a/" * 3000, "is longer than a path can be"),
+    "a name on the hub": (
+        "google/vit-base",
+        "directory google/vit-base; .*, give hf://google/vit-",
+    ),
+    "a path": ("../vit/base", "there is no file or directory ../vit/base$"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_presets_that_nothing_can_be(name):
+    preset, line = STRANGE[name]
+    refused(line, ViTBackbone.from_preset, preset)
+
+
+def test_a_preset_of_keras_hub_names_its_reader(tmp_path):
+    described = {"class_name": "ViTBackbone", "registered_name": "keras_hub>ViTBackbone"}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    refused(
+        "keras-hub .keras_hub>ViTBackbone.; read it with kmodels.interop.keras_hub.from_hub",
+        ViTBackbone.from_preset,
+        tmp_path,
+    )

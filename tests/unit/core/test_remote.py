@@ -42,7 +42,8 @@ def test_which_are_addresses():
             refused("is an address", local_path, address)
     for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x", "file:///x", Path("file:///x")):
         assert not is_remote(path)
-    assert local_path("file:///x/y") == local_path(Path("file:///x/y")) == Path("/x/y")
+    for name in ("file:///x/y", Path("file:///x/y"), "file://localhost/x/y", "FILE:/x/y"):
+        assert local_path(name) == Path("/x/y")
     assert open_address(Path("memory://a/b")).path == open_address("memory://a/b/").path == "/a/b"
 
 
