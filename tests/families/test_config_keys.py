@@ -1,7 +1,9 @@
 """Settings of a config.json mean what they mean in transformers, or are refused by name."""
 
+import inspect
 import json
 import shutil
+from dataclasses import fields
 
 import keras
 import numpy as np
@@ -12,6 +14,8 @@ from family_table import row_of
 from kmodels.generation import generation_config
 from kmodels.models import GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
 from kmodels.models.blocks import directories, huggingface
+from kmodels.models.vit.weights import eva as of_eva
+from kmodels.models.vit.weights import timm
 from kmodels.weights import read_safetensors
 from refusals import refused
 from tolerances import tolerance
@@ -233,6 +237,61 @@ def test_every_setting_of_an_encoder_in_transformers_is_known(name, caplog, tmp_
     described |= dict.fromkeys(("text_config", "vision_config"), None)
     directories.warn_of_encoder(tmp_path, described)
     assert "does not know" not in caplog.text
+
+
+@pytest.mark.needs("timm")
+def test_every_setting_of_timm_is_known():
+    from timm.models import eva, naflexvit, vision_transformer
+    from timm.models._pretrained import PretrainedCfg
+
+    vit, rotary = vision_transformer.VisionTransformer, eva.Eva
+    for names, supported in (
+        (inspect.signature(vit).parameters, timm.SUPPORTED),
+        (inspect.signature(rotary).parameters, of_eva.SUPPORTED | {"rope_type": ()}),
+        ([x.name for x in fields(naflexvit.NaFlexVitCfg)], timm.NAFLEX_SUPPORTED),
+        ([x.name for x in fields(PretrainedCfg)], timm.NOTES),
+    ):
+        assert not set(names) - timm.READ - set(supported)
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        *(("vit/timm_token", x) for x in (None, "model_args", "pretrained_cfg")),
+        *(("vit_recent/timm_dinov3", x) for x in (None, "model_args")),
+    ],
+)
+def test_an_unknown_setting_of_timm_is_named(references, tmp_path, caplog, name, within):
+    row = row_of(name, references)
+    shutil.copytree(row.path, tmp_path / "it")
+    file = tmp_path / "it" / "config.json"
+    described = json.loads(file.read_text())
+    for more in ({}, {"logits_scaling": 8.0}):
+        changed = {within: {**described.get(within, {}), **more}} if within else more
+        file.write_text(json.dumps({**described, **changed}))
+        caplog.clear()
+        row.task.from_preset(tmp_path / "it", **row.settings)
+        assert ("sets logits_scaling, which kmodels does not know" in caplog.text) == bool(more)
+        assert caplog.text.count("does not know") == bool(more)
+
+
+def test_the_older_form_of_timms_settings(references, tmp_path):
+    row = row_of("vit/timm_token", references)
+    shutil.copytree(row.path, tmp_path / "it")
+    file = tmp_path / "it" / "config.json"
+    described = json.loads(file.read_text())
+    of_images = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
+    names = {str(i): f"class {i}" for i in range(described["num_classes"])}
+    described.pop("pretrained_cfg", None)
+    file.write_text(json.dumps({**described, **of_images, "label_names": names}))
+    model = row.task.from_preset(tmp_path / "it")
+    assert (model.preprocessor.mean, model.preprocessor.interpolation) == (
+        (0.1, 0.2, 0.3), "bilinear",
+    )  # fmt: skip
+    assert model.class_names == list(names.values())
+    described["model_args"] = {**described.get("model_args", {}), "global_pool": ""}
+    file.write_text(json.dumps(described))
+    refused("global_pool is ''; known: token", row.task.from_preset, tmp_path / "it")
 
 
 @pytest.mark.needs("transformers")

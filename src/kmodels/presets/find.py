@@ -338,7 +338,9 @@ def _labels(path: Path, description: dict[str, Any], task: dict[str, Any]) -> di
         InputError: for a problem_type that transformers does not have.
     """
     number, labels = task["num_classes"], {}
-    by_id, names = description.get("id2label"), description.get("label_names")
+    of_timm = description.get("pretrained_cfg") or {}
+    names = description.get("label_names") or of_timm.get("label_names")
+    by_id = names if isinstance(names, dict) else description.get("id2label")
     if isinstance(by_id, dict):
         names = [by_id.get(str(i)) for i in range(number)] if len(by_id) == number else by_id
     if names and names != [f"LABEL_{i}" for i in range(number)]:

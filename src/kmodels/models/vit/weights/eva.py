@@ -58,6 +58,9 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "scale_mlp": (False, None),
     "scale_attn_inner": (False, None),
     "use_post_norm": (False, None),
+    "norm_layer": ("", None),
+    "rope_mrope_section": (None,),
+    "use_rot_pos_emb": (True, None),
 }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
+from kmodels.core.schema import warn_of_unknown
+from kmodels.models.blocks.directories import IDLE_IN_CONFIGS
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.huggingface_config import preprocessing
 from kmodels.models.vit.weights.resizing import fitting
@@ -75,6 +77,32 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "norm_layer": ("", None),
     "embed_layer": ("", None),
     "embed_norm_layer": ("", None),
+}
+# Every other argument in timm 1.0.31: those that are read, here or off the tensors, and those of
+# training, of Python, and of a rotary embedding beside its type.
+READ = {
+    *("act_layer", "attn_pool_mlp_ratio", "attn_pool_num_heads", "attn_type", "class_token"),
+    *("depth", "embed_dim", "fc_norm", "final_norm", "global_pool", "img_size", "in_chans"),
+    *("init_values", "mlp_ratio", "no_embed_class", "num_classes", "num_heads", "num_reg_tokens"),
+    *("patch_size", "pos_embed_grid_size", "pos_embed_interp_mode", "pre_norm", "proj_bias"),
+    *("qk_norm", "qkv_bias", "qkv_fused", "ref_feat_shape", "reg_tokens", "swiglu_align_to"),
+    *("swiglu_mlp", "use_abs_pos_emb", "use_fc_norm", "use_post_transformer_norm"),
+    *("use_pre_transformer_norm", "rope_grid_indexing", "rope_grid_offset", "rope_rotate_half"),
+    *("rope_jitter_coords", "rope_rescale_coords", "rope_shift_coords", "rope_temperature"),
+    *("attn_drop_rate", "device", "drop_path_rate", "drop_rate", "dtype", "dynamic_img_pad"),
+    *("dynamic_img_size", "enable_patch_interpolator", "fix_init", "head_init_scale"),
+    *("patch_drop_rate", "pos_drop_rate", "proj_drop_rate", "rope_ref_feat_shape"),
+    *("strict_img_size", "use_naflex", "weight_init"),
+}
+# Settings around the arguments: of the images, of labels, of transformers' wrapper, and notes.
+NOTES = IDLE_IN_CONFIGS | {
+    *("do_pooling", "initializer_range", "model_type"),
+    *("architecture", "label_descriptions", "label_names", "labels", "model_args", "num_features"),
+    *("pretrained_cfg", "classifier", "crop_mode", "crop_pct", "custom_load", "description"),
+    *("file", "first_conv", "fixed_input_size", "hf_hub_filename", "hf_hub_id", "input_size"),
+    *("interpolation", "label_offset", "license", "mean", "min_input_size", "notes"),
+    *("origin_url", "paper_ids", "paper_name", "pool_size", "source", "state_dict", "std", "tag"),
+    *("test_crop_pct", "test_input_size", "test_pool_size", "url"),
 }
 # As timm says it; DeiT's classifier with two heads calls itself "token".
 POOLINGS = {"token": "token", "avg": "gap", "max": "max", "avgmax": "avgmax", "map": "map"}
@@ -182,6 +210,8 @@ class TimmFile:
     def check(self, kind: str, names: Sequence[str], supported: Mapping[str, Any]) -> None:
         """Raises `InputError` for an argument that is not supported, and for missing tensors.
 
+        Settings that are not known are logged as a warning.
+
         Args:
             kind: the kind of model, for the message.
             names: names of tensors that every file of this kind has.
@@ -195,6 +225,9 @@ class TimmFile:
                 )
         if absent := [name for name in names if name not in self.tensors]:
             raise InputError(f"{self.path} is not {kind}: it lacks {', '.join(absent)}")
+        described = {**self.description, **(self.description.get("pretrained_cfg") or {})}
+        known = {*supported, *READ, *NOTES}
+        warn_of_unknown(self.path / "config.json", {**described, **arguments}, known)
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of the config that all kinds read off the tensors alike."""
@@ -325,7 +358,9 @@ class TimmFile:
         Raises:
             InputError: for a pooling that is not supported.
         """
-        pooling = self.arguments.get("global_pool") or self._pooling()
+        pooling = self.arguments.get("global_pool")
+        if pooling is None or "head.weight" not in self.tensors:
+            pooling = pooling or self._pooling()
         distilled = pooling == "token" and "dist_token" in self.tensors
         if pooling not in POOLINGS:
             raise InputError(
@@ -401,6 +436,8 @@ class TimmFormat:
         The shapes of its tensors are needed for the architecture, so `weights` changes nothing.
         """
         name = str(description.get("architecture", path.stem))
+        # Files of timm before 0.9 have all settings in one object.
+        description = {"pretrained_cfg": description, **description} if description else {}
         known = architecture(path, name)  # refuses models that are not supported, before reading
         stored = read_safetensors(path)
         tensors = {self.names.get(name, name): tensor for name, tensor in stored.items()}
@@ -511,6 +548,8 @@ NAFLEX_SUPPORTED: dict[str, tuple[object, ...]] = {
     "embed_proj_type": ("linear", None),
     "embed_norm_layer": (None,),
     "input_norm_layer": (None,),
+    "rope_mrope_section": (None,),
+    "use_key_only_attn_mask": (True, None),
     "norm_layer": (None,),
     "patchify_channels_last": (True, None),
     "num_kv_heads": (None,),
