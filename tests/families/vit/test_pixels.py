@@ -44,9 +44,13 @@ PROCESSORS = {
     "a crop of the image itself": ("CLIP", {"do_resize": False, "crop_size": OBLONG}),
     "siglip": ("Siglip", {"size": SQUARE, "do_convert_rgb": None}),
     "dinov3": ("DINOv3ViT", {"size": SQUARE}),
+    "one number for both sides": ("CLIP", {"size": 31, "crop_size": 24, "default_to_square": True}),
+    "one number for the shorter side": (
+        "Beit", {"size": 31, "crop_size": CROP, "do_center_crop": True, "default_to_square": False},
+    ),
     "padded to its size": ("ViT", {"size": SQUARE, "do_pad": True, "pad_size": SQUARE}),
     "padded to the largest": ("Siglip", {"size": SQUARE, "do_pad": True}),
-}
+}  # fmt: skip
 
 
 def pictures():
@@ -246,6 +250,11 @@ IGNORED = [
     ({"size": {"shortest_edge": 24}}, "without do_center_crop"),
     ({"size": {"longest_edge": 24}}, "longest_edge"),
     ({"resample": 4}, "sets resample=4"),
+    *(
+        ({"image_processor_type": f"{kind}ImageProcessor"}, f"type='{kind}ImageProcessor', which")
+        for kind in ("EfficientNet", "ConvNext", "Levit", "Donut")
+    ),
+    ({"size": 24, "default_to_square": False}, "size=24 without do_center_crop"),
     ({"size": {"height": 32, "width": 32}}, "makes images of 32 x 32 pixels.*24 x 24"),
     (
         {**SEGMENTER, "size": {"height": 32, "width": 32}},
@@ -266,6 +275,12 @@ def test_what_is_not_followed_is_logged_by_name(tmp_path, caplog, changes, messa
     with caplog.at_level(logging.WARNING, "kmodels"):
         huggingface_config.preprocessor(tmp_path, ViTConfig((24, 24, 3), patch_size=8))
     assert len(caplog.records) == 1 and re.search(message, caplog.text)
+
+
+def test_pixels_times_zero_are_refused(tmp_path):
+    for factor in (0, -1.0):
+        refused("rescale_factor is .*; give a number above 0", read, tmp_path,
+                {"rescale_factor": factor})  # fmt: skip
 
 
 @pytest.mark.needs("transformers")

@@ -78,7 +78,8 @@ DEFAULTS = {
 SHORTEST = ("Bit", "CLIP")
 # Settings that are read, those without effect here, and those that must be off.
 READ = {
-    *("crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "do_split_image"),
+    *("crop_size", "default_to_square", "do_center_crop", "do_normalize", "do_rescale"),
+    *("do_resize", "do_split_image"),
     *("feature_extractor_type", "image_mean", "image_processor_type", "image_std", "do_pad"),
     *("max_num_patches", "pad_size", "patch_size", "resample", "rescale_factor", "size"),
 }
@@ -87,7 +88,7 @@ IDLE = {
     "do_convert_rgb",
     # Labels, and how Python calls the processor.
     *("_processor_class", "_valid_processor_keys", "auto_map", "data_format", "device"),
-    *("default_to_square", "disable_grouping", "do_reduce_labels", "ignore_index"),
+    *("disable_grouping", "do_reduce_labels", "ignore_index"),
     *("image_seq_length", "input_data_format", "num_labels", "processor_class", "reduce_labels"),
     *("return_tensors", "return_metadata"),
 }
@@ -233,6 +234,8 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
     of_kind = DEFAULTS.get(kind, DEFAULTS["ViT"])
     settings = {**USUAL, **of_kind, **{k: v for k, v in described.items() if v is not None}}
     ignored = [name for name in described if name not in READ | IDLE]
+    if kind and kind not in DEFAULTS:
+        ignored.append(f"image_processor_type={_class_of(described)!r}")
     resample = settings["resample"]
     if resample not in INTERPOLATION:
         ignored.append(f"resample={resample!r}")
@@ -266,7 +269,8 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
             if not (value is None or value is False)
         ]
         return _logged(path, ignored, arguments)
-    size, crop = _size(settings["size"], kind in SHORTEST), settings["do_center_crop"]
+    is_square = settings.get("default_to_square", kind not in SHORTEST)
+    size, crop = _size(settings["size"], not is_square), settings["do_center_crop"]
     pads = bool(settings.get("do_pad"))  # changes nothing if all images have the size already
     image_size = _size(settings["crop_size"], False) if crop else size
     if not settings["do_resize"]:
@@ -324,6 +328,10 @@ def _statistics(settings: Mapping[str, Any], channels: int) -> dict[str, Any]:
     if settings["do_normalize"]:
         mean, std = (_each(settings[f"image_{name}"], channels) for name in ("mean", "std"))
     factor = 255.0 * (settings["rescale_factor"] if settings["do_rescale"] else 1.0)
+    if factor <= 0:
+        raise InputError(
+            f"rescale_factor is {settings['rescale_factor']}; give a number above 0, such as 1/255"
+        )
     if math.isclose(factor, 1.0, rel_tol=1e-9):
         factor = 1.0
     return {"mean": tuple(x / factor for x in mean), "std": tuple(x / factor for x in std)}
@@ -361,9 +369,12 @@ def takes_patches(path: Path) -> bool:
 
 def _kind(described: Mapping[str, Any]) -> str:
     """Returns the kind of an image processor, without the endings of its class."""
+    return re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", _class_of(described))
+
+
+def _class_of(described: Mapping[str, Any]) -> str:
     names = ("image_processor_type", "feature_extractor_type")
-    name = next((str(described[key]) for key in names if described.get(key)), "")
-    return re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
+    return next((str(described[key]) for key in names if described.get(key)), "")
 
 
 def _image_processor(path: Path) -> dict[str, Any] | None:
