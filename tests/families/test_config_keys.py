@@ -359,6 +359,24 @@ REFUSED = {
     "a null size": (
         "gemma3_text", {"intermediate_size": None}, "intermediate_size of config.json are null",
     ),
+    "a null scale of queries": (
+        "gemma2", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar of config.json are null",
+    ),
+    "linear without a factor": (
+        "qwen3", {"rope_scaling": {"rope_type": "linear"}}, "is 'linear' without a factor; give",
+    ),
+    "linear with a null factor": (
+        "gemma3_text", {"rope_parameters": {GLOBAL: {"rope_type": "linear", "factor": None}}},
+        "is 'linear' without a factor; give",
+    ),
+    **{
+        f"{len(types)} kinds of layers in {kind}": (
+            kind, {"layer_types": types},
+            f"layer_types of config.json names {len(types)} layers, and num_hidden_layers is 2; g",
+        )
+        for kind in ("qwen3", "gemma2", "gemma3_text", "gemma4_text")
+        for types in ([], [GLOBAL], [LOCAL, LOCAL, GLOBAL])
+    },
     "no number as a factor": (
         "llama", {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": "x"}},
         "low_freq_factor is 'x'; give a whole number or a",
@@ -391,6 +409,18 @@ def test_what_is_not_followed_is_refused_by_name(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(described))
     task = TASKS.get(kind, GemmaCausalLM)
     refused(message, task.backbone_class.from_preset, tmp_path, load_weights=False)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma", "gemma3_text", "gemma4_text"])
+def test_a_null_base_is_the_usual_one(tmp_path, kind):
+    configs = []
+    for rope in ({"rope_type": "default"}, {"rope_type": "default", "rope_theta": None}):
+        ropes = rope if "_" not in kind else {GLOBAL: rope, LOCAL: rope}
+        described = {"model_type": kind, **SIZES, "rope_parameters": ropes}
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        backbone = TASKS.get(kind, GemmaCausalLM).backbone_class
+        configs.append(backbone.from_preset(tmp_path, load_weights=False).config)
+    assert configs[0] == configs[1]
 
 
 # What config.json says of the output layer, which one lies in the file, and which the model has.

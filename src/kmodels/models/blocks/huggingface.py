@@ -49,6 +49,8 @@ SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     "num_attention_heads",
 )
+# The same of Gemma 2 and 3, in whose classes it has one.
+SCALE = "query_pre_attn_scalar"
 # Names of the usual norms; a family with more, or with other names, gives its own.
 NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
 HEAD_NORMS = {
@@ -138,8 +140,14 @@ def rules(config: DecoderConfig, norms: Mapping[str, str], prefix: str = "model.
 def fields(text: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of every `DecoderConfig` for the settings of a config.json."""
     text = {"rms_norm_eps": 1e-6, **text, "attention_dropout": text.get("attention_dropout") or 0.0}
-    if empty := [name for name in SIZES if text[name] is None]:
+    if empty := [name for name in (*SIZES, SCALE) if text.get(name, name) is None]:
         raise InputError(f"{', '.join(empty)} of config.json are null; give numbers above 0")
+    types, layers = text.get("layer_types"), text["num_hidden_layers"]
+    if types is not None and len(types) != layers:
+        raise InputError(
+            f"layer_types of config.json names {len(types)} layers, and num_hidden_layers is "
+            f"{layers}; give one kind for each layer"
+        )
     return {ours: text[theirs] for ours, theirs in FIELDS.items()}
 
 
@@ -176,6 +184,7 @@ def rope(
     Raises:
         InputError: for another kind, or settings of it that are missing, unknown or out of range.
     """
+    scaling = stated(scaling)
     kind = rope_kind(scaling)
     if kind not in kinds:
         raise InputError(
@@ -187,7 +196,14 @@ def rope(
         return Rope(base, 1.0, _yarn(path, scaling, length))
     if kind == "llama3":
         return Rope(base, 1.0, None, _llama3(path, scaling, length))
+    if kind == "linear" and "factor" not in scaling:
+        raise InputError(f"{path}: rope_type is 'linear' without a factor; give the factor")
     return Rope(base, float(scaling.get("factor", 1.0)) if kind == "linear" else 1.0, None)
+
+
+def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are not null."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def window(path: Path, size: object, pattern: Mapping[str, Any]) -> int:
@@ -226,7 +242,7 @@ def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[
     Raises:
         InputError: for settings that transformers does not know or that are out of range.
     """
-    arguments = {key: value for key, value in scaling.items() if value is not None}
+    arguments = stated(scaling)
     for name in ("rope_type", "type", "rope_theta"):
         arguments.pop(name, None)
     arguments.setdefault("original_max_position_embeddings", length)

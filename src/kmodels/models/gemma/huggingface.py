@@ -299,7 +299,8 @@ def _rope_of_4(path: Path, kind: str, settings: Mapping[str, Any]) -> tuple[Rope
     if settings.get("rope_type") != "proportional":
         return rope_of_kind(path, kind, settings, None, 10_000.0), 1.0
     usual = {"rope_theta": 10_000.0, "factor": 1.0, "partial_rotary_factor": 1.0}
-    base, scaling, turned = (float(settings.get(name, value)) for name, value in usual.items())
+    numbers = usual | decoder.stated(settings)
+    base, scaling, turned = (float(numbers[name]) for name in usual)
     return Rope(base, scaling, None), turned
 
 
