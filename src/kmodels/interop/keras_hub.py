@@ -19,7 +19,7 @@ import numpy as np
 
 from kmodels import lora, presets, registry
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import Needed, read_json
 from kmodels.interop.packages import need
@@ -531,8 +531,12 @@ def _load(source: str | Path) -> Any:
             raise InputError(f"{path} holds a {name}, which this keras-hub does not have")
     try:
         model = kind.from_preset(str(path))
-    except (ImportError, OSError, TypeError, ValueError, KeyError) as error:
-        raise InputError(f"keras-hub cannot load {path}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # a damaged preset raises nearly anything
+        raise InputError(f"keras-hub cannot load {path}: {one_line(error)}") from error
+    if task.is_file() and not (path / "task.weights.h5").is_file():
+        alone = {id(variable) for variable in getattr(model, "backbone", model).weights}
+        if any(id(variable) not in alone for variable in model.weights):
+            log.warning("%s lacks task.weights.h5, so its head has new weights", path)
     if (file := path / "model.weights.h5").is_file():
         check_file(file, getattr(model, "backbone", model))
     return model

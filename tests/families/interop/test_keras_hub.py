@@ -1,5 +1,6 @@
 """keras-hub's models against ours: weights, logits, adapters and preprocessing, there and back."""
 
+import json
 from importlib import import_module
 
 import h5py
@@ -268,6 +269,24 @@ def test_presets_of_keras_hub_load_from_their_directory(models, tmp_path):
     ours.backbone.export_to_transformers(tmp_path / "hugging_face")
     with pytest.raises(InputError, match=r"is not a preset of keras-hub.*from_preset reads"):
         keras_hub.from_hub(tmp_path / "hugging_face")
+
+
+def test_a_preset_without_the_weights_of_its_head_is_named(models, tmp_path, caplog):
+    hub_models.make("vit_classifier", models).save_to_preset(str(tmp_path))
+    keras_hub.from_hub(tmp_path)
+    assert "task.weights.h5" not in caplog.text
+    (tmp_path / "task.weights.h5").unlink()
+    keras_hub.from_hub(tmp_path)
+    assert f"{tmp_path} lacks task.weights.h5, so its head has new weights" in caplog.text
+
+
+@pytest.mark.parametrize(("file", "key"), [("config.json", "dtype"), ("task.json", "backbone")])
+def test_damaged_settings_of_a_preset_are_told_in_a_line(models, tmp_path, file, key):
+    hub_models.make("vit_classifier", models).save_to_preset(str(tmp_path))
+    described = json.loads((tmp_path / file).read_text())
+    described["config"][key] = "junk"
+    (tmp_path / file).write_text(json.dumps(described))
+    refused(f"keras-hub cannot load {tmp_path}: ", keras_hub.from_hub, tmp_path)
 
 
 def test_presets_with_a_weight_too_few_or_too_many_are_named(models, tmp_path):
