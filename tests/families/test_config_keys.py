@@ -321,6 +321,22 @@ def test_an_unknown_setting_of_an_encoder_is_named(references, tmp_path, caplog,
         assert caplog.text.count("does not know") == bool(more)
 
 
+@pytest.mark.parametrize(
+    "name", ["vit_recent/dinov3", "vit_kinds/dinov2_giant", "vit_eomt/dinov2", "vit_eomt/dinov3"]
+)
+def test_register_tokens_that_config_json_omits_are_refused(references, tmp_path, name):
+    row = row_of(name, references)
+    shutil.copytree(row.path, tmp_path / "it")
+    file = tmp_path / "it" / "config.json"
+    described = json.loads(file.read_text())
+    assert described["num_register_tokens"] > 0
+    file.write_text(json.dumps({**described, "num_register_tokens": 0}))
+    refused(
+        "1 tensors without a variable: .*register_tokens", row.task.from_preset, tmp_path / "it",
+        **row.settings,
+    )  # fmt: skip
+
+
 def test_an_unknown_setting_of_generation_is_named(references, tmp_path, caplog):
     row = row_of("qwen3/tied", references)
     shutil.copytree(row.path, tmp_path / "it")

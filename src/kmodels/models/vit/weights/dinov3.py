@@ -112,7 +112,7 @@ def _read(directory: Directory) -> Reading:
         **turning(description),
     }
     left = {MASK} if overrides.get("use_mask_token") is False else set()
-    if not backbone["num_register_tokens"]:
+    if REGISTERS in tensors and not tensors[REGISTERS].nbytes:
         left.add(REGISTERS)
     deeper = any(name.startswith(DEEPER) for name in tensors)
     return Reading(

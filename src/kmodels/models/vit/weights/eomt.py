@@ -176,8 +176,8 @@ def _read(directory: Directory) -> Reading:
     settings = {name: get(name, usual) for name, usual in SETTINGS.items()}
     if (weight := tensors.pop(CLASS_WEIGHTS, None)) is not None:
         settings["no_object_weight"] = round(float(weight.read()[-1]), 6)
-    if not backbone["num_register_tokens"]:
-        tensors.pop(REGISTERS, None)
+    if REGISTERS in tensors and not tensors[REGISTERS].nbytes:
+        del tensors[REGISTERS]
     head = tensors.get("class_predictor.bias")
     labels = huggingface_config.labels(description, weights, "ForUniversalSegmentation")
     classes = labels if head is None else head.shape[0] - 1
