@@ -142,7 +142,7 @@ def test_files_of_transformers(case, tmp_path):
         ({"do_resize": False}, "Gemma4ImageConverter does not support do_resize of preprocessor_"),
         ({"resample": 5}, "does not support resample 5 of"),
         ({"rescale_factor": 0.5}, "does not support rescale_factor 0.5 of"),
-        ({"do_normalize": True, "image_mean": [0.5] * 3}, "does not support do_normalize of"),
+        ({"do_normalize": True, "image_mean": 0.5}, "does not support do_normalize of"),
     ):
         file.write_text(json.dumps({**settings, **changes}))
         with pytest.raises(InputError, match=message):

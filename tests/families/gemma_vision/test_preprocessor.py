@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -18,7 +19,10 @@ from kmodels.models import (
     Gemma3ImageTextLMPreprocessor,
     GemmaTokenizer,
 )
+from kmodels.models.gemma_vision import preprocessor
 from kmodels.text import Tokenizer
+from refusals import refused
+from torchvision_cpu import define_torchvision_operators
 
 LENGTH = 48
 SAID = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "that"}]
@@ -312,6 +316,42 @@ def test_answers_lose_what_images_fill(text, case):
     assert text.generate_postprocess(found) == "a \n\n\n\n b"
     batch = text.generate_preprocess([given, "c"])
     assert text.generate_postprocess(batch) == ["a \n\n\n\n b", "c"]
+
+
+def _read(case, folder, changes):
+    shutil.copytree(case.folder / "model", folder, dirs_exist_ok=True)
+    file = folder / "processor_config.json"
+    described = json.loads(file.read_text())
+    described["image_processor"] |= changes
+    file.write_text(json.dumps(described))
+    return Gemma3ImageTextLMPreprocessor.from_preset(folder).image_converter
+
+
+@pytest.mark.needs("transformers")
+def test_settings_of_a_processor_that_are_written_in_other_ways(case, tmp_path, caplog):
+    define_torchvision_operators()
+    from transformers import Gemma3ImageProcessor, Gemma4ImageProcessor
+
+    side = {"height": 20, "width": 20}
+    each = {"image_mean": [0.3] * 3, "image_std": [0.4] * 3, "size": side}
+    expected = _read(case, tmp_path, each).to_dict()
+    for changes in ({"image_mean": 0.3}, {"image_std": 0.4}, {"size": 20}, {"size": [20, 20]}):
+        assert _read(case, tmp_path, {**each, **changes}).to_dict() == expected
+    assert _read(case, tmp_path, {**each, "rescale_factor": None}).to_dict() == expected
+    for theirs in (Gemma3ImageProcessor, Gemma4ImageProcessor):
+        assert not set(theirs.valid_kwargs.__annotations__) - preprocessor.KNOWN
+    assert not caplog.text
+    _read(case, tmp_path, {"do_flip": True})
+    assert "processor_config.json sets do_flip, which kmodels does not know" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"image_mean": [0.5]}, {"image_std": [0.5] * 4}, {"image_std": [0.5, 0, 0.5]}]
+)
+def test_means_that_do_not_fit_the_channels(case, tmp_path, changes):
+    ((name, value),) = changes.items()
+    line = f"{name} is .{value[0]}.*; give 3 numbers, and deviations above 0"
+    refused(line, _read, case, tmp_path, changes)
 
 
 def test_what_is_refused(text, case, records, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import check_local, open_picture
 from kmodels.data.rows import assign
@@ -31,6 +31,18 @@ CONFIG, PROCESSOR, IMAGES = "config.json", "processor_config.json", "preprocesso
 NESTED = ("extra_special_tokens", "model_specific_special_tokens")
 RESAMPLE = {"nearest": 0, "lanczos3": 1, "bilinear": 2, "bicubic": 3}
 CHANNELS = 3
+STATISTICS = {"image_mean", "image_std"}
+# Settings of an image processor that a converter reads, and those that transformers' processors of
+# Gemma 3 and 4 do not follow, or that are arguments of single calls.
+KNOWN = STATISTICS | {
+    *("do_normalize", "do_pan_and_scan", "do_rescale", "do_resize", "image_processor_type"),
+    *("image_seq_length", "max_soft_tokens", "pan_and_scan_max_num_crops", "patch_size"),
+    *("pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate", "pooling_kernel_size"),
+    *("resample", "rescale_factor", "size"),
+    *("_processor_class", "auto_map", "crop_size", "data_format", "default_to_square", "device"),
+    *("disable_grouping", "do_center_crop", "do_convert_rgb", "do_pad", "input_data_format"),
+    *("pad_size", "processor_class", "return_tensors"),
+}
 
 
 def processor_files(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -48,7 +60,29 @@ def processor_files(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     )
     # Since version 5 one file holds both, and takes precedence over older files.
     nested = whole.get("image_processor")
-    return whole, nested if isinstance(nested, Mapping) else images
+    if isinstance(nested, Mapping):
+        return whole, _stated(path / PROCESSOR, nested)
+    return whole, _stated(path / IMAGES, images)
+
+
+def _stated(file: Path, images: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are not null, with a number for each channel and side.
+
+    Settings that are not known are logged as a warning.
+    """
+    warn_of_unknown(file, images, KNOWN)
+    settings = {name: value for name, value in images.items() if value is not None}
+    if isinstance(size := settings.get("size"), int | list):
+        height, width = size if isinstance(size, list) else (size, size)
+        settings["size"] = {"height": height, "width": width}
+    for name in STATISTICS & settings.keys():
+        values = settings[name]
+        settings[name] = values = values if isinstance(values, list) else [values] * CHANNELS
+        if len(values) != CHANNELS or (name == "image_std" and min(values) <= 0):
+            raise InputError(
+                f"{file}: {name} is {values}; give {CHANNELS} numbers, and deviations above 0"
+            )
+    return settings
 
 
 def kernel_of(images: Mapping[str, Any], usual: str) -> tuple[str | None, list[str]]:
