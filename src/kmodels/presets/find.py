@@ -45,8 +45,7 @@ def family_of(preset: str | Path) -> Family:
         InputError: if it is not a name, and no family can read the path.
     """
     name, problems = str(preset), []
-    if not _on_a_hub(preset):
-        preset = local_copy(preset)
+    preset = locate(preset)
     families = registry.families()
     if named := [family for family in families if name in family.presets]:
         return named[0]
@@ -131,14 +130,10 @@ def locate(preset: str | Path) -> Path:
     Raises:
         InputError: if a package is not installed, or the address does not exist.
     """
-    hub = _on_a_hub(preset)
-    return local_copy(_download(hub[1].lower(), hub[2]) if hub else preset)
-
-
-def _on_a_hub(preset: str | Path) -> re.Match[str] | None:
     if not isinstance(preset, str | os.PathLike):
         raise InputError(f"a preset is a name, a path or an address, not a {type(preset).__name__}")
-    return _ON_A_HUB.fullmatch(os.fspath(preset))
+    hub = _ON_A_HUB.fullmatch(os.fspath(preset))
+    return local_copy(_download(hub[1].lower(), hub[2]) if hub else preset)
 
 
 def open_checkpoint(

@@ -256,14 +256,19 @@ def test_the_network_is_asked_only_by_name_and_needs_its_package(saved, monkeypa
 
 
 def test_errors_of_a_hub_are_one_line(monkeypatch):
+    asked = []
+
     def download(name):
+        asked.append(name)
         raise RuntimeError(f"no {name}\nhere")
 
     fake = types.SimpleNamespace(snapshot_download=download, model_download=download)
     for scheme, module in (("hf", "huggingface_hub"), ("kaggle", "kagglehub")):
         monkeypatch.setitem(sys.modules, module, fake)
         line = f"cannot read {scheme}://a/b: RuntimeError: no a/b here; check the address"
-        refused(line, ViTBackbone.from_preset, f"{scheme}://a/b")
+        for call in (ViTBackbone.from_preset, presets.causal_lm_of):
+            refused(line, call, f"{scheme}://a/b")
+    assert len(asked) == 4  # once for each call, not for each family
 
 
 STRANGE = {
