@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,20 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise InputError(f"{name} is {value!r}; give a whole number, at least {least}")
     if value < least:
         raise InputError(f"{name} is {value}; give at least {least}")
+
+
+def check_number(name: str, value: object, least: float, most: float, more: str = "") -> None:
+    """Raises `InputError` unless `value` is a number from `least` to `most`.
+
+    Args:
+        name: name of the setting, for the message.
+        value: the user's value.
+        least: the smallest allowed value.
+        most: the largest allowed value.
+        more: other values that are allowed, such as "0 (greedy), or ", for the message.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
+        raise InputError(f"{name} is {value!r}; give {more}a number from {least:g} to {most:g}")
 
 
 def same_shape(shape: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -10,11 +10,13 @@ from keras import ops
 
 from kmodels.core import keras_internals
 from kmodels.core.arguments import check_arguments
-from kmodels.core.errors import InputError, check_names, check_whole
+from kmodels.core.errors import InputError, check_names, check_number, check_whole
 from kmodels.core.types import Tensor, Tree
 
 # Far below any logit, yet finite: what is left out gets probability 0 without NaN.
 OUT = -1e30
+# Factors of logits that float32 computes with; beyond them probabilities become NaN.
+FACTORS = 1e-20, 1e20
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -55,8 +57,8 @@ class Sampler:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise InputError(f"temperature is {self.temperature}; give 0 (greedy) or more")
+        if self.temperature != 0:
+            check_number("temperature", self.temperature, *FACTORS, more="0 (greedy), or ")
         if self.seed is not None:
             check_whole("seed", self.seed, 0)
         if self.top_k is not None:
@@ -65,10 +67,8 @@ class Sampler:
             raise InputError(f"top_p is {self.top_p}; give a share in (0, 1], or None")
         if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
             raise InputError(f"min_p is {self.min_p}; give a share in [0, 1], or None")
-        if self.repetition_penalty is not None and not self.repetition_penalty > 0:
-            raise InputError(
-                f"repetition_penalty is {self.repetition_penalty}; give a positive number, or None"
-            )
+        if self.repetition_penalty is not None:
+            check_number("repetition_penalty", self.repetition_penalty, *FACTORS)
         self._calls = 0
 
     @property
@@ -131,9 +131,22 @@ class Sampler:
         own = cls.choose is not Sampler.choose or cls.__call__ is not Sampler.__call__
         return not own and not hasattr(self, "get_next_token")
 
+    def divided(self, logits: Tensor) -> Any:
+        """Returns the logits divided by the temperature, float32.
+
+        Raises:
+            InputError: for a temperature of 0.
+        """
+        if self.temperature == 0:
+            raise InputError(
+                f"temperature is 0, and {type(self).__name__} divides by it; give a positive "
+                "number, or use the sampler 'greedy'"
+            )
+        return ops.cast(logits, "float32") / self.temperature
+
     def compute_probabilities(self, logits: Tensor) -> Any:
         """Returns the softmax of the logits divided by the temperature, float32."""
-        return ops.softmax(ops.cast(logits, "float32") / self.temperature, axis=-1)
+        return ops.softmax(self.divided(logits), axis=-1)
 
     def __call__(
         self,
@@ -228,6 +241,7 @@ def _nucleus(logits: Tensor, share: float) -> Any:
     """Returns the smallest logit that is kept, (B, 1)."""
     ordered = ops.flip(ops.sort(logits, axis=-1), axis=-1)
     before = ops.cumsum(ops.softmax(ordered, axis=-1), axis=-1) - ops.softmax(ordered, axis=-1)
+    share = max(share, 1e-30)  # A smaller one is 0 in float32, which would keep no token.
     return ops.min(ops.where(before < share, ordered, -OUT), axis=-1, keepdims=True)
 
 

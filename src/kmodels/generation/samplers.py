@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Tensor, Tree
 from kmodels.generation.sampler import Sampler, SamplerRows
 
@@ -131,6 +131,7 @@ class BeamSampler(Sampler):
         length_penalty: float = 1.0,
     ):
         check_whole("num_beams", num_beams)
+        check_number("length_penalty", length_penalty, -20, 20)
         super().__init__(temperature=temperature)
         self.num_beams = num_beams
         self.return_all_beams = return_all_beams
@@ -145,7 +146,7 @@ class BeamSampler(Sampler):
     def choose(self, logits: Tensor, history: Tensor | None, draws: Tensor) -> Any:
         """Returns log probabilities of each row's best tokens, and the tokens: twice (B, 2 n)."""
         del history, draws
-        likely = ops.log_softmax(ops.cast(logits, "float32") / self.temperature, axis=-1)
+        likely = ops.log_softmax(self.divided(logits), axis=-1)
         return tuple(ops.top_k(likely, min(2 * self.num_beams, likely.shape[-1]), sorted=True))
 
     def __call__(
@@ -218,6 +219,7 @@ class ContrastiveSampler(Sampler):
     """
 
     def __init__(self, k: int = 5, alpha: float = 0.6, temperature: float = 1.0):
+        check_number("alpha", alpha, 0, 1)
         super().__init__(temperature=temperature, top_k=k)
         if not 0 <= alpha <= 1:
             raise InputError(f"alpha is {alpha}; give a weight from 0 to 1")
@@ -272,8 +274,8 @@ class ContrastiveSampler(Sampler):
             raise InputError("ContrastiveSampler compares hidden states; give hidden_states")
         seen = np.array(ops.convert_to_numpy(hidden_states)).astype("float32")
         rows, index = SamplerRows(prompt, mask, stop_token_ids), int(index)
-        batch, k = len(rows.ids), self.k
         logits, _, cache = next(rows.tensor(), cache, index)
+        batch, k = len(rows.ids), min(self.k, logits.shape[-1])
         for at in range(index, rows.length):
             if rows.done():
                 break
@@ -350,8 +352,9 @@ def get(identifier: str | Mapping[str, Any] | Sampler) -> Sampler:
     """
     if isinstance(identifier, Sampler):
         return identifier
-    if isinstance(identifier, dict):
-        return deserialize(identifier)
+    sampler = deserialize(identifier) if isinstance(identifier, dict) else None
+    if isinstance(sampler, Sampler):
+        return sampler
     if not isinstance(identifier, str) or identifier not in NAMED:
         raise InputError(
             f"sampler is {identifier!r}; give one of {', '.join(NAMED)}, or a "

@@ -266,6 +266,20 @@ def test_calls_differ_and_repeat_after_the_seed_is_set(model, prompts):
 PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
 
 
+def drawn(model, sampler):
+    """Tokens behind a prompt."""
+    model.use_sampler(sampler)
+    try:
+        return model.generate(PROMPT, 6, stop_token_ids=None)["token_ids"].tolist()
+    finally:
+        model.use_sampler("greedy")
+
+
+def test_shares_too_small_for_float32_keep_the_most_likely_token(model):
+    assert drawn(model, Sampler(top_p=1e-300)) == drawn(model, "greedy")
+    assert drawn(model, ContrastiveSampler(k=10**6, alpha=0)) == drawn(model, "greedy")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -274,6 +288,20 @@ PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
         (lambda _: Sampler(top_p=1.5), "top_p is 1.5"),
         (lambda _: Sampler(min_p=-0.1), "min_p is -0.1"),
         (lambda _: Sampler(repetition_penalty=0.0), "repetition_penalty is 0"),
+        # In float32, probabilities become NaN.
+        (lambda _: Sampler(temperature=1e-40), "temperature is 1e-40; give 0"),
+        (lambda _: Sampler(temperature=float("inf")), "temperature is inf; give 0"),
+        (lambda _: Sampler(temperature=False), "temperature is False; give 0"),
+        (lambda _: Sampler(repetition_penalty=1e-40), "repetition_penalty is 1e-40; give a num"),
+        (
+            lambda _: BeamSampler(length_penalty="1"),
+            "length_penalty is '1'; give a number",
+        ),
+        (lambda _: BeamSampler(length_penalty=5e3), "length_penalty is 5000.0; give a number"),
+        (lambda _: ContrastiveSampler(alpha=float("nan")), "alpha is nan; give a number from 0 to"),
+        (lambda model: drawn(model, BeamSampler(temperature=0.0)), "BeamSampler divides by it"),
+        (lambda model: drawn(model, ContrastiveSampler(temperature=0.0)), "Sampler divides by it"),
+        (lambda model: model.compile(sampler={"class_name": "x"}), "sampler is {'class_name'"),
         (lambda model: model.compile(sampler="beams"), "sampler is 'beams'"),
         (
             lambda model: continue_prompts(model.backbone, [[3], []], max_length=4, sampler=GREEDY),
