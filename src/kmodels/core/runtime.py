@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import keras
+import numpy as np
 
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.errors import InputError
@@ -24,6 +25,10 @@ class RuntimeBackend(Protocol):
 
     def peak_bytes(self) -> int | None:
         """Returns the peak memory of an accelerator in bytes, None on a CPU."""
+        ...
+
+    def device_bytes(self) -> int | None:
+        """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
         ...
 
     def has_tf32(self) -> bool:
@@ -108,6 +113,17 @@ def host_bytes() -> int | None:
         except (OSError, ValueError):
             continue  # no such control group, or one without a limit
     return max(min(free), 0)
+
+
+def available_bytes() -> int | None:
+    """Returns the free bytes of the device, on a CPU those of the host; None if unknown."""
+    free = native.device_bytes()
+    return host_bytes() if free == 0 else free
+
+
+def width_of(dtype: str) -> int:
+    """Returns the bytes of an element."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def memory_fraction(fraction: float) -> None:

@@ -27,6 +27,14 @@ def peak_bytes() -> int | None:
     return None if not statistics else statistics.get("peak_bytes_in_use")
 
 
+def device_bytes() -> int | None:
+    """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
+    if jax.default_backend() == "cpu":
+        return 0
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+
+
 def has_tf32() -> bool:
     """Returns True if float32 products can be computed in TF32."""
     device = jax.devices()[0]

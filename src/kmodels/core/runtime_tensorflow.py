@@ -22,6 +22,11 @@ def peak_bytes() -> int | None:
     return tf.config.experimental.get_memory_info("GPU:0")["peak"]
 
 
+def device_bytes() -> int | None:
+    """Returns None with an accelerator, whose free memory is not reported; 0 without one."""
+    return None if tf.config.list_physical_devices("GPU") else 0
+
+
 def has_tf32() -> bool:
     """Returns True if float32 products can be computed in TF32."""
     for device in tf.config.list_physical_devices("GPU"):

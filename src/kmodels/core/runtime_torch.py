@@ -38,6 +38,15 @@ def peak_bytes() -> int | None:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
+def device_bytes() -> int | None:
+    """Returns the free bytes of the accelerator; 0 without one."""
+    if not torch.cuda.is_available():
+        return 0
+    # The allocator keeps what it once had.
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return torch.cuda.mem_get_info()[0] + kept
+
+
 def has_tf32() -> bool:
     """Returns True if float32 products can be computed in TF32."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 8

@@ -171,7 +171,7 @@ def drafter_of(
             raise InputError(
                 "generate got assistant and prompt_lookup_num_tokens; give one of them"
             )
-        return LookupDrafter(prompt_lookup_num_tokens)
+        return LookupDrafter(int(prompt_lookup_num_tokens))
     if assistant is None:
         return None
     if not _generates(assistant):
@@ -182,7 +182,7 @@ def drafter_of(
     gather.check_callable(assistant, "generate")
     rows = model.backbone.config.vocabulary_size
     _check_vocabularies(model, assistant, rows)
-    return AssistantDrafter(assistant, num_assistant_tokens, rows)
+    return AssistantDrafter(assistant, int(num_assistant_tokens), rows)
 
 
 def _generates(model: object) -> TypeGuard[Generating]:
@@ -321,7 +321,8 @@ def continue_with_drafts(
     if not rows.open:
         return rows.texts, counts
     lengths = rows.lengths()
-    steps, ahead = int(max(np.array(limits) - lengths)), drafter.count
+    steps = max(limit - len(text) for limit, text in zip(limits, rows.texts, strict=True))
+    ahead = drafter.count = min(drafter.count, steps)
     settings = sampler, jit_compile, loops, ahead
     loop, token_ids, _ = opened(backbone, rows.texts, steps, *settings)
     # In the order in which the loop without drafts draws; drafts look beyond the last token.

@@ -3,6 +3,7 @@
 Beam search is that of transformers: the device ranks tokens, the host keeps the beams.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
@@ -12,8 +13,10 @@ import numpy as np
 
 from kmodels.core import traced
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, human, pluralize
+from kmodels.core.runtime import available_bytes, width_of
 from kmodels.core.types import Tensor
+from kmodels.generation.cache import ring_shapes
 from kmodels.generation.request import repeated
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler
@@ -161,6 +164,25 @@ def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
         raise InputError(f"prompt {empty[0]} is empty; give at least one token to begin with")
 
 
+def check_memory(shapes: Sequence[Sequence[int]], dtype: str, rows: int, tokens: int) -> None:
+    """Raises `InputError` for a KV cache that exceeds the free memory.
+
+    Args:
+        shapes: shapes of its arrays.
+        dtype: their dtype.
+        rows: number of texts, for the message.
+        tokens: number of tokens of each, for the message.
+    """
+    size = sum(map(math.prod, shapes)) * width_of(dtype)
+    free = None if keras.distribution.distribution() else available_bytes()  # A mesh splits it.
+    if free is not None and size > free:
+        raise InputError(
+            f"the KV cache of {pluralize(rows, 'text')} of {tokens:,} tokens takes {human(size)}, "
+            f"and {human(free)} of memory are free; give a smaller max_length or max_new_tokens, "
+            "or fewer texts at a time"
+        )
+
+
 def opened(
     backbone: keras.Model,
     rows: Sequence[Sequence[int]],
@@ -191,12 +213,16 @@ def _loop(
     engine = backend_module("kmodels.generation.loop", LoopBackend)
     if type(settings[0]) is Sampler:  # The numbers that are drawn come from the host.
         settings = (replace(settings[0], seed=None), *settings[1:])
+    _, rows, _, slots, _, ahead = settings
+    shapes = ring_shapes(backbone, rows, slots, ahead)
     if loops is None:
+        check_memory(shapes, backbone.compute_dtype, rows, slots)
         return engine.Loop(backbone, *settings)
     key = (*settings, traced.TracedState(backbone))
     if key not in loops:
         while len(loops) >= KEPT:
             del loops[next(iter(loops))]
+        check_memory(shapes, backbone.compute_dtype, rows, slots)
         loops[key] = engine.Loop(backbone, *settings)
     return loops[key]
 

@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_names, check_whole
 from kmodels.core.types import Data
+from kmodels.generation.generation_config import LENGTHS
 from kmodels.generation.sampler import Sampler
 from kmodels.text.chat_template import as_chats
 
@@ -43,6 +44,24 @@ def is_raw(inputs: Data) -> bool:
     return "int" in str(getattr(inputs, "dtype", ""))  # of any package's arrays
 
 
+def token_inputs(inputs: Data, takes: Sequence[str]) -> Mapping[str, Any]:
+    """Returns token ids by name.
+
+    Args:
+        inputs: token ids, alone or by name.
+        takes: names of the model's inputs.
+
+    Raises:
+        InputError: for names that `generate` does not read, as it numbers the tokens itself.
+    """
+    if not isinstance(inputs, Mapping):
+        return {"token_ids": inputs}
+    stated = [name for name, value in inputs.items() if value is not None]
+    known = [name for name in takes if name not in ("positions", "segment_ids")]
+    check_names("generate", stated, known)
+    return inputs
+
+
 def is_empty(inputs: Data) -> bool:
     """Returns True for a batch without prompts."""
     if isinstance(inputs, Mapping):
@@ -67,6 +86,22 @@ def repeated(images: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarr
 def as_numpy(x: object) -> np.ndarray:
     """Returns an array of any framework on the host."""
     return x if isinstance(x, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(x))
+
+
+def ids_and_mask(taken: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns token ids (B, T) or (T,), and True for those that are no padding.
+
+    Raises:
+        InputError: for other shapes.
+    """
+    ids, mask = as_numpy(taken["token_ids"]), taken.get("padding_mask")
+    mask = np.ones(ids.shape, bool) if mask is None else as_numpy(mask).astype(bool)
+    if ids.ndim not in (1, 2) or mask.shape != ids.shape:
+        raise InputError(
+            f"token_ids has shape {ids.shape} and padding_mask {mask.shape}; give both as "
+            "(rows, length), or as (length,) for one row"
+        )
+    return ids, mask
 
 
 @dataclass(kw_only=True)
@@ -131,12 +166,12 @@ class GenerateRequest:
             repetition_penalty=repetition_penalty,
             seed=seed,
         )
-        for name in ("max_length", "max_new_tokens"):
+        for name in (*LENGTHS, "num_return_sequences"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
+                setattr(self, name, int(getattr(self, name)))  # NumPy's integers overflow.
         if self.max_length is not None and self.max_new_tokens is not None:
             raise InputError("generate got max_length and max_new_tokens; give one of them")
-        check_whole("num_return_sequences", self.num_return_sequences)
         if self.stream is not None and not callable(self.stream):
             raise InputError(
                 f"stream is {self.stream!r}; give a function that is called with the number of "

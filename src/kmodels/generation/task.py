@@ -1,5 +1,6 @@
 """`generate` and `chat`, for tasks whose backbone can be extended token by token."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
@@ -16,13 +17,18 @@ from kmodels.generation.drafts import (
     continue_with_drafts,
     drafter_of,
 )
-from kmodels.generation.generate import check_prompts, continue_by_beams, continue_prompts
+from kmodels.generation.generate import (
+    check_memory,
+    check_prompts,
+    continue_by_beams,
+    continue_prompts,
+)
 from kmodels.generation.generation_config import stop_strings_of
 from kmodels.generation.request import (
     GenerateRequest,
-    as_numpy,
     batches,
     chat_prompts,
+    ids_and_mask,
     images_of,
     is_data,
     is_empty,
@@ -30,6 +36,7 @@ from kmodels.generation.request import (
     joined,
     pad_rows,
     repeated,
+    token_inputs,
 )
 from kmodels.generation.sampler import Sampler
 from kmodels.generation.samplers import BeamSampler, ContrastiveSampler, get, serialize
@@ -37,6 +44,7 @@ from kmodels.generation.stop import Stop, Streamer, check_strings, ended
 from kmodels.text.chat_template import Tool, is_chat
 from kmodels.weights import gather
 
+log = logging.getLogger("kmodels")
 # As many as transformers' pipeline and its `transformers chat` add where nobody says.
 NEW_TOKENS = 256
 
@@ -149,8 +157,8 @@ class Generates:
             InputError: for "auto" without a preprocessor, a prompt without tokens, a length below
                 1, two lengths, more texts than beams, a chat that its template refuses or that
                 leaves no room for a reply, a sampler without these settings, an assistant of
-                another vocabulary or combined with beams or contrastive search, or on torch a
-                sharded model.
+                another vocabulary or combined with beams or contrastive search, a KV cache that
+                exceeds the free memory, or on torch a sharded model.
         """
         request = GenerateRequest(
             sampler=self.generator.sampler,
@@ -271,7 +279,7 @@ class Generates:
     def _generate(self, inputs: Data, request: GenerateRequest) -> Any:
         """Continues one batch, see `generate`."""
         if is_raw(inputs):
-            by_name = inputs if isinstance(inputs, Mapping) else {"token_ids": inputs}
+            by_name = token_inputs(inputs, self.backbone.takes)
             return self._continue(by_name, request, raw=True)
         if self.preprocessor is None:
             raise InputError(
@@ -284,8 +292,17 @@ class Generates:
         if chat and request.max_new_tokens is not None:
             prompts = chat_prompts(self.preprocessor, inputs)
         else:
-            length = request.max_length
-            prompts = self.preprocessor.generate_preprocess(inputs, sequence_length=length)
+            preprocess, length = self.preprocessor.generate_preprocess, request.max_length
+            prompts = preprocess(inputs, sequence_length=length)
+            # A row without padding may have lost its end, and new tokens follow whole prompts.
+            while request.max_new_tokens is not None:
+                mask = ids_and_mask(prompts)[1]
+                if not mask.all(-1).any():
+                    break
+                longer = preprocess(inputs, sequence_length=2 * mask.shape[-1])
+                if ids_and_mask(longer)[1].sum() == mask.sum():
+                    break
+                prompts = longer
         return self._continue(prompts, request, chat=chat)
 
     def _continue(
@@ -296,11 +313,9 @@ class Generates:
         chat: bool = False,
     ) -> Any:
         """Returns the result of `generate` for token ids and their mask."""
-        ids = as_numpy(taken["token_ids"])
-        mask = taken.get("padding_mask")
-        mask = np.ones(ids.shape, "bool") if mask is None else as_numpy(mask)
+        ids, mask = ids_and_mask(taken)
         is_batch = ids.ndim > 1
-        ids, mask = np.atleast_2d(ids), np.atleast_2d(mask).astype(bool)
+        ids, mask = np.atleast_2d(ids), np.atleast_2d(mask)
         self.backbone.check_token_ids(ids[mask])
         length, count = request.max_length or ids.shape[1], request.num_return_sequences
         prompts = [row[there][:length].tolist() for row, there in zip(ids, mask, strict=True)]
@@ -329,6 +344,13 @@ class Generates:
             rows = function(prompts, limits, stop, on_token, count, **more)
         if isinstance(on_token, Streamer):
             on_token.finish()
+        longest, context = max(map(len, rows), default=0), self.backbone.config.context_length
+        if longest > context:
+            log.warning(
+                "a text has %s tokens, and the model was made for up to %s; answers become worse "
+                "from there on, give shorter prompts or a smaller max_length",
+                *(f"{longest:,}", f"{context:,}"),
+            )
         starts = [len(prompt) for prompt in prompts for _ in range(count)]
         new = [row[start:] for row, start in zip(rows, starts, strict=True)]
         pad = 0 if raw else self.preprocessor.tokenizer.pad_token_id
@@ -573,9 +595,13 @@ def empty_cache(backbone: keras.Model, batch: int, slots: int) -> Any:
     It has the heads and the width of the block with the most, and one entry per block that
     computes keys and values.
     """
+    return ops.zeros(cache_shape(backbone, batch, slots), dtype=backbone.compute_dtype)
+
+
+def cache_shape(backbone: keras.Model, batch: int, slots: int) -> tuple[int, ...]:
+    """Returns the shape of `empty_cache`."""
     heads, width = (max(sizes) for sizes in zip(*backbone.cache_shapes, strict=True))
-    shape = (batch, len(backbone.cache_shapes), 2, slots, heads, width)
-    return ops.zeros(shape, dtype=backbone.dtype_policy.compute_dtype)
+    return batch, len(backbone.cache_shapes), 2, slots, heads, width
 
 
 def continue_by_protocol(
@@ -598,6 +624,8 @@ def continue_by_protocol(
         The prompts with their continuations.
     """
     length = max([*limits, *(len(prompt) for prompt in prompts)])
+    shapes = [cache_shape(model.backbone, len(prompts), length)]
+    check_memory(shapes, model.backbone.compute_dtype, len(prompts), length)
     ids, mask = np.zeros((len(prompts), length), "int32"), np.zeros((len(prompts), length), bool)
     for row, prompt in enumerate(prompts):
         ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, True

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from chat_cases import GEMMA2, QWEN3, TOOL, said
-from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler
+from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, generate
 from kmodels.generation.generation_config import sampler_of
 from kmodels.generation.stop import Stop, Streamer, ended
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
@@ -156,6 +156,88 @@ def test_what_a_call_does_not_follow_is_one_line(compiled):
     refused(
         "did you mean enable_thinking", misspelled, CHAT, chat_template=QWEN3, enable_thinkin=False
     )
+
+
+BEYOND = "KV cache of 1 text of 1,000,000,0.. tokens takes .* of memory are free"
+
+
+def test_a_cache_beyond_the_memory_is_refused_before_it_is_made(compiled, monkeypatch):
+    refused(BEYOND, compiled.generate, "Say", 10**9)
+    refused(BEYOND, compiled.chat, CHAT, max_new_tokens=10**9)
+    with monkeypatch.context() as patch:
+        patch.setattr(generate, "available_bytes", lambda: None)
+        assert compiled.generate("Say", 4)
+    compiled.use_sampler(ContrastiveSampler())
+    refused("KV cache of 1 text of 1,000,000,000 tokens", compiled.generate, "Say", 10**9)
+    # Drafts are no longer than the text may become.
+    compiled.use_sampler("greedy")
+    short = {"max_new_tokens": 3, "stop_token_ids": None}
+    whole = compiled.chat(CHAT, **short)
+    for drafts in (
+        {"prompt_lookup_num_tokens": 10**9},
+        {"assistant": compiled, "num_assistant_tokens": 10**9},
+    ):
+        assert compiled.chat(CHAT, **drafts, **short) == whole
+
+
+def test_a_text_beyond_the_context_is_named(compiled, caplog):
+    free = {"max_new_tokens": 2, "stop_token_ids": None}
+    compiled.generate("Say", **free)
+    assert not caplog.text
+    short = GemmaCausalLM.from_preset(
+        "gemma3_debug",
+        vocabulary_size=500,
+        max_sequence_length=8,
+        preprocessor=compiled.preprocessor,
+    )
+    short.generate("Say hello to all of them.", **free)
+    assert "and the model was made for up to 8; answers become worse" in caplog.text
+
+
+@pytest.mark.parametrize("drafts", [{}, {"prompt_lookup_num_tokens": 3}])
+def test_new_tokens_follow_the_whole_prompt(model, drafts):
+    """Not what the preprocessor's sequence_length leaves of it."""
+    text = "Say hello. " * 40
+    prompt = model.preprocessor.generate_preprocess(text, sequence_length=1024)
+    ids = prompt["token_ids"][prompt["padding_mask"] == 1]
+    assert len(ids) > 64
+    raw = model.generate(ids, max_new_tokens=4, stop_token_ids=None, **drafts)["token_ids"]
+    settings = {"max_new_tokens": 4, "stop_token_ids": None, "strip_prompt": True, **drafts}
+    new = model.preprocessor.tokenizer.detokenize(raw[len(ids) :])
+    assert model.generate(text, **settings) == new
+    assert model.generate([text, "Say"], **settings)[0] == new
+
+
+def test_numbers_of_numpy_are_numbers(compiled):
+    ids, settings = np.array([[2, 3]]), {"stop_token_ids": None}
+    whole = compiled.generate(ids, 6, **settings)["token_ids"].tolist()
+    four = np.int32(4)
+    for given in ({"max_length": four + 2}, {"max_new_tokens": four}):
+        for more in ({}, {"prompt_lookup_num_tokens": four}):
+            found = compiled.generate(ids, **given, **more, **settings)
+            assert found["token_ids"].tolist() == whole
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            {"token_ids": [[2, 3]], "padding_mask": [[1]]},
+            r"padding_mask \(1, 1\)",
+        ),
+        ({"token_ids": [[2, 3]], "padding_mask": [[1, 1]] * 2}, r"padding_mask \(2, 2\)"),
+        (np.array(3), r"token_ids has shape \(\)"),
+        (np.array([[[2, 3]]]), r"token_ids has shape \(1, 1, 2\)"),
+        (
+            {"token_ids": [[2]], "attention_mask": [[1]]},
+            "did you mean padding_mask",
+        ),
+        ({"token_ids": [[2]], "positions": [[4]]}, "generate takes no positions"),
+        ({"token_ids": [[2]], "images": [[4]]}, "generate takes no images"),
+    ],
+)
+def test_inputs_that_generate_does_not_read(model, inputs, message):
+    refused(message, model.generate, inputs, 4)
 
 
 @pytest.mark.parametrize("sampler", [BeamSampler(2), ContrastiveSampler(k=2)])

@@ -222,9 +222,9 @@ def test_kernels_of_a_gguf_file_stay_quantized(recipe, base, data, tmp_path, cap
 def test_memory_that_is_not_there_is_told_before_anything_is_built(
     recipe, base, data, tmp_path, capsys, monkeypatch
 ):
-    from kmodels.tools.plan import estimate
+    from kmodels.core import runtime
 
-    monkeypatch.setattr(estimate, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(runtime, "available_bytes", lambda: 2**20)
     run = ["--weights", str(base), "--data", str(data), "--out", str(tmp_path / "out")]
     assert recipe.main([*run, "--steps", "1"]) == 2
     error = capsys.readouterr().err

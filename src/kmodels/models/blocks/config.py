@@ -150,7 +150,8 @@ class DecoderConfig(FrozenConfig):
         tie_word_embeddings: whether the embedding table is the output layer too; False for an
             output layer with its own table.
         max_sequence_length: longest text, in tokens, that the model was made for; a note for
-            exports, which limits nothing. None for that of the published models.
+            exports, which limits nothing: `generate` logs that a text is longer. None for that of
+            the published models.
 
     Raises:
         InputError: for sizes that do not fit together.

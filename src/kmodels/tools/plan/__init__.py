@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kmodels import presets
-from kmodels.core import keras_internals
+from kmodels.core import keras_internals, runtime
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, human
 from kmodels.distribution import Mesh, check_batch, parse_mesh
@@ -111,7 +111,7 @@ class Plan:
         self.estimate = self._estimate(setup)
         self.exchanges = exchanges(whole, self._sizes, setup, self.mesh)
         if available is None and not setup.accelerator:
-            available = estimate.available_bytes()
+            available = runtime.available_bytes()
         self.available = available
 
     def _held(self, setup: Setup) -> list[StepArray]:

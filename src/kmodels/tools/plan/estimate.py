@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import keras
-import numpy as np
 
 from kmodels import ops
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.runtime import check_policy, host_bytes
+from kmodels.core.runtime import check_policy, width_of
 from kmodels.distribution.mesh import Mesh
 from kmodels.layers import quantized, remat
 from kmodels.layers.adapter import matrices, name_in
@@ -131,11 +130,6 @@ class StepArray:
         return self.size * width_of(self.dtype)
 
 
-def width_of(dtype: str) -> int:
-    """Returns the bytes of an element."""
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-
-
 @dataclass(frozen=True)
 class Facts:
     """Measured facts about a backend (docs/measured/memory.md).
@@ -182,10 +176,6 @@ class FactsBackend(Protocol):
     @property
     def ACCELERATOR(self) -> Facts:
         """The facts for an accelerator."""
-        ...
-
-    def device_bytes(self) -> int | None:
-        """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
         ...
 
     def supposed(self, mesh: Mesh) -> AbstractContextManager[None]:
@@ -361,13 +351,6 @@ def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
     dtype = keras.dtype_policies.get(setup.precision).compute_dtype
     tokens = setup.batch_size * slots
     return sum(2 * tokens * b.groups * b.head_dim * width_of(dtype) for b in sizes.blocks)
-
-
-def available_bytes() -> int | None:
-    """Returns the free bytes of the device, on a CPU those of the host; None if unknown."""
-    engine = backend_module("kmodels.tools.plan.facts", FactsBackend)
-    free = engine.device_bytes()
-    return host_bytes() if free == 0 else free
 
 
 def facts(accelerator: bool = False) -> Facts:

@@ -33,14 +33,6 @@ FACTS = Facts(
 ACCELERATOR = replace(FACTS, slack=0.2, remat=True, attention="plain", quantized=0)
 
 
-def device_bytes() -> int | None:
-    """Returns the free bytes of the accelerator; None if unknown, 0 without one."""
-    if jax.default_backend() == "cpu":
-        return 0
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
-
-
 @contextmanager
 def supposed(mesh: Mesh) -> Iterator[None]:
     """Gives Keras the distribution that `distribute` would set inside the block.

@@ -3,8 +3,6 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-import tensorflow as tf
-
 from kmodels.distribution.mesh import Mesh
 from kmodels.tools.plan.estimate import Facts
 
@@ -22,11 +20,6 @@ FACTS = Facts(
     returns=False,
 )
 ACCELERATOR = replace(FACTS, remat=True, compiler=300 * 2**20, program=0, returns=True)
-
-
-def device_bytes() -> int | None:
-    """Returns None with an accelerator, whose free memory is not reported; 0 without one."""
-    return None if tf.config.list_physical_devices("GPU") else 0
 
 
 def supposed(mesh: Mesh) -> AbstractContextManager[None]:

@@ -23,11 +23,6 @@ FACTS = Facts(
 ACCELERATOR = replace(FACTS, slack=0.1)
 
 
-def device_bytes() -> int | None:
-    """Returns the free bytes of the accelerator; 0 without one."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
-
-
 def supposed(mesh: Mesh) -> AbstractContextManager[None]:
     """Does nothing: no op of this backend depends on the mesh."""
     return nullcontext()

@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 
+from kmodels.core.runtime import width_of
 from kmodels.distribution import layout
 from kmodels.distribution.mesh import Mesh
 from kmodels.models.blocks.sizes import Sizes
@@ -35,7 +36,6 @@ from kmodels.tools.plan.estimate import (
     Setup,
     StepArray,
     facts,
-    width_of,
 )
 
 RING = "Patarasuk & Yuan 2009"
