@@ -3,6 +3,8 @@
 That tokens with the cache are those without is a check of tests/families/test_families.py.
 """
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from arrays import to_numpy
 from kmodels import transforms
 from kmodels.generation import BeamSampler, ContrastiveSampler, Sampler, continue_prompts
+from kmodels.generation.cache import ring_shapes
 from kmodels.generation.generate import bucket
 from kmodels.generation.task import empty_cache
 from kmodels.models import GemmaBackbone, GemmaCausalLM
@@ -148,7 +151,8 @@ def test_one_array_holds_the_caches_of_all_blocks():
 def test_the_estimate_asks_each_block():
     setup = Setup(2, 16)
     plain, uneven = (GemmaBackbone.make_config(**x) for x in (PRESETS["gemma_debug"], UNEVEN))
-    assert estimate.cache_bytes(sizes(uneven), setup, 20) == 2 * 2 * 20 * (2 * 8 + 16) * 4
+    rings = ring_shapes(GemmaBackbone(**UNEVEN), 2, 20)
+    assert estimate.cache_bytes(sizes(uneven), setup, 20) == sum(map(math.prod, rings)) * 4
     held = {array.name: array for array in estimate.of_step([], sizes(uneven), setup)}
     for index, (width, mlp) in enumerate(((8, 64), (16, 64), (8, 128), (16, 128))):
         assert held[f"block_{index}/attention/turned_query"].shape == (2, 16, 4, width)

@@ -147,8 +147,8 @@ class Plan:
         return self.bytes - self._estimate(setup).bytes
 
     def cache_bytes(self, slots: int) -> int:
-        """Returns the bytes of a KV cache of so many tokens for a device's rows of a batch."""
-        return estimate.cache_bytes(self._sizes, self.setup, slots) // self.mesh.replicas
+        """Returns the bytes of a device's KV cache of so many tokens; `generate` splits no rows."""
+        return estimate.cache_bytes(self._sizes, self.setup, slots, self.mesh.model)
 
     def parameters(self, part: str) -> int:
         """Returns the number of frozen or trained parameters, over all devices."""

@@ -340,17 +340,23 @@ def _wide(packed: StepArray) -> tuple[int, ...]:
     return (*packed.shape, 1 if packed.name.endswith(_IN_EIGHT_BITS) else 2)
 
 
-def cache_bytes(sizes: Sizes, setup: Setup, slots: int) -> int:
+def cache_bytes(sizes: Sizes, setup: Setup, slots: int, parts: int = 1) -> int:
     """Returns the bytes of the KV cache of `generate`.
+
+    A block with a window keeps no more tokens than that.
 
     Args:
         sizes: sizes of the blocks.
         setup: gives batch size and dtype.
         slots: tokens of each row.
+        parts: devices over which heads are split, if they divide them.
     """
-    dtype = keras.dtype_policies.get(setup.precision).compute_dtype
-    tokens = setup.batch_size * slots
-    return sum(2 * tokens * b.groups * b.head_dim * width_of(dtype) for b in sizes.blocks)
+    width = width_of(keras.dtype_policies.get(setup.precision).compute_dtype)
+    total = 0
+    for block in sizes.blocks:
+        heads = block.groups if block.groups % parts else block.groups // parts
+        total += 2 * min(slots, block.window or slots) * heads * block.head_dim
+    return setup.batch_size * total * width
 
 
 def facts(accelerator: bool = False) -> Facts:
