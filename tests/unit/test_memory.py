@@ -210,8 +210,14 @@ def test_the_command(capsys):
     assert run("plan", *small.split(), *lora.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 268_098_176 + 184_320
-    # keys and values, 18 layers, 4 rows, one head of 256, two bytes
-    assert found["cache_bytes"] == 2 * 18 * 4 * 600 * 256 * 2
+    # keys and values, 4 rows, one head of 256, two bytes; 15 layers have a window of 512
+    assert found["cache_bytes"] == 2 * 4 * (15 * 512 + 3 * 600) * 256 * 2
+    # Each device has all rows, and a part of the heads if they divide.
+    words = ("--preset", "llama3_debug", "--generate", "40", "--json", "--mesh")
+    for mesh, share in (("data=2", 1), ("model=2", 2), ("model=4", 1)):
+        assert run("plan", *words, mesh) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["cache_bytes"] * share == 8 * 40 * 2 * 2 * 16 * 4
     run("plan", "--preset", "vit_debug", "--image-size", "32", "--memory", "1GiB")
     shown = capsys.readouterr().out
     assert "trained weights" in shown and "it fits" in shown and "1.0 GiB" in shown
@@ -238,7 +244,16 @@ MESHES = {
         ("gemma3_debug --batch-size 0", "batch size is 0; give at least 1"),
         ("gemma3_debug --sequence-length 1", "sequence_length is 1; give a whole"),
         ("gemma3_debug --image-size 32", "has no image input"),
-        ("gemma3_debug --memory much", "'much' is not an amount of memory"),
+        *(
+            (f"gemma3_debug --memory {text}", f"'{text}' is not an amount of memory")
+            for text in ("much", "infGiB", "nanGiB", "-3GiB", "0", "1e99GiB")
+        ),
+        ("gemma3_debug --full --rank 4", "--rank has no effect without --lora; leave it out"),
+        ("vit_debug --targets mlp/up", "--targets has no effect without --lora"),
+        ("vit_debug --dora", "--dora has no effect without --lora"),
+        ("vit_debug --sequence-length 9", "--sequence-length has no effect on images"),
+        ("siglip_debug --generate 9", "--generate has no effect on siglip_debug, which writes no"),
+        ("gemma3_debug --sequence-length 1000000000000", "out of memory"),
         ("gemma_debug --mesh rows=2", "mesh axis 'rows' is unknown"),
         *((f"gemma_debug --mesh {mesh}", message) for mesh, message in MESHES.items()),
     ],

@@ -153,9 +153,12 @@ def parse_bytes(text: str) -> int:
     number = text.strip().rstrip("KMGTiB")
     unit = text.strip()[len(number) :]
     try:
-        return int(float(number) * UNITS[unit or "B"])
-    except (KeyError, ValueError):
-        raise InputError(f"{text!r} is not an amount of memory; give one such as 80GiB") from None
+        size = int(float(number) * UNITS[unit or "B"])
+    except (KeyError, ValueError, OverflowError):
+        size = 0
+    if not 0 < size < 2**63:
+        raise InputError(f"{text!r} is not an amount of memory; give one such as 80GiB")
+    return size
 
 
 def pluralize(number: int, thing: str) -> str:

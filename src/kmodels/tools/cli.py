@@ -3,6 +3,7 @@
 import functools
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
 
@@ -10,7 +11,7 @@ import typer
 
 from kmodels import __version__
 from kmodels.core.environment import check_backend
-from kmodels.core.errors import InputError, check_whole, shown
+from kmodels.core.errors import InputError, check_whole, is_out_of_memory, one_line, shown
 from kmodels.core.files import check_output, local_path
 from kmodels.runs import console, recipe, settings
 from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
@@ -73,6 +74,19 @@ def _commands(
     """Keras 3 models at native speed on JAX, PyTorch and TensorFlow."""
     if context.invoked_subcommand is None:
         print(OVERVIEW, end="")
+
+
+def _typed(context: typer.Context) -> list[str]:
+    """Returns the names of the parameters that the user gave."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, at in sources.items() if getattr(at, "name", "") == "COMMANDLINE"]
+
+
+def _refuse_idle(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raises `InputError` for a given flag that has no effect, for this reason."""
+    for name in _typed(context):
+        if name in names:
+            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
 
 
 def _add_recipe(name: str, summary: str) -> None:
@@ -198,7 +212,15 @@ def plan(
         _recommend(context, recommend, preset, data, as_json)
         return
     check_whole("generate", generate, 0)
-    text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
+    family = family_of(preset)
+    text = "vocabulary_size" in family.backbone.config_class.__dataclass_fields__
+    adapts = lora or (lora is None and text)
+    if not adapts:
+        _refuse_idle(context, ("rank", "targets", "dora"), "without --lora")
+    if not text:
+        _refuse_idle(context, ("sequence_length",), f"on images, which {preset} takes")
+    if not hasattr(family.tasks[0], "generate"):
+        _refuse_idle(context, ("generate",), f"on {preset}, which writes no text")
     adapters = LoraSettings(rank, targets=targets.split(","), dora=dora)
     estimate = plans.Plan(
         preset,
@@ -206,7 +228,7 @@ def plan(
             batch_size=batch_size,
             sequence_length=sequence_length,
             precision=precision,
-            lora=adapters if lora or (lora is None and text) else None,
+            lora=adapters if adapts else None,
             quantize=quantize,
             remat=remat,
             optimizer=optimizer,
@@ -237,12 +259,8 @@ def _recommend(
     from kmodels.tools.plan import recommend as recommending
 
     known = recipe.load(recipe.RECIPES["gemma"]).Settings
-    stated = {
-        name: value
-        for name, value in context.params.items()
-        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-        and name not in ("preset", "recommend", "data", "as_json")
-    }
+    own = ("preset", "recommend", "data", "as_json")
+    stated = {name: context.params[name] for name in _typed(context) if name not in own}
     supported = ("precision", "batch_size", "sequence_length", "rank", "targets", "dora")
     for name in stated.keys() - {*supported, "quantize", "accumulate", "remat"}:
         flag = f"--{name.replace('_', '-')}"
@@ -256,6 +274,7 @@ def _recommend(
 
 @command()
 def bench(
+    context: typer.Context,
     preset: Preset,
     backends: Annotated[
         str, option("Compared settings", "jax,torch,tensorflow, or all installed.")
@@ -315,6 +334,10 @@ def bench(
 
     if out is not None:
         check_output("--out", out, folder=out.suffix != ".json")
+    if lora is False:
+        _refuse_idle(context, ("rank",), "with --full")
+    if not largest_batch:
+        _refuse_idle(context, ("memory",), "without --largest-batch")
     options = benches.BenchOptions(
         preset=preset,
         backends=backends,
@@ -359,6 +382,7 @@ def bench(
 
 @command()
 def parity(
+    context: typer.Context,
     preset: Annotated[
         str | None, typer.Argument(help="A registered name or a directory; none with --op.")
     ] = None,
@@ -393,6 +417,7 @@ def parity(
     if op is not None or override is not None:
         if preset is not None:
             raise InputError("--op and --override compare ops without a model; leave PRESET out")
+        _refuse_idle(context, {*context.params} - {"op", "override", "out"}, "on ops")
         from kmodels.tools import op_parity
 
         _end_parity(shown(op_parity.run(op.split(",") if op else (), override)), out)
@@ -530,6 +555,12 @@ def main(arguments: list[str] | None = None) -> None:
             code = invoke(app, arguments, "kmodels")
     except InputError as error:
         print(f"kmodels: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = one_line(error)[:200]
+        print(f"kmodels: out of memory: {reason}; give smaller sizes", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
 

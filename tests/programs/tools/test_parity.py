@@ -124,10 +124,28 @@ def test_the_first_in_the_order_of_computation_is_named():
         (("--precision", "float32,float33"), "precision is 'float33'; give some of float32"),
         (("--tolerance", "2"), "tolerance is 2.0; give a share between 0 and 1"),
         (("--steps", "0"), "steps is 0; give at least 1"),
+        (("--limit", "nan"), "the limit is nan; give seconds above 0"),
     ],
 )
 def test_wrong_flags_are_one_line(arguments, message, capsys):
-    assert run("parity", "vit_debug", *arguments) == 2
+    one_line("parity", ("vit_debug", *arguments), message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("parity", ("--op", "gelu", "--steps", "3"), "--steps has no effect on ops"),
+        ("parity", ("--op", "gelu", "--backends", "jax,torch"), "--backends has no effect on ops"),
+        ("bench", ("vit_debug", "--full", "--rank", "3"), "--rank has no effect with --full"),
+        ("bench", ("vit_debug", "--memory", "1GiB"), "--memory has no effect without --largest-b"),
+    ],
+)
+def test_flags_without_effect_are_one_line(command, arguments, message, capsys):
+    one_line(command, arguments, message, capsys)
+
+
+def one_line(command, arguments, message, capsys):
+    assert run(command, *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"kmodels: {message}")
     assert len(error.strip().splitlines()) == 1

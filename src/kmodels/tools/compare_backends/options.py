@@ -58,6 +58,8 @@ class ModelOptions:
         check_whole("batch_size", self.batch_size)
         check_whole("sequence_length", self.sequence_length, 2)
         check_whole("seed", self.seed, 0)
+        if not 0 < self.limit < math.inf:
+            raise InputError(f"the limit is {self.limit}; give seconds above 0")
 
     @property
     def job(self) -> dict[str, Any]:
@@ -120,8 +122,6 @@ class BenchOptions(ModelOptions):
                 check_whole(name, getattr(self, name))
         for count in self.workers:
             check_whole("workers", count, 0)
-        if not 0 < self.limit < math.inf:
-            raise InputError(f"the limit is {self.limit}; give seconds above 0")
         known = sorted({mode for modes in MODES.values() for mode in modes})
         check_names("precision", self.precisions, PRECISIONS)
         check_names("compile", self.compile, (AUTO, *known))
