@@ -213,7 +213,7 @@ class Folder:
         """
         if not self.main:
             return self.path / name
-        text = json.dumps(_plain(shown(content)), indent=1, allow_nan=False) + "\n"
+        text = json_text(shown(content)) + "\n"
         return atomic_write(self.path / name, lambda path: path.write_text(text))
 
     def check_exists(self) -> None:
@@ -237,6 +237,11 @@ def _defaults(settings: Any) -> dict[str, Any]:
     """Returns the default settings."""
     fields = dataclasses.fields(settings)
     return {x.name: x.default for x in fields if x.default is not dataclasses.MISSING}
+
+
+def json_text(content: Any, ensure_ascii: bool = True) -> str:
+    """Returns JSON with null for numbers that are not finite, which JSON does not have."""
+    return json.dumps(_plain(content), indent=1, ensure_ascii=ensure_ascii, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -298,7 +303,7 @@ def note_evaluation(folder: Path, data: str, evaluation: dict[str, Any]) -> None
         InputError: for a file that is damaged.
     """
     content = {**_json(folder / EVALUATIONS, EVALUATED), shown(data): evaluation}
-    text = json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
+    text = json_text(content) + "\n"
     atomic_write(folder / EVALUATIONS, lambda path: path.write_text(text))
 
 

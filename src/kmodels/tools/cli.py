@@ -454,11 +454,12 @@ def _end_parity(result: dict[str, Any], out: Path | None) -> NoReturn:
     from rich.console import Console
 
     from kmodels.core.files import atomic_write
+    from kmodels.runs.run_folder import json_text
     from kmodels.tools.compare_backends import report as reports
 
     reports.show(result, Console(markup=False, emoji=False))
     if out is not None:
-        text = json.dumps(result, indent=1) + "\n"
+        text = json_text(result) + "\n"
         print(atomic_write(local_path(out) / "parity.json", lambda path: path.write_text(text)))
     raise typer.Exit(0 if result["equal"] else 1)
 

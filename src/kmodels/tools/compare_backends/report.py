@@ -1,6 +1,5 @@
 """The reports of `kmodels bench` and `kmodels parity`: tables, a JSON file and a figure."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.text import Text
 from kmodels.core.errors import pluralize
 from kmodels.core.files import atomic_write, local_path
 from kmodels.runs import plots
+from kmodels.runs.run_folder import json_text
 
 # Colours of the precisions, distinguishable with colour blindness.
 _COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#117733")
@@ -122,7 +122,7 @@ def write(result: dict[str, Any], out: str | Path) -> list[Path]:
     """
     path = local_path(out)
     path = path if path.suffix == ".json" else path / "bench.json"
-    text = json.dumps(result, indent=1) + "\n"
+    text = json_text(result) + "\n"
     written = [atomic_write(path, lambda temporary: temporary.write_text(text))]
     if not plots.installed():
         return written
