@@ -86,7 +86,7 @@ def check_names(
     unknown = sorted(set(stated) - set(known))
     if not unknown:
         return
-    names = [*known, *others]
+    names = [name for name in (*known, *others) if name not in unknown]
     near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
     advice = f"did you mean {', '.join(dict.fromkeys(near))}?"
     if len(near) < len(unknown):

@@ -11,7 +11,7 @@ import typer
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import check_output, local_path
-from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in
+from kmodels.runs.run_folder import MODEL, check_preprocessor, json_text, model_in
 from kmodels.runs.terminal import option
 
 # Flags of every command that generates text.
@@ -63,8 +63,9 @@ def predict(
     check_whole("--batch-size", batch_size)
     if masks is not None:
         check_output("--masks", masks, folder=True)
-    reader = _reader(model_in(model), names, precision, top, masks)
-    rows, bad, listed = [], 0, _images(files)
+    listed = _images(files)
+    reader = _reader(model_in(model), names, precision, top, masks, listed)
+    rows, bad = [], 0
     width = max(len(str(file)) for file in listed)
     for row in _predicted(reader, listed, batch_size):
         if "error" in row:
@@ -74,7 +75,7 @@ def predict(
             print(f"{row['file']:{width}}  {_line(row)}", flush=True)
         rows.append(row)
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(json_text(rows, ensure_ascii=False))
     if bad:
         raise typer.Exit(2)
 
@@ -119,8 +120,8 @@ class _Classifier:
 class _Segmenter:
     """Predicts the share of pixels of each class, and writes masks."""
 
-    def __init__(self, model: Any, top: int, masks: Path | None):
-        self.model, self.top, self.masks = model, top, masks
+    def __init__(self, model: Any, top: int, masks: Path | None, inputs: list[Path]):
+        self.model, self.top, self.masks, self.inputs = model, top, masks, inputs
         self.written: set[str] = set()
 
     def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
@@ -149,8 +150,9 @@ class _Segmenter:
             number += 1
             name = f"{file.stem}_{number}"
         self.written.add(name)
-        image = Image.fromarray(mask.astype("uint8" if self.model.num_classes <= 256 else "uint16"))
         target = local_path(self.masks) / f"{name}.png"
+        check_output("--masks", target, inputs=self.inputs)
+        image = Image.fromarray(mask.astype("uint8" if self.model.num_classes <= 256 else "uint16"))
         return atomic_write(target, lambda path: image.save(path, format="PNG"))
 
 
@@ -195,7 +197,9 @@ class _ZeroShot:
         return [{"predictions": _labelled(pairs)} for pairs in best(scores, self.names, self.top)]
 
 
-def _reader(path: str, names: str | None, precision: str, top: int, masks: Path | None) -> Any:
+def _reader(
+    path: str, names: str | None, precision: str, top: int, masks: Path | None, files: list[Path]
+) -> Any:
     """Returns the function that makes rows of images with the model at a path.
 
     Raises:
@@ -227,7 +231,7 @@ def _reader(path: str, names: str | None, precision: str, top: int, masks: Path 
     if names is not None:
         return _ZeroShot(model, top, [name.strip() for name in names.split(",") if name.strip()])
     if kinds[0] == "segment":
-        return _Segmenter(model, top, masks)
+        return _Segmenter(model, top, masks, files)
     return (_Detector if kinds[0] == "detect" else _Classifier)(model, top)
 
 
@@ -336,57 +340,81 @@ def generate(
                 print(f"> {text}\n{reply}\n", flush=True)
 
 
-def _prompts(name: str) -> list[Any]:
-    """Returns texts, records and lists of messages of a file.
+# A text, a record or a list of messages, and the fields that a chat template reads besides these.
+Prompt: TypeAlias = tuple[Any, dict[str, Any]]
+
+
+def _prompts(name: str) -> list[Prompt]:
+    """Returns the prompts of a file.
 
     Raises:
         InputError: for a file without prompts, or a record without one.
     """
     from kmodels.core.remote import local_copy
-    from kmodels.text.records import json_records
+    from kmodels.text.records import UNREAD, json_records
 
     if name != "-" and Path(name).suffix.lower() in (".json", ".jsonl"):
         try:
             entries = list(json_records(local_copy(name), name))
         except OSError as error:
             raise InputError(f"{name} cannot be read: {error.strerror}") from error
-        prompts = []
+        prompts, unread = [], set[str]()
         for where, read in entries:
             try:
-                prompts.append(_prompt(read()))
+                prompts.append(_prompt(value := read()))
             except InputError as error:
                 raise InputError(f"{where}: {error}") from error
+            if isinstance(value, dict):
+                unread |= {field for field in UNREAD if value.get(field) is not None}
+        if unread:
+            fields = " and ".join(sorted(unread))
+            line = f"{name} has {fields}, which kmodels does not read; give messages"
+            print(f"kmodels: {line}", file=sys.stderr)
     else:
         try:
             text = sys.stdin.read() if name == "-" else local_copy(name).read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{name} cannot be read: {error}") from error
-        prompts = [line.rstrip("\r") for line in text.split("\n") if line.strip()]
+        prompts = [(line.rstrip("\r"), {}) for line in text.split("\n") if line.strip()]
     if not prompts:
         raise InputError(f"{name} holds no prompts; give one per line")
     return prompts
 
 
-def _prompt(value: Any) -> Any:
+def _prompt(value: Any) -> Prompt:
+    from kmodels.text.records import PICTURES, has_images, template_fields
+
     if isinstance(value, str) and value.strip():
-        return value
+        return value, {}
     if isinstance(value, dict):
-        for key in ("messages", "prompt", "prompts", "text"):
-            if isinstance(value.get(key), list if key == "messages" else str) and value[key]:
-                return value[key]
+        if pictures := [name for name in PICTURES if has_images(value, name)]:
+            raise InputError(f"{pictures[0]} are read as parts of messages alone; give them there")
+        options = template_fields(value)
+        if isinstance(value.get("messages"), list) and value["messages"]:
+            return value["messages"], options
+        if extras := [name for name, part in options.items() if part]:
+            raise InputError(f"{' and '.join(extras)} need messages; the record has texts")
+        for key in ("prompt", "prompts", "text"):
+            if isinstance(value.get(key), str) and value[key]:
+                return value[key], {}
         if isinstance(value.get("instruction"), str):
             context = value.get("context") or value.get("input") or ""
-            return {"instruction": value["instruction"], "context": context}
+            return {"instruction": value["instruction"], "context": context}, {}
     raise InputError("a record has no prompt; give a text, messages, prompt or instruction")
 
 
 def _answered(
-    model: Any, prompts: list[Any], way: str, tokens: int, stop: list[str] | None
+    model: Any, prompts: list[Prompt], way: str, tokens: int, stop: list[str] | None
 ) -> Iterator[tuple[Any, str]]:
     """Yields prompts and their replies in order."""
+    replies: dict[int, str] = {}
+    settings = {"max_new_tokens": tokens, "stop": stop}
     chats, others = {}, {}
-    for i, prompt in enumerate(prompts):
-        if isinstance(prompt, list):
+    for i, (prompt, options) in enumerate(prompts):
+        if isinstance(prompt, list) and options:
+            values = options.get("chat_template_kwargs", {})
+            replies[i] = model.chat(prompt, options.get("tools"), **settings, **values)
+        elif isinstance(prompt, list):
             chats[i] = prompt
         elif isinstance(prompt, str) and way == "chat":
             chats[i] = [{"role": "user", "content": prompt}]
@@ -396,14 +424,11 @@ def _answered(
             others[i] = prompt
     texts = {i: prompt for i, prompt in others.items() if isinstance(prompt, str)}
     records = {i: prompt for i, prompt in others.items() if i not in texts}
-    replies: dict[int, str] = {}
     for group in (chats, texts, records):
         if group:
-            answers = model.generate(
-                list(group.values()), strip_prompt=True, max_new_tokens=tokens, stop=stop
-            )
+            answers = model.generate(list(group.values()), strip_prompt=True, **settings)
             replies |= dict(zip(group, answers, strict=True))
-    for i, prompt in enumerate(prompts):
+    for i, (prompt, _) in enumerate(prompts):
         yield prompt, replies[i]
 
 

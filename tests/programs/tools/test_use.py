@@ -63,6 +63,16 @@ def test_predict_shows_names_for_files_and_folders(tmp_path, images, capsys):
     assert sum(one["score"] for one in row["predictions"]) == pytest.approx(1)
 
 
+def test_json_has_null_for_numbers_that_are_not_finite(tmp_path, images, capsys, monkeypatch):
+    classifier(tmp_path / "model", num_classes=1, problem_type="regression")
+    outputs = np.array([[np.nan, np.inf]])
+    monkeypatch.setattr(ViTImageClassifier, "predict", lambda *_, **settings: outputs)
+    assert run("predict", tmp_path / "model", images[0], "--json") == 0
+    assert (
+        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)[0]["outputs"] == [None] * 2
+    )
+
+
 def test_predict_goes_on_after_a_file_that_is_no_image(tmp_path, images, capsys):
     classifier(tmp_path / "model", num_classes=1, problem_type="regression")
     images[0].write_text("no image")
@@ -89,6 +99,10 @@ def test_predict_writes_the_masks_of_a_segmenter(tmp_path, images, capsys):
     assert [row["mask"] for row in rows] == [
         str(masks / name) for name in ("a.png", "b.png", "a_2.png")
     ]
+    before = images[0].read_bytes()
+    assert run("predict", tmp_path / "model", images[0], "--masks", images[0].parent) == 2
+    assert "a.png is an input, which would be lost" in capsys.readouterr().err
+    assert images[0].read_bytes() == before
     for row, mask in zip(rows, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(row["mask"])), mask)
         share = {one["label"]: one["score"] for one in row["predictions"]}
@@ -170,6 +184,8 @@ def language(tmp_path_factory):
 
 
 SHORT = ("--max-new-tokens", "6", "--json")
+# Writes its tools and a value of its own.
+TOLD = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{{ mood }}{% endif %}"
 
 
 def answers(capsys):
@@ -207,8 +223,27 @@ def test_generate_reads_records_and_chats(tmp_path, language, capsys):
         reply = model.chat(chat, max_new_tokens=6)
         written = model.generate([record], strip_prompt=True, max_new_tokens=6)
         assert asked == [chat, "Hello", record] and replies == [reply, reply, *written]
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        model.preprocessor.tokenizer.chat_template = TOLD
+        model.save_to_preset(tmp_path / "told")
+        rows = [{"messages": chat, "tools": tools, "chat_template_kwargs": {"mood": "x"}}, rows[0]]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert run("generate", tmp_path / "told", "--prompts", file, *SHORT) == 0
+        _, replies = answers(capsys)
+        wanted = [model.chat(chat, tools, mood="x", max_new_tokens=6)]
+        assert replies == [*wanted, model.chat(chat, max_new_tokens=6)] and len(set(replies)) == 2
     finally:
         model.preprocessor.tokenizer.chat_template = None
+
+
+def test_fields_of_other_packages_are_named(tmp_path, language, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a", "system": "be good", "id": 3}')
+    assert run("generate", language[1], "--prompts", file, *SHORT) == 0
+    assert (
+        "prompts.jsonl has system, which kmodels does not read; give messages"
+        in capsys.readouterr().err
+    )
 
 
 def test_wrong_prompts_are_one_line(tmp_path, language, capsys):
@@ -218,6 +253,9 @@ def test_wrong_prompts_are_one_line(tmp_path, language, capsys):
         "[1]": "record 1: a record has no prompt",
         "": "holds no prompts",
         "{": "line 1: not JSON",
+        '{"messages": [{"role": "user", "content": "a"}], "images": ["a.png"]}': "images are read",
+        '{"messages": [{"role": "user", "content": "a"}], "tools": 3}': "'tools' is not a list of",
+        '{"prompt": "a", "tools": [{}]}': "line 1: tools need messages; the record has texts",
     }.items():
         file = tmp_path / "prompts.json"
         file.write_text(content)
