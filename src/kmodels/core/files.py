@@ -9,7 +9,7 @@ import secrets
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,6 +40,8 @@ def local_path(path: str | Path) -> Path:
             "gs:", and for a path that no file can have.
     """
     text = os.fspath(path)
+    if not text:
+        raise InputError("a path is empty; give a file or a directory, such as . for this one")
     if local := _LOCAL.match(text):
         text = text[local.end() :]
     elif _SCHEME.match(text):
@@ -57,18 +59,29 @@ def local_path(path: str | Path) -> Path:
     return path
 
 
-def check_output(name: str, path: str | Path, *, folder: bool = False) -> None:
+def check_output(
+    name: str,
+    path: str | Path,
+    *,
+    folder: bool = False,
+    inputs: Iterable[str | Path | None] = (),
+) -> None:
     """Checks a path before the work whose results are written to it; makes nothing.
 
     Args:
         name: flag or argument, for errors.
         path: path of a file or folder to make or replace.
         folder: whether it is a folder.
+        inputs: paths, addresses and texts that the work reads; None for one that is not given.
 
     Raises:
-        InputError: for a path of the other kind, one below a file, or one without permission.
+        InputError: for an input, a path of the other kind, one below a file, or one without
+            permission.
     """
     path = local_path(path)
+    read = [os.path.realpath(local_path(one)) for one in inputs if one and not is_remote(one)]
+    if os.path.realpath(path) in read:
+        raise InputError(f"{name} {path} is an input, which would be lost; give another path")
     first = next(one for one in (path, *path.absolute().parents) if os.path.exists(one))
     if first == path and path.is_dir() != folder:
         kinds = ("file", "directory") if folder else ("directory", "file")

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,14 @@ from kmodels.core.errors import InputError, check_whole, pluralize
 from kmodels.core.files import atomic_write, check_output, local_path
 from kmodels.core.schema import read_json
 from kmodels.runs import report
-from kmodels.runs.run_folder import MODEL, check_preprocessor, model_in, note_evaluation, run_at
+from kmodels.runs.run_folder import (
+    MODEL,
+    check_preprocessor,
+    json_text,
+    model_in,
+    note_evaluation,
+    run_at,
+)
 from kmodels.runs.settings import texts_of
 from kmodels.runs.terminal import option
 
@@ -125,7 +131,9 @@ def run(
     if batch_size is not None:
         check_whole("--batch-size", batch_size)
     if results is not None:
-        check_output("--results", results)
+        check_output(
+            "--results", results, inputs=(model, data, class_names, real_labels, templates)
+        )
     console = Console(stderr=as_json, markup=False, emoji=False, highlight=False)
     flags = {
         **{"--adapter": adapter, "--before": before or None, "--as": written_as, "--stop": stop},
@@ -168,7 +176,11 @@ def run(
         unused = {
             **({} if hasattr(cls, "classify") else names),
             **({} if segments else {"--reduce-labels": reduce_labels or None}),
-            **({"--real-labels": real_labels} if segments or detects else {}),
+            **(
+                {"--real-labels": real_labels, "--skip-bad": skip_bad or None}
+                if segments or detects
+                else {}
+            ),
         }
         if wrong := [name for name, value in unused.items() if value is not None]:
             raise InputError(
@@ -192,7 +204,7 @@ def run(
             )
     # First, as a file may still be damaged or the disk full.
     if as_json:
-        print(json.dumps({**rows[-1], **details}, indent=1, ensure_ascii=False))
+        print(json_text({**rows[-1], **details}, ensure_ascii=False))
     if results is not None:
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -453,17 +465,19 @@ def labelled(root: Path, classifier: Any) -> Labelled:
     if not root.is_dir():
         raise InputError(f"{root} is not a folder; give one with a folder of images for each class")
     folders = [one for one in root.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    if not folders:
+        raise InputError(f"{root} has no folders; give one with a folder of images for each class")
     folders.sort(key=_natural)
-    if folders and all(one.name.lower() in PARTS for one in folders):
+    if all(one.name.lower() in PARTS for one in folders):
         raise InputError(f"{root} holds {folders[0].name}; give one of its parts, {folders[-1]}")
     names = classifier.class_names
     known = {} if names is None else {name: number for number, name in enumerate(names)}
-    if folders and all(one.name in known for one in folders):
+    if all(one.name in known for one in folders):
         numbers = [known[one.name] for one in folders]
         note = f"{len(folders)} of {len(known)} classes by the names of folders"
     elif len(folders) == classifier.num_classes:
         numbers = list(range(len(folders)))
-        first, last = (f"{folders[i].name} is {classifier.class_name(i)}" for i in (0, -1))
+        first, last = (f"{folders[i].name} is {classifier.class_name(numbers[i])}" for i in (0, -1))
         note = f"classes in the order of the folders: {first}, {last}"
     else:
         other = next((one.name for one in folders if one.name not in known), "none")

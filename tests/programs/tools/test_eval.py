@@ -94,6 +94,11 @@ def test_folders_in_natural_order_are_the_classes(model, tmp_path, capsys):
     assert command_line.run("eval", folder, data, "--results", tmp_path / "out.csv") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "classes in the order of the folders: n0 is kind0, n11 is kind11" in printed
+    task = ViTImageClassifier.from_preset("vit_debug", num_classes=12)
+    task.preprocessor = model[1].preprocessor
+    task.save_to_preset(tmp_path / "nameless")
+    assert command_line.run("eval", tmp_path / "nameless", data) == 0
+    assert "n0 is 0, n11 is 11" in " ".join(capsys.readouterr().out.split())
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert list(row) == [
         *("model", "top1", "top1_err", "top5", "top5_err", "param_count", "img_size", "crop_pct"),
@@ -139,6 +144,7 @@ def test_wrong_uses_give_a_line(model, tmp_path, capsys):
     GemmaCausalLM.from_preset("gemma3_debug", preprocessor=None).save_to_preset(tmp_path / "lm")
     for words, message in (
         ((folder, tmp_path / "none"), "is not a folder"),
+        ((folder, tmp_path / "lm"), "lm has no folders; give one with a folder of images for each"),
         ((folder, data), "has 2 folders, such as a, and the model 12 classes, such as kind0"),
         ((folder, tmp_path / "whole"), "give one of its parts"),
         ((folder, tmp_path / "empty"), "holds no images that Pillow reads"),
@@ -221,7 +227,11 @@ def test_a_segmenter_is_measured_on_masks(tmp_path, capsys):
             shares.append((own & said).sum() / (own | said).sum())
     assert found["mean_iou"] == pytest.approx(np.mean(shares)) and found["records"] == 5
     assert found["pixel_accuracy"] == pytest.approx((predicted == masks)[known].mean())
-    for wrong in (("--real-labels", tmp_path / "real.json"), ("--templates", "{}")):
+    for wrong in (
+        ("--real-labels", tmp_path / "real.json"),
+        ("--templates", "{}"),
+        ("--skip-bad",),
+    ):
         assert command_line.run(*words, *wrong) == 2
         assert f"{wrong[0]} has no effect on a ViTImageSegmenter" in capsys.readouterr().err
     # Class k of the model is k + 1 in the files, and 0 is none.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 
 import pytest
 
@@ -146,6 +147,12 @@ def test_a_failed_directory_leaves_the_former_one(checkpoint, monkeypatch, error
         ("parity vit_debug --out FILE", "--out .* is a file; give a directory"),
         ("bench vit_debug --out FOLDER/x.json/y.json", "--out .* cannot be written in .*x.json; "),
         ("convert NOTHING FILE/x --to hf", "destination .* cannot be written in .*file; give"),
+        ("eval NOTHING FILE --results FILE", "--results .*file is an input, which would be lost"),
+        ("eval NOTHING x --class-names FILE --results FOLDER/../file", "is an input, which would"),
+        ("convert x FOLDER/m.gguf --to gguf --imatrix FOLDER/m.gguf", "destination .* is an input"),
+        ("convert FILE FOLDER/m.gguf --to gguf --mmproj FILE", "mmproj .* is an input"),
+        ("predict NOTHING ''", "a path is empty; give a file or a directory"),
+        ("plan --preset ''", "a path is empty"),
     ],
 )
 def test_outputs_are_checked_before_the_work(command, message, tmp_path, capsys):
@@ -153,5 +160,5 @@ def test_outputs_are_checked_before_the_work(command, message, tmp_path, capsys)
     for name in ("file", "folder/x.json"):
         (tmp_path / name).write_text("mine")
     words = command.replace("FILE", f"{tmp_path}/file").replace("FOLDER", f"{tmp_path}/folder")
-    assert run(*words.split()) == 2
+    assert run(*shlex.split(words)) == 2
     assert re.search(message, capsys.readouterr().err)

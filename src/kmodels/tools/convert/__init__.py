@@ -437,11 +437,12 @@ def convert(
         destination = Path(destination)
     else:
         destination = local_path(destination)
-    _check_destination(form, destination)
-    form.check_backend()
     is_path = isinstance(source, str | Path)
-    if is_path and Path(source).expanduser().resolve() == destination.resolve():
-        raise InputError(f"{destination} is the source; give another destination")
+    inputs = (source if is_path else None, adapter, base, imatrix)
+    _check_destination(form, destination, inputs)
+    if mmproj is not None and not is_remote(mmproj):
+        check_output("mmproj", mmproj, inputs=inputs)
+    form.check_backend()
     _check_base(form, is_path, adapter, base)
     if form.name == "gguf":
         check_imatrix(kind, imatrix)
@@ -491,7 +492,7 @@ def convert(
     return replace(results[0], part=part)
 
 
-def _check_destination(form: ExportFormat, destination: Path) -> None:
+def _check_destination(form: ExportFormat, destination: Path, inputs: Sequence[Any]) -> None:
     if not form.suffix:
         refuse_to_replace(destination, form.files)
     elif destination.suffix != form.suffix:
@@ -501,7 +502,7 @@ def _check_destination(form: ExportFormat, destination: Path) -> None:
     elif destination.is_dir():
         raise InputError(f"{destination} is a directory; {form.name} is a file, give its name")
     if not is_remote(destination):
-        check_output("destination", destination, folder=not form.suffix)
+        check_output("destination", destination, folder=not form.suffix, inputs=inputs)
 
 
 def _check_base(
