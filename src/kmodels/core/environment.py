@@ -139,6 +139,25 @@ def _configured() -> str | None:
         return None  # Keras uses its default if the file cannot be read.
 
 
+# Variables in which launchers say how many processes they have started.
+_STARTED = ("WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES")
+
+
+def started_processes() -> tuple[str, int] | None:
+    """Returns the variable and the number of processes of a launcher; None for one process.
+
+    Raises:
+        InputError: for a variable that is not a number.
+    """
+    for name in _STARTED:
+        text = os.environ.get(name) or "1"
+        if not text.isdecimal():
+            raise InputError(f"{name} is {text!r}; give a whole number from 0")
+        if int(text) > 1:
+            return name, int(text)
+    return None
+
+
 # `python -m` and `python -c` put the working directory first on sys.path, where a json.py or
 # kmodels.py of somebody else's data would run. It holds for the children of children too.
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from kmodels.core import keras_internals
-from kmodels.core.dispatch import backend_module
+from kmodels.core.dispatch import backend, backend_module
+from kmodels.core.environment import started_processes
 from kmodels.core.errors import InputError
 
 ENVIRONMENT = "KMODELS_PROCESS_SECONDS"
@@ -77,11 +78,17 @@ def join() -> None:
     pods) as by `jax.distributed.initialize`. If no seed is set, rank zero draws one for all.
 
     Raises:
-        InputError: for variables that do not fit together, or if the others do not come in time.
+        InputError: for variables that do not fit together, or those of another backend's launcher,
+            or if the others do not come in time.
     """
-    if _engine is None:
-        return
-    _engine.join(limit())
+    if _engine is not None:
+        _engine.join(limit())
+    if count() == 1 and (started := started_processes()):
+        name, number = started
+        raise InputError(
+            f"{name} is {number}, and {backend()} joins no processes by it, so each would train "
+            "alone; start them as docs/tasks/many_gpus.md shows, or unset it"
+        )
     if count() > 1 and keras_internals.random_seed() is None:
         seed = broadcast("seed", lambda: int.from_bytes(os.urandom(4), "little"))
         keras_internals.set_random_seed(seed)

@@ -26,6 +26,11 @@ def join(seconds: float) -> None:
         raise InputError(
             f"RANK is set and {', '.join(missing)} is not; start the run by torchrun, or unset RANK"
         )
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise InputError(f"{name} is {os.environ[name]!r}; give a whole number from 0")
+    if not (rank := int(os.environ["RANK"])) < (size := int(os.environ["WORLD_SIZE"])):
+        raise InputError(f"RANK is {rank} and WORLD_SIZE {size}; ranks are 0 to WORLD_SIZE - 1")
     kind = _take_device()
     limit = timedelta(seconds=seconds)
     try:

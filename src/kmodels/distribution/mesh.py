@@ -7,9 +7,10 @@ the vocabulary (Shoeybi et al. 2019).
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_whole
 
 # From the outermost to the innermost: devices along `model` communicate most, so they are closest.
 AXES = ("data", "fsdp", "sequence", "model")
@@ -25,12 +26,20 @@ class Mesh:
         fsdp: number of devices over which each weight is sharded.
         model: number of devices that compute one row of a batch together.
         sequence: number of devices over which the tokens of each row are sharded.
+
+    Raises:
+        InputError: for a length that is neither a whole number from 1 nor -1.
     """
 
     data: int = 1
     fsdp: int = 1
     model: int = 1
     sequence: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, length in self.lengths.items():
+            if length != REST:
+                check_whole(f"mesh axis {axis}", length)
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -68,9 +77,11 @@ def parse_mesh(spec: str) -> Mesh:
     One axis may be -1: `fill` sets it to the remaining devices.
 
     Raises:
-        InputError: for an unknown axis, one named twice, a length that is not a whole number, or
-            -1 twice.
+        InputError: for an unknown axis, one named twice, a length that is not a whole number, -1
+            twice, or anything but a text.
     """
+    if not isinstance(spec, str):
+        raise InputError(f"the mesh is {spec!r}; give a text, such as 'data=4,model=2'")
     lengths: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in spec.split(","))):
         axis, _, text = (text.strip() for text in part.partition("="))
@@ -81,7 +92,7 @@ def parse_mesh(spec: str) -> Mesh:
             )
         if axis in lengths:
             raise InputError(f"mesh axis {axis!r} is named twice in {spec!r}; name it once")
-        if text != str(REST) and (not text.isdecimal() or int(text) < 1):
+        if text != str(REST) and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
             raise InputError(
                 f"mesh axis {axis} has length {text!r}; give a whole number from 1, as in data=4, "
                 "or -1 for the devices that are left"
@@ -127,6 +138,7 @@ def check_batch(mesh: Mesh | str, batch_size: int) -> None:
 
     An axis of -1 counts as 1 until it is filled.
     """
+    check_whole("batch size", batch_size)
     mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh
     parts = abs(mesh.replicas)
     if batch_size % parts:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.environment import check_backend
+from kmodels.core.environment import check_backend, started_processes
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.files import is_remote, local_path
 from kmodels.runs import report, trackers
@@ -71,8 +71,6 @@ __all__ = [
     "working",
 ]
 
-# Variables in which launchers say how many processes they have started.
-_STARTED = ("WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES")
 _NOT_TRAINING = "stopped; no training was in progress, so nothing was saved"
 # A KeyboardInterrupt that took longer to arrive was swallowed, as in a callback of JAX.
 _ARRIVES_SECONDS = 1.0
@@ -407,10 +405,9 @@ def _join(mesh: str | None) -> None:
 
         processes.join()
         return
-    started = max(int(os.environ.get(name) or 1) for name in _STARTED)
-    if started > 1:
+    if started := started_processes():
         raise InputError(
-            f"this is one of {started} processes, each of which would train alone; add "
+            f"this is one of {started[1]} processes, each of which would train alone; add "
             "--mesh data=-1, or start one"
         )
 

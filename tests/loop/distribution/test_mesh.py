@@ -45,11 +45,45 @@ def test_parse():
         ("data", "length ''"),
         ("data=-1,fsdp=-1", "has -1 twice"),
         ("", "the mesh is empty"),
+        ("data=" + "9" * 5000, "give a whole number"),
+        (3, "the mesh is 3; give a text, such as 'data=4,model=2'"),
+        ({"data": 2}, "the mesh is {'data': 2}; give a text"),
     ],
 )
 def test_wrong_spec(spec, message):
     with pytest.raises(InputError, match=message):
         parse_mesh(spec)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ("WORLD_SIZE=2", "WORLD_SIZE is 2, and torch joins no processes by it"),
+        ("KERAS_DISTRIBUTION_NUM_PROCESSES=3", "NUM_PROCESSES is 3, and torch joins no processes"),
+        ("WORLD_SIZE=x", "WORLD_SIZE is 'x'; give a whole number"),
+        ("RANK=0", "RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
+        ("RANK=2 WORLD_SIZE=2", "RANK is 2 and WORLD_SIZE 2; ranks are 0 to WORLD_SIZE - 1"),
+        ("RANK=-1 WORLD_SIZE=2", "RANK is '-1'; give a whole number"),
+        ("RANK=0 WORLD_SIZE=0", "RANK is 0 and WORLD_SIZE 0"),
+        ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=a", "LOCAL_RANK is 'a'; give a whole number"),
+    ],
+)
+def test_variables_of_launchers_that_do_not_fit_together(variables, message, monkeypatch):
+    stated = dict(part.split("=") for part in variables.split())
+    if len(stated) > 1:
+        stated |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in stated.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        distribute("data=-1")
+
+
+@pytest.mark.parametrize("length", [0, -2, 2.0, "2", True, None])
+def test_wrong_lengths(length):
+    with pytest.raises(InputError, match="mesh axis fsdp is"):
+        Mesh(fsdp=length)
+    with pytest.raises(InputError, match="batch size is"):
+        check_batch("data=2", length)
 
 
 def test_rows_by_tokens_are_refused_where_they_cannot_be_cut():
