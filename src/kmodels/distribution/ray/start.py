@@ -1,5 +1,6 @@
 """Starts a run on a Ray cluster, and raises its error in one line."""
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,14 @@ from typing import Any, Literal
 from kmodels.checkpoint.preemption import Interrupted
 from kmodels.core import processes
 from kmodels.core.dispatch import backend as running_backend
-from kmodels.core.errors import InputError, check_whole, one_line, pluralize
+from kmodels.core.errors import (
+    InputError,
+    check_names,
+    check_number,
+    check_whole,
+    one_line,
+    pluralize,
+)
 from kmodels.core.files import is_remote, local_path
 from kmodels.core.remote import open_address
 from kmodels.distribution.ray.cluster import SECONDS_BETWEEN_LOOKS, check_installed, connected
@@ -77,16 +85,23 @@ def run(
         Interrupted: after Ctrl-C or SIGTERM, once the workers have saved and stopped.
     """
     check_installed()
+    resources = {"CPU": 1} if resources is None else resources
+    _check_mappings(resources, environment or {}, scaling or {})
+    if isinstance(arguments, str) or not isinstance(arguments, Sequence):
+        raise InputError(f"arguments is {arguments!r}; give a list, such as ['--epochs', '3']")
+    if not isinstance(best, str | bool | None):
+        raise InputError(f"best is {best!r}; give the name of a log, True or None")
     if isinstance(recipe_or_function, str):
         # By name: the package of recipes is above this one, and starts runs by it.
         recipes = importlib.import_module("kmodels.runs.recipe")
         function, arguments = recipes.on_ray_of(recipe_or_function, arguments, storage), ()
         best = True if best is None else best
-    else:
+    elif callable(recipe_or_function):
         function = recipe_or_function
+    else:
+        raise InputError(f"{recipe_or_function!r} is neither a function nor the name of a recipe")
     if best is True:
         mode = "max"  # Scores of logs whose minimum is best are negated.
-    resources = dict(resources or {"CPU": 1})
     backend = backend or running_backend()
     most = _check(workers, max_failures, keep, mode, resources)
     module = workers_backend(backend)
@@ -119,7 +134,7 @@ def run(
             scaling_config=train.ScalingConfig(
                 num_workers=workers,
                 use_gpu=bool(resources.get("GPU")),
-                resources_per_worker=resources,
+                resources_per_worker=dict(resources),
                 **(scaling or {}),
             ),
             run_config=train.RunConfig(
@@ -144,6 +159,28 @@ def run(
     if isinstance(stopped := result.return_value, Stopped):
         raise Interrupted(stopped.signum, stopped.message)
     return result
+
+
+def _check_mappings(
+    resources: Mapping[str, float], environment: Mapping[str, str], scaling: Mapping[str, Any]
+) -> None:
+    """Raises `InputError` for values that Ray refuses once a cluster runs."""
+    from ray.train import ScalingConfig
+
+    named = {"resources": resources, "environment": environment, "scaling": scaling}
+    for name, value in named.items():
+        if not isinstance(value, Mapping):
+            raise InputError(f"{name} is {value!r}; give a dictionary")
+    for name, amount in resources.items():
+        check_number(f"{name} of resources", amount, 0, 1e15)
+    if not any(resources.values()):
+        raise InputError(f"resources is {resources}; give some of a resource, such as {{'CPU': 1}}")
+    for name, text in environment.items():
+        if not isinstance(text, str):
+            raise InputError(f"{name} of environment is {text!r}; give a text")
+    fields = [field.name for field in dataclasses.fields(ScalingConfig)]
+    own = ("num_workers", "use_gpu", "resources_per_worker")  # Other arguments of `run` set these.
+    check_names("scaling", scaling, [name for name in fields if name not in own])
 
 
 def _check(
