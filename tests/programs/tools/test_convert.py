@@ -348,11 +348,12 @@ def test_a_runtime_that_is_missing_is_named(sources, tmp_path, monkeypatch, caps
     assert ViTImageClassifier.from_preset(tmp_path / "model.npz").num_classes == 7
 
 
+@pytest.mark.parametrize("error", [ImportError, RuntimeError, AttributeError, OSError])
 def test_a_runtime_that_cannot_be_imported_is_no_reason_to_lose_the_file(
-    sources, tmp_path, monkeypatch
+    sources, tmp_path, monkeypatch, error
 ):
     def broken(name):
-        raise ImportError("no such operator")
+        raise error("no such operator")
 
     monkeypatch.setattr("kmodels.tools.convert.missing", lambda names: [])
     model = ViTImageClassifier.from_preset(sources("vit"))

@@ -18,7 +18,7 @@ from kmodels import lora, presets, registry
 from kmodels.core import dispatch
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.environment import BACKENDS
-from kmodels.core.errors import InputError, check_whole, human, shown
+from kmodels.core.errors import InputError, check_whole, human, one_line, shown
 from kmodels.core.files import atomic_directory, check_output, is_remote, local_path
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
@@ -681,14 +681,18 @@ def _ask(
     if absent := reader.missing():
         return None, f"{', '.join(absent)} is not installed, pip install {reader.install}"
     name, function = reader.call
-    try:
-        module = importlib.import_module(f"kmodels.tools.convert.{name}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for package in reader.packages:
+                importlib.import_module(package)
+        except Exception as error:  # A broken installation raises any.
+            return None, f"{reader.name} cannot be imported ({one_line(error)})"
+        try:
+            module = importlib.import_module(f"kmodels.tools.convert.{name}")
             return getattr(module, function)(path, samples, model), ""
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        return None, f"{reader.name} cannot be imported ({reason})"
+        except ImportError as error:
+            return None, f"{reader.name} cannot be imported ({one_line(error)})"
 
 
 def _without_preprocessor(model: keras.Model) -> dict[str, None]:
