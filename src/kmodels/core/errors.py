@@ -23,10 +23,10 @@ class InputError(ValueError):
     """
 
     def __init__(self, *args: object):
-        super().__init__(*(_plain(shown(arg)) for arg in args))
+        super().__init__(*(printable(shown(arg)) for arg in args))
 
 
-def _plain(value: object) -> object:
+def printable(value: Any) -> Any:
     """Returns a text with escapes in place of characters that no terminal prints."""
     if not isinstance(value, str) or value.isprintable():
         return value

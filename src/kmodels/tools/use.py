@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole, printable
 from kmodels.core.files import check_output, local_path
 from kmodels.runs.run_folder import MODEL, check_preprocessor, json_text, model_in
 from kmodels.runs.terminal import option
@@ -72,7 +72,8 @@ def predict(
             bad += 1
             print(f"kmodels: {row['error']}", file=sys.stderr)
         elif not as_json:
-            print(f"{row['file']:{width}}  {_line(row)}", flush=True)
+            # Names of files and classes are anybody's.
+            print(printable(f"{row['file']:{width}}  {_line(row)}"), flush=True)
         rows.append(row)
     if as_json:
         print(json_text(rows, ensure_ascii=False))

@@ -73,6 +73,16 @@ def test_json_has_null_for_numbers_that_are_not_finite(tmp_path, images, capsys,
     )
 
 
+def test_names_do_not_control_the_terminal(tmp_path, images, capsys):
+    model = ViTImageClassifier.from_preset("vit_debug", num_classes=1, class_names=["\x1b[2J"])
+    model.preprocessor = ViTImageClassifierPreprocessor((16, 16))
+    model.save_to_preset(tmp_path / "model")
+    image = images[0].rename(images[0].with_name("a\nb.png"))
+    assert run("predict", tmp_path / "model", image) == 0
+    printed = capsys.readouterr().out
+    assert "a\\nb.png  \\x1b[2J " in printed and printed.count("\n") == 1
+
+
 def test_predict_goes_on_after_a_file_that_is_no_image(tmp_path, images, capsys):
     classifier(tmp_path / "model", num_classes=1, problem_type="regression")
     images[0].write_text("no image")
