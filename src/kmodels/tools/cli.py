@@ -560,7 +560,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        reason = one_line(error)[:200]
+        reason = one_line(error)[:200].rstrip(".")
         print(f"kmodels: out of memory: {reason}; give smaller sizes", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
