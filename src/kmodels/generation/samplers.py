@@ -221,8 +221,6 @@ class ContrastiveSampler(Sampler):
     def __init__(self, k: int = 5, alpha: float = 0.6, temperature: float = 1.0):
         check_number("alpha", alpha, 0, 1)
         super().__init__(temperature=temperature, top_k=k)
-        if not 0 <= alpha <= 1:
-            raise InputError(f"alpha is {alpha}; give a weight from 0 to 1")
         self.alpha = alpha
 
     __hash__ = object.__hash__
