@@ -213,18 +213,17 @@ def _loop(
     engine = backend_module("kmodels.generation.loop", LoopBackend)
     if type(settings[0]) is Sampler:  # The numbers that are drawn come from the host.
         settings = (replace(settings[0], seed=None), *settings[1:])
+    key = None if loops is None else (*settings, traced.TracedState(backbone))
+    if loops is not None and key in loops:
+        return loops[key]
+    while loops is not None and len(loops) >= KEPT:
+        del loops[next(iter(loops))]
     _, rows, _, slots, _, ahead = settings
-    shapes = ring_shapes(backbone, rows, slots, ahead)
-    if loops is None:
-        check_memory(shapes, backbone.compute_dtype, rows, slots)
-        return engine.Loop(backbone, *settings)
-    key = (*settings, traced.TracedState(backbone))
-    if key not in loops:
-        while len(loops) >= KEPT:
-            del loops[next(iter(loops))]
-        check_memory(shapes, backbone.compute_dtype, rows, slots)
-        loops[key] = engine.Loop(backbone, *settings)
-    return loops[key]
+    check_memory(ring_shapes(backbone, rows, slots, ahead), backbone.compute_dtype, rows, slots)
+    loop = engine.Loop(backbone, *settings)
+    if loops is not None:
+        loops[key] = loop
+    return loop
 
 
 # === Beam search ===
