@@ -120,6 +120,28 @@ def test_errors(arguments, message):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"a": X[0]}, "sample 1 of a batch has the fields a, and the first one a, b; give"),
+        ({"a": X[0], "b": 1, "c": 2}, "sample 1 of a batch has the fields a, b, c, and"),
+        ({"a": X[0], "b": 1, "label": 2}, "sample 1 has 2 parts, and sample 0 has 1; give each"),
+        (None, "sample 1 of a batch has the fields None"),
+        ((X[0], 1, 2), "sample 1 has 3 parts, and sample 0 has 1"),
+    ],
+)
+def test_samples_of_a_batch_have_the_same_parts(second, message):
+    class Samples:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, number):
+            return ({"a": X[0], "b": 1}, second)[number]
+
+    refused(message, as_dataset(Samples(), batch_size=2).__getitem__, 0)
+
+
+@pytest.mark.once
 def test_batches_of_strange_shape():
     refused("4 items per batch", as_tuple, (1, 2, 3, 4))
     refused("differ in size", to_numpy, [np.zeros((2, 2)), np.zeros((3, 2))])

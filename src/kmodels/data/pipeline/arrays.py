@@ -210,6 +210,13 @@ def _arrays(part: Any) -> Any:
     if isinstance(part, tuple):
         return tuple(map(_arrays, part))
     if isinstance(part, list) and part and isinstance(part[0], dict):
+        for number, sample in enumerate(part):
+            if not isinstance(sample, dict) or sample.keys() != part[0].keys():
+                fields = ", ".join(map(str, sample)) if isinstance(sample, dict) else repr(sample)
+                raise InputError(
+                    f"sample {number} of a batch has the fields {fields}, and the first one "
+                    f"{', '.join(map(str, part[0]))}; give the same fields in each"
+                )
         return {key: _arrays([sample[key] for sample in part]) for key in part[0]}
     if part is None or keras.ops.is_tensor(part):
         return part

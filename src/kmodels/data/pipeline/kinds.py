@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from kmodels.core import dispatch, keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, pluralize
 from kmodels.core.types import Data
 from kmodels.data.images.loader import ImageLoader
 from kmodels.data.pipeline import arrays
@@ -331,8 +331,19 @@ def _split(data: tuple, share: float, preprocess: Preprocess | None) -> tuple[An
 
 
 def _collate(dataset: Any, rows: np.ndarray | slice) -> tuple:
-    """Returns samples of a sequence as columns."""
-    samples = [as_tuple(dataset[row]) for row in _listed(rows)]
+    """Returns samples of a sequence as columns.
+
+    Raises:
+        InputError: if a sample has another number of parts than the first one.
+    """
+    numbers = _listed(rows)
+    samples = [as_tuple(dataset[number]) for number in numbers]
+    for number, sample in zip(numbers, samples, strict=True):
+        if len(sample) != len(samples[0]):
+            raise InputError(
+                f"sample {number} has {pluralize(len(sample), 'part')}, and sample {numbers[0]} "
+                f"has {len(samples[0])}; give each (x,), (x, y) or (x, y, sample_weight)"
+            )
     return tuple(list(column) for column in zip(*samples, strict=True))
 
 
