@@ -393,8 +393,6 @@ def _predict(model: keras.Model, request: FitRequest) -> Any:
             if model.stop_predicting:
                 break
     callbacks.on_predict_end()
-    if not outputs:
-        raise InputError(_NO_BATCH)
     return _joined(outputs)
 
 
@@ -503,11 +501,14 @@ class Epochs:
             is_over = self._batches_of_pass is not None and self._taken >= self._batches_of_pass
             batches = [] if is_over else list(islice(self._pass, self._at_once))
             if not batches:
-                self._end_pass(begin)
+                if begin:
+                    self._end_pass(begin)
                 break
             self._taken += self._at_once
             yield begin, begin + self._at_once - 1, batches
             begin += self._at_once
+        if not begin:
+            raise InputError(_NO_BATCH)
         if self._batches_of_pass is not None and self._taken >= self._batches_of_pass:
             # As Keras, also if nothing comes of it: torch's loaders draw a seed for each pass.
             self._begin_pass()

@@ -149,6 +149,29 @@ def test_batches_of_strange_shape():
     assert as_tuple(named) == (named,)
 
 
+class NoBatches(keras.utils.PyDataset):
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, index):
+        raise IndexError
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict", "validation"])
+@pytest.mark.parametrize(
+    "empty",
+    [NoBatches, lambda: iter([]), lambda: lambda: iter([])],
+    ids=["numbered", "once", "calls"],
+)
+def test_a_built_model_refuses_data_without_a_batch(model, method, empty):
+    arguments, settings = (empty(),), {}
+    if method == "validation":
+        method, arguments, settings = "fit", (X, Y), {"validation_data": empty()}
+    if method == "fit":
+        settings["shuffle"] = False
+    refused("the data gave no batch", run, model, method, *arguments, verbose=0, **settings)
+
+
 class Numbered(keras.utils.PyDataset):
     """Batches by number, the last of them short."""
 
