@@ -86,6 +86,7 @@ REFUSED = {
         "a label is nan; give 0 to 1", {"problem_type": MULTI_LABEL}, BITS + np.nan),
     "a part of a class": ("a label is 1.5; give 0 to 2", {}, np.array([0, 1.5, 2, 0])),
     "no class at all": ("a label is nan; give 0 to 2", {}, np.array([0, 1, 2, np.nan])),
+    "names": ("y has the dtype <U3; give numbers", {}, np.array(["cat", "dog", "dog", "cat"])),
     "too few numbers": (
         r"labels have shape \(4, 2\).*gives 3 numbers", {"problem_type": REGRESSION}, BITS[:, :2]),
     "no number": ("a label is inf; give finite", {"problem_type": REGRESSION}, NUMBERS + np.inf),

@@ -278,16 +278,17 @@ def check_batch(model: keras.Model | None, batch: Any) -> None:
     for part, name in zip(parts, ("check_data", "check_labels"), strict=False):
         if (check := getattr(model, name, None)) is not None:
             check(part)
+    if len(parts) > 1 and hasattr(model, "check_labels"):
+        _check_numbers("y", parts[1])
     if len(parts) > 2:
         _check_weights(*parts[1:3])
 
 
 def _check_weights(y: Any, weights: Any) -> None:
+    _check_numbers("sample_weight", weights)
     for part in keras.tree.flatten(weights):
         if not isinstance(part, np.ndarray):
             continue
-        if part.dtype.kind in "OSU":
-            raise InputError(f"sample_weight has the dtype {part.dtype}; give numbers")
         if not (fits := np.isfinite(part)).all():
             raise InputError(f"sample_weight has {part[~fits].flat[0]}; give finite numbers")
     if isinstance(weights, np.ndarray) and isinstance(y, np.ndarray):
@@ -297,6 +298,12 @@ def _check_weights(y: Any, weights: Any) -> None:
                 f"sample_weight has shape {weights.shape} beside labels of shape {y.shape}; give "
                 "one for each sample, or for each label"
             )
+
+
+def _check_numbers(name: str, tree: Any) -> None:
+    for part in keras.tree.flatten(tree):
+        if isinstance(part, np.ndarray) and part.dtype.kind in "OSU":
+            raise InputError(f"{name} has the dtype {part.dtype}; give numbers")
 
 
 def in_host_memory(x: Any) -> Any:
