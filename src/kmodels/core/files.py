@@ -145,6 +145,44 @@ def is_inside(name: object) -> bool:
     return fits and len(name) < LONGEST_PATH and not path.is_absolute() and ".." not in path.parts
 
 
+def paths_below(folder: Path) -> list[tuple[str, ...]]:
+    """Returns the parts of the path of each file and folder below a folder, in order.
+
+    Links to folders are followed, except for one to a folder that holds it. Hidden names are left
+    out.
+
+    Args:
+        folder: path of the folder, which is left out.
+
+    Returns:
+        For each file the names below the folder; for each folder they end with "".
+
+    Raises:
+        InputError: for a folder that cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    paths: list[tuple[str, ...]] = []
+    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        folders[:] = [
+            name
+            for name in folders
+            if not is_hidden(name)
+            and not Path(place).resolve().is_relative_to((Path(place) / name).resolve())
+        ]
+        parts = Path(place).relative_to(folder).parts
+        paths += [(*parts, name, "") for name in folders]
+        paths += [(*parts, name) for name in files if not is_hidden(name)]
+    return sorted(paths)
+
+
+def is_hidden(name: str) -> bool:
+    """Returns True for a name that is no part of the data, such as those that macOS adds."""
+    return name.startswith((".", "__MACOSX"))
+
+
 def stamp(file: Path) -> dict[str, Any]:
     """Returns size and sha256 of a file, as `{"bytes": int, "sha256": str}`."""
     with file.open("rb") as handle:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import is_remote, named_file
+from kmodels.core.files import is_remote, named_file, paths_below
 from kmodels.core.remote import local_copy
 from kmodels.data.images.any_picture import INLINE, check_local, open_picture
-from kmodels.data.images.decoding import suffixes
+from kmodels.data.images.sources import is_image_file, unread_files, warn_of_files
 
 Record = dict[str, Any]
 _PAIRS = (
@@ -386,12 +386,14 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
     if (folder / TABLE).is_file():
         yield from _table(folder / TABLE)
         return
-    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes())
+    paths = paths_below(folder)
+    images = [folder.joinpath(*parts) for parts in paths if is_image_file(parts[-1])]
     if not any(path.with_suffix(".txt").is_file() for path in images):
         raise InputError(
             f"{folder} has no {METADATA}, no {TABLE} and no image with its text beside it, such as "
             "a.png and a.txt; give one of them"
         )
+    warn_of_files(folder, unread_files(paths))
     for image in images:
         yield str(image), partial(_beside, image)
 

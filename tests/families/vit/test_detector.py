@@ -178,6 +178,7 @@ def coco(folder, part="train", box=(4.0, 2.0, 8.0, 6.0), **changes):
 def test_coco_files_are_read(tmp_path):
     for part in ("train", "val"):
         coco(tmp_path, part)
+        (tmp_path / "annotations" / f"._instances_{part}2017.json").write_bytes(b"of macOS")
     data = open_boxes(f"coco:{tmp_path}")
     assert data.class_names == ["cat", "dog"] and data.image_shape == (12, 16, 3)
     images, objects = data.validation.batch(np.arange(2))

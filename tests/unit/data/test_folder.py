@@ -1,6 +1,7 @@
 """Folders and zips of real small image files."""
 
 import io
+import os
 import zipfile
 
 import numpy as np
@@ -86,11 +87,44 @@ def test_zip_with_split_folders(tmp_path, validation, wrapper):
         (("train/cat/1.jpg", "train/dog/1.jpg", "test/cow/1.jpg"), r"class cow is in test but not"),
         (("train/cat/1.jpg", "train/dog/1.jpg", "cow/1.jpg"), r"both a train folder and cow"),
         (("cat/1.jpg", "dog/1.jpg"), r"2 samples are too few"),
+        (("val/cat/1.jpg", "test/dog/1.jpg"), r"has test, val but no train folder with images"),
     ],
 )
 def test_folder_errors(tmp_path, names, message):
     folder_of(tmp_path, *names)
     refused(message, open_dataset, f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("stray", ["x.jpg", "train/x.jpg", "val/x.jpg"])
+def test_images_in_no_class_folder_are_named(tmp_path, stray):
+    folder_of(tmp_path, *(f"{part}/{name}" for part in ("train", "val") for name in FOUR), stray)
+    with pytest.warns(UserWarning, match=f"1 image in no class folder left out: {stray}; move"):
+        data = open_dataset(f"folder:{tmp_path}", validation_split=0.0)
+    assert data.class_names == ["cat", "dog"] and data.skipped[0][0] == f"{tmp_path}/{stray}"
+    assert data.train.names == [f"train/{name}" for name in FOUR]
+    assert data.validation.names == [f"val/{name}" for name in FOUR]
+
+
+@pytest.mark.parametrize("linked", ["val", "val/dog", "train/cat", "train/cat/1.png"])
+def test_links_are_followed_but_not_in_circles(tmp_path, linked):
+    root = folder_of(tmp_path / "data", *(f"{part}/{x}" for part in ("train", "val") for x in FOUR))
+    (root / linked).rename(tmp_path / "elsewhere")
+    (root / linked).symlink_to(tmp_path / "elsewhere")
+    (root / "train" / "dog" / "up").symlink_to(root)
+    data = open_dataset(f"folder:{root}", validation_split=0.0)
+    assert data.train.names == [f"train/{name}" for name in FOUR]
+    assert data.validation.names == [f"val/{name}" for name in FOUR]
+
+
+def test_a_folder_without_permission_is_named(tmp_path, monkeypatch):
+    def denied(path, listdir=os.scandir):
+        if str(path).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listdir(path)
+
+    folder_of(tmp_path, *FOUR)
+    monkeypatch.setattr(os, "scandir", denied)
+    refused("dog cannot be read: Permission denied", open_dataset, f"folder:{tmp_path}")
 
 
 def test_classes_sizes_and_zips_that_do_not_fit(tmp_path):

@@ -186,6 +186,54 @@ def test_pixels_of_files_have_a_class_or_the_ignored_one(tmp_path):
     refused("has no labeled pixel; give masks whose values are", open_masks, spec)
 
 
+def mask_folder(root, count=4):
+    images, masks = made_scenes(count, (8, 8), seed=0)
+    for kind, arrays in (("images", images), ("masks", masks)):
+        for i, pixels in enumerate(arrays):
+            (root / kind / "city").mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(root / kind / ("city" if i % 2 else "") / f"{i}.png")
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("Train", "valid"), ("training", "test")])
+def test_parts_have_their_usual_names(tmp_path, names):
+    for name in names:
+        mask_folder(tmp_path / name)
+    data = open_masks(f"folder:{tmp_path}", validation_split=0.0)
+    assert len(data.train) == len(data.validation or data.test) == 4
+    (tmp_path / "TRAIN").mkdir()
+    refused("has TRAIN and [tT]rain", open_masks, f"folder:{tmp_path}")
+
+
+def test_files_beside_images_are_no_images(tmp_path):
+    mask_folder(tmp_path)
+    for name in ("._0.png", ".cache/1.png"):
+        (tmp_path / "images" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(b"none")
+    assert len(open_masks(f"folder:{tmp_path}", validation_split=0.0).train) == 4
+    (tmp_path / "images" / "a.heix").write_bytes(b"none")
+    with pytest.warns(UserWarning, match=r"1 files are left out, which .* \(1 \.heix\)"):
+        open_masks(f"folder:{tmp_path}", validation_split=0.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\n\nb\nc\nd\n", "classes.txt has an empty line; give the name of a class"),
+        ("\xe9\nb\n".encode("latin-1"), "classes.txt is not UTF-8 at byte 1"),
+        ("a\nb\n".encode("utf-16"), "classes.txt is not UTF-8 at byte 1"),
+        ("\ufeffa\r\nb\nc\nd\ne\n\n".encode(), None),
+    ],
+)
+def test_class_names(tmp_path, content, message):
+    mask_folder(tmp_path)
+    (tmp_path / "classes.txt").write_bytes(content)
+    if message is None:
+        data = open_masks(f"folder:{tmp_path}", validation_split=0.0)
+        assert data.class_names == ["a", "b", "c", "d", "e"]
+    else:
+        refused(message, open_masks, f"folder:{tmp_path}")
+
+
 def test_what_cannot_be_is_said(tmp_path):
     images, masks = made_scenes(4, (8, 8))
     message = r"images have shape .* and masks .*; give \(n, H, W, C\)"

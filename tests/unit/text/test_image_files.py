@@ -78,6 +78,18 @@ def test_folders(folder, form):
     assert found == [{"text": text, "images": [f"{folder}/{name}"]} for name, text in said.items()]
 
 
+def test_hidden_files_are_left_out_and_links_followed(folder):
+    for name in ("a", "b", "inner/c"):
+        (folder / f"{name}.txt").write_text(name)
+    (folder / "._a.png").write_bytes(b"none")
+    (folder / ".ipynb_checkpoints").symlink_to(folder / "inner")
+    (folder / "link").symlink_to(folder / "inner")
+    (folder / "d.heix").write_bytes(b"none")
+    with pytest.warns(UserWarning, match=r"1 files are left out, which .* \(1 \.heix\)"):
+        rows = read_records(folder).rows
+    assert [row["text"] for row in rows] == ["a", "b", "inner/c", "inner/c"]
+
+
 def test_other_fields_of_metadata(folder):
     lines(
         folder / "metadata.jsonl",

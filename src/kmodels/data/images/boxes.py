@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
-from kmodels.core.files import is_inside
+from kmodels.core.files import is_hidden, is_inside
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
 from kmodels.data.images.decoding import decode, suffixes
@@ -250,6 +250,7 @@ def _files(root: Path) -> dict[str, Path]:
     """Returns the JSON file of each part."""
     files = [path for folder in (root, root / "annotations") for path in folder.glob("*.json")]
     files += root.glob("*/_annotations.coco.json")
+    files = [path for path in files if not is_hidden(path.name)]
     if len(files) == 1:
         return {"train": files[0]}
     chosen: dict[str, Path] = {}

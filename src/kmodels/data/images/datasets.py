@@ -7,23 +7,33 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import numpy as np
 
-from kmodels.core.errors import InputError, shown
-from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION, check_zip
+from kmodels.core.errors import InputError, pluralize, shown
+from kmodels.core.files import (
+    ALWAYS_ALLOWED,
+    MOST_EXPANSION,
+    check_zip,
+    is_hidden,
+    paths_below,
+)
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode, suffixes
+from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode
 from kmodels.data.images.sources import (
+    SPLITS,
     ArraySource,
     DataBundle,
     check_labels,
     common_size,
+    is_image_file,
     readable,
     split,
+    unread_files,
+    warn_of_files,
 )
 from kmodels.data.images.synthetic import SyntheticSource
 from kmodels.data.records import TarShards, TFRecords
@@ -436,20 +446,6 @@ def read_samples(
 
 # === Folders of images, one per class, perhaps below split folders, or a zip of them ===
 
-_SPLITS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
-}
-
-# Extensions of other files that are expected next to images.
-_DOCUMENTS = (
-    *(".txt", ".md", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf"),
-    *(".ini", ".db", ".log", ".py", ".mat", ".npy", ".npz", ".zip", ".tar", ".gz"),
-)
 Listing = list[tuple[str, ...]]
 
 
@@ -523,12 +519,14 @@ def read_folder(
         )
     by_split, names = _sort_by_class(root, images)
     skipped = [(f"{root}/{name}", "not an image that Pillow reads") for name in unread]
-    if unread:
-        ends = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in unread)
+    warn_of_files(root, unread)
+    sorted_images = {name for members in by_split.values() for name, _ in members}
+    outside = sorted({"/".join(p) for p in images if p[-1]} - sorted_images)
+    skipped += [(f"{root}/{name}", "in no class folder") for name in outside]
+    if outside:
         warnings.warn(
-            f"{shown(root)}: {len(unread)} files are left out, which Pillow does not read "
-            f"({', '.join(f'{count} {end}' for end, count in ends.most_common())}); convert them, "
-            "or install Pillow's plugin for them, such as pillow-heif",
+            f"{shown(root)}: {pluralize(len(outside), 'image')} in no class folder left out: "
+            f"{', '.join(outside[:8])}; move them into one",
             stacklevel=3,
         )
     sources = {
@@ -565,14 +563,11 @@ def _list_folder(root: Path) -> tuple[Listing, list[str]]:
     """Lists the images and the other files below root.
 
     Returns:
-        The parts of the path of each image, (*parts, "") for a folder; and the paths of other files
-        in folders, except for texts and settings.
+        The parts of the path of each image and folder, see `paths_below`; and the paths of other
+        files in folders, except for texts and settings.
     """
     if root.is_dir():
-        paths = [
-            (*path.relative_to(root).parts, *(("",) if path.is_dir() else ()))
-            for path in sorted(root.rglob("*"))
-        ]
+        paths = paths_below(root)
     elif root.is_file():
         try:
             with zipfile.ZipFile(root) as archive:
@@ -585,12 +580,9 @@ def _list_folder(root: Path) -> tuple[Listing, list[str]]:
             raise InputError(f"{root} is not a readable zip file ({error}); give a zip") from error
     else:
         raise InputError(f"{root} does not exist; give folder:DIR or folder:FILE.zip")
-    shown = [p for p in paths if not any(part.startswith((".", "__MACOSX")) for part in p)]
-    images = [p for p in shown if p[-1] == "" or p[-1].lower().endswith(suffixes())]
-    others = {*shown} - {*images}
-    return images, sorted(
-        "/".join(p) for p in others if len(p) > 1 and not p[-1].lower().endswith(_DOCUMENTS)
-    )
+    listed = [p for p in paths if not any(map(is_hidden, p))]
+    images = [p for p in listed if p[-1] == "" or is_image_file(p[-1])]
+    return images, unread_files(parts for parts in listed if len(parts) > 1)
 
 
 def _below_wrapper(images: Listing) -> Listing:
@@ -603,7 +595,7 @@ def _below_wrapper(images: Listing) -> Listing:
     inner = [parts for parts in images if len(parts) > 2]
     wraps = (
         len(top) == 1
-        and top.isdisjoint(_SPLITS)
+        and top.isdisjoint(SPLITS)
         and bool(inner)
         and not any(len(parts) == 2 and parts[1] for parts in images)
     )
@@ -617,9 +609,13 @@ def _sort_by_class(
     root: Path, images: Listing
 ) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
     """Returns (path, class) of the images by split, and the class names in alphabetical order."""
-    tops = {parts[0].rsplit("/", 1)[-1].lower() for parts in images if len(parts) > 1}
-    has_splits = _has_splits(images)
-    if has_splits and (strange := sorted(tops - set(_SPLITS))):
+    tops, has_splits = _tops(images), _has_splits(images)
+    files = [parts for parts in images if parts[-1]]
+    if not has_splits and tops.issubset(SPLITS) and all(len(parts) > 2 for parts in files):
+        raise InputError(
+            f"{root} has {', '.join(sorted(tops))} but no train folder with images; add one"
+        )
+    if has_splits and (strange := sorted(tops - set(SPLITS))):
         raise InputError(
             f"{root} has both a train folder and {', '.join(strange)}; give class folders, or "
             "train, validation and test with class folders in them"
@@ -630,7 +626,7 @@ def _sort_by_class(
         top, depth = parts[0].rsplit("/", 1)[-1], 1 if has_splits else 0
         if len(parts) < depth + 2:
             continue  # an image outside of all class folders
-        part = _SPLITS[top.lower()] if has_splits else "train"
+        part = SPLITS[_top(parts)] if has_splits else "train"
         label = parts[1] if has_splits else top
         classes[part].add(label)
         if parts[-1]:
@@ -654,13 +650,21 @@ def _sort_by_class(
 
 
 def _has_splits(images: Listing) -> bool:
-    """Returns True if a train folder has class folders; if it has images, it is a class."""
-    train = [
-        parts
-        for parts in images
-        if _SPLITS.get(parts[0].rsplit("/", 1)[-1].lower()) == "train" and parts[-1]
-    ]
-    return bool(train) and all(len(parts) > 2 for parts in train)
+    """Returns True if a train folder has class folders.
+
+    If it has images of its own, it is a class, unless all folders beside it are splits, too.
+    """
+    train = [parts for parts in images if SPLITS.get(_top(parts)) == "train" and parts[-1]]
+    nested = [len(parts) > 2 for parts in train]
+    return any(nested) and (all(nested) or _tops(images).issubset(SPLITS))
+
+
+def _tops(images: Listing) -> set[str]:
+    return {_top(parts) for parts in images if len(parts) > 1}
+
+
+def _top(parts: tuple[str, ...]) -> str:
+    return parts[0].rsplit("/", 1)[-1].lower()
 
 
 def _folder_source(

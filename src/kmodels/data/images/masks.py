@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 
 from kmodels.core.errors import InputError
+from kmodels.core.files import paths_below
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import decode, suffixes
-from kmodels.data.images.sources import NO_LABEL, DataBundle, check_labels, split
+from kmodels.data.images.decoding import decode
+from kmodels.data.images.sources import (
+    NO_LABEL,
+    SPLITS,
+    DataBundle,
+    check_labels,
+    is_image_file,
+    split,
+    unread_files,
+    warn_of_files,
+)
 from kmodels.data.images.synthetic import (
     SCENE_CLASSES,
     SCENE_SIZE,
@@ -189,8 +199,7 @@ def _folder(
             for part, name in folders.items()
         }
         validation_split = 0.0  # It is evaluated on the validation part.
-    elif (root / "train").is_dir():
-        folders = {part: root / part for part in PARTS if (root / part).is_dir()}
+    elif "train" in (folders := _parts(root)):
         pairs = {part: _pairs(one / "images", one / "masks") for part, one in folders.items()}
     else:
         pairs = {"train": _pairs(root / "images", root / "masks")}
@@ -214,16 +223,29 @@ def _folder(
     )
 
 
+def _parts(root: Path) -> dict[str, Path]:
+    """Returns the folder of each part that has one."""
+    folders: dict[str, Path] = {}
+    for path in sorted(root.iterdir()):
+        part = SPLITS.get(path.name.lower()) if path.is_dir() else None
+        if part in folders:
+            raise InputError(f"{root} has {folders[part].name} and {path.name}; leave one")
+        if part is not None:
+            folders[part] = path
+    return folders
+
+
 def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
-    files = [path for path in sorted(images.glob("*")) if path.suffix.lower() in suffixes()]
-    pairs = [(path, masks / f"{path.stem}.png") for path in files]
+    paths = paths_below(images) if images.is_dir() else []
+    warn_of_files(images, unread_files(paths))
+    names = [Path(*parts) for parts in paths if is_image_file(parts[-1])]
+    pairs = [(images / name, masks / name.with_suffix(".png")) for name in names]
     if lacking := [path.name for path, mask in pairs if not mask.is_file()]:
         raise InputError(f"{masks} has no PNG for {', '.join(lacking[:8])}; add them")
     if not pairs:
         raise InputError(f"{images} has no images; give DIR/images and DIR/masks")
-    if extra := sorted(
-        {path.name for path in masks.glob("*.png")} - {one.name for _, one in pairs}
-    ):
+    listed = {masks.joinpath(*parts) for parts in paths_below(masks) if parts[-1].endswith(".png")}
+    if extra := sorted(path.name for path in listed - {mask for _, mask in pairs}):
         warnings.warn(
             f"{masks}: {len(extra)} masks have no image and are left out: {', '.join(extra[:8])}",
             stacklevel=2,
@@ -235,10 +257,11 @@ def _names(
     root: Path, masks: list[Path], reduce_labels: bool, ignore_class: int | None
 ) -> list[str]:
     file = root / "classes.txt"
-    named = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
-    names = [line.strip() for line in named if line.strip()]
+    names = [line.strip() for line in _lines(file)] if file.is_file() else []
+    if "" in names:
+        raise InputError(f"{file} has an empty line; give the name of a class in each")
     if (table := root / "objectInfo150.txt").is_file():
-        rows = table.read_text(encoding="utf-8").splitlines()[1:]
+        rows = _lines(table)[1:]
         names = [row.split("\t")[-1].split(",")[0].strip() for row in rows if "\t" in row]
         names = names if reduce_labels else ["other", *names]
     if names:
@@ -248,3 +271,10 @@ def _names(
     if most < 0:
         raise InputError(f"{root} has no labeled pixel; give masks whose values are the classes")
     return [str(i) for i in range(most + 1)]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8-sig").rstrip().split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 at byte {error.start + 1}") from error

@@ -1,16 +1,33 @@
 """Sources of images: their protocol, arrays, and the splits of a data set."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from kmodels.core.errors import InputError
-from kmodels.data.images.decoding import PictureError
+from kmodels.core.errors import InputError, shown
+from kmodels.data.images.decoding import PictureError, suffixes
 from kmodels.data.rng import philox
 
+# The part of the data that a folder of this name has.
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "test": "test",
+}
+# Extensions of other files that are expected next to images.
+_DOCUMENTS = (
+    *(".txt", ".md", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf"),
+    *(".ini", ".db", ".log", ".py", ".mat", ".npy", ".npz", ".zip", ".tar", ".gz"),
+)
 # Label of pixels that belong to no class.
 NO_LABEL = 255
 _STATISTICS_SAMPLES = 2048
@@ -136,6 +153,36 @@ def common_size(source: ImageSource, name: object) -> tuple[int, int]:
             f"{name}: images differ in size ({shown}, ...); give image_size, such as (96, 96)"
         )
     return sizes.pop()
+
+
+def is_image_file(name: str) -> bool:
+    """Returns True for the name of a file that Pillow reads."""
+    return name.lower().endswith(suffixes())
+
+
+def unread_files(paths: Iterable[tuple[str, ...]]) -> list[str]:
+    """Returns those of the paths of files that are neither images nor texts and settings.
+
+    Args:
+        paths: as of `kmodels.core.files.paths_below`.
+    """
+    return sorted(
+        "/".join(parts)
+        for parts in paths
+        if parts[-1] and not is_image_file(parts[-1]) and not parts[-1].lower().endswith(_DOCUMENTS)
+    )
+
+
+def warn_of_files(root: Path, names: Sequence[str]) -> None:
+    """Warns of files below a folder that Pillow does not read, if there are some."""
+    if names:
+        ends = Counter(PurePosixPath(name).suffix.lower() or "no suffix" for name in names)
+        warnings.warn(
+            f"{shown(root)}: {len(names)} files are left out, which Pillow does not read "
+            f"({', '.join(f'{count} {end}' for end, count in ends.most_common())}); convert them, "
+            "or install Pillow's plugin for them, such as pillow-heif",
+            stacklevel=4,
+        )
 
 
 def readable(
