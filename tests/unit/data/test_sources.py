@@ -159,6 +159,10 @@ def test_npz_scales_to_bytes(tmp_path, images):
         ({"x": PIXELS, "y": LABELS[:5]}, r"x has 12 rows, y 5"),
         ({"x": PIXELS, "y": LABELS - 1}, r"label -1 is outside"),
         ({"x": PIXELS, "y": LABELS + 0.5}, r"fractions"),
+        ({"x": PIXELS, "y": LABELS + 10**7}, r"label 10000002 is too large; number the classes"),
+        ({"x": PIXELS, "y": np.stack([LABELS, LABELS], 1)}, r"\(12, 2\) and rows that are not one"),
+        ({"x": PIXELS, "y": np.full((12, 3), 1 / 3)}, r"\(12, 3\) and rows that are not one-hot"),
+        ({"x": PIXELS, "y": np.zeros((12, 3))}, r"\(12, 3\) and rows that are not one-hot; give"),
         ({"x": PIXELS[:0], "y": LABELS[:0]}, r"shape \(0, 4, 4, 1\)"),
         ({"x": PIXELS, "y": LABELS[:0]}, r"y has shape \(0,\)"),
         ({"x": PIXELS[:, None], "y": LABELS}, r"shape \(12, 1, 4, 4\)"),
@@ -179,6 +183,13 @@ def test_npz_errors(tmp_path, arrays, message):
     path = tmp_path / "data.npz"
     np.savez(path, **arrays)
     refused(message, open_dataset, f"npz:{path}")
+
+
+@pytest.mark.parametrize("names", [("x_test", "y_test"), ("x_valid", "y_valid"), ("names",)])
+def test_arrays_that_are_not_read_are_named(tmp_path, names):
+    np.savez(tmp_path / "data.npz", x=PIXELS, y=LABELS, **dict.fromkeys(names, PIXELS))
+    with pytest.warns(UserWarning, match=f"has {', '.join(names)}, which kmodels does not read be"):
+        open_dataset(f"npz:{tmp_path}/data.npz")
 
 
 def test_npz_that_is_no_archive(tmp_path):

@@ -29,6 +29,7 @@ from kmodels.data.images.sources import (
     DataBundle,
     check_labels,
     common_size,
+    count_classes,
     is_image_file,
     readable,
     split,
@@ -293,6 +294,12 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
         keys = {"train": ("x", "y")}
     else:
         raise InputError(f"{path} holds {', '.join(arrays) or 'nothing'}; it needs {_NPZ_KEYS}")
+    if others := sorted(arrays.keys() - {name for pair in keys.values() for name in pair}):
+        warnings.warn(
+            f"{shown(path)} has {', '.join(others)}, which kmodels does not read beside "
+            f"{' and '.join(keys['train'])}; it reads {_NPZ_KEYS}",
+            stacklevel=3,
+        )
     parts = {}
     for part, (x, y) in keys.items():
         if (x in arrays) != (y in arrays):
@@ -308,7 +315,7 @@ def read_npz(path: Path, seed: int, validation_split: float) -> DataBundle:
                     f"{path}: {x} has {len(arrays[x])} rows, {y} {len(arrays[y])}; give as many"
                 )
     shape = parts["train"][0].shape[1:]
-    classes = int(parts["train"][1].max()) + 1
+    classes = count_classes(parts["train"][1], f"{path}: labels of train")
     for part, (images, labels) in parts.items():
         check_labels(labels, classes, f"{path}: labels of {part}")
         if images.shape[1:] != shape:
@@ -348,6 +355,11 @@ def _npz_images(images: np.ndarray, where: str) -> np.ndarray:
 
 def _npz_labels(labels: np.ndarray, where: str) -> np.ndarray:
     if labels.ndim == 2 and labels.size:
+        if labels.shape[1] > 1 and not ((labels != 0).sum(1) == 1).all():
+            raise InputError(
+                f"{where} has shape {labels.shape} and rows that are not one-hot; give one class "
+                "for each image"
+            )
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(1)
     if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "biuf":
         raise InputError(f"{where} has shape {labels.shape} of {labels.dtype}; give (n,) integers")
@@ -418,10 +430,11 @@ def read_samples(
         skip_bad: reads all images now, and skips unreadable ones.
 
     Raises:
-        InputError: for a sample without a label, or images that differ in size without
-            image_size.
+        InputError: for a sample without a label or with one that is no class, or images that
+            differ in size without image_size.
     """
     labels = np.array([samples.label(number) for number in range(len(samples))])
+    names = [str(label) for label in range(count_classes(labels, spec))]
     numbers, skipped = np.arange(len(samples)), []
     if skip_bad:
         numbers, skipped = readable(samples.picture, len(samples))
@@ -438,7 +451,7 @@ def read_samples(
         train,
         validation if len(validation) else None,
         test if len(test) else None,
-        [str(label) for label in range(int(labels.max()) + 1)],
+        names,
         (height, width, channels),
         skipped,
     )

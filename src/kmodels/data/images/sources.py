@@ -209,6 +209,21 @@ def check_whole_classes(classes: np.ndarray, where: str) -> None:
         raise InputError(f"{where} has class {classes[wrong][0]}; give whole numbers")
 
 
+# More classes than any data set has; each gets a name.
+_MOST_CLASSES = 10_000_000
+
+
+def count_classes(labels: np.ndarray, where: object) -> int:
+    """Returns the number of classes of labels from 0, none of which is negative.
+
+    Raises:
+        InputError: for a label that is an id rather than the number of a class.
+    """
+    if (most := int(labels.max())) >= _MOST_CLASSES:
+        raise InputError(f"{where}: label {most} is too large; number the classes from 0")
+    return most + 1
+
+
 def check_labels(
     labels: np.ndarray, num_classes: int, where: str, ignored: int | None = None
 ) -> np.ndarray:
