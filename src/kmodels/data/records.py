@@ -7,11 +7,13 @@ import functools
 import glob
 import io
 import json
+import math
 import os
 import re
 import struct
 import tarfile
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,13 +22,15 @@ from typing import Any
 import numpy as np
 
 from kmodels.core import protobuf
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line, pluralize, shown
 from kmodels.core.files import is_remote, local_path
 from kmodels.core.protobuf import Field, message_classes
 from kmodels.core.remote import list_matching, local_copy
 from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode, suffixes
 
 _MOST_OPEN = 64
+# Bytes behind the last member of a tar that are searched for another one.
+_PADDING = 1 << 20
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -34,21 +38,25 @@ def expand(pattern: str) -> list[Path]:
     """Returns the files of a pattern, in order.
 
     Args:
-        pattern: a path or an address, which may have "{0000..0003}", "{a,b}", "*", "?" or "[...]".
+        pattern: a path or an address, which may have "{0000..0003}", "{a,b}", "*", "**", "?" or
+            "[...]"; the path of a file is this file, whatever its name.
 
     Raises:
         InputError: if a file is missing, or none matches.
     """
     files: list[Path] = []
     remote = is_remote(pattern)
+    if not remote and (path := local_path(pattern)).is_file():
+        return [path]
     for name in dict.fromkeys(_braced(str(pattern if remote else local_path(pattern)))):
         hits = [name]
         if any(mark in name for mark in "*?["):
-            hits = list_matching(name) if remote else sorted(glob.glob(name))
+            hits = list_matching(name) if remote else sorted(glob.glob(name, recursive=True))
         # A name on the disk is a path, even if it looks like an address.
         files += [local_copy(hit) if remote else Path(hit) for hit in hits]
     if not files:
         raise InputError(f"no file fits {pattern}; give the path of one or more files")
+    files = list(dict.fromkeys(files))
     if missing := [path for path in files if not path.is_file()]:
         raise InputError(f"{missing[0]} does not exist; {pattern} names {len(files)} files")
     return files
@@ -120,6 +128,8 @@ PICTURE_KEYS = ("image/encoded", "image", "image_raw", "encoded")
 LABEL_KEYS = ("image/class/label", "label")
 _HEADER = struct.Struct("<QI")
 _KINDS = ("bytes", "float", "int64")
+# The first bytes of files in the formats that TensorFlow compresses with, gzip and zlib.
+_PACKED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _NEEDS = "TFRecord files need a small package: pip install 'kmodels[tfrecord]'"
 
 
@@ -174,12 +184,11 @@ class TFRecords:
             known = ", ".join(PICTURE_KEYS)
             raise PictureError(where, f"no image under {known}, only {', '.join(sample)}")
         content = sample[key]
-        sides = [
-            next((sample[k] for k in (f"image/{side}", side) if np.ndim(sample.get(k, [])) == 0), 0)
+        shape = tuple(
+            next((int(sample[k]) for k in (f"image/{side}", side) if _is_side(sample.get(k))), 0)
             for side in ("height", "width", "depth")
-        ]
-        shape = tuple(int(side) for side in sides)
-        if len(content) == np.prod(shape, dtype=np.int64):
+        )
+        if content and len(content) == math.prod(shape):
             return np.frombuffer(content, "uint8").reshape(shape)
         return decode(content, where)
 
@@ -208,12 +217,12 @@ class TFRecords:
         while offset < whole:
             header = self._files.read(number, offset, _HEADER.size)
             where = f"{path}: record {len(places)}"
-            if header[:2] == b"\x1f\x8b" and not places:
-                raise InputError(f"{path} is compressed; unpack it, as by gunzip")
             if len(header) < _HEADER.size:
                 raise InputError(f"{where} is cut short; write the file again")
             size, checksum = _HEADER.unpack(header)
             if _masked(header[:8]) != checksum:
+                if header[:2] in _PACKED and not places:
+                    raise InputError(f"{path} is compressed; unpack it, as by gunzip")
                 raise InputError(f"{where} is damaged (checksum of its length); write it again")
             offset += _HEADER.size
             if offset + size + 4 > whole:
@@ -223,6 +232,11 @@ class TFRecords:
             places.append((number, len(places), offset, size))
             offset += size + 4
         return places
+
+
+def _is_side(value: Any) -> bool:
+    """Returns True for one number that may be the side of an image."""
+    return isinstance(value, np.ndarray) and not value.shape and 1 <= float(value) < math.inf
 
 
 def _masked(content: bytes) -> int:
@@ -240,7 +254,10 @@ def _crc32c() -> Any:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    entries = protobuf.parse(_example_class(), content).features.feature
+    example = protobuf.parse(_example_class(), content)
+    if example.feature_lists:
+        raise ValueError("it has feature_lists, as a SequenceExample")
+    entries = example.features.feature
     features: dict[str, Any] = {}
     # Entries of a map: the last one of a key counts.
     for name, feature in sorted({entry.key: entry.value for entry in entries}.items()):
@@ -265,7 +282,7 @@ _TABLE = {
     ),
     "FeatureEntry": (Field("key", 1, "string"), Field("value", 2, "Feature")),
     "Features": (Field("feature", 1, "FeatureEntry", repeated=True),),
-    "Example": (Field("features", 1, "Features"),),
+    "Example": (Field("features", 1, "Features"), Field("feature_lists", 2, "bytes")),
 }
 
 
@@ -359,22 +376,25 @@ class TarShards:
             return _decoded(kind, content)
         except PictureError as error:
             raise PictureError(self.name(number), error.reason) from error
-        except (ValueError, EOFError, RecursionError) as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:
+            # NumPy raises nearly anything for the header of an array, such as MemoryError.
             raise InputError(
-                f"{self.name(number)}: {kind} is damaged ({reason}); repair or remove it"
+                f"{self.name(number)}: {kind} is damaged ({one_line(error)}); repair or remove it"
             ) from error
 
     def _index(self, number: int, members: list, starts: list) -> None:
         path, former, here = self._files.paths[number], None, set()
         whole, last, end = path.stat().st_size, "its beginning", 0
         known = {kind: place for place, kind in enumerate(self._kinds)}
+        links: list[str] = []
         try:
             with tarfile.open(path, "r:") as archive:
                 for member in archive:
                     size = member.size if member.isfile() else 0
                     last, end = member.name, member.offset_data + -(-size // 512) * 512
                     if not member.isfile() or member.issparse():
+                        if not member.isdir():
+                            links.append(member.name)
                         continue
                     if end > whole:
                         raise InputError(f"{path} is cut short in {last}; copy it again")
@@ -396,8 +416,19 @@ class TarShards:
                 f"{path} is not a readable tar file ({error}); unpack it if it is compressed, or "
                 "copy it again"
             ) from error
-        if self._files.read(number, end, 512) != bytes(512):
+        rest = self._files.read(number, end, _PADDING)
+        if rest[:512] != bytes(512):
             raise InputError(f"{path} is cut short after {last}; copy it again")
+        if any(rest):
+            raise InputError(
+                f"{path} continues after its end, as joined files do; give each tar file by itself"
+            )
+        if links:
+            warnings.warn(
+                f"{shown(path)}: {pluralize(len(links), 'member')} left out, which are links, "
+                f"devices or sparse: {', '.join(links[:8])}; write them as plain files",
+                stacklevel=3,
+            )
         self._kinds = list(known)
 
 

@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import pickle
+import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -202,6 +204,87 @@ def test_names_of_several_files(tmp_path):
     assert names("a-?[89]") == ["a-08", "a-09"]
     refused("a-11 does not exist; .* names 2 files", names, "a-{10..11}")
     refused("no file fits", names, "c*")
+
+
+def test_names_on_the_disk_are_no_patterns(tmp_path):
+    paths = [tmp_path / name for name in ("a[1].tar", "{b,c}.tar", "deep/er/d.tar", "deep/d.tar")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        assert expand(str(path)) == [path]
+    assert expand(f"{tmp_path}/deep/**/d.tar") == sorted(paths[2:])
+    assert expand(f"{tmp_path}/deep/{{d,[d],*}}.tar") == paths[3:]
+
+
+def test_members_that_are_not_read(tmp_path):
+    shard = write_shard(tmp_path / "a.tar", {"a": {"txt": "x"}})
+    with tarfile.open(shard, "a") as archive:
+        for name, kind in (("b.txt", tarfile.LNKTYPE), ("b.cls", tarfile.SYMTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "a.txt"
+            archive.addfile(member)
+    with pytest.warns(UserWarning, match=r"a\.tar: 2 members left out, .* sparse: b\.txt, b\.cls;"):
+        assert len(TarShards(str(shard))) == 1
+    joined = write_shard(tmp_path / "b.tar", {"a": {"txt": "x"}})
+    joined.write_bytes(2 * joined.read_bytes())
+    refused("b.tar continues after its end, as joined files do", TarShards, str(joined))
+
+
+def npy(header):
+    whole = encoded(np.zeros(3), "npy")
+    start = whole.index(b"(3,)")
+    return whole[:start] + header + whole[start + len(header) :]
+
+
+@pytest.mark.parametrize(
+    "header", [b"(3, ", b"(99999999999999,), }", b"(99999999999999999999,), }"]
+)
+def test_an_array_with_a_wrong_header(tmp_path, header):
+    shard = write_shard(tmp_path / "a.tar", {"a": {"npy": npy(header)}})
+    refused(r"sample a: npy is damaged \(", TarShards(str(shard)).__getitem__, 0)
+
+
+PIXELS = {"label": 1, "height": 2, "width": 2, "depth": 3}
+RAW = {
+    "empty": {"image": b"", "label": 1},
+    "a side of text": {"image_raw": bytes(12), **PIXELS, "height": b"two"},
+    "negative sides": {"image_raw": bytes(12), **PIXELS, "height": -2, "width": -2},
+    "no number": {"image_raw": bytes(12), **PIXELS, "height": np.float32(np.nan)},
+    "two numbers": {"image_raw": bytes(12), **PIXELS, "height": [2, 2]},
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_pixels_without_sides_are_no_image(tmp_path, name):
+    path = write_tfrecords(tmp_path / "a.tfrecord", [RAW[name]])
+    refused("record 0: not an image that Pillow reads", TFRecords(str(path)).picture, 0)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+@pytest.mark.parametrize("label", [10**7, 2**40, 2**62])
+def test_ids_are_no_classes(tmp_path, kind, label):
+    path, image = tmp_path / f"a.{kind}", encoded(PICTURES[0], "png")
+    if kind == "tar":
+        write_shard(path, {"a": {"png": image, "cls": label}})
+    else:
+        write_tfrecords(path, [{"image": image, "label": label}])
+    refused(f"label {label} is too large; number the classes from 0", open_dataset, str(path))
+
+
+def test_the_first_length_may_look_compressed(tmp_path):
+    """The first two bytes are those of gzip."""
+    other = len(write_tfrecords(tmp_path / "a", [{"b": bytes(35000)}]).read_bytes()) - 16 - 35000
+    path = write_tfrecords(tmp_path / "a.tfrecord", [{"b": bytes(0x8B1F - other)}])
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert len(TFRecords(str(path))[0]["b"]) == 0x8B1F - other
+    path.write_bytes(zlib.compress(path.read_bytes()))
+    refused("a.tfrecord is compressed; unpack it", TFRecords, str(path))
+
+
+def test_a_sequence_example_is_no_example(tmp_path, monkeypatch):
+    monkeypatch.setattr("record_files.example", lambda sample: sample)
+    path = write_tfrecords(tmp_path / "a.tfrecord", [b"\x0a\x00\x12\x02\x0a\x00"])
+    refused(r"\(it has feature_lists, as a SequenceEx", TFRecords(str(path)).__getitem__, 0)
 
 
 @pytest.mark.across("tensorflow")
