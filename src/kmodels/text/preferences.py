@@ -19,6 +19,7 @@ from kmodels.text.records import (
     check_messages,
     check_text,
     has_images,
+    has_value,
     json_records,
     template_fields,
     warn_of_unread,
@@ -31,8 +32,10 @@ LABELLED = "prompt, completion and label"
 # Fields with a meaning in TRL that no loss of kmodels reads.
 UNUSED = {
     *("margin", "score_chosen", "score_rejected", "ref_chosen_logps", "ref_rejected_logps"),
-    *("ref_logps", "ref_KL_logps"),
+    *("ref_logps", "ref_KL_logps", "context"),
 }
+# Names of the prompt in other packages; without 'prompt' it would be guessed from the answers.
+_PROMPTS = ("instruction", "question", "query", "input")
 
 
 def read_pairs(path: str | Path) -> list[Record]:
@@ -126,7 +129,7 @@ def _read(
                 rows += [_with_paths(row, folder) for row in check(value)]
             except InputError as error:
                 raise InputError(f"{where}: {error}") from error
-            unused |= {name for name in named if value.get(name) is not None}
+            unused |= {name for name in named if has_value(value, name)}
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if not rows:
@@ -183,6 +186,8 @@ def check_pair(value: object) -> Record:
                     "the assistant's; they may differ in its replies alone"
                 )
     elif prompt is None:
+        if others := [name for name in _PROMPTS if name in record]:
+            raise InputError(f"field 'prompt' is missing beside {others[0]!r}; give it as 'prompt'")
         size = _common_words(chosen, rejected)
         prompt, chosen, rejected = chosen[:size], chosen[size:], rejected[size:]
         if not prompt.strip():

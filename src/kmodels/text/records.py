@@ -1,15 +1,18 @@
 """Records to train on, read from files in their usual forms; errors name file, line and field."""
 
 import csv
+import itertools
 import json
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_whole, pluralize, shown
 from kmodels.core.files import is_remote, named_file, paths_below
 from kmodels.core.remote import local_copy
 from kmodels.data.images.any_picture import INLINE, check_local, open_picture
@@ -45,7 +48,16 @@ AUTHORS = {
 # Fields of a turn that do not change its text.
 _UNUSED = ("markdown", "text")
 # Fields of other packages that are a part of the prompt there, and that no form here reads.
-UNREAD = {"system", "history", "functions"}
+UNREAD = {
+    *("system", "system_prompt", "history", "functions"),
+    *("audio", "audios", "video", "videos"),
+}
+# The names of the context of an instruction; the first one that has a text is read.
+CONTEXTS = ("context", "input")
+# Fields of texts, of which each form reads some.
+FIELDS = {*itertools.chain(*_PAIRS), *CONTEXTS}
+# Fields by which other packages leave a turn out of the loss, if they are false.
+_LEARNT = ("loss", "train", "training")
 # LLaVA's placeholder of an image in a text.
 IMAGE = "<image>"
 
@@ -160,12 +172,47 @@ def has_picture(message: object) -> bool:
     )
 
 
+def unread_fields(value: Mapping[str, Any]) -> set[str]:
+    """Returns the names of fields that change a record in other packages and are not read here.
+
+    Args:
+        value: a record that `check_record` accepts. Texts beside messages are not named, since many
+            data sets have the first message as a prompt, too.
+    """
+    names = set(UNREAD)
+    turns = value.get("messages")
+    if "messages" not in value and "conversations" in value:
+        names, turns = names - {"system"}, value["conversations"]
+    elif "messages" not in value:
+        pair = _pair(value) or ()
+        names |= FIELDS - {*pair, _context(value) if "instruction" in pair else None}
+    unread = {name for name in names if has_value(value, name)}
+    for turn in turns or ():
+        unread |= {f"messages.{name}" for name in _LEARNT if turn.get(name) == 0}
+    return unread
+
+
+def has_value(value: Mapping[str, Any], name: str) -> bool:
+    """Returns True if a record has something in a field."""
+    return value.get(name) not in (None, "", [], {})
+
+
+def _pair(value: Mapping[str, Any]) -> tuple[str, str] | None:
+    return next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
+
+
+def _context(value: Mapping[str, Any]) -> str | None:
+    return next((name for name in CONTEXTS if value.get(name) not in (None, "")), None)
+
+
 def _texts(value: dict[str, Any]) -> Record:
     if "messages" in value:
         return {"messages": check_messages(value["messages"]), **template_fields(value)}
+    pair = _pair(value)
+    if pair is not None and any(isinstance(value[name], list) for name in pair):
+        return {"messages": _of_parts(value, *pair), **template_fields(value)}
     if extras := [name for name, part in template_fields(value).items() if part]:
         raise InputError(f"{' and '.join(extras)} need messages; the record has texts")
-    pair = next((pair for pair in _PAIRS if all(name in value for name in pair)), None)
     if pair is None:
         if "text" in value:
             return {"text": check_text(value, "text")}
@@ -173,12 +220,27 @@ def _texts(value: dict[str, Any]) -> Record:
     prompt, response = pair
     if prompt != "instruction":
         return {"prompts": check_text(value, prompt), "responses": check_text(value, response)}
-    context = next((name for name in ("context", "input") if value.get(name) is not None), None)
+    context = _context(value)
     return {
         "instruction": check_text(value, "instruction"),
         "context": check_text(value, context, may_be_empty=True) if context else "",
         "response": check_text(value, response),
     }
+
+
+def _of_parts(value: dict[str, Any], prompt: str, response: str) -> list[dict[str, Any]]:
+    """Returns TRL's conversation of a prompt and a response, of which the response is learnt."""
+    for name in (prompt, response):
+        if not isinstance(value[name], list):
+            kind = type(value[name]).__name__
+            raise InputError(f"field {name!r} is a {kind} beside messages; give messages in both")
+    asked = [
+        {**one, "weight": 0}
+        if isinstance(one, dict) and ROLES.get(str(one.get("role"))) == "model"
+        else one
+        for one in value[prompt]
+    ]
+    return check_messages([*asked, *value[response]], f"{prompt} + {response}")
 
 
 def _lacking(value: dict[str, Any]) -> str:
@@ -290,6 +352,11 @@ MAX_LINE_BYTES = 4 * 2**20
 _MARK = b"\xef\xbb\xbf"
 # Bytes that are searched for the first character, which tells an array from lines.
 _BEGIN = 4096
+# The first bytes of files that other packages read as records.
+_PACKED = {
+    **{b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"},
+    **{b"PK\x03\x04": "zip", b"PAR1": "Parquet", b"ARROW1": "Arrow"},
+}
 # The place of a record, and a function that returns it or raises InputError.
 Entry = tuple[str, Callable[[], Any]]
 
@@ -306,10 +373,13 @@ def json_records(file: Path, name: object, limit: int = MAX_LINE_BYTES) -> Itera
         limit: maximum bytes of a line.
 
     Raises:
-        InputError: for an array that is not JSON.
+        InputError: for an array that is not JSON, or a compressed or binary file.
     """
     with file.open("rb") as opened:
-        begin = opened.read(_BEGIN).removeprefix(_MARK).lstrip()
+        begin = opened.read(_BEGIN)
+    if kind := next((kind for start, kind in _PACKED.items() if begin.startswith(start)), None):
+        raise InputError(f"{name} is a {kind} file; unpack it, or write it as JSON lines")
+    begin = begin.removeprefix(_MARK).lstrip()
     if begin.startswith(b"["):
         yield from _of_array(file, name)
         return
@@ -490,17 +560,18 @@ def read_records(
     Args:
         path: local, or an address such as "gs://bucket/file.jsonl"; UTF-8. The fields of a line are
             instruction, context and response (as in Dolly; input and output as in Alpaca), prompts
-            and responses, messages with role and content, conversations with from and value (as in
-            ShareGPT and LLaVA, whose "<image>" marks the place of an image), or text. A message
-            with weight 0 is not learnt. Next to messages there may be tools, JSON schemas of
-            functions that the model may call, and chat_template_kwargs, values of the template's
-            variables. "images" has the paths of a record's images, one or a list, and parts of a
-            message may have them; relative ones begin at the
-            file's folder. A system text, history or functions beside these are named in a warning;
-            other fields are ignored, blank lines too. A folder has metadata.jsonl or
-            metadata.csv, whose lines name an image by "file_name" (or several by "file_names")
-            and has the other fields, as in Hugging Face's imagefolder; or a text for each image,
-            a.txt for a.png.
+            and responses, prompt and completion as two lists of messages (as in TRL, where replies
+            in the prompt are not learnt), messages with role and content, conversations with from
+            and value (as in ShareGPT and LLaVA, whose "<image>" marks the place of an image), or
+            text. A message with weight 0 is not learnt. Next to messages there may be tools, JSON
+            schemas of functions that the model may call, and chat_template_kwargs, values of the
+            template's variables. "images" has the paths of a record's images, one or a list, and
+            parts of a message may have them; relative ones begin at the file's folder. Fields with
+            a meaning in other packages that the form does not read, such as a system text, a
+            history or a second answer, are named in a warning; other fields are ignored, blank
+            lines too. A folder has metadata.jsonl or metadata.csv, whose lines name an image by
+            "file_name" (or several by "file_names") and has the other fields, as in Hugging Face's
+            imagefolder; or a text for each image, a.txt for a.png.
         skip_bad: leave out bad lines and list them instead of raising; images are decoded for
             that.
         max_line_bytes: a longer line is bad.
@@ -512,6 +583,7 @@ def read_records(
         InputError: for the first bad line, an image that is not there or is an address of the web,
             or if there is no good record.
     """
+    check_whole("max_line_bytes", max_line_bytes)
     records = Records()
     unread: set[str] = set()
     file = local_copy(path)
@@ -526,8 +598,7 @@ def read_records(
             try:
                 value = read()
                 records.rows.append(with_paths(check_record(value), folder, skip_bad))
-                known = {"system"} if "conversations" in value else set()
-                unread |= {name for name in UNREAD - known if value.get(name) is not None}
+                unread |= unread_fields(value)
             except InputError as error:
                 problem = f"{where}: {error}"
                 if not skip_bad:

@@ -118,6 +118,10 @@ def test_each_form_of_a_pair(tmp_path, line, record):
             MESSAGES | {"rejected": said(("assistant", 3))},
             r"field 'prompt \+ rejected\[1\].content' is a int",
         ),
+        (
+            {"question": "a", "chosen": "So b", "rejected": "So c"},
+            "'prompt' is missing beside 'ques",
+        ),
         (TEXTS | {"tools": [TOOL]}, "tools need messages; the record has texts"),
         (MESSAGES | {"tools": 3}, "field 'tools' is not a list of JSON schemas"),
         (MESSAGES | {"chat_template_kwargs": 3}, "field 'chat_template_kwargs' is not an object"),
@@ -150,7 +154,13 @@ def test_a_bad_labelled_row_is_named(tmp_path, line, message):
 
 
 def test_fields_with_a_meaning_elsewhere_are_named_once(tmp_path):
-    more = {"margin": 2.0, "score_chosen": 9, "system": "be brief", "history": None}
+    more = {
+        "margin": 2.0,
+        "score_chosen": 9,
+        "system": "be brief",
+        "history": None,
+        "functions": [],
+    }
     path = write(tmp_path / "pairs.jsonl", *[TEXTS | more] * 2)
     message = "has margin and score_chosen and system, which kmodels does not read"
     with pytest.warns(UserWarning, match=message) as caught:

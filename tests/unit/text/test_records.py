@@ -1,11 +1,14 @@
 """JSON lines: what is taken, and that everything else is named by file, line and field."""
 
+import bz2
+import gzip
 import json
+import lzma
 
 import pytest
 from PIL import Image
 
-from kmodels.text import read_records
+from kmodels.text import read_pairs, read_records
 from kmodels.text.demo import instructions, tasks, texts
 from refusals import refused
 
@@ -54,6 +57,12 @@ def write(path, data):
             {"messages": [USER, REPLY], "tools": [{"name": "f"}]},
         ),
         ({"text": "a\u2028b\x85c"}, {"text": "a\u2028b\x85c"}),
+        ({"instruction": "a", "context": "", "input": "c", "output": "b"}, RECORD),
+        ({"prompt": [SYSTEM, USER], "completion": [REPLY]}, {"messages": [SYSTEM, USER, REPLY]}),
+        (
+            {"prompt": [USER, REPLY, USER], "completion": [REPLY], "tools": [{"name": "f"}]},
+            {"messages": [USER, REPLY | {"weight": 0}, USER, REPLY], "tools": [{"name": "f"}]},
+        ),
     ],
 )
 def test_each_form_of_a_record(tmp_path, line, record):
@@ -87,6 +96,9 @@ def test_each_form_of_a_record(tmp_path, line, record):
         (messages(("user", "a"), ("system", "b")), "field 'messages' has a system message"),
         (RECORD | {"tools": [{"name": "f"}]}, "tools need messages; the record has texts"),
         (talk(), "field 'conversations' is not a list of objects"),
+        ({"prompt": "a", "completion": [REPLY]}, "field 'prompt' is a str beside messages; give m"),
+        ({"prompt": [REPLY], "completion": [USER]}, r"field 'prompt \+ completion' must go user"),
+        ({"prompt": ["a"], "completion": [USER]}, r"field 'prompt \+ completion\[0\]' is not an o"),
         (talk(("judge", "a")), r"field 'conversations\[0\].from' is 'judge'; known are"),
         (talk(("human", "")), r"field 'conversations\[0\].value' is empty"),
         (talk(("gpt", "b"), ("human", "a")), "field 'messages' must go user, assistant"),
@@ -135,6 +147,69 @@ def test_texts_of_other_packages_are_named_once(tmp_path):
         assert len(read_records(path)) == 4
     assert len(caught) == 1 and caught[0].filename == __file__
     read_records(write(path, [rows[1], RECORD | {"history": None}]))
+
+
+CHAT = {"messages": [USER, REPLY]}
+PAIR = {"prompt": "a", "response": "b"}
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        (RECORD | {"input": "d"}, "input"),
+        (RECORD | {"output": "d"}, "output"),
+        (RECORD | {"context": "", "input": [], "system": "", "history": []} | PAIR, "instruction"),
+        (PAIR | {"context": "c"}, "context"),
+        (PAIR | {"instruction": "c"}, "instruction"),
+        ({"text": "a", "prompt": "b"}, "prompt"),
+        ({"text": "a", "videos": ["a.mp4"]}, "videos"),
+        (PAIR | {"system_prompt": "c"}, "system_prompt"),
+        (CHAT | {"system": "c", "audio": "a.wav"}, "audio and system"),
+        ({"messages": [USER, REPLY | {"train": False}]}, "messages.train"),
+        (talk(("human", "a"), ("gpt", "b"), system="c", functions="d"), "functions"),
+        ({"conversations": [{"from": "human", "value": "a", "loss": False}]}, "messages.loss"),
+    ],
+)
+def test_texts_that_a_form_does_not_read_are_named(tmp_path, line, names):
+    with pytest.warns(UserWarning, match=f"a.jsonl has {names}, which kmodels does not read"):
+        read_records(write(tmp_path / "a.jsonl", line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        RECORD | {"text": "a c b", "system": "", "history": [], "images": []},
+        CHAT | {"prompt": "a", "system": None},
+        {"messages": [USER | {"train": True}, REPLY | {"loss": True}]},
+        talk(("human", "a"), ("gpt", "b"), system="c"),
+    ],
+)
+def test_fields_that_change_nothing_are_not_named(tmp_path, line):
+    assert len(read_records(write(tmp_path / "a.jsonl", line))) == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (gzip.compress(GOOD), "gzip"),
+        (bz2.compress(GOOD), "bzip2"),
+        (lzma.compress(GOOD), "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"PK\x03\x04", "zip"),
+        (b"PAR1\x15\x04", "Parquet"),
+        (b"ARROW1\0\0", "Arrow"),
+    ],
+)
+def test_files_of_other_forms_are_named(tmp_path, start, kind):
+    path = write(tmp_path / "a.jsonl", start)
+    message = f"a.jsonl is a {kind} file; unpack it, or write it as JSON lines"
+    refused(message, read_records, path, skip_bad=True)
+    refused(message, read_pairs, path)
+
+
+def test_the_longest_line_is_a_number(tmp_path):
+    path = write(tmp_path / "a.jsonl", GOOD)
+    refused("max_line_bytes is '5'; give a whole number", read_records, path, max_line_bytes="5")
 
 
 def test_files_without_a_record(tmp_path):
