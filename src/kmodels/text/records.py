@@ -449,15 +449,25 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
     Raises:
         InputError: for a folder that says nothing.
     """
-    if (folder / METADATA).is_file():
-        for where, read in json_records(folder / METADATA, folder / METADATA, limit):
-            yield where, partial(_named, read)
-        return
-    if (folder / TABLE).is_file():
-        yield from _table(folder / TABLE)
-        return
     paths = paths_below(folder)
+    tables = [folder / name for name in (METADATA, TABLE) if (folder / name).is_file()]
+    if len(tables) > 1:
+        raise InputError(f"{folder} has {METADATA} and {TABLE}; leave one")
     images = [folder.joinpath(*parts) for parts in paths if is_image_file(parts[-1])]
+    for table in tables:
+        named: set[str] = set()
+        entries = _table(table) if table.name == TABLE else json_records(table, table, limit)
+        for where, read in entries:
+            yield where, partial(_named, read, named)
+        listed = {os.path.normpath(folder / name) for name in named}
+        others = [image.name for image in images if os.path.normpath(image) not in listed]
+        if named and others:
+            warnings.warn(
+                f"{shown(folder)}: {pluralize(len(others), 'image')} left out, which {table.name} "
+                f"does not name: {', '.join(others[:8])}",
+                stacklevel=3,
+            )
+        return
     if not any(path.with_suffix(".txt").is_file() for path in images):
         raise InputError(
             f"{folder} has no {METADATA}, no {TABLE} and no image with its text beside it, such as "
@@ -468,29 +478,40 @@ def folder_entries(folder: Path, limit: int) -> Iterator[Entry]:
         yield str(image), partial(_beside, image)
 
 
-def _named(read: Callable[[], Any]) -> Record:
-    """Returns a line of metadata, with its files as images."""
+def _named(read: Callable[[], Any], named: set[str]) -> Record:
+    """Returns a line of metadata, with its files as images, whose names are added to `named`."""
     value = read()
     if not isinstance(value, dict):
         raise InputError(f"a {type(value).__name__} where an object belongs, with {NAMES[0]!r}")
-    images = next((value[name] for name in NAMES if value.get(name)), None)
-    if images is None:
+    fields = [name for name in (*NAMES, *PICTURES) if has_value(value, name)]
+    if not fields or fields[0] not in NAMES:
         raise InputError(f"field {NAMES[0]!r} is missing")
-    rest = {key: part for key, part in value.items() if key not in (*NAMES, *PICTURES)}
-    return {**rest, "images": images if isinstance(images, list) else [images]}
+    if len(fields) > 1:
+        raise InputError(f"fields {' and '.join(map(repr, fields))} name images; give one of them")
+    images = value[fields[0]] if isinstance(value[fields[0]], list) else [value[fields[0]]]
+    named.update(image for image in images if isinstance(image, str))
+    return {**{key: part for key, part in value.items() if key not in fields}, "images": images}
 
 
 def _table(file: Path) -> Iterator[Entry]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines)
+            names = Counter(filter(None, reader.fieldnames or ()))
+            if twice := [name for name, count in names.items() if count > 1]:
+                raise InputError(f"{file} has two columns {twice[0]!r}; give each once")
             for row in reader:
-                fields = {key: text for key, text in row.items() if key and text}
-                yield f"{file} line {reader.line_num}", partial(_named, partial(dict, fields))
+                yield f"{file} line {reader.line_num}", partial(_row, row)
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 at byte {error.start + 1}") from error
     except csv.Error as error:
         raise InputError(f"{file} is not a table: {error}") from error
+
+
+def _row(row: dict[str | None, Any]) -> Record:
+    if None in row:
+        raise InputError("there are more cells than columns; put texts with a comma in quotes")
+    return {name: text for name, text in row.items() if name and text}
 
 
 def _beside(image: Path) -> Record:

@@ -96,7 +96,10 @@ def test_other_fields_of_metadata(folder):
         {"file_name": "a.png", "prompts": "p", "responses": "r"},
         {"file_names": ["a.png", "b.jpg"], "text": "two"},
     )
-    found = read_records(folder).rows
+    with pytest.warns(
+        UserWarning, match=r"1 image left out, which metadata.jsonl does not .*c.png"
+    ):
+        found = read_records(folder).rows
     assert found[0] == {"prompts": "p", "responses": "r", "images": [str(folder / "a.png")]}
     assert found[1]["images"] == [str(folder / "a.png"), str(folder / "b.jpg")]
 
@@ -110,6 +113,8 @@ def test_an_image_that_is_damaged(folder):
     assert len(found) == 1 and "damaged.png: truncated or damaged" in found.skipped[0]
 
 
+BOTH = {"file_name": "a.png", "file_names": ["b.jpg"], "text": "t"}
+TWICE = {"file_name": "a.png", "image": "b.jpg", "text": "t"}
 IN_A_CHAT = {"role": "user", "content": [{"type": "image", "url": "http://a.b/c"}]}
 
 
@@ -125,6 +130,22 @@ IN_A_CHAT = {"role": "user", "content": [{"type": "image", "url": "http://a.b/c"
         ("metadata.jsonl", {"file_name": "a.png"}, "line 1: the fields images are not a record:"),
         ("metadata.csv", b"file_name,text\nno.png,t\n", "line 2: there is no image"),
         ("metadata.csv", b"file_name,text\na.png,\xff\n", "is not UTF-8 at byte"),
+        (
+            "metadata.csv",
+            b"file_name,text\na.png,one, two\n",
+            "line 2: there are more cells than c",
+        ),
+        ("metadata.csv", b"file_name,text,text\na.png,b,c\n", "csv has two columns 'text'; give"),
+        (
+            "metadata.jsonl",
+            BOTH,
+            "line 1: fields 'file_name' and 'file_names' name images; give one",
+        ),
+        (
+            "metadata.jsonl",
+            TWICE,
+            "line 1: fields 'file_name' and 'image' name images; give one of",
+        ),
         ("metadata.csv", LONG, "is not a table: field"),
         ("metadata.csv", b"file_name,text\n", "holds no records; give one JSON object a line"),
     ],
@@ -135,6 +156,12 @@ def test_what_is_refused(folder, name, content, message):
     source = folder / name if name == "x.jsonl" else folder
     line = refused(message.format(folder=folder), read_records, source)
     assert name in line or "no records" in line
+
+
+def test_a_folder_with_two_tables_is_refused(folder):
+    for name in ("metadata.jsonl", "metadata.csv"):
+        (folder / name).touch()
+    refused("has metadata.jsonl and metadata.csv; leave one", read_records, folder)
 
 
 def test_a_folder_without_texts_is_refused(folder):
