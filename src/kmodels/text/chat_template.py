@@ -200,11 +200,12 @@ def check_fields(
     tagged: list[Any] = []
     for place, message in enumerate(messages):
         fields = dict(message) if isinstance(message, Mapping) else {}
-        if fields.get("tool_calls") and "tool_calls" not in template:
-            raise InputError(
-                f"the chat template does not write the tool_calls of messages[{place}]; give "
-                "another template"
-            )
+        for name in ("tool_calls", "function_call"):
+            if fields.get(name) and name not in template:
+                raise InputError(
+                    f"the chat template does not write the {name} of messages[{place}]; give "
+                    "another template"
+                )
         if isinstance(fields.get("content"), list | tuple):
             parts = []
             for part in map(_part, fields["content"]):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError, check_names
 from kmodels.text.chat_template import Rendered, check_fields, choose_template, variables
-from kmodels.text.records import check_record
+from kmodels.text.records import FIELDS, UNREAD, check_record
 from kmodels.text.tokenizer import Tokenizer
 
 _NEED_OWN = "need the tokenizer's own chat template, which it lacks or template= leaves out"
@@ -111,6 +111,12 @@ class Template:
                 f"template is {spec!r}; choose {names}, or write a text with {{instruction}} "
                 "that ends with {response}"
             )
+        unknown = {*re.findall(r"\{(\w+)\}", spec)} & (FIELDS | UNREAD)
+        if unknown := sorted(unknown - {"instruction", "context", "response"}):
+            raise InputError(
+                f"template has {{{unknown[0]}}}; its fields are {{instruction}}, {{context}} and "
+                "{response}, whatever their names in a record"
+            )
         self._bare = self._with_context = spec
         if "{context}" not in spec:
             self._with_context = spec.replace("{instruction}", "{instruction}\n\n{context}", 1)
@@ -151,6 +157,7 @@ class Template:
             return Written([Part(record["text"], True)], True)
         written = self._chat(record, turns) if turns else self._instruction(record)
         if reply:
+            _check_weights(record, find_replies)
             return written
         last = max(i for i, part in enumerate(written.parts) if part.learn)
         parts = written.parts[:last]
@@ -201,7 +208,8 @@ class Template:
         messages = record.get("messages") or _as_messages(record)
         system, parts = "", []
         for message in messages:
-            if message["role"] == "tool" or "tool_calls" in message or "tools" in record:
+            calls = message.get("tool_calls") or message.get("function_call")
+            if message["role"] == "tool" or calls or "tools" in record:
                 raise InputError(f"tools {_NEED_OWN}")
             content = _content(message["content"], turns)
             if message["role"] == "system" and turns.system:
@@ -266,9 +274,14 @@ def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: boo
         raise InputError("field 'messages' has no reply to learn from")
     if find_replies:
         return tokenizer.render_chat(messages, tools=tools, **values)
-    if not all(learnt):
-        raise InputError("a reply has weight 0, so loss_on has to be 'responses'")
+    _check_weights(record, find_replies)
     return Rendered(write(messages), [])
+
+
+def _check_weights(record: dict[str, Any], find_replies: bool) -> None:
+    replies = [one for one in record.get("messages", ()) if one["role"] == "model"]
+    if not find_replies and any(one.get("weight") == 0 for one in replies):
+        raise InputError("a reply has weight 0, so loss_on has to be 'responses'")
 
 
 def _as_messages(record: dict[str, Any]) -> list[dict[str, str]]:

@@ -31,6 +31,26 @@ def test_instructions(spec, record, prompt):
     assert Template(spec)(asked, reply=False).parts == [(prompt, False)]
 
 
+@pytest.mark.parametrize("name", ["input", "output", "prompt", "completion", "system"])
+def test_fields_of_a_record_are_no_fields_of_a_template(name):
+    spec = f"{{instruction}} {{{name}}} {{response}}"
+    refused(
+        rf"template has {{{name}}}; its fields are {{instruction}}, {{context}} and", Template, spec
+    )
+
+
+def test_replies_of_weight_0_need_a_loss_on_responses():
+    chat = {"messages": [*said(("user", "a")), said(("assistant", "b"))[0] | {"weight": 0}]}
+    chat["messages"] += said(("user", "c"), ("assistant", "d"))
+    template = Template("gemma", CHATS)
+    assert [part.text for part in template(chat).parts if part.learn] == ["d<end_of_turn>"]
+    message = "a reply has weight 0, so loss_on has to be 'responses'"
+    refused(message, template, chat, find_replies=False)
+    assert template(chat, reply=False, find_replies=False)
+    chat["messages"][1] |= {"weight": 1, "function_call": {"name": "f"}}
+    refused("tools need the tokenizer's own chat template", template, chat)
+
+
 def test_alpaca_tells_of_an_input_only_where_there_is_one():
     parts = [Template("alpaca")(record).parts[0].text for record in (RECORD, WITH_CONTEXT)]
     assert "### Input" not in parts[0]
