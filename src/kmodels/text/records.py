@@ -192,6 +192,12 @@ def unread_fields(value: Mapping[str, Any]) -> set[str]:
     return unread
 
 
+def has_messages(value: Mapping[str, Any]) -> bool:
+    """Returns True if a record is a chat in one of the forms of `check_record`."""
+    lists = any(isinstance(value[name], list) for name in _pair(value) or ())
+    return "messages" in value or "conversations" in value or lists
+
+
 def has_value(value: Mapping[str, Any], name: str) -> bool:
     """Returns True if a record has something in a field."""
     return value.get(name) not in (None, "", [], {})
@@ -209,7 +215,7 @@ def _texts(value: dict[str, Any]) -> Record:
     if "messages" in value:
         return {"messages": check_messages(value["messages"]), **template_fields(value)}
     pair = _pair(value)
-    if pair is not None and any(isinstance(value[name], list) for name in pair):
+    if pair is not None and has_messages(value):
         return {"messages": _of_parts(value, *pair), **template_fields(value)}
     if extras := [name for name, part in template_fields(value).items() if part]:
         raise InputError(f"{' and '.join(extras)} need messages; the record has texts")

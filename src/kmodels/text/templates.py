@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError, check_names
 from kmodels.text.chat_template import Rendered, check_fields, choose_template, variables
-from kmodels.text.records import FIELDS, UNREAD, check_record
+from kmodels.text.records import FIELDS, UNREAD, check_record, has_messages
 from kmodels.text.tokenizer import Tokenizer
 
 _NEED_OWN = "need the tokenizer's own chat template, which it lacks or template= leaves out"
@@ -243,7 +243,7 @@ def _content(content: str | Sequence[Mapping[str, Any]], turns: Turns) -> str:
 
 
 def _has_messages(record: object) -> bool:
-    return isinstance(record, Mapping) and "messages" in record
+    return isinstance(record, Mapping) and has_messages(record)
 
 
 def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: bool) -> Rendered:

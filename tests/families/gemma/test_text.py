@@ -11,6 +11,7 @@ import pytest
 
 import hub_models
 from arrays import to_numpy
+from chat_cases import said
 from kmodels.models import (
     Gemma3CausalLM,
     Gemma3CausalLMPreprocessor,
@@ -19,6 +20,7 @@ from kmodels.models import (
     GemmaCausalLMPreprocessor,
     GemmaTokenizer,
 )
+from kmodels.models.blocks.text_preprocessor import one_by_one
 from kmodels.text import TextLoader, Tokenizer, demo
 from kmodels.text.training import train_tokenizer
 from refusals import refused
@@ -303,7 +305,65 @@ def test_wrong_settings_and_inputs(preprocessor, tokenizer):
         refused(message, preprocessor, wrong)
 
 
+CHATS = [said(("user", "a"), ("assistant", one)) for one in ("b", "the fox")]
+COLUMNS = {
+    "chats": ({"messages": CHATS}, [{"messages": one} for one in CHATS]),
+    "one chat": ({"messages": CHATS[0]}, {"messages": CHATS[0]}),
+    "chats of pandas": (
+        {"messages": np.array([*CHATS, None], object)[:2], "n": np.arange(2)},
+        [{"messages": one, "n": n} for n, one in enumerate(CHATS)],
+    ),
+    "texts and numbers": (
+        {"prompts": np.array([b"a", b"b"]), "n": [1, None]},
+        [{"prompts": "a", "n": 1}, {"prompts": "b", "n": None}],
+    ),
+    "a text in an array": ({"prompts": np.array("abc"), "n": 3}, {"prompts": "abc", "n": 3}),
+    "parts of a chat": (
+        {"prompt": [one[:1] for one in CHATS], "completion": [one[1:] for one in CHATS]},
+        [{"prompt": one[:1], "completion": one[1:]} for one in CHATS],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_records(name):
+    columns, records = COLUMNS[name]
+    single = isinstance(records, dict)
+    assert one_by_one(columns) == ([records] if single else records, not single)
+
+
 # === Fits ===
+
+
+FORMS = {
+    "messages": lambda one: {"messages": one},
+    "conversations": lambda one: {
+        "conversations": [{"from": m["role"], "value": m["content"]} for m in one]
+    },
+    "TRL's parts": lambda one: {"prompt": one[:1], "completion": one[1:]},
+    "texts": lambda one: {"prompts": one[0]["content"], "responses": one[1]["content"]},
+}
+
+
+@pytest.mark.needs("datasets")
+@pytest.mark.parametrize("form", FORMS)
+def test_data_sets_of_each_form_are_fitted(preset, form):
+    import datasets
+
+    model = GemmaCausalLM.from_preset(preset)
+    model.preprocessor.sequence_length = 32
+    model.compile(keras.optimizers.SGD(0.0))
+    rows = [{**FORMS[form](one), "number": number} for number, one in enumerate(CHATS)]
+    table = datasets.Dataset.from_list(rows)
+    settings = {"batch_size": 2, "shuffle": False, "verbose": 0}
+    losses = [
+        model.fit(data, **settings).history["loss"]
+        for data in (rows, table, table.to_iterable_dataset(), table.to_pandas())
+    ]
+    assert losses == [losses[0]] * 4
+    refused("the data gives single samples; give", model.fit, lambda: iter(ROWS), verbose=0)
+    ids = {name: np.ones((2, 8), "int32") for name in ("token_ids", "padding_mask")}
+    refused("the loss needs labels, and there are none", model.fit, ids, verbose=0)
 
 
 def values(model):

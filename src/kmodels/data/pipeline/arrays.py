@@ -19,6 +19,7 @@ Preprocess = Callable[..., Any]
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 # Names of the image or the list of images in a record.
 RECORD_IMAGES = ("images", "image")
+_SINGLE = "the data gives single samples; give batches, as its batch(32) makes them"
 LABEL_KEYS = ("label", "labels", "fine_label", "y")
 
 
@@ -112,6 +113,10 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
     if preprocess is not None:
         # Images of one batch may differ in size here, since the preprocessor may resize them.
         x = _to_preprocess(batch[0])
+        if isinstance(x, dict) and any(
+            np.ndim(part) == 0 and _is_texts(part) for part in x.values()
+        ):
+            raise InputError(_SINGLE)
         done = preprocess(x, *(None if part is None else _labels(part) for part in batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
     return tuple(map(_arrays, batch))
@@ -222,7 +227,7 @@ def _arrays(part: Any) -> Any:
         return part
     part = to_numpy(part)
     if not part.ndim:
-        raise InputError("the data gives single samples; give batches, as its batch(32) makes them")
+        raise InputError(_SINGLE)
     return part
 
 

@@ -456,6 +456,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
             InputError: for a weight of each row, (B,), which Keras would take for one of each place
                 in a row; `class_weight` makes such.
         """
+        self._check_labelled(y)
         if not self.head.active:
             sample_weight, divisor = by_token(sample_weight, y), self.divisor
             if divisor is not None and y is not None:

@@ -13,10 +13,11 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_json
 from kmodels.core.types import Data
+from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.models.blocks.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer
-from kmodels.text.records import holds_pictures
+from kmodels.text.records import PICTURES, holds_pictures
 from kmodels.text.texts import as_list, as_text
 from kmodels.weights import native
 
@@ -123,7 +124,7 @@ class TextPreprocessor(Preprocessor):
                 raise InputError(
                     f'{self.reader} got {", ".join(record)}; give texts, or {{"prompts": texts}}'
                 )
-            return record["prompts"]
+            return as_text(record["prompts"])
         return record
 
     def _rows(self, texts: list[str], sequence_length: int | None) -> dict[str, np.ndarray]:
@@ -258,32 +259,56 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
     if isinstance(x, str | bytes):
         return [as_text(x)], False
     if isinstance(x, Mapping):
-        if "messages" in x:
-            if holds_pictures(dict(x)):
-                raise InputError(_only_text(reader))
-            return [dict(x)], False
-        columns = {name: value for name, value in x.items() if value is not None}
-        if "images" in columns:
-            raise InputError(_only_text(reader))
-        if all(isinstance(value, str | bytes) for value in columns.values()):
-            return [{name: as_text(value) for name, value in columns.items()}], False
-        lists = {
-            name: [as_text(item) for item in as_list(value)] for name, value in columns.items()
-        }
-        if len(sizes := {len(column) for column in lists.values()}) > 1:
-            raise InputError(
-                "the columns differ in length: "
-                + ", ".join(f"{name} {len(column)}" for name, column in lists.items())
-            )
-        names, rows = list(lists), range(sizes.pop() if sizes else 0)
-        return [{name: lists[name][row] for name in names} for row in rows], True
-    values = as_list(x)
-    if not isinstance(values, list):
+        values, is_batch = rows_of(x)
+    elif not isinstance(values := as_list(x), list):
         return [as_text(values)], False
+    else:
+        is_batch = True
     records = [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values]
     if any(map(holds_pictures, records)):
         raise InputError(_only_text(reader))
-    return records, True
+    return list(map(_decoded, records)), is_batch
+
+
+def rows_of(x: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the records of columns, or the one record that x is, and whether it was columns.
+
+    Args:
+        x: columns of texts, chats, images and numbers, or one record of these.
+
+    Raises:
+        InputError: for columns of different lengths.
+    """
+    columns = {name: value for name, value in x.items() if value is not None}
+    singles = [_is_single(value) for name, value in columns.items() if name not in PICTURES]
+    if all(singles):
+        return [columns], False
+    lists = {
+        name: [value] if isinstance(value, str | bytes) else _listed(value)
+        for name, value in columns.items()
+    }
+    if len(sizes := {len(column) for column in lists.values()}) > 1:
+        raise InputError(
+            "the columns differ in length: "
+            + ", ".join(f"{name} {len(column)}" for name, column in lists.items())
+        )
+    return [{name: lists[name][row] for name in lists} for row in range(sizes.pop())], True
+
+
+def _is_single(value: object) -> bool:
+    """Returns whether this is a text, or the messages of one chat, and not a column of them."""
+    if isinstance(value, str | bytes):
+        return True
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(one, Mapping) for one in value)
+    return getattr(value, "ndim", 0) == 0
+
+
+def _listed(value: Any) -> list[Any]:
+    if hasattr(value, "__array__"):
+        value = to_numpy(value)
+        return value.tolist() if value.dtype.kind in "OUST" else list(value)
+    return list(value)
 
 
 def _only_text(reader: str) -> str:
@@ -297,3 +322,9 @@ def _bare(value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: _bare(part) for name, part in value.items()}
     return [_bare(part) for part in value] if isinstance(value, list) else value
+
+
+def _decoded(record: Any) -> Any:
+    if not isinstance(record, Mapping):
+        return record
+    return {name: as_text(x) if isinstance(x, bytes) else x for name, x in record.items()}

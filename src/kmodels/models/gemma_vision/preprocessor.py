@@ -1,6 +1,6 @@
 """The base of the preprocessors of Gemma 3 and Gemma 4 with images: records, converters, files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeGuard, cast
 
@@ -16,7 +16,7 @@ from kmodels.data.rows import assign
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
-from kmodels.models.blocks.text_preprocessor import one_by_one
+from kmodels.models.blocks.text_preprocessor import one_by_one, rows_of
 from kmodels.text import Example, Tokenizer, pack
 from kmodels.text.chat_template import Rendered
 from kmodels.text.records import PICTURES, has_picture
@@ -223,42 +223,13 @@ def samples(x: Data, reader: str, marker: str) -> tuple[list[Sample], bool]:
         InputError: for anything but a record, or columns of different lengths.
     """
     if isinstance(x, Mapping):
-        x, is_batch = _rows(x)
+        x, is_batch = rows_of(x)
     elif isinstance(x, list | tuple) and any(isinstance(one, Mapping) for one in x):
         x, is_batch = list(x), True
     else:
         texts, is_batch = one_by_one(x, reader)
         return [Sample(text, []) for text in texts], is_batch
     return [_sample(one, reader, marker) for one in x], is_batch
-
-
-def _rows(x: Mapping[str, Any]) -> tuple[list[Any], bool]:
-    """Returns the records of columns, or the one record that x is."""
-    columns = {name: value for name, value in x.items() if value is not None}
-    texts = {name: value for name, value in columns.items() if name not in PICTURES}
-    single = all(map(_is_single, texts.values()))
-    if single:
-        return [columns], False
-    lists = {name: _listed(value) for name, value in columns.items()}
-    if len(sizes := {len(column) for column in lists.values()}) > 1:
-        raise InputError(
-            "the columns differ in length: "
-            + ", ".join(f"{name} {len(column)}" for name, column in lists.items())
-        )
-    return [{name: lists[name][row] for name in lists} for row in range(sizes.pop())], True
-
-
-def _is_single(value: object) -> bool:
-    """Returns whether this is a text, or the messages of one chat, and not a column of them."""
-    if isinstance(value, str | bytes):
-        return True
-    if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(one, Mapping) for one in value)
-    return getattr(value, "ndim", 0) == 0
-
-
-def _listed(value: Iterable[Any]) -> list[Any]:
-    return value.tolist() if _is_objects(value) else list(value)
 
 
 def _is_zero(value: object) -> bool:
