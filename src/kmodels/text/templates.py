@@ -1,6 +1,7 @@
 """A record as the text that a model sees, in parts to read and parts to learn."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError, check_names
 from kmodels.text.chat_template import Rendered, check_fields, choose_template, variables
-from kmodels.text.records import FIELDS, UNREAD, check_record, has_messages
+from kmodels.text.records import FIELDS, UNREAD, check_record, has_messages, unread_fields
 from kmodels.text.tokenizer import Tokenizer
 
 _NEED_OWN = "need the tokenizer's own chat template, which it lacks or template= leaves out"
@@ -152,7 +153,7 @@ class Template:
             if turns is None:
                 assert tokenizer is not None
                 return _by_own(record, reply, tokenizer, find_replies)
-        record = check_record(record if reply else _with_reply(record))
+        record = _checked(record, reply)
         if "text" in record:
             return Written([Part(record["text"], True)], True)
         written = self._chat(record, turns) if turns else self._instruction(record)
@@ -242,15 +243,24 @@ def _content(content: str | Sequence[Mapping[str, Any]], turns: Turns) -> str:
     )
 
 
+def _checked(record: object, reply: bool) -> dict[str, Any]:
+    """Returns a record in its usual form, and warns of fields that are not read."""
+    record = record if reply else _with_reply(record)
+    checked = check_record(record)
+    if isinstance(record, Mapping) and (names := sorted(unread_fields(record))):
+        warnings.warn(
+            f"a record has {' and '.join(names)}, which kmodels does not read", stacklevel=2
+        )
+    return checked
+
+
 def _has_messages(record: object) -> bool:
     return isinstance(record, Mapping) and has_messages(record)
 
 
 def _by_own(record: object, reply: bool, tokenizer: Tokenizer, find_replies: bool) -> Rendered:
     """Returns a record as the tokenizer's own chat template writes it."""
-    if not reply and not _has_messages(record):
-        record = _with_reply(record)
-    record = check_record(record)
+    record = _checked(record, reply or _has_messages(record))
     if "text" in record:
         raise InputError("a chat template writes messages; field 'text' holds running text")
     messages = [

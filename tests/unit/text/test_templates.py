@@ -51,6 +51,16 @@ def test_replies_of_weight_0_need_a_loss_on_responses():
     refused("tools need the tokenizer's own chat template", template, chat)
 
 
+def test_fields_that_no_form_reads_are_named():
+    template, asked = Template("gemma", CHATS), said(("user", "a"), ("assistant", "b"))
+    with pytest.warns(UserWarning, match="a record has history and system, which kmodels does not"):
+        template({"messages": asked, "system": "s", "history": ["h"]})
+    with pytest.warns(UserWarning, match="a record has context, which kmodels does not read"):
+        template({"prompts": "a", "responses": "b", "context": "c"})
+    template({"prompts": "a", "context": "", "number": 3, "responses": "b"})
+    template({"prompts": "a"}, reply=False)
+
+
 def test_alpaca_tells_of_an_input_only_where_there_is_one():
     parts = [Template("alpaca")(record).parts[0].text for record in (RECORD, WITH_CONTEXT)]
     assert "### Input" not in parts[0]
