@@ -348,6 +348,8 @@ def test_what_comes_from_outside_has_the_mean_colour():
         (maker, {"batch_size": 0}, "batch_size is 0"),
         (maker, {"batch_size": 14, "drop_last": True}, "drop_last leaves nothing of 13"),
         (maker, {"std": (0.0,)}, r"std is \(0.0,\)"),
+        (maker, {"std": (np.nan,)}, r"std is \(nan,\); give numbers above 0"),
+        (maker, {"mean": (np.nan, 0.0)}, r"mean is \(nan, 0.0\); give finite numbers"),
         (maker, {"one_hot": 3}, r"label 3 is outside 0\.\.2"),
         (maker, {"source": ArraySource(IMAGES[:0], LABELS[:0])}, "the data is empty"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmodels.data import ImageSource, open_dataset
+from kmodels.data import ImageLoader, ImageSource, open_boxes, open_dataset, open_masks
 from kmodels.data.images import datasets
 from kmodels.data.images.sources import split
 from python_process import run_python
@@ -216,6 +216,21 @@ def test_npz_that_is_no_archive(tmp_path):
 )
 def test_settings_errors(arguments, message):
     refused(message, open_dataset, **arguments)
+
+
+@pytest.mark.parametrize("size", [16, (16,), (0, 8), (8.5, 8), "ab", (8, np.inf), (8, 8, 3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **size: open_dataset("digits", **size),
+        lambda **size: open_masks("scenes:20", **size),
+        lambda **size: open_boxes("scenes:20", **size),
+        lambda **size: ImageLoader(open_dataset("digits").train, 4, **size),
+    ],
+    ids=["images", "masks", "boxes", "loader"],
+)
+def test_sizes_of_images_are_two_whole_numbers(make, size):
+    refused(r"image_size is .*; give \(height, width\), each at least 1", make, image_size=size)
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,6 +3,7 @@
 Workers run this, so it imports no framework.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,8 +60,10 @@ class BatchMaker:
                 f"drop_last leaves nothing of {len(self.source)} images in batches of "
                 f"{self.batch_size}; give a smaller batch_size"
             )
-        if min(self.std) <= 0:
+        if not all(0 < value < math.inf for value in self.std):
             raise InputError(f"std is {self.std}; give numbers above 0")
+        if not all(map(math.isfinite, self.mean)):
+            raise InputError(f"mean is {self.mean}; give finite numbers")
         if self.one_hot:
             check_labels(np.asarray(self.source.labels), self.one_hot, "data")
 

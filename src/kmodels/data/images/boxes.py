@@ -13,6 +13,7 @@ from kmodels.core.files import is_hidden, is_inside
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
 from kmodels.data.images.decoding import decode, suffixes
+from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import DataBundle, check_whole_classes, split
 from kmodels.data.images.synthetic import (
     SCENE_CLASSES,
@@ -201,6 +202,7 @@ def open_boxes(
     Raises:
         InputError: for another spec, or files that do not fit together.
     """
+    image_size = None if image_size is None else sides_of(image_size)
     kind, _, rest = spec.partition(":")
     if kind == "scenes":
         count = number_of_scenes(spec)

@@ -23,6 +23,7 @@ from kmodels.core.files import (
 )
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode
+from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import (
     SPLITS,
     ArraySource,
@@ -79,8 +80,7 @@ def open_dataset(
     Raises:
         InputError: for an unknown spec, or data that is missing, empty or damaged.
     """
-    if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
-        raise InputError(f"image_size is {image_size}; give (height, width) in pixels")
+    image_size = None if image_size is None else sides_of(image_size)
     if not 0.0 <= validation_split < 0.5:
         raise InputError(f"validation_split is {validation_split}; give at least 0 and below 0.5")
     kind, colon, argument = spec.partition(":")

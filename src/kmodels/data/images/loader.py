@@ -14,7 +14,7 @@ from kmodels.core.runtime import check_channels_last
 from kmodels.data.images.augment import Augment
 from kmodels.data.images.batches import BatchMaker, BoxMaker, MaskMaker, ViewMaker
 from kmodels.data.images.naflex import RowMaker
-from kmodels.data.images.resizing import USUAL, Resizing
+from kmodels.data.images.resizing import USUAL, Resizing, sides_of
 from kmodels.data.images.sources import ImageSource
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.workers import WorkerPool
@@ -88,7 +88,7 @@ class ImageLoader(ResumableBatches):
             augment,
             preprocess,
             drop_last,
-            None if image_size is None else (int(image_size[0]), int(image_size[1])),
+            None if image_size is None else sides_of(image_size),
             channels,
             tuple(np.atleast_1d(np.asarray(mean, "float64")).tolist()),
             tuple(np.atleast_1d(np.asarray(std, "float64")).tolist()),

@@ -11,6 +11,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import paths_below
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import decode
+from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import (
     NO_LABEL,
     SPLITS,
@@ -166,6 +167,7 @@ def open_masks(
     Raises:
         InputError: for another spec, or files that do not fit together.
     """
+    image_size = None if image_size is None else sides_of(image_size)
     kind, _, rest = spec.partition(":")
     if kind == "scenes":
         if reduce_labels:

@@ -13,6 +13,22 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 MODES = ("stretch", "cover", "fit", "crop", "none")
 
 
+def sides_of(image_size: Any) -> tuple[int, int]:
+    """Returns a size as (height, width).
+
+    Raises:
+        InputError: for anything but two whole numbers of at least 1.
+    """
+    try:
+        sides = [int(side) for side in image_size]
+        fits = len(sides) == 2 and min(sides) >= 1 and sides == [*image_size]
+    except (TypeError, ValueError, OverflowError):
+        fits, sides = False, []
+    if not fits:
+        raise InputError(f"image_size is {image_size}; give (height, width), each at least 1")
+    return sides[0], sides[1]
+
+
 @dataclass(frozen=True)
 class Resizing:
     """Resizing of images to the input size of a model.

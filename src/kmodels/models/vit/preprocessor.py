@@ -8,7 +8,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.types import Data
-from kmodels.data.images.resizing import Resizing, ResizingOfBytes
+from kmodels.data.images.resizing import Resizing, ResizingOfBytes, sides_of
 from kmodels.models.blocks.image_converter import (
     DIGITS,
     INTERPOLATION,
@@ -141,13 +141,10 @@ class ViTImageClassifierPreprocessor(Preprocessor):
             image_size, mean, std = settings["image_size"], settings["mean"], settings["std"]
             interpolation, antialias = settings["interpolation"], settings["antialias"]
             crop_to_aspect_ratio = settings["crop_to_aspect_ratio"]
-        sides = np.shape(image_size)
-        if sides != (2,) or not all(x >= 1 and x == int(x) for x in image_size):
-            raise InputError(f"image_size is {image_size}; give (height, width), each at least 1")
+        self.image_size = sides_of(image_size)
         for name, values in (("mean", mean), ("std", std)):
             if np.ndim(values) != 1 or not np.isfinite(np.asarray(values, "float64")).all():
                 raise InputError(f"{name} is {values}; give a number per channel")
-        self.image_size = tuple(map(int, image_size))
         self.mean, self.std = tuple(mean), tuple(std)
         if len(self.mean) != len(self.std):
             raise InputError(
