@@ -187,6 +187,14 @@ def test_sixteen_bits_are_scaled_not_clipped():
     assert shown[0, :, 0].tolist() == [0, 1, 128, 255] and shown.shape == (1, 4, 3)
 
 
+@pytest.mark.parametrize("value", [-1, 65536])
+def test_whole_numbers_beyond_sixteen_bits_are_refused(value):
+    image = Image.fromarray(np.full((2, 2), value, "int32"))
+    refused(
+        f"x.tif: values from {value} to {value}, not from", decode, encode(image, "TIFF"), "x.tif"
+    )
+
+
 def test_transparent_parts_lie_on_white():
     pixels = np.array([[[10, 20, 30, 255], [10, 20, 30, 0]]], "uint8")
     wanted = [[[10, 20, 30], [255, 255, 255]]]

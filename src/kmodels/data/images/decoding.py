@@ -164,8 +164,12 @@ def _as_rgb(image: "Image.Image", name: str) -> Any:
 
     if image.mode.startswith("I"):
         # "I;16" and its byte orders hold 16 bits, and "I" in a PNG does too.
-        grey = np.asarray(image).astype("float64") * (255 / 65535)
-        image = Image.fromarray(np.clip(np.round(grey), 0, 255).astype("uint8"))
+        grey = np.asarray(image)
+        if grey.min() < 0 or grey.max() > 65535:
+            raise PictureError(
+                name, f"values from {grey.min()} to {grey.max()}, not from 0 to 65535"
+            )
+        image = Image.fromarray(np.round(grey.astype("float64") * (255 / 65535)).astype("uint8"))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
