@@ -1,7 +1,7 @@
 """Rows of token ids in batches of one size, for `fit` and `evaluate`."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -70,11 +70,24 @@ class TextLoader(_Loader):
         seed: seed of the order.
 
     Raises:
-        InputError: if there is no row, or no token to learn in them.
+        InputError: if there is no row or no token to learn in them, or for rows in another form.
     """
 
     def __init__(self, rows: Batch, batch_size: int, *, shuffle: bool = False, seed: int = 0):
+        if not isinstance(rows, tuple | list) or len(rows) != 3 or not isinstance(rows[0], Mapping):
+            raise InputError(
+                f"rows are a {type(rows).__name__}; give (inputs by name, labels, weights), as a "
+                "preprocessor returns them"
+            )
         self.inputs, self.labels, self.weights = rows
+        shapes = {**self.inputs, "labels": self.labels, "weights": self.weights}
+        shapes = {name: np.shape(part) for name, part in shapes.items()}
+        counts = {shape[:1] for shape in shapes.values()}
+        if len(counts) > 1 or shapes["labels"] != shapes["weights"]:
+            sizes = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise InputError(f"rows have the shapes {sizes}; give as many, and a weight per label")
+        if not (np.isfinite(self.weights) & (self.weights >= 0)).all():
+            raise InputError("rows have weights that are negative or not finite; give 0 or more")
         super().__init__(len(self.labels), batch_size, shuffle=shuffle, seed=seed)
         self.tokens = int(np.count_nonzero(self.weights))
         if not self.tokens:
@@ -110,7 +123,7 @@ class RecordLoader(_Loader):
         scales_weights: False to leave the weights as they are.
 
     Raises:
-        InputError: if there is no record.
+        InputError: if there is no record, or for columns.
 
     Example:
         records = kmodels.text.read_records("captions.jsonl").rows
@@ -128,6 +141,8 @@ class RecordLoader(_Loader):
         shuffle: bool = False,
         seed: int = 0,
     ):
+        if isinstance(records, Mapping):
+            raise InputError(f"records are columns ({', '.join(records)}); give a list of records")
         super().__init__(len(records), batch_size, shuffle=shuffle, seed=seed)
         if not self.count:
             raise InputError("the data is empty; give at least one record with a response")

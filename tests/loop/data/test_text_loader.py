@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kmodels
-from kmodels.text import Example, TextLoader, pack, pad
+from kmodels.text import Example, RecordLoader, TextLoader, pack, pad
 from refusals import refused
 
 
@@ -95,6 +95,33 @@ def test_a_plain_model_gets_a_new_order_in_each_epoch(own):
     fit(model, loader, epochs=3, callbacks=[note], verbose=0)
     # Keras' own may read a short epoch before training, for its shapes.
     assert np.diff(epochs).tolist() == [1, 1]
+
+
+X, LABELS, WEIGHTS = pad(examples(), 8, 0)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((X, LABELS), r"rows are a tuple; give \(inputs by name, labels, weights\)"),
+        (X, "rows are a dict; give"),
+        ((X["token_ids"], LABELS, WEIGHTS), "rows are a tuple; give"),
+        ((X, LABELS[:5], WEIGHTS), r"labels \(5, 8\), weights \(7, 8\); give as many"),
+        ((X, LABELS[:5], WEIGHTS[:5]), r"token_ids \(7, 8\), .*labels \(5, 8\)"),
+        ((X, LABELS, WEIGHTS[:, 0]), r"weights \(7,\); give as many, and a weight per label"),
+        ((X, LABELS, -WEIGHTS), r"weights that are negative or not finite"),
+        ((X, LABELS, WEIGHTS * np.nan), r"weights that are negative or not finite"),
+    ],
+)
+def test_rows_that_do_not_fit(rows, message):
+    refused(message, TextLoader, rows, 3)
+
+
+@pytest.mark.once
+def test_columns_are_no_records():
+    columns = {"prompts": ["a"], "responses": ["b"]}
+    refused(r"records are columns \(prompts, responses\)", RecordLoader, columns, print, 3)
 
 
 @pytest.mark.once
