@@ -145,12 +145,12 @@ def open_masks(
 ) -> DataBundle:
     """Opens a data set of images with masks.
 
-    A folder has `images/` and `masks/`, with PNGs of the same names, or `train/`, `validation/` and
-    `test/` with these two each. The value of a pixel is its class, or `ignore_class`. `classes.txt`
-    has the class names, one per line; without it their number is read from the masks. Missing parts
-    are drawn from the training part by the seed. ADE20K's own folders, `images/training` and
-    `annotations/training` and the same of `validation`, are read as they are, with the names of
-    `objectInfo150.txt`; there is no test part then.
+    A folder has `images/` and `masks/`, with PNGs of the same paths, or `train/`, `validation/` (or
+    `val/`) and `test/` with these two each. The value of a pixel is its class, or `ignore_class`.
+    `classes.txt` has the class names, one per line; without it their number is read from the masks.
+    Missing parts are drawn from the training part by the seed. ADE20K's own folders,
+    `images/training` and `annotations/training` and the same of `validation`, are read as they are,
+    with the names of `objectInfo150.txt`; there is no test part then.
 
     Args:
         spec: "scenes[:N]" for N synthetic scenes (default: 2,400), or "folder:DIR".
