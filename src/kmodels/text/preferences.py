@@ -18,7 +18,6 @@ from kmodels.text.records import (
     Record,
     check_messages,
     check_text,
-    has_images,
     has_value,
     json_records,
     template_fields,
@@ -251,7 +250,7 @@ def _fields(record: Record, answers: Sequence[str], forms: str) -> list[Any]:
 
 def _usual(record: Record, prompt: Any, answers: Mapping[str, Any]) -> Record:
     """Returns a record of a prompt and answers that are alike: texts or messages."""
-    images = {name: record[name] for name in PICTURES if has_images(record, name)}
+    images = {name: record[name] for name in PICTURES if has_value(record, name)}
     extras = {name: x for name, x in template_fields(record).items() if x}
     if not any(isinstance(one, list) for one in (prompt, *answers.values())):
         if extras:

@@ -97,7 +97,7 @@ def check_record(value: object) -> Record:
         raise InputError(f"a {type(value).__name__} where an object belongs, with {FORMS}")
     if "conversations" in value and "messages" not in value:
         value = _of_conversations(value)
-    return {**_texts(value), **{name: value[name] for name in PICTURES if has_images(value, name)}}
+    return {**_texts(value), **{name: value[name] for name in PICTURES if has_value(value, name)}}
 
 
 def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _of_conversations(value: dict[str, Any]) -> dict[str, Any]:
 
 def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns messages with the record's images in place of their placeholders."""
-    name = next((name for name in PICTURES if has_images(value, name)), None)
+    name = next((name for name in PICTURES if has_value(value, name)), None)
     if name is None:
         return {"messages": messages}
     pictures = value[name] if isinstance(value[name], list) else [value[name]]
@@ -148,10 +148,10 @@ def _placed(value: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, 
     return {"messages": messages, **dict.fromkeys(PICTURES)}
 
 
-def has_images(value: dict[str, Any], name: str) -> bool:
-    """Returns True if a record has images of this name."""
-    images = value.get(name)
-    return images is not None and not (isinstance(images, list | tuple | str) and not images)
+def has_value(value: Mapping[str, Any], name: str) -> bool:
+    """Returns True if a record has something in a field."""
+    part = value.get(name)
+    return part is not None and not (isinstance(part, str | list | tuple | dict) and not part)
 
 
 def holds_pictures(record: object) -> bool:
@@ -159,7 +159,7 @@ def holds_pictures(record: object) -> bool:
     if not isinstance(record, dict):
         return False
     messages = record.get("messages")
-    return any(has_images(record, name) for name in PICTURES) or (
+    return any(has_value(record, name) for name in PICTURES) or (
         isinstance(messages, list | tuple) and any(map(has_picture, messages))
     )
 
@@ -196,11 +196,6 @@ def has_messages(value: Mapping[str, Any]) -> bool:
     """Returns True if a record is a chat in one of the forms of `check_record`."""
     lists = any(isinstance(value[name], list) for name in _pair(value) or ())
     return "messages" in value or "conversations" in value or lists
-
-
-def has_value(value: Mapping[str, Any], name: str) -> bool:
-    """Returns True if a record has something in a field."""
-    return value.get(name) not in (None, "", [], {})
 
 
 def _pair(value: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """Records as text: what is read, what is learnt, where a reply begins."""
 
+import numpy as np
 import pytest
 
 from chat_cases import said
@@ -59,6 +60,8 @@ def test_fields_that_no_form_reads_are_named():
         template({"prompts": "a", "responses": "b", "context": "c"})
     template({"prompts": "a", "context": "", "number": 3, "responses": "b"})
     template({"prompts": "a"}, reply=False)
+    with pytest.warns(UserWarning, match="a record has audio, which"):
+        template({"prompts": "a", "responses": "b", "audio": np.zeros(3)})
 
 
 def test_alpaca_tells_of_an_input_only_where_there_is_one():

@@ -19,8 +19,8 @@ Preprocess = Callable[..., Any]
 IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x")
 # Names of the image or the list of images in a record.
 RECORD_IMAGES = ("images", "image")
-_SINGLE = "the data gives single samples; give batches, as its batch(32) makes them"
 LABEL_KEYS = ("label", "labels", "fine_label", "y")
+_SINGLE = "the data gives single samples; give batches, as its batch(32) makes them"
 
 
 def as_tuple(batch: Tree) -> tuple:
@@ -113,9 +113,7 @@ def prepared(batch: tuple, preprocess: Preprocess | None) -> tuple:
     if preprocess is not None:
         # Images of one batch may differ in size here, since the preprocessor may resize them.
         x = _to_preprocess(batch[0])
-        if isinstance(x, dict) and any(
-            np.ndim(part) == 0 and _is_texts(part) for part in x.values()
-        ):
+        if isinstance(x, dict) and any(map(_is_one_text, x.values())):
             raise InputError(_SINGLE)
         done = preprocess(x, *(None if part is None else _labels(part) for part in batch[1:]))
         batch = done if isinstance(done, tuple) else (done,)
@@ -207,6 +205,10 @@ def _is_texts(column: object) -> bool:
         column = column[0]
     kind = getattr(getattr(column, "dtype", None), "kind", "")
     return isinstance(column, str | dict) or kind in ("O", "U", "S")
+
+
+def _is_one_text(column: object) -> bool:
+    return isinstance(column, np.ndarray) and not column.ndim and column.dtype.kind in "OUS"
 
 
 def _arrays(part: Any) -> Any:
