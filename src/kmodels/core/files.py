@@ -148,8 +148,8 @@ def is_inside(name: object) -> bool:
 def paths_below(folder: Path) -> list[tuple[str, ...]]:
     """Returns the parts of the path of each file and folder below a folder, in order.
 
-    Links to folders are followed, except for one to a folder that holds it. Hidden names are left
-    out.
+    Links to folders are followed, except for one to a folder that the path to it passes through.
+    Hidden names are left out.
 
     Args:
         folder: path of the folder, which is left out.
@@ -169,13 +169,19 @@ def paths_below(folder: Path) -> list[tuple[str, ...]]:
         folders[:] = [
             name
             for name in folders
-            if not is_hidden(name)
-            and not Path(place).resolve().is_relative_to((Path(place) / name).resolve())
+            if not is_hidden(name) and not _goes_in_circles(Path(place, name))
         ]
         parts = Path(place).relative_to(folder).parts
         paths += [(*parts, name, "") for name in folders]
         paths += [(*parts, name) for name in files if not is_hidden(name)]
     return sorted(paths)
+
+
+def _goes_in_circles(path: Path) -> bool:
+    """Returns True for a link to a folder that the path passes through."""
+    if not path.is_symlink():
+        return False
+    return path.resolve() in {above.resolve() for above in path.absolute().parents}
 
 
 def is_hidden(name: str) -> bool:

@@ -111,6 +111,9 @@ def test_links_are_followed_but_not_in_circles(tmp_path, linked):
     (root / linked).rename(tmp_path / "elsewhere")
     (root / linked).symlink_to(tmp_path / "elsewhere")
     (root / "train" / "dog" / "up").symlink_to(root)
+    (root / "train" / "dog" / "over").symlink_to(tmp_path / "over")
+    (tmp_path / "over").mkdir()
+    (tmp_path / "over" / "back").symlink_to(root / "train" / "dog")
     data = open_dataset(f"folder:{root}", validation_split=0.0)
     assert data.train.names == [f"train/{name}" for name in FOUR]
     assert data.validation.names == [f"val/{name}" for name in FOUR]
