@@ -383,12 +383,12 @@ def _prompts(name: str) -> list[Prompt]:
 
 
 def _prompt(value: Any) -> Prompt:
-    from kmodels.text.records import PICTURES, has_images, template_fields
+    from kmodels.text.records import PICTURES, has_value, template_fields
 
     if isinstance(value, str) and value.strip():
         return value, {}
     if isinstance(value, dict):
-        if pictures := [name for name in PICTURES if has_images(value, name)]:
+        if pictures := [name for name in PICTURES if has_value(value, name)]:
             raise InputError(f"{pictures[0]} are read as parts of messages alone; give them there")
         options = template_fields(value)
         if isinstance(value.get("messages"), list) and value["messages"]:
