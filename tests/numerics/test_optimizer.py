@@ -279,15 +279,15 @@ def test_slots_are_named_after_the_variables():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight_decay": -1.0}, "weight decay is -1.0; give 0 or more"),
+        ({"weight_decay": -1.0}, "weight decay is -1.0; give a number at least 0"),
         ({"layer_decay": 1.5}, "layer decay is 1.5; give a factor above 0"),
         ({"clip_norm": 0.0}, "clip norm is 0.0; give a number above 0"),
         ({"accumulate": 0}, "accumulate is 0; give at least 1"),
         ({"ema": 1.0}, "ema is 1.0; give a momentum between 0 and 1"),
         ({"no_decay": "norm"}, "no_decay is 'norm'; give a list of regular expressions"),
         ({"no_decay": ["("]}, r"no_decay has '\(', which is not a regular expression: missing"),
-        ({"beta_1": 1.0}, "beta_1 is 1.0; give at least 0, below 1"),
-        ({"epsilon": -1.0}, "epsilon is -1.0; give 0 or more"),
+        ({"beta_1": 1.0}, "beta_1 is 1.0; give a number at least 0 and below 1"),
+        ({"epsilon": -1.0}, "epsilon is -1.0; give a number at least 0"),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -450,7 +450,7 @@ def test_rates_by_epoch_are_deits():
     np.testing.assert_allclose(found, np.repeat(wanted, 4), rtol=0, atol=tolerance("optimizer"))
     assert WarmupSchedule.from_config(schedule.get_config()).get_config() == schedule.get_config()
     for settings, message in (
-        ({"start": -1.0}, "the start learning rate is -1.0; give 0 or more"),
+        ({"start": -1.0}, "the start learning rate is -1.0; give a number at least 0"),
         ({"final": -1.0}, "the final learning rate is -1.0"),
         ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
     ):
@@ -458,5 +458,5 @@ def test_rates_by_epoch_are_deits():
             WarmupSchedule(1.0, 10, **settings)
     with pytest.raises(InputError, match="momentum is 0; give a share above 0"):
         MomentumSGD(momentum=0)
-    with pytest.raises(InputError, match=r"momentum is 1\.5; give at least 0, below 1"):
+    with pytest.raises(InputError, match=r"momentum is 1\.5; give a number at least 0 and below 1"):
         Muon(momentum=1.5)

@@ -52,18 +52,44 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         raise InputError(f"{name} is {value}; give at least {least}")
 
 
-def check_number(name: str, value: object, least: float, most: float, more: str = "") -> None:
-    """Raises `InputError` unless `value` is a number from `least` to `most`.
+def check_number(
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    more: str = "",
+) -> None:
+    """Raises `InputError` unless `value` is a finite number within bounds.
 
     Args:
         name: name of the setting, for the message.
         value: the user's value.
         least: the smallest allowed value.
+        above: a number that is too small.
+        below: a number that is too large.
         most: the largest allowed value.
         more: other values that are allowed, such as "0 (greedy), or ", for the message.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
-        raise InputError(f"{name} is {value!r}; give {more}a number from {least:g} to {most:g}")
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = float(value)
+    if (
+        math.isfinite(number)
+        and (least is None or number >= least)
+        and (above is None or number > above)
+        and (below is None or number < below)
+        and (most is None or number <= most)
+    ):
+        return
+    if least is not None and most is not None:
+        words = f"from {least:g} to {most:g}"
+    else:
+        bounds = {"at least": least, "above": above, "below": below, "at most": most}
+        words = " and ".join(f"{word} {x:g}" for word, x in bounds.items() if x is not None)
+    raise InputError(f"{name} is {value!r}; give {more}a number {words}".rstrip())
 
 
 def same_shape(shape: Sequence[Any], other: Sequence[Any]) -> bool:

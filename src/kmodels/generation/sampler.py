@@ -16,7 +16,7 @@ from kmodels.core.types import Tensor, Tree
 # Far below any logit, yet finite: what is left out gets probability 0 without NaN.
 OUT = -1e30
 # Factors of logits that float32 computes with; beyond them probabilities become NaN.
-FACTORS = 1e-20, 1e20
+FACTORS: dict[str, Any] = {"least": 1e-20, "most": 1e20}
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
@@ -58,7 +58,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if self.temperature != 0:
-            check_number("temperature", self.temperature, *FACTORS, more="0 (greedy), or ")
+            check_number("temperature", self.temperature, **FACTORS, more="0 (greedy), or ")
         if self.seed is not None:
             check_whole("seed", self.seed, 0)
         if self.top_k is not None:
@@ -68,7 +68,7 @@ class Sampler:
         if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
             raise InputError(f"min_p is {self.min_p}; give a share in [0, 1], or None")
         if self.repetition_penalty is not None:
-            check_number("repetition_penalty", self.repetition_penalty, *FACTORS)
+            check_number("repetition_penalty", self.repetition_penalty, **FACTORS)
         self._calls = 0
 
     @property

@@ -131,7 +131,7 @@ class BeamSampler(Sampler):
         length_penalty: float = 1.0,
     ):
         check_whole("num_beams", num_beams)
-        check_number("length_penalty", length_penalty, -20, 20)
+        check_number("length_penalty", length_penalty, least=-20, most=20)
         super().__init__(temperature=temperature)
         self.num_beams = num_beams
         self.return_all_beams = return_all_beams
@@ -219,7 +219,7 @@ class ContrastiveSampler(Sampler):
     """
 
     def __init__(self, k: int = 5, alpha: float = 0.6, temperature: float = 1.0):
-        check_number("alpha", alpha, 0, 1)
+        check_number("alpha", alpha, least=0, most=1)
         super().__init__(temperature=temperature, top_k=k)
         self.alpha = alpha
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from kmodels import ops
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Tensor
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.layers.dense import Dense, WithKernel
@@ -75,8 +75,8 @@ class Attention(WithKernel):
         check_rate(dropout)
         check_epsilon(epsilon)
         for name, value in (("rope_wavelength", rope_wavelength), ("rope_scaling", rope_scaling)):
-            if value is not None and value <= 0:
-                raise InputError(f"{name} is {value}; give a positive number")
+            if value is not None:
+                check_number(name, value, above=0)
         if rope_pairs not in (None, *PAIRS):
             raise InputError(f"rope_pairs is {rope_pairs!r}; give {', '.join(PAIRS)} or None")
         self.num_heads = num_heads

@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core import keras_internals, traced
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import ConstraintLike, InitializerLike, RegularizerLike, Tensor
 from kmodels.layers import copies as trained
 from kmodels.layers.adapter import UNBUILT, Adaptable
@@ -152,8 +152,8 @@ class Embedding(traced.Noted, Layer):
         self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
-        if soft_cap is not None and soft_cap <= 0:
-            raise InputError(f"soft_cap is {soft_cap}; give a positive number, or None for no cap")
+        if soft_cap is not None:
+            check_number("soft_cap", soft_cap, above=0, more="None, or ")
         self.soft_cap = soft_cap
         self.scaled = scaled
         self.tie_weights = tie_weights

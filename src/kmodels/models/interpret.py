@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from kmodels import transforms
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, check_number
 from kmodels.core.types import Data, Tensor, Tree
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.encoder_block import NO_INFO, EncoderInfo
@@ -190,8 +190,7 @@ def rollout(
     """
     if head_fusion not in FUSIONS:
         raise InputError(f"head_fusion is {head_fusion!r}; choose one of {', '.join(FUSIONS)}")
-    if not 0 <= discard_ratio < 1:
-        raise InputError(f"discard_ratio is {discard_ratio}; give a share in [0, 1)")
+    check_number("discard_ratio", discard_ratio, least=0, below=1)
     result = None
     for weights in maps:
         fused = FUSIONS[head_fusion](np.asarray(weights, "float64"), axis=1)
@@ -504,8 +503,7 @@ def overlay(image: ArrayLike, map: ArrayLike, alpha: float = 0.6) -> np.ndarray:
         InputError: for shapes that do not fit, or a share out of range.
     """
     picture, values = np.asarray(image), np.asarray(map, "float64")
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha is {alpha}; give a share in [0, 1]")
+    check_number("alpha", alpha, least=0, most=1)
     if picture.ndim == 4 and values.ndim == 3 and len(picture) == len(values):
         return np.stack([overlay(x, y, alpha) for x, y in zip(picture, values, strict=True)])
     if picture.ndim == 2:

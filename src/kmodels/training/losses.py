@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from kmodels.core.arguments import check_call
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Tensor
 from kmodels.training.sparse_labels import check_pixels
 
@@ -87,8 +87,7 @@ class ContrastiveLoss(PairLoss):
         **kwargs: Any,
     ):
         super().__init__(name=name, reduction=reduction, **kwargs)
-        if not scale > 0:
-            raise InputError(f"scale is {scale}; give a number above 0")
+        check_number("scale", scale, above=0)
         dims = tuple(matryoshka_dims or ())
         for dim in dims:
             check_whole("matryoshka_dims", dim)
@@ -431,10 +430,8 @@ class DINOLoss(keras.layers.Layer):
             ("teacher_temperature", teacher_temperature),
             ("warmup_teacher_temperature", warmup_teacher_temperature),
         ):
-            if not value > 0:
-                raise InputError(f"{name} is {value}; give a number above 0")
-        if not 0 <= center_momentum <= 1:
-            raise InputError(f"center_momentum is {center_momentum}; give 0 to 1")
+            check_number(name, value, above=0)
+        check_number("center_momentum", center_momentum, least=0, most=1)
         self.units = units
         self.student_temperature = student_temperature
         self.teacher_temperature = teacher_temperature

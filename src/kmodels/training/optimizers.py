@@ -16,7 +16,7 @@ import keras
 from kmodels.core import keras_internals
 from kmodels.core.arguments import check_arguments, check_call
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
 from kmodels.training.normalization import UNIT, batch_weight, nonzero
 
@@ -325,14 +325,14 @@ def _check(
     accumulate: int,
     ema: float | None,
 ) -> None:
-    if isinstance(learning_rate, int | float) and not 0 < learning_rate < math.inf:
-        raise InputError(f"learning rate is {learning_rate}; give a number above 0")
-    if weight_decay is not None and not weight_decay >= 0:
-        raise InputError(f"weight decay is {weight_decay}; give 0 or more")
+    if isinstance(learning_rate, int | float):
+        check_number("learning rate", learning_rate, above=0)
+    if weight_decay is not None:
+        check_number("weight decay", weight_decay, least=0)
     if layer_decay is not None and not 0 < layer_decay <= 1:
         raise InputError(f"layer decay is {layer_decay}; give a factor above 0 and at most 1")
-    if clip_norm is not None and not clip_norm > 0:
-        raise InputError(f"clip norm is {clip_norm}; give a number above 0")
+    if clip_norm is not None:
+        check_number("clip norm", clip_norm, above=0)
     check_whole("accumulate", accumulate)
     if ema is not None and not 0 < ema < 1:
         raise InputError(f"ema is {ema}; give a momentum between 0 and 1, such as 0.999")
@@ -342,10 +342,8 @@ def _check_moments(
     beta_1: float = 0.0, beta_2: float = 0.0, epsilon: float = 0.0, **_: object
 ) -> None:
     for name, value in (("beta_1", beta_1), ("beta_2", beta_2)):
-        if not 0 <= value < 1:
-            raise InputError(f"{name} is {value}; give at least 0, below 1")
-    if not epsilon >= 0:
-        raise InputError(f"epsilon is {epsilon}; give 0 or more")
+        check_number(name, value, least=0, below=1)
+    check_number("epsilon", epsilon, least=0)
 
 
 def _patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -739,8 +737,7 @@ class Muon(WholeMatrices, keras.optimizers.Adam):
     ):
         fixed = {"learning_rate": learning_rate, "weight_decay": weight_decay}
         super().__init__(beta_2=beta_2, epsilon=epsilon, name=name, **fixed, **kwargs)
-        if not 0 <= momentum < 1:
-            raise InputError(f"momentum is {momentum}; give at least 0, below 1")
+        check_number("momentum", momentum, least=0, below=1)
         self.momentum = momentum
         self.adamw = _patterns("adamw", adamw)
 
@@ -815,8 +812,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         super().__init__()
         if kind not in SCHEDULES:
             raise InputError(f"schedule is {kind!r}; choose one of {', '.join(SCHEDULES)}")
-        if not (math.isfinite(peak) and peak > 0):
-            raise InputError(f"learning rate is {peak}; give a number above 0")
+        check_number("learning rate", peak, above=0)
         if warmup_steps < 0 or total_steps < 1:
             raise InputError(
                 f"a schedule of {total_steps} steps with {warmup_steps} of warm-up; "
@@ -829,8 +825,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
                 *(warmup_steps, total_steps, peak),
             )
         for name, rate in (("final", final), ("start", start or 0.0)):
-            if not 0 <= rate < math.inf:
-                raise InputError(f"the {name} learning rate is {rate}; give 0 or more")
+            check_number(f"the {name} learning rate", rate, least=0)
         if kind == "constant" and final:
             raise InputError("a constant schedule has no final rate; leave it out")
         if steps_per_epoch is not None:

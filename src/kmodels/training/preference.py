@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from kmodels.core.arguments import check_call
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Tensor
 
 # exp(80) is about 5e34: finite in float32 and bfloat16, also times an advantage or beta.
@@ -313,9 +313,9 @@ class PreferenceLoss:
             raise InputError(
                 f"reference_free is True and kind is {kind!r}, which has no reference; leave it out"
             )
-        _check_number("beta", beta, above=0)
+        check_number("beta", beta, above=0)
         if sft_weight is not None:
-            _check_number("sft_weight", sft_weight, least=0)
+            check_number("sft_weight", sft_weight, least=0)
         self.kind = kind
         self.beta = beta
         self.reference_free = reference_free
@@ -327,13 +327,13 @@ class PreferenceLoss:
         self.discopop_tau = values["discopop_tau"]
         self.f_divergence_type = values["f_divergence_type"] or "reverse_kl"
         self.f_alpha_divergence_coef = values["f_alpha_divergence_coef"]
-        _check_number("label_smoothing", self.label_smoothing, least=0, below=0.5)
+        check_number("label_smoothing", self.label_smoothing, least=0, below=0.5)
         if kind == "exo_pair":
-            _check_number("label_smoothing of exo_pair", self.label_smoothing, above=0)
+            check_number("label_smoothing of exo_pair", self.label_smoothing, above=0)
         if self.discopop_tau is not None:
-            _check_number("discopop_tau", self.discopop_tau, above=0)
+            check_number("discopop_tau", self.discopop_tau, above=0)
         for name in ("margin", "alpha", "f_alpha_divergence_coef"):
-            _check_number(name, values[name] or 0.0)
+            check_number(name, values[name] or 0.0)
         _check_choice("f_divergence_type", self.f_divergence_type, _DIVERGENCES)
         if f_alpha_divergence_coef is not None and self.f_divergence_type != "alpha_divergence":
             raise InputError(
@@ -435,9 +435,9 @@ class KTOLoss:
         kind: str = "kto",
     ):
         _check_choice("kind", kind, ("kto", "apo_zero_unpaired"))
-        _check_number("beta", beta, above=0)
-        _check_number("desirable_weight", desirable_weight, least=0)
-        _check_number("undesirable_weight", undesirable_weight, least=0)
+        check_number("beta", beta, above=0)
+        check_number("desirable_weight", desirable_weight, least=0)
+        check_number("undesirable_weight", undesirable_weight, least=0)
         self.kind = kind
         self.beta = beta
         self.desirable_weight = desirable_weight
@@ -521,11 +521,11 @@ class GRPOLoss:
         levels = ("token", "sequence")
         _check_choice("importance_sampling_level", importance_sampling_level, levels)
         epsilon_high = epsilon if epsilon_high is None else epsilon_high
-        _check_number("epsilon", epsilon, least=0, below=1)
-        _check_number("epsilon_high", epsilon_high, least=0)
-        _check_number("beta", beta, least=0)
+        check_number("epsilon", epsilon, least=0, below=1)
+        check_number("epsilon_high", epsilon_high, least=0)
+        check_number("beta", beta, least=0)
         if delta is not None:
-            _check_number("delta", delta, above=1 + epsilon_high)
+            check_number("delta", delta, above=1 + epsilon_high)
         if normalization == "dr_grpo":
             check_whole("max_completion_length", max_completion_length)
         elif max_completion_length is not None:
@@ -674,29 +674,6 @@ def _check_choice(
     if others and value in others:
         raise InputError(f"{name} is {value!r}: {others[value]}; the kinds are {', '.join(known)}")
     raise InputError(f"{name} is {value!r}; give one of {', '.join(known)}")
-
-
-def _check_number(
-    name: str,
-    value: Any,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> None:
-    bounds = [
-        f"{word} {bound:g}"
-        for word, bound in (("at least", least), ("above", above), ("below", below))
-        if bound is not None
-    ]
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or (least is not None and value < least)
-        or (above is not None and value <= above)
-        or (below is not None and value >= below)
-    ):
-        raise InputError(f"{name} is {value!r}; give a number {' and '.join(bounds)}".rstrip())
 
 
 def _check_given(name: str, needed: bool, values: Mapping[str, Any]) -> None:

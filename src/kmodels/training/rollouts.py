@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from kmodels.core import processes
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.files import atomic_write
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
@@ -96,8 +96,7 @@ class Rollouts(ResumableBatches):
                 f"batch_size is {batch_size} and group_size {group_size}; give groups of at least "
                 "2, and a batch of whole groups"
             )
-        if not temperature > 0:
-            raise InputError(f"temperature is {temperature}; give a number above 0")
+        check_number("temperature", temperature, above=0)
         if batches > 1 and log_probs is None:
             raise InputError(f"batches is {batches}; give log_probs, or 1 batch per rollout")
         if model.preprocessor is None:

@@ -9,7 +9,7 @@ import keras
 from kmodels.core import seeds
 from kmodels.core.arguments import check_fields
 from kmodels.core.dispatch import backend_module
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Tensor, Tree
 
 
@@ -443,14 +443,9 @@ class SetCriterion:
         check_whole("num_classes", self.num_classes)
         check_whole("train_num_points", self.train_num_points)
         for name in ("no_object_weight", "class_weight", "mask_weight", "dice_weight"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
-        if self.oversample_ratio < 1:
-            raise InputError(f"oversample_ratio is {self.oversample_ratio}; give at least 1")
-        if not 0 <= self.importance_sample_ratio <= 1:
-            raise InputError(
-                f"importance_sample_ratio is {self.importance_sample_ratio}; give 0 to 1"
-            )
+            check_number(name, getattr(self, name), least=0)
+        check_number("oversample_ratio", self.oversample_ratio, least=1)
+        check_number("importance_sample_ratio", self.importance_sample_ratio, least=0, most=1)
 
     def __call__(
         self,

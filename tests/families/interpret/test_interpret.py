@@ -191,7 +191,7 @@ def test_what_is_refused():
     refused("Sequential has no ViT", interpret.attention_maps, keras.Sequential(), images)
     refused(r"images have the shape \(16, 24, 3\)", interpret.attention_maps, model, images[0])
     refused("head_fusion is 'sum'; choose one of mean, max", interpret.rollout, [], "sum")
-    refused(r"discard_ratio is 1.0; give a share", interpret.rollout, [], "max", 1.0)
+    refused(r"discard_ratio is 1.0; give a number", interpret.rollout, [], "max", 1.0)
     message = r"query is \(2, 0\); give \(row, column\) of a patch, below \(2, 3\)"
     refused(message, interpret.attention_rollout, model, images, query=(2, 0))
     refused(r"query is \(0,\)", interpret.patch_similarity, model, images, (0,))
@@ -214,7 +214,7 @@ def test_what_is_refused():
     message = "ViTBackbone has no logits of classes; give a target that is a function"
     refused(message, interpret.grad_cam, model.backbone, images, 1)
     refused(r"the image has the shape \(16, 24, 3\)", interpret.overlay, images[0], images)
-    refused(r"alpha is 2; give a share", interpret.overlay, images, images[..., 0], 2)
+    refused(r"alpha is 2; give a number", interpret.overlay, images, images[..., 0], 2)
 
 
 def test_texts_that_do_not_fit(references):

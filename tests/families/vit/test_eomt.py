@@ -453,9 +453,13 @@ def test_what_cannot_be_is_said(tmp_path):
         ({}, {"num_blocks": 3}, "num_blocks is 3, and the backbone has 2 blocks"),
         ({"patch_drop_rate": 0.5}, {}, "leave patch_drop_rate and token_merging at 0"),
         ({"final_norm": False}, {}, "has no norm behind its last block"),
-        ({}, {"oversample_ratio": 0}, "oversample_ratio is 0; give at least 1"),
-        ({}, {"importance_sample_ratio": 2}, "importance_sample_ratio is 2; give 0 to 1"),
-        ({}, {"class_weight": -1}, "class_weight is -1; give 0 or more"),
+        ({}, {"oversample_ratio": 0}, "oversample_ratio is 0; give a number at least 1"),
+        (
+            {},
+            {"importance_sample_ratio": 2},
+            "importance_sample_ratio is 2; give a number from 0 to 1",
+        ),
+        ({}, {"class_weight": -1}, "class_weight is -1; give a number at least 0"),
         ({}, {"way": "pad"}, r"image_size \(16, 24\); give a square one, or aspect_ra"),
         ({}, {"way": "crop"}, "aspect_ratio is 'crop'; choose stretch or pad or split"),
     ):

@@ -177,7 +177,7 @@ FOLLOW = {"a": WeightAverage("b")}
         ),
         (lambda: DINOLoss(7, teacher_temperature=0), "teacher_temperature is 0; give a number"),
         (lambda: DINOLoss(7, centering="none"), "centering is 'none'; give mean or sinkhorn_knopp"),
-        (lambda: DINOLoss(7, center_momentum=2), "center_momentum is 2; give 0 to 1"),
+        (lambda: DINOLoss(7, center_momentum=2), "center_momentum is 2; give a number from 0 to 1"),
         (
             lambda: DINOLoss(7)(np.zeros((2, 1, 7)), np.zeros((2, 1, 7))),
             "the student has 1 views and the teacher 1; give at least two",

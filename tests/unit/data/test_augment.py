@@ -338,7 +338,7 @@ def test_what_comes_from_outside_has_the_mean_colour():
         (Augment, {"rand_augment": (2, 9, -1)}, "deviation d >= 0"),
         (Augment, {"rand_augment": (2, 9, 1), "rand_augment_kind": "big_vision"}, "no deviation"),
         (Augment, {"rand_augment_kind": "other"}, "give timm or big_vision"),
-        (Augment, {"three_augment": 2.0}, "three_augment is 2.0; give a strength from 0 to 1"),
+        (Augment, {"three_augment": 2.0}, "three_augment is 2.0; give a number from 0 to 1"),
         (maker, {"repeats": 0}, "repeats is 0"),
         (Augment, {"erasing": 1.5}, "erasing is 1.5"),
         (Augment, {"erasing_noise": True}, "no effect without erasing"),

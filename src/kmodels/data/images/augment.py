@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kmodels.core.arguments import check_fields
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.data.images.resizing import Resizing
 from kmodels.data.rng import symmetric_beta, uniforms
 
@@ -91,10 +91,9 @@ class Augment:
             raise InputError(
                 f"rand_augment_kind is {self.rand_augment_kind!r}; give timm or big_vision"
             )
-        if self.three_augment is not None and not 0 <= self.three_augment <= 1:
-            raise InputError(f"three_augment is {self.three_augment}; give a strength from 0 to 1")
-        if not 0 <= self.erasing <= 1:
-            raise InputError(f"erasing is {self.erasing}; give a probability from 0 to 1")
+        if self.three_augment is not None:
+            check_number("three_augment", self.three_augment, least=0, most=1)
+        check_number("erasing", self.erasing, least=0, most=1)
         if self.erasing_noise and not self.erasing:
             raise InputError("erasing_noise has no effect without erasing; give a probability")
         if self.rand_augment_kind != "timm" and self.rand_augment is None:

@@ -172,7 +172,7 @@ def _check_mappings(
         if not isinstance(value, Mapping):
             raise InputError(f"{name} is {value!r}; give a dictionary")
     for name, amount in resources.items():
-        check_number(f"{name} of resources", amount, 0, 1e15)
+        check_number(f"{name} of resources", amount, least=0, most=1e15)
     if not any(resources.values()):
         raise InputError(f"resources is {resources}; give some of a resource, such as {{'CPU': 1}}")
     for name, text in environment.items():

@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels.core import keras_internals
 from kmodels.core.arguments import check_fields
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import Data, DTypeLike, Tensor, Tree
 from kmodels.data.images.boxes import KEYS, corners_in_pixels, padded
 from kmodels.data.pipeline.arrays import to_numpy
@@ -288,8 +288,7 @@ class BoxCriterion:
         check_fields(self)
         check_whole("num_classes", self.num_classes)
         for name in ("no_object_weight", "class_weight", "box_weight", "iou_weight"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
+            check_number(name, getattr(self, name), least=0)
 
     def __call__(
         self, y: Tree, boxes: Tensor, logits: Tensor, sample_weight: Tensor | None = None
@@ -692,8 +691,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
         Raises:
             InputError: for a threshold that is no probability, or images of another shape.
         """
-        if not 0 <= threshold <= 1:
-            raise InputError(f"threshold is {threshold}; give a probability, from 0 to 1")
+        check_number("threshold", threshold, least=0, most=1)
 
         def objects(pictures: Any, sizes: list[Any]) -> list[dict[str, np.ndarray]]:
             pixels = np.stack(pictures) if self.preprocessor is None else pictures
