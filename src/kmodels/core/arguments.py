@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
@@ -110,7 +110,10 @@ def _kind(annotation: Any) -> Kind | None:
 
 
 def _is_sequence(value: object, fits: Callable[[Any], bool], count: int | None) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+    # Sets too, and arrays of any package, which have one axis.
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
+        return False
+    if getattr(value, "ndim", 1) != 1:
         return False
     return count in (None, len(value)) and all(map(fits, value))
 

@@ -66,6 +66,9 @@ class Example:
         ("size", "12", "2 whole numbers or None"),
         ("size", (1, 2, 3), "2 whole numbers or None"),
         ("size", [1, "2"], "2 whole numbers or None"),
+        ("size", np.ones((1, 2), int), "2 whole numbers or None"),
+        ("size", np.array(3), "2 whole numbers or None"),
+        ("size", {1: 2, 3: 4}, "2 whole numbers or None"),
         ("means", ("a", "b"), "a finite number or a sequence of finite numbers"),
         ("fields", [("a", 1)], "a dictionary or None"),
     ],
@@ -84,6 +87,7 @@ def test_values_of_these_kinds_pass():
     check_arguments(Example, (), numbers)
     check_arguments(Example, (), {"share": keras.ops.ones(()), "count": np.array(3), "flag": 1})
     check_arguments(Example, (), {"size": np.array([1, 2]), "means": [1, 0.5], "fields": {}})
+    check_arguments(Example, (), {"size": keras.ops.ones(2, "int32"), "means": {0.5, 1.0}})
     check_arguments(Example, (), {"kind": "b", "other": 1, "initializer": keras.initializers.Zeros})
     check_arguments(Example, (), {"unknown": 1})  # the constructor says so
 
