@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from kmodels.core.arguments import check_arguments
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
@@ -21,6 +22,11 @@ class _Loader(ResumableBatches):
         shuffle: a new order in each epoch, a function of seed and epoch.
         seed: seed of the order.
     """
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
 
     def __init__(self, count: int, batch_size: int, *, shuffle: bool, seed: int):
         super().__init__()

@@ -9,20 +9,20 @@ import keras
 import numpy as np
 import pytest
 
-from kmodels import callbacks, data, generation, layers, lora, models, training
+from kmodels import callbacks, data, generation, layers, lora, models, text, training
 from kmodels.callbacks import Checkpoint
 from kmodels.core.arguments import check_arguments
-from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.generation import Sampler
 from kmodels.lora import LoraSettings
 from kmodels.models.blocks.config import FrozenConfig
 from kmodels.models.blocks.preprocessing import Preprocessor
 from kmodels.task import Backbone, Task
+from kmodels.text import RecordLoader, TextLoader
 from refusals import refused
 
 CHECKED = (
     *(layers.Layer, Preprocessor, Sampler, FrozenConfig, data.Augment, data.Resizing, Checkpoint),
-    *(Backbone, Task, LoraSettings, ResumableBatches),
+    *(Backbone, Task, LoraSettings, data.ImageLoader, TextLoader, RecordLoader),
 )
 NOTHING = object()
 
@@ -93,7 +93,7 @@ def test_values_of_these_kinds_pass():
 
 
 def public_classes():
-    modules = (layers, models, generation, data, lora, callbacks)
+    modules = (layers, models, generation, data, lora, callbacks, text)
     each = {getattr(module, name) for module in modules for name in module.__all__}
     checked = [x for x in each if inspect.isclass(x) and issubclass(x, CHECKED)]
     return sorted(checked, key=lambda x: x.__name__)

@@ -10,12 +10,11 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels.core.arguments import check_arguments
 from kmodels.core.environment import SAFE_PATH, environ_with
 from kmodels.core.errors import InputError
 from kmodels.data.pipeline.arrays import Preprocess, as_tuple, in_parts, prepared, to_numpy
@@ -34,11 +33,6 @@ class ResumableBatches(keras.utils.PyDataset):
     """
 
     epoch = skip = handed_out = 0
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls)
 
     @property
     def batches(self) -> int:
