@@ -10,6 +10,7 @@ from keras import ops
 
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.types import Data, Tensor
+from kmodels.generation.cache import ring_shapes
 from kmodels.generation.drafts import (
     ASSISTANT_TOKENS,
     DraftCounts,
@@ -288,6 +289,10 @@ class Generates:
             )
         if is_empty(inputs):
             return []
+        if (length := request.max_length) is not None:
+            # Before texts are padded to this length, by ids and masks that take memory too.
+            shapes = [*ring_shapes(self.backbone, 1, length), (8, length)]
+            check_memory(shapes, self.backbone.compute_dtype, 1, length)
         chat = is_chat(inputs)
         if chat and request.max_new_tokens is not None:
             prompts = chat_prompts(self.preprocessor, inputs)
