@@ -102,25 +102,32 @@ def _kind(annotation: Any) -> Kind | None:
         return None
     if origin in (Union, UnionType):
         return lambda x: any(fits(x) for fits, _ in known), " or ".join(words for _, words in known)
+    if origin is tuple and ... not in parts:
+        return lambda x: _is_sequence(x, known), _of_several([words for _, words in known])
     if origin in (tuple, list, Sequence):
         fits, words = known[0]
-        count = len(parts) if origin is tuple and ... not in parts else None
-        return lambda x: _is_sequence(x, fits, count), _of_several(words, count)
+        plural = words.removeprefix("a ").replace("number", "numbers").replace("text", "texts")
+        return lambda x: _is_sequence(x) and all(map(fits, x)), f"a sequence of {plural}"
     return None
 
 
-def _is_sequence(value: object, fits: Callable[[Any], bool], count: int | None) -> bool:
+def _is_sequence(value: Any, kinds: Sequence[Kind] | None = None) -> bool:
     # Sets too, and arrays of any package, which have one axis.
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         return False
     if getattr(value, "ndim", 1) != 1:
         return False
-    return count in (None, len(value)) and all(map(fits, value))
+    if kinds is None:
+        return True
+    return len(value) == len(kinds) and all(
+        fits(x) for x, (fits, _) in zip(value, kinds, strict=True)
+    )
 
 
-def _of_several(words: str, count: int | None) -> str:
-    words = words.removeprefix("a ").replace("number", "numbers").replace("text", "texts")
-    return f"a sequence of {words}" if count is None else f"{count} {words}"
+def _of_several(words: Sequence[str]) -> str:
+    if len(set(words)) > 1:
+        return f"({', '.join(words)})"
+    return f"{len(words)} {words[0].removeprefix('a ').replace('number', 'numbers')}"
 
 
 def _is_number(value: object) -> bool:

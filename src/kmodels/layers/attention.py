@@ -30,7 +30,8 @@ class Attention(WithKernel):
         causal: no query sees later keys; the last query sees the whole context.
         rope_wavelength: base of a rotary embedding of queries and keys, such as 10,000; None for
             none.
-        rope_scaling: divides the positions of the rotary embedding.
+        rope_scaling: divides the positions of the rotary embedding; one number, or one for each
+            pair of channels.
         unbiased: those of "query", "key", "value" and "output" without a bias despite use_bias.
         rope_pairs: for positions in a plane, as in `ops.rotary_embedding_2d`; None for positions in
             a row.
@@ -65,7 +66,7 @@ class Attention(WithKernel):
         seed: int | None = None,
         causal: bool = False,
         rope_wavelength: float | None = None,
-        rope_scaling: float = 1.0,
+        rope_scaling: float | Sequence[float] = 1.0,
         unbiased: Sequence[str] = (),
         rope_pairs: str | None = None,
         **kwargs: Any,
@@ -74,9 +75,10 @@ class Attention(WithKernel):
         check_whole("num_heads", num_heads)
         check_rate(dropout)
         check_epsilon(epsilon)
-        for name, value in (("rope_wavelength", rope_wavelength), ("rope_scaling", rope_scaling)):
-            if value is not None:
-                check_number(name, value, above=0)
+        if rope_wavelength is not None:
+            check_number("rope_wavelength", rope_wavelength, above=0)
+        for divisor in rope_scaling if isinstance(rope_scaling, Sequence) else (rope_scaling,):
+            check_number("rope_scaling", divisor, above=0)
         if rope_pairs not in (None, *PAIRS):
             raise InputError(f"rope_pairs is {rope_pairs!r}; give {', '.join(PAIRS)} or None")
         self.num_heads = num_heads

@@ -37,6 +37,7 @@ class Example:
         kind: Literal["a", "b"] = "a",
         limit: float | None = None,
         size: tuple[int, int] | None = None,
+        range: tuple[int, float] | tuple[int, float, float] | None = None,
         means: float | Sequence[float] = 0.0,
         fields: Mapping[str, Any] | None = None,
         other: Any = None,
@@ -69,6 +70,12 @@ class Example:
         ("size", np.ones((1, 2), int), "2 whole numbers or None"),
         ("size", np.array(3), "2 whole numbers or None"),
         ("size", {1: 2, 3: 4}, "2 whole numbers or None"),
+        (
+            "range",
+            (2, 9, "0.5"),
+            "(a whole number, a finite number) or "
+            "(a whole number, a finite number, a finite number) or None",
+        ),
         ("means", ("a", "b"), "a finite number or a sequence of finite numbers"),
         ("fields", [("a", 1)], "a dictionary or None"),
     ],
@@ -88,7 +95,12 @@ def test_values_of_these_kinds_pass():
     check_arguments(Example, (), {"share": keras.ops.ones(()), "count": np.array(3), "flag": 1})
     check_arguments(Example, (), {"size": np.array([1, 2]), "means": [1, 0.5], "fields": {}})
     check_arguments(Example, (), {"size": keras.ops.ones(2, "int32"), "means": {0.5, 1.0}})
-    check_arguments(Example, (), {"kind": "b", "other": 1, "initializer": keras.initializers.Zeros})
+    check_arguments(Example, (), {"range": (2, 9, 0.5)})
+    check_arguments(
+        Example,
+        (),
+        {"range": [2, 0.5], "kind": "b", "other": 1, "initializer": keras.initializers.Zeros},
+    )
     check_arguments(Example, (), {"unknown": 1})  # the constructor says so
 
 

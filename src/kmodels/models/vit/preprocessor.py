@@ -256,7 +256,9 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
 def _size(value: int | Sequence[int]) -> int | tuple[int, int]:
     """Returns a shorter side, or (height, width)."""
-    return value if isinstance(value, int) else (int(value[0]), int(value[1]))
+    if isinstance(value, Sequence | np.ndarray):
+        return int(value[0]), int(value[1])
+    return int(value)
 
 
 def fit_crop(settings: dict[str, Any], size: Sequence[int]) -> dict[str, Any]:

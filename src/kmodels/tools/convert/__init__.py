@@ -440,7 +440,7 @@ def convert(
     is_path = isinstance(source, str | Path)
     inputs = (source if is_path else None, adapter, base, imatrix)
     _check_destination(form, destination, inputs)
-    if mmproj is not None and not is_remote(mmproj):
+    if form.name == "gguf" and mmproj is not None and not is_remote(mmproj):
         check_output("mmproj", mmproj, inputs=inputs)
     form.check_backend()
     _check_base(form, is_path, adapter, base)
