@@ -54,6 +54,11 @@ def read_json(path: Path, shape: Shape | None = None) -> Any:
     return content
 
 
+def read_optional(path: Path, shape: Shape | None = None) -> dict[str, Any]:
+    """Returns the object in a JSON file as `read_json` does, {} if there is no file."""
+    return read_json(path, shape) if path.is_file() else {}
+
+
 def warn_of_unknown(
     file: Path,
     settings: Mapping[str, object],

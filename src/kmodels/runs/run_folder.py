@@ -13,7 +13,7 @@ from typing import Any
 from kmodels.core.errors import InputError, shown
 from kmodels.core.files import atomic_write, is_remote, local_path, no_link, remove_leftovers
 from kmodels.core.metric_names import best_of
-from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json
+from kmodels.core.schema import COUNT, NUMBER, Needed, Shape, read_json, read_optional
 from kmodels.runs import history
 
 # By class of the model: the command that uses it, and the last line of an example in Python.
@@ -462,7 +462,7 @@ def read(folder: str | Path) -> Run:
     """
     folder = local_path(folder)
     file = folder / "config.json"
-    settings = read_json(file, {"recipe": str}) if file.is_file() else {}
+    settings = read_optional(file, {"recipe": str})
     result = _json(folder / "result.json", RESULT) or _json(folder / "evaluation.json", RESULT)
     if not settings and not result:
         raise InputError(f"{folder} holds no run: no config.json; give the directory of a recipe")
@@ -487,7 +487,7 @@ def _check_predictions(path: Path, predictions: dict[str, Any]) -> None:
 
 def _json(path: Path, shape: Shape) -> dict[str, Any]:
     """Returns the object in a file without null values, {} if there is no file."""
-    return _without_nulls(read_json(path, shape)) if path.is_file() else {}
+    return _without_nulls(read_optional(path, shape))
 
 
 def _without_nulls(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from kmodels.core.errors import InputError
-from kmodels.core.schema import read_json, warn_of_unknown
+from kmodels.core.schema import read_optional, warn_of_unknown
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, TEMPLATE_OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
@@ -79,8 +79,8 @@ def read(
     Raises:
         InputError: for a file that is not JSON or not UTF-8.
     """
-    settings = _json(directory / CONFIG)
-    named = {} if "added_tokens_decoder" in settings else _json(directory / NAMES)
+    settings = read_optional(directory / CONFIG)
+    named = {} if "added_tokens_decoder" in settings else read_optional(directory / NAMES)
     for name, described in ((CONFIG, settings), (NAMES, named)):
         known = READ | IDLE | {STOPS} | set(_own_tokens(described))
         warn_of_unknown(directory / name, described, known, {**IDLE_AT, **idle_at})
@@ -95,7 +95,7 @@ def read(
         alone = list(templates) == [DEFAULT]
         settings["chat_template"] = templates[DEFAULT] if alone else templates
     elif settings.get("chat_template") is None:
-        of_processor = _json(directory / TEMPLATE_OF_PROCESSOR).get("chat_template")
+        of_processor = read_optional(directory / TEMPLATE_OF_PROCESSOR).get("chat_template")
         if of_processor is not None:
             settings["chat_template"] = of_processor
     if isinstance(several := settings.get("chat_template"), list):
@@ -107,7 +107,7 @@ def read_stops(directory: Path) -> list[int]:
     """Returns the ids that config.json and generation_config.json say end a text, in order."""
     stops: dict[int, None] = {}
     for name in WITH_STOPS:
-        description = _json(directory / name)
+        description = read_optional(directory / name)
         for part in (description, description.get("text_config")):
             ids = (part or {}).get("eos_token_id")
             stops |= {i: None for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
@@ -122,9 +122,10 @@ def added_tokens(directory: Path) -> dict[int, tokenizers.AddedToken]:
     """
     tokens: dict[int, tokenizers.AddedToken] = {}
     try:
-        for text, number in _json(directory / ADDED).items():
+        for text, number in read_optional(directory / ADDED).items():
             tokens[int(number)] = tokenizers.AddedToken(text, normalized=False)
-        for number, token in (_json(directory / CONFIG).get("added_tokens_decoder") or {}).items():
+        decoder = read_optional(directory / CONFIG).get("added_tokens_decoder") or {}
+        for number, token in decoder.items():
             flags = {name: bool(token.get(name, False)) for name in FLAGS}
             tokens[int(number)] = tokenizers.AddedToken(token["content"], **flags)
     except ValueError as error:
@@ -191,10 +192,6 @@ def token_text(token: object) -> str | None:
     """Returns the text of a token, which may be written with its properties."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _text(path: Path) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from kmodels.core.errors import InputError
 from kmodels.core.few_bits import DYNAMIC, NESTED_BLOCK, TABLES
-from kmodels.core.schema import NUMBER, Needed, Shape, check_shape, read_json
+from kmodels.core.schema import NUMBER, Needed, Shape, check_shape, read_optional
 from kmodels.weights.rules import Rule, SourceCheckpoint, Transform, bind_sources, transpose
 from kmodels.weights.tensors import LazyArray
 
@@ -242,8 +242,7 @@ def _of_gptq(path: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArra
     names = [name.removesuffix(f".{WEIGHT}") for name in tensors if name.endswith(f".{WEIGHT}")]
     if not names:
         return dict(tensors)
-    file = path / "config.json"
-    described = read_json(file).get("quantization_config") if file.is_file() else None
+    described = read_optional(path / "config.json").get("quantization_config")
     described = described if isinstance(described, dict) else {}
     if (method := described.get("quant_method")) not in ("gptq", "awq"):
         raise InputError(
@@ -374,9 +373,8 @@ def _of_float8(path: Path, tensors: Mapping[str, LazyArray]) -> dict[str, LazyAr
 
 def _blocks(path: Path) -> list[tuple[int, int]]:
     """Returns the sizes (outputs, inputs) of the blocks that a config.json announces."""
-    file = path / "config.json"
     sizes = []
-    description = read_json(file) if file.is_file() else {}
+    description = read_optional(path / "config.json")
     for part in (description, description.get("text_config") or {}):
         described = part.get("quantization_config") or {}
         sizes.append(described.get("weight_block_size"))

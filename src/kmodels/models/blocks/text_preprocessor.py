@@ -11,7 +11,7 @@ import numpy as np
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_write, local_path
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_optional
 from kmodels.core.types import Data
 from kmodels.data.pipeline.arrays import to_numpy
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE, Preprocessor
@@ -223,11 +223,11 @@ class TextPreprocessor(Preprocessor):
             InputError: for files that are missing, damaged, or no tokenizer.
         """
         path = presets.locate(preset)
-        own = _json(path / "config.json").get("preprocessor")
+        own = read_optional(path / "config.json").get("preprocessor")
         if isinstance(own, dict) and "tokenizer" in own:
             native.verify_tokenizer(path, own)
             return cls(**{**own, "tokenizer": path / own["tokenizer"], **settings})
-        saved = _json(path / SETTINGS_FILE)
+        saved = read_optional(path / SETTINGS_FILE)
         if (kind := saved.get("class_name", cls.__name__)) not in (cls.__name__, *cls.siblings):
             raise InputError(f"{path / SETTINGS_FILE} holds a {kind}, not a {cls.__name__}")
         # Files written before preprocessors were layers hold the settings alone.
@@ -239,11 +239,6 @@ def _length(value: object) -> int:
     if not isinstance(value, int | np.integer) or value < 2:
         raise InputError(f"sequence_length is {value!r}; give a whole number from 2 on")
     return int(value)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Returns the content of a file of settings, {} if it does not exist."""
-    return read_json(path) if path.is_file() else {}
 
 
 def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels import presets
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.schema import read_json, warn_of_unknown
+from kmodels.core.schema import read_optional, warn_of_unknown
 from kmodels.core.types import Data
 from kmodels.data.images.any_picture import check_local, open_picture
 from kmodels.data.rows import assign
@@ -52,12 +52,10 @@ def processor_files(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
         path: directory of transformers. Both are empty for a directory without the files, or one
             of kmodels.
     """
-    config = read_json(path / CONFIG) if (path / CONFIG).is_file() else {}
+    config = read_optional(path / CONFIG)
     if "preprocessor" in config or (path / SETTINGS_FILE).is_file():
         return {}, {}
-    whole, images = (
-        read_json(path / name) if (path / name).is_file() else {} for name in (PROCESSOR, IMAGES)
-    )
+    whole, images = read_optional(path / PROCESSOR), read_optional(path / IMAGES)
     # Since version 5 one file holds both, and takes precedence over older files.
     nested = whole.get("image_processor")
     if isinstance(nested, Mapping):
@@ -180,10 +178,7 @@ class ImageTextConverter(ImageConverter):
             InputError: for a directory without these files, or a setting that is not supported.
         """
         path = presets.locate(preset)
-        model, own = (
-            read_json(path / name) if (path / name).is_file() else {}
-            for name in (CONFIG, SETTINGS_FILE)
-        )
+        model, own = read_optional(path / CONFIG), read_optional(path / SETTINGS_FILE)
         for saved in (model.get("preprocessor"), own.get("config")):
             if isinstance(saved, Mapping) and "image_converter" in saved:
                 return cls(**{**saved["image_converter"], **settings})

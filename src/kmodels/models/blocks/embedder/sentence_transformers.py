@@ -13,7 +13,7 @@ import keras
 
 from kmodels.core.errors import InputError
 from kmodels.core.files import is_inside
-from kmodels.core.schema import SIZE, Needed, check_shape, read_json, warn_of_unknown
+from kmodels.core.schema import SIZE, Needed, check_shape, read_json, read_optional, warn_of_unknown
 from kmodels.models.blocks.embedder.pooling import MEAN, MODES
 from kmodels.models.blocks.huggingface import CONFIG, HuggingFaceFormat
 from kmodels.weights import LazyArray, Rule, SourceCheckpoint, read_safetensors, transpose
@@ -156,7 +156,7 @@ def _modules(path: Path, weights: bool) -> tuple[dict[str, Any], dict[str, LazyA
     task: dict[str, Any] = {"pooling": MEAN, "dense": dense, "normalize": kinds[-1] == "Normalize"}
     for kind, module in zip(kinds[1:], listed[1:], strict=True):
         folder = path / module["path"]
-        settings = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        settings = read_optional(folder / CONFIG)
         _check(folder / CONFIG, settings, KNOWN[kind])
         if kind == "Pooling":
             task["pooling"] = _mode(folder, settings)
@@ -242,19 +242,18 @@ def _dense(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(path: Path, description: Mapping[str, Any]) -> int:
     """Returns the tokens to which sentence-transformers cuts a text."""
-    settings = read_json(path / SENTENCES) if (path / SENTENCES).is_file() else {}
+    settings = read_optional(path / SENTENCES)
     _check(path / SENTENCES, settings, KNOWN["Transformer"])
     _check_reading(path / SENTENCES, settings)
     if settings.get("max_seq_length"):
         return int(settings["max_seq_length"])
-    file = path / "tokenizer_config.json"
-    tokenizer = read_json(file) if file.is_file() else {}
+    tokenizer = read_optional(path / "tokenizer_config.json")
     most = description.get("max_position_embeddings") or POSITIONS
     return int(min(tokenizer.get("model_max_length") or most, most))
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    settings = read_json(path / PROMPTS) if (path / PROMPTS).is_file() else {}
+    settings = read_optional(path / PROMPTS)
     _check(path / PROMPTS, settings, KNOWN["SentenceTransformer"])
     prompts = settings.get("prompts") or {}
     return {

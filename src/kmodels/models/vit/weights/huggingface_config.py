@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kmodels.core.errors import InputError
-from kmodels.core.schema import read_json
+from kmodels.core.schema import read_json, read_optional
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.directories import EncoderDirectory
 from kmodels.models.vit.config import ViTConfig
@@ -380,8 +380,7 @@ def _class_of(described: Mapping[str, Any]) -> str:
 def _image_processor(path: Path) -> dict[str, Any] | None:
     if (alone := path / "preprocessor_config.json").is_file():
         return read_json(alone)
-    together = path / "processor_config.json"
-    return read_json(together).get("image_processor") if together.is_file() else None
+    return read_optional(path / "processor_config.json").get("image_processor")
 
 
 def patch_form(preprocessor: Any) -> dict[str, Any]:
