@@ -97,30 +97,6 @@ def restore_adapters(
         put_adapters(model, known, freeze)
 
 
-def describe_quantization(model: keras.Layer) -> dict[str, Any]:
-    """Returns how each quantized layer is, by its path, as `Quantization.to_config` says it."""
-    layers = quantized_layers(model)
-    return {path: layer.quantized.settings.to_config() for path, layer in layers.items()}
-
-
-def restore_quantization(
-    model: keras.Layer, description: Mapping[str, Any], keeps_values: bool = False
-) -> None:
-    """Gives the layers of `describe_quantization` quantized kernels.
-
-    Args:
-        model: a built model.
-        description: the result of `describe_quantization`.
-        keeps_values: True to quantize the kernels that have values; else zeros wait for a file.
-
-    Raises:
-        InputError: for values to be quantized in a mode that is read from files alone.
-    """
-    for layer in keras_internals.sublayers(model):
-        if layer.path in description:
-            layer.restore_quantized(description[layer.path], keeps_values)
-
-
 def describe_rows(model: keras.Layer) -> dict[str, list[int]]:
     """Returns the ids of trained rows by path of their embedding; empty without."""
     return {path: list(trained.ids) for path, trained in rows(model).items()}
@@ -149,7 +125,10 @@ def describe(model: keras.Layer, without: keras.Layer | None = None) -> dict[str
         aside = {layer.path for layer in keras_internals.sublayers(without)}
         aside |= set(adaptable_layers(without))  # and the tables of an embedding
     changed: dict[str, dict[str, Any]] = {
-        "quantization": describe_quantization(model),
+        "quantization": {
+            path: layer.quantized.settings.to_config()
+            for path, layer in quantized_layers(model).items()
+        },
         "lora": describe_adapters(model),
         "rows": describe_rows(model),
         "copies": {path: list(part.originals) for path, part in copies(model).items()},
@@ -175,8 +154,15 @@ def restore(
         description: the result of `describe`.
         without: a model in it that is described on its own.
         keeps_values: True if its random values stay; False if a file will replace them.
+
+    Raises:
+        InputError: for values to be quantized in a mode that is read from files alone, or ids
+            without a row in the table.
     """
-    restore_quantization(model, description.get("quantization", {}), keeps_values)
+    quantized = description.get("quantization", {})
+    for layer in keras_internals.sublayers(model):
+        if layer.path in quantized:
+            layer.restore_quantized(quantized[layer.path], keeps_values)
     restore_adapters(model, description.get("lora", {}), freeze="frozen" not in description)
     restore_rows(model, description.get("rows", {}))
     copied = description.get("copies", {})
