@@ -997,14 +997,14 @@ def symbolic_build(model: keras.Model, batch: Callable[[], Tree]) -> None:
         batch: returns (x, y, sample_weight), or arrays of the host; called only for shapes and
             dtypes that are needed.
     """
-    model._symbolic_build(iterator=((0, 0, [_specs(batch())]) for _ in range(1)))
+    model._symbolic_build(
+        iterator=((0, 0, [keras.tree.map_structure(_spec, batch())]) for _ in range(1))
+    )
 
 
-def _specs(batch: Tree) -> Any:
-    return keras.tree.map_structure(lambda x: None if x is None else _spec(x), batch)
-
-
-def _spec(x: Any) -> keras.KerasTensor:
+def _spec(x: Any) -> keras.KerasTensor | None:
+    if x is None:
+        return None
     name = keras.backend.standardize_dtype(x.dtype)
     if name.endswith("64"):
         # JAX has 32 bits unless it is told otherwise, and warns of each array that should have 64.
@@ -1067,9 +1067,20 @@ def forget_metrics(model: keras.Model) -> None:
     model._compile_metrics = None
 
 
-def additional_losses(model: keras.Model) -> list[Any]:
-    """Returns the terms of `add_loss` and regularizers in the loss of a step, scalars."""
-    return [model._aggregate_additional_loss(loss) for loss in model.losses]
+def with_additional_losses(model: keras.Model, loss: Tensor) -> Any:
+    """Returns the loss of a step plus the terms of `add_loss` and regularizers."""
+    for extra in model.losses:
+        loss = loss + keras.ops.cast(model._aggregate_additional_loss(extra), loss.dtype)
+    return loss
+
+
+def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
+    """Returns the results of metrics by name; a metric may have several."""
+    results: dict[str, Any] = {}
+    for metric in metrics:
+        result = metric.result()
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
 
 
 def predictions(model: keras.Model, x: Tree, training: bool) -> Any:

@@ -569,15 +569,6 @@ class Running:
         return self.means[name]
 
 
-def logged(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Returns the results of metrics by name; a metric may have several."""
-    results: dict[str, Any] = {}
-    for metric in metrics:
-        result = metric.result()
-        results |= result if isinstance(result, dict) else {metric.name: result}
-    return results
-
-
 def _by_name(metrics: MetricsLike) -> dict[str, Any]:
     if isinstance(metrics, Mapping):
         named = dict(metrics)

@@ -10,6 +10,7 @@ from jax.extend.core import Literal
 from jax.numpy import floating, issubdtype
 from jax.typing import ArrayLike
 
+from kmodels.core.keras_internals import results_of
 from kmodels.core.traced import Watch
 from kmodels.core.types import Tree
 from kmodels.data.pipeline.arrays import rows
@@ -20,7 +21,6 @@ from kmodels.training.objectives import (
     Objectives,
     Results,
     WatchedScope,
-    logged,
     once,
     unseeded,
 )
@@ -181,7 +181,7 @@ class Step(Loop, keras.Model):
     ) -> tuple[Any, list[Any]]:
         mapping = list(zip(self.metrics_variables, values, strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            logs = logged(self._update_metrics(results, rows(batch)))
+            logs = results_of(self._update_metrics(results, rows(batch)))
         return logs, [scope.get_current_value(v) for v, _ in mapping]
 
 

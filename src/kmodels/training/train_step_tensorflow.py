@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from kmodels.core import replicas_tensorflow
+from kmodels.core.keras_internals import results_of
 from kmodels.core.types import Tree
 from kmodels.data.pipeline.arrays import rows
 from kmodels.training.loop import Loop
-from kmodels.training.objectives import LossFunction, Objectives, Results, logged
+from kmodels.training.objectives import LossFunction, Objectives, Results
 from kmodels.training.step_tensorflow import check_replicated
 
 
@@ -83,13 +84,13 @@ class Step(Loop, keras.Model):
         """Moves the variables; the logs."""
         batch = self._batch(data)
         results = advance(self._players, self._loss_functions, batch)
-        return logged(self._update_metrics(results, rows(batch)))
+        return results_of(self._update_metrics(results, rows(batch)))
 
     def test_step(self, data: Tree) -> Any:
         """Returns the logs."""
         batch = self._batch(data)
         results = evaluate(self._players, self._loss_functions, batch)
-        return logged(self._update_metrics(results, rows(batch)))
+        return results_of(self._update_metrics(results, rows(batch)))
 
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import torch
 
+from kmodels.core.keras_internals import results_of
 from kmodels.core.types import Tree
 from kmodels.data.pipeline.arrays import rows
 from kmodels.training.loop import Loop
-from kmodels.training.objectives import LossFunction, Objective, Objectives, Results, logged
+from kmodels.training.objectives import LossFunction, Objective, Objectives, Results
 from kmodels.training.step_torch import TaskStep
 
 
@@ -109,7 +110,7 @@ class Step(Loop, TaskStep, keras.Model):
         return self._logs(self._update_metrics(results, rows(batch)))
 
     def _logs(self, fed: list[Any]) -> Any:
-        return logged(fed) if self.parallel is None else self.parallel.results(fed)
+        return results_of(fed) if self.parallel is None else self.parallel.results(fed)
 
     def train(self, mode: bool = True) -> Any:
         """Tells the models too, for layers that are torch's own: they hang in a dictionary here."""

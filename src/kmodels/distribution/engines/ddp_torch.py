@@ -98,16 +98,7 @@ class DDPTrainer:
         metrics = list(metrics)
         variables = [variable for metric in metrics for variable in metric.variables]
         with keras.StatelessScope(state_mapping=_summed(variables)):
-            return results_of(metrics)
-
-
-def results_of(metrics: Iterable[Any]) -> dict[str, Any]:
-    """Returns the results of metrics by name; a metric may have several."""
-    results: dict[str, Any] = {}
-    for metric in metrics:
-        result = metric.result()
-        results |= result if isinstance(result, dict) else {metric.name: result}
-    return results
+            return keras_internals.results_of(metrics)
 
 
 class DataParallel(DDPTrainer):

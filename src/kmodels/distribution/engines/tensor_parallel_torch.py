@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from kmodels.core import dispatch, keras_internals, processes, seeds_torch
 from kmodels.core.errors import InputError
 from kmodels.core.types import Tree
-from kmodels.distribution.engines.ddp_torch import DDPTrainer, all_predictions, results_of
+from kmodels.distribution.engines.ddp_torch import DDPTrainer, all_predictions
 from kmodels.distribution.engines.engine import check_place
 from kmodels.distribution.layout import axes_of
 from kmodels.distribution.mesh import Mesh
@@ -77,7 +77,7 @@ class _Whole(DDPTrainer):
 
     def results(self, metrics: Iterable[Any]) -> dict[str, Any]:
         """Returns the results as they are, which are those of the global batch."""
-        return results_of(metrics)
+        return keras_internals.results_of(metrics)
 
 
 class Split:

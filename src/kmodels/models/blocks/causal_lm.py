@@ -469,9 +469,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
         table = self.backbone.token_embedding
         weights, weight = self._weights_of(y, sample_weight)
         loss = self.head.loss(y_pred, table, y, weights, weight, training)
-        for extra in keras_internals.additional_losses(self):
-            loss = loss + keras.ops.cast(extra, loss.dtype)
-        return loss
+        return keras_internals.with_additional_losses(self, loss)
 
     def compute_metrics(
         self, x: Tree, y: Any, y_pred: Any, sample_weight: Tensor | None = None

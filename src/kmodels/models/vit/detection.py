@@ -668,9 +668,7 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
             )
         outputs: Any = y_pred
         loss = self.criterion(y, outputs["boxes"], outputs["logits"], sample_weight)
-        for extra in keras_internals.additional_losses(self):
-            loss = loss + keras.ops.cast(extra, loss.dtype)
-        return loss
+        return keras_internals.with_additional_losses(self, loss)
 
     # Results
 

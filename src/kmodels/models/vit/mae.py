@@ -622,9 +622,7 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         (images,) = keras_internals.standardized(self, x)
         outputs: Any = y_pred
         loss = self._error(outputs["pixels"], outputs["hidden"], images, sample_weight)
-        for extra in keras_internals.additional_losses(self):
-            loss = loss + keras.ops.cast(extra, loss.dtype)
-        return loss
+        return keras_internals.with_additional_losses(self, loss)
 
     def _check_hidden(self) -> None:
         if self.num_seen == self.num_patches:

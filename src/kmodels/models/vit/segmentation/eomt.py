@@ -323,9 +323,7 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
             sample_weight=sample_weight,
             ignore_class=self.ignore_class,
         )
-        for extra in keras_internals.additional_losses(self):
-            loss = loss + keras.ops.cast(extra, loss.dtype)
-        return loss
+        return keras_internals.with_additional_losses(self, loss)
 
     def compute_metrics(
         self, x: Tree, y: Tree, y_pred: Tree, sample_weight: Tensor | None = None
