@@ -1,7 +1,6 @@
 """Image classification with a ViT."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import keras
@@ -61,6 +60,8 @@ class ViTImageClassifier(ImageClassifier):
 
     backbone_class = ViTBackbone
     preprocessor_class = ViTImageClassifierPreprocessor
+    export_to_timm = ViTBackbone.export_to_timm
+    export_to_npz = ViTBackbone.export_to_npz
 
     @of_family
     def __init__(
@@ -170,31 +171,6 @@ class ViTImageClassifier(ImageClassifier):
             InputError: for a name that is not there.
         """
         return feature_model(self.backbone, outputs, {"pooled_output": self.classify.pooled})
-
-    def export_to_timm(self, directory: str | Path) -> Path:
-        """Writes a directory that timm loads with equal results, atomically.
-
-        It is for `timm.create_model("local-dir:<directory>")`; timm resizes position
-        embeddings by its own rule, also those of other packages.
-
-        Raises:
-            InputError: lists settings that timm's ViT lacks, or files that would be lost.
-        """
-        from kmodels.models.vit.weights import timm_export
-
-        return timm_export.export_to_timm(self, directory)
-
-    def export_to_npz(self, path: str | Path) -> Path:
-        """Writes an .npz file as vision_transformer does, without class token as big_vision.
-
-        timm and big_vision read it, whose rule for resizing position embeddings holds from there.
-
-        Raises:
-            InputError: lists settings that such a file cannot express.
-        """
-        from kmodels.models.vit.weights import augreg
-
-        return augreg.export_to_npz(self, path)
 
 
 def _check_tokens(pooling: str, config: ViTConfig) -> None:

@@ -279,7 +279,7 @@ class ViTBackbone(Backbone):
 
         return module_names.names(model)
 
-    def export_to_timm(self, directory: str | Path) -> Path:
+    def export_to_timm(self: keras.Model, directory: str | Path) -> Path:
         """Writes a directory that timm loads with equal results, atomically.
 
         It is for `timm.create_model("local-dir:<directory>")`; timm resizes position
@@ -292,7 +292,7 @@ class ViTBackbone(Backbone):
 
         return timm_export.export_to_timm(self, directory)
 
-    def export_to_npz(self, path: str | Path) -> Path:
+    def export_to_npz(self: keras.Model, path: str | Path) -> Path:
         """Writes an .npz file as vision_transformer does, without class token as big_vision.
 
         timm and big_vision read it, whose rule for resizing position embeddings holds from there.

@@ -11,6 +11,7 @@ from typing import Any
 
 from kmodels.core.errors import InputError
 from kmodels.core.schema import warn_of_unknown
+from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.directories import IDLE_IN_CONFIGS
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.huggingface_config import preprocessing
@@ -153,10 +154,7 @@ def rules(config: ViTConfig) -> list[Rule]:
         kernels = [f"{path}/kernel" for path in targets]
         table.append(Rule(f"{source}.weight", kernels, transpose))
         table.append(Rule(f"{source}.bias", [f"{path}/bias" for path in targets]))
-    for source, target in NORMS.items():
-        table.append(Rule(f"{source}.weight", f"{target}/scale"))
-        table.append(Rule(f"{source}.bias", f"{target}/bias"))
-    return table
+    return [*table, *encoder_rules.norms(NORMS)]
 
 
 @dataclass(frozen=True)
