@@ -51,11 +51,9 @@ def _read_activation(path: Path, activation: str) -> str:
     return next(name for name, x in GELUS.items() if x == form)
 
 
-def _write_activation(activation: str) -> str:
-    return encoder_rules.HIDDEN_ACTS[GELUS[activation]]
-
-
-ACTIVATION = Setting("hidden_act", _read_activation, _write_activation)
+ACTIVATION = Setting(
+    "hidden_act", _read_activation, lambda name: encoder_rules.HIDDEN_ACTS[GELUS[name]]
+)
 
 
 @dataclass(frozen=True)

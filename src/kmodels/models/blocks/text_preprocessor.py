@@ -261,7 +261,7 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
         is_batch = True
     records = [_bare(v) if isinstance(v, Mapping) else as_text(v) for v in values]
     if any(map(holds_pictures, records)):
-        raise InputError(_only_text(reader))
+        raise InputError(f"{reader} takes only text here; leave 'images' out")
     return list(map(_decoded, records)), is_batch
 
 
@@ -304,10 +304,6 @@ def _listed(value: Any) -> list[Any]:
         value = to_numpy(value)
         return value.tolist() if value.dtype.kind in "OUST" else list(value)
     return list(value)
-
-
-def _only_text(reader: str) -> str:
-    return f"{reader} takes only text here; leave 'images' out"
 
 
 def _bare(value: object) -> Any:

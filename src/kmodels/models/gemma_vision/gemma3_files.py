@@ -104,17 +104,6 @@ def _hub_rules(config: ViTConfig) -> list[Rule]:
     return table
 
 
-def _from_hub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments here of an encoder of keras-hub with this config."""
-    return {name: config[name] for name in NAMES}
-
-
-def _to_hub(encoder: Gemma3VisionEncoder) -> tuple[str, dict[str, Any]]:
-    """Returns keras-hub's class of an encoder, and its arguments except for the dtype."""
-    values = {name: getattr(encoder, name) for name in (*NAMES, "output_dim")}
-    return "Gemma3VisionEncoder", values
-
-
 def _lacking_in_hub(settings: Mapping[str, Any], window: int | None) -> list[str]:
     """Returns the settings of an encoder that keras-hub does not support or applies differently.
 
@@ -137,7 +126,13 @@ def _lacking_in_hub(settings: Mapping[str, Any], window: int | None) -> list[str
 
 
 KERAS_HUB = EncoderMapping(
-    _from_hub, _to_hub, lambda encoder: _hub_rules(encoder.vit_config), _lacking_in_hub
+    fields=lambda config: {name: config[name] for name in NAMES},
+    arguments=lambda encoder: (
+        "Gemma3VisionEncoder",
+        {name: getattr(encoder, name) for name in (*NAMES, "output_dim")},
+    ),
+    table=lambda encoder: _hub_rules(encoder.vit_config),
+    lacking=_lacking_in_hub,
 )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeGuard, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import keras
 import numpy as np
@@ -227,23 +227,17 @@ def samples(x: Data, reader: str, marker: str) -> tuple[list[Sample], bool]:
     return [_sample(one, reader, marker) for one in x], is_batch
 
 
-def _is_zero(value: object) -> bool:
-    """Returns whether this is a text in an array, as tf.data gives one."""
-    return isinstance(value, np.ndarray) and value.ndim == 0
-
-
-def _is_objects(value: object) -> TypeGuard[np.ndarray]:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "O"
-
-
 def _sample(one: object, reader: str, marker: str) -> Sample:
     if not isinstance(one, Mapping):
         return Sample(one_by_one(one, reader)[0][0], [])
     pictures = [picture for name in PICTURES for picture in _several(one.get(name))]
     rest = {
-        name: as_text(value) if isinstance(value, bytes) or _is_zero(value) else value
-        for name, value in one.items()
-        if name not in PICTURES and value is not None
+        # tf.data gives a text as an array without axes.
+        name: as_text(x)
+        if isinstance(x, bytes) or (isinstance(x, np.ndarray) and x.ndim == 0)
+        else x
+        for name, x in one.items()
+        if name not in PICTURES and x is not None
     }
     if "messages" in rest:
         messages, images = parts_of(rest["messages"], pictures, marker)
@@ -263,7 +257,7 @@ def _several(value: object) -> list[Any]:
     """Returns images that may be none, one, or several."""
     if value is None:
         return []
-    if _is_objects(value):
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         value = value.tolist()
     if isinstance(value, list | tuple):
         return list(value)
