@@ -101,17 +101,15 @@ class StepView:
         self.slots = slots
         self.place = prompt + step
         self.positions = lengths[:, None] + step  # (B, 1)
-        self._rings: dict[int, tuple[Any, Any]] = {}
-        self._masks: dict[int, Any] = {}
+        self._rings: dict[int, tuple[Any, Any, Any]] = {}
 
-    def ring(self, size: int) -> tuple[Any, Any]:
-        """Returns the slot to write to, and the slots that hold a token then, (B, size) bool."""
+    def ring(self, size: int) -> tuple[Any, Any, Any]:
+        """Returns the slot to write to, the slots that hold a token then, (B, size), and a mask."""
         if size not in self._rings:
             behind = (self.place - ops.arange(size, dtype="int32")) % size
             filled = behind <= self.positions
-            self._rings[size] = self.place % size, filled
             # All layers get the same tensor, so that what an override makes of it serves them all.
-            self._masks[size] = filled[:, None, None]
+            self._rings[size] = self.place % size, filled, filled[:, None, None]
         return self._rings[size]
 
     def extend(
@@ -119,10 +117,10 @@ class StepView:
     ) -> tuple[Any, Any, dict]:
         """See `LayerCache.extend`."""
         size = ring_size(self.slots, window)
-        slot, _ = self.ring(size)
+        slot, _, mask = self.ring(size)
         key = store.write(2 * layer, slot, key)
         value = store.write(2 * layer + 1, slot, value)
-        return key, value, {"mask": self._masks[size]}  # (B, 1, 1, size)
+        return key, value, {"mask": mask}  # (B, 1, 1, size)
 
 
 class View(Protocol):
@@ -281,7 +279,7 @@ def next_token(
     hidden = backbone.extend(tokens, view.positions, caches(backbone, store, view))
     history = None
     if sampler.looks_back:
-        slot, filled = view.ring(slots)
+        slot, filled, _ = view.ring(slots)
         history = store.write(2 * len(backbone.cache_shapes), slot, tokens)
         history = ops.where(filled, history, tokens)
     return sampler.choose(backbone.token_embedding.logits(hidden[:, 0]), history, draws)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -101,21 +102,15 @@ def _images(paths: Sequence[str]) -> list[Path]:
     return files
 
 
-class _Classifier:
+# Each of these returns the row of each image.
+
+
+def _classify(model: Any, top: int, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
     """Predicts classes with probabilities, or the outputs of a regression."""
-
-    def __init__(self, model: Any, top: int):
-        self.model, self.top = model, top
-
-    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns the row of each image."""
-        outputs = self.model.predict(images, batch_size=len(images), verbose=0)
-        if self.model.problem_type == "regression" or not self.model.num_classes:
-            return [{"outputs": row.tolist()} for row in outputs]
-        return [
-            {"predictions": _labelled(pairs)}
-            for pairs in self.model.decode_predictions(outputs, self.top)
-        ]
+    outputs = model.predict(images, batch_size=len(images), verbose=0)
+    if model.problem_type == "regression" or not model.num_classes:
+        return [{"outputs": row.tolist()} for row in outputs]
+    return [{"predictions": _labelled(pairs)} for pairs in model.decode_predictions(outputs, top)]
 
 
 class _Segmenter:
@@ -157,45 +152,32 @@ class _Segmenter:
         return atomic_write(target, lambda path: image.save(path, format="PNG"))
 
 
-class _Detector:
-    """Predicts objects: classes with probabilities, and boxes in pixels."""
+def _detect(model: Any, top: int, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
+    """Predicts objects, the most probable ones first, and boxes in pixels."""
+    import numpy as np
 
-    def __init__(self, model: Any, top: int):
-        self.model, self.top = model, top
-
-    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns the row of each image, its most probable objects first."""
-        import numpy as np
-
-        rows = []
-        for objects in self.model.detect(images, batch_size=len(images)):
-            order = np.argsort(-objects["scores"], kind="stable")[: self.top]
-            pairs = [
-                (self.model.class_name(objects["labels"][i]), objects["scores"][i]) for i in order
-            ]
-            boxes = objects["boxes"][order].round(1).tolist()
-            rows.append({"predictions": _labelled(pairs), "boxes": boxes})
-        return rows
+    rows = []
+    for objects in model.detect(images, batch_size=len(images)):
+        order = np.argsort(-objects["scores"], kind="stable")[:top]
+        pairs = [(model.class_name(objects["labels"][i]), objects["scores"][i]) for i in order]
+        boxes = objects["boxes"][order].round(1).tolist()
+        rows.append({"predictions": _labelled(pairs), "boxes": boxes})
+    return rows
 
 
-class _ZeroShot:
-    """Predicts classes from their names."""
+def _classify_by_names(
+    model: Any, top: int, names: list[str], images: list[Any], files: list[Path]
+) -> list[dict[str, Any]]:
+    import keras
 
-    def __init__(self, model: Any, top: int, names: list[str]):
-        self.model, self.top, self.names = model, top, names
+    from kmodels.models.blocks.class_names import best
 
-    def __call__(self, images: list[Any], files: list[Path]) -> list[dict[str, Any]]:
-        """Returns the row of each image."""
-        import keras
-
-        from kmodels.models.blocks.class_names import best
-
-        logits = self.model.classify(images, self.names, batch_size=len(images))
-        # SigLIP scores each pair of image and text independently.
-        independent = self.model.preprocessor.kind == "siglip"
-        shares = keras.ops.sigmoid(logits) if independent else keras.ops.softmax(logits, axis=-1)
-        scores = keras.ops.convert_to_numpy(shares)
-        return [{"predictions": _labelled(pairs)} for pairs in best(scores, self.names, self.top)]
+    logits = model.classify(images, names, batch_size=len(images))
+    # SigLIP scores each pair of image and text independently.
+    independent = model.preprocessor.kind == "siglip"
+    shares = keras.ops.sigmoid(logits) if independent else keras.ops.softmax(logits, axis=-1)
+    scores = keras.ops.convert_to_numpy(shares)
+    return [{"predictions": _labelled(pairs)} for pairs in best(scores, names, top)]
 
 
 def _reader(
@@ -230,10 +212,11 @@ def _reader(
     model = cls.from_preset(path, dtype=precision)
     check_preprocessor(model, path)
     if names is not None:
-        return _ZeroShot(model, top, [name.strip() for name in names.split(",") if name.strip()])
+        classes = [name.strip() for name in names.split(",") if name.strip()]
+        return partial(_classify_by_names, model, top, classes)
     if kinds[0] == "segment":
         return _Segmenter(model, top, masks, files)
-    return (_Detector if kinds[0] == "detect" else _Classifier)(model, top)
+    return partial(_detect if kinds[0] == "detect" else _classify, model, top)
 
 
 def _predicted(reader: Any, files: list[Path], batch_size: int) -> Iterator[dict[str, Any]]:

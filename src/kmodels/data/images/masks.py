@@ -15,6 +15,7 @@ from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import (
     NO_LABEL,
     SPLITS,
+    ArraySource,
     DataBundle,
     check_labels,
     is_image_file,
@@ -34,7 +35,7 @@ PARTS = ("train", "validation", "test")
 ADE20K = "annotations"  # the folder of its masks
 
 
-class MaskArrays:
+class MaskArrays(ArraySource):
     """Images and masks in memory, an `ImageSource` whose labels are masks.
 
     Args:
@@ -54,13 +55,6 @@ class MaskArrays:
             )
         self.images = images if indices is None else images[indices]
         self.labels = masks if indices is None else masks[indices]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns images (B, H, W, C) and masks (B, H, W)."""
-        return self.images[indices], self.labels[indices]
 
 
 class MaskFiles:
