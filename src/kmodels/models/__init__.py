@@ -12,14 +12,8 @@ if TYPE_CHECKING:  # for editors
         CLIPTokenizer,
         CLIPVisionEncoder,
     )
-    from kmodels.models.gemma.config import (
-        GemmaConfig,
-    )
-    from kmodels.models.gemma.model import (
-        Gemma3Backbone,
-        Gemma4Backbone,
-        GemmaBackbone,
-    )
+    from kmodels.models.gemma.config import GemmaConfig
+    from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
     from kmodels.models.gemma.tasks import (
         Gemma3CausalLM,
         Gemma3TextEmbedder,
@@ -44,9 +38,7 @@ if TYPE_CHECKING:  # for editors
         Gemma3ImageTextLM,
         Gemma3ImageTextLMPreprocessor,
     )
-    from kmodels.models.gemma_vision.gemma3_encoder import (
-        Gemma3VisionEncoder,
-    )
+    from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
     from kmodels.models.gemma_vision.gemma4 import (
         Gemma4ImageConverter,
         Gemma4ImageTextBackbone,
@@ -54,10 +46,7 @@ if TYPE_CHECKING:  # for editors
         Gemma4ImageTextLM,
         Gemma4ImageTextLMPreprocessor,
     )
-    from kmodels.models.gemma_vision.gemma4_encoder import (
-        Gemma4VisionEmbedder,
-        Gemma4VisionEncoder,
-    )
+    from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEmbedder, Gemma4VisionEncoder
     from kmodels.models.llama3 import (
         Llama3Backbone,
         Llama3CausalLM,
@@ -81,28 +70,12 @@ if TYPE_CHECKING:  # for editors
         SigLIPTokenizer,
         SigLIPVisionEncoder,
     )
-    from kmodels.models.two_towers.model import (
-        CLIPBackbone,
-        SigLIPBackbone,
-        TwoTowersConfig,
-    )
-    from kmodels.models.two_towers.task import (
-        ImageTextPreprocessor,
-        ImageTextSimilarity,
-    )
-    from kmodels.models.vit.classifier import (
-        ViTImageClassifier,
-    )
-    from kmodels.models.vit.config import (
-        ViTConfig,
-    )
-    from kmodels.models.vit.detection import (
-        ViTObjectDetector,
-        ViTObjectDetectorPreprocessor,
-    )
-    from kmodels.models.vit.dino_head import (
-        DINOHead,
-    )
+    from kmodels.models.two_towers.model import CLIPBackbone, SigLIPBackbone, TwoTowersConfig
+    from kmodels.models.two_towers.task import ImageTextPreprocessor, ImageTextSimilarity
+    from kmodels.models.vit.classifier import ViTImageClassifier
+    from kmodels.models.vit.config import ViTConfig
+    from kmodels.models.vit.detection import ViTObjectDetector, ViTObjectDetectorPreprocessor
+    from kmodels.models.vit.dino_head import DINOHead
     from kmodels.models.vit.hub_classes import (
         CLIPImageConverter,
         DeiTBackbone,
@@ -115,35 +88,15 @@ if TYPE_CHECKING:  # for editors
         DINOV3ImageConverter,
         SigLIPImageConverter,
     )
-    from kmodels.models.vit.mae import (
-        ViTMAEForPreTraining,
-    )
-    from kmodels.models.vit.model import (
-        ViTBackbone,
-    )
-    from kmodels.models.vit.naflex.classifier import (
-        NaFlexViTImageClassifier,
-    )
-    from kmodels.models.vit.naflex.model import (
-        NaFlexViTBackbone,
-        SigLIPNaFlexVisionEncoder,
-    )
-    from kmodels.models.vit.naflex.preprocessor import (
-        NaFlexViTImageClassifierPreprocessor,
-    )
-    from kmodels.models.vit.preprocessor import (
-        ViTImageClassifierPreprocessor,
-        ViTImageConverter,
-    )
-    from kmodels.models.vit.segmentation.eomt import (
-        EoMTImageSegmenter,
-    )
-    from kmodels.models.vit.segmentation.preprocessor import (
-        ViTImageSegmenterPreprocessor,
-    )
-    from kmodels.models.vit.segmentation.segmenter import (
-        ViTImageSegmenter,
-    )
+    from kmodels.models.vit.mae import ViTMAEForPreTraining
+    from kmodels.models.vit.model import ViTBackbone
+    from kmodels.models.vit.naflex.classifier import NaFlexViTImageClassifier
+    from kmodels.models.vit.naflex.model import NaFlexViTBackbone, SigLIPNaFlexVisionEncoder
+    from kmodels.models.vit.naflex.preprocessor import NaFlexViTImageClassifierPreprocessor
+    from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor, ViTImageConverter
+    from kmodels.models.vit.segmentation.eomt import EoMTImageSegmenter
+    from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
+    from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
 
 # The public names by their module.
 MODULES = {

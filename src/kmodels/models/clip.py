@@ -14,12 +14,7 @@ from kmodels.core.types import DTypeLike, Tensor
 from kmodels.layers import Dense
 from kmodels.layers.placement import of_family
 from kmodels.models.blocks.encoder_block import EncoderBlock
-from kmodels.models.blocks.encoder_config import (
-    GELUS,
-    TextEncoderConfig,
-    check_gelu,
-    config_field,
-)
+from kmodels.models.blocks.encoder_config import GELUS, TextEncoderConfig, check_gelu, config_field
 from kmodels.models.blocks.hub_order import in_own_order
 from kmodels.models.blocks.image_converter import ImageConverter
 from kmodels.models.blocks.image_prompts import PromptsAndImages

@@ -16,13 +16,7 @@ from torch.nn import functional
 from kmodels.core import internals_torch, seeds_torch
 from kmodels.core.dispatch import OpCall, override
 from kmodels.core.errors import InputError
-from kmodels.ops.attention import (
-    Hidden,
-    allowed_pairs,
-    attention,
-    check_attention,
-    hiding_window,
-)
+from kmodels.ops.attention import Hidden, allowed_pairs, attention, check_attention, hiding_window
 from kmodels.overrides import _attention_cuda_torch as cuda
 from kmodels.overrides._attention_cuda_torch import choose, repeats_keys
 from kmodels.overrides._backward_torch import with_second_derivatives

@@ -17,12 +17,7 @@ from kmodels.core.types import DTypeLike
 from kmodels.layers import changes
 from kmodels.presets.find import open_checkpoint, open_outline
 from kmodels.registry import Family
-from kmodels.weights import (
-    SourceCheckpoint,
-    deferred,
-    engine,
-    packed,
-)
+from kmodels.weights import SourceCheckpoint, deferred, engine, packed
 
 log = logging.getLogger("kmodels")
 

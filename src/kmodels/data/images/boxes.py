@@ -15,12 +15,7 @@ from kmodels.core.schema import NUMBER, Needed, Shape, read_json
 from kmodels.data.images.decoding import decode, suffixes
 from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import DataBundle, check_whole_classes, split
-from kmodels.data.images.synthetic import (
-    SCENE_CLASSES,
-    SCENE_SIZE,
-    made_objects,
-    number_of_scenes,
-)
+from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_objects, number_of_scenes
 
 SPECS = "scenes[:N], coco:DIR"
 # By part of the data: names of its folder, and of COCO's files, in which these words occur.

@@ -14,13 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kmodels.core.errors import InputError, pluralize, shown
-from kmodels.core.files import (
-    ALWAYS_ALLOWED,
-    MOST_EXPANSION,
-    check_zip,
-    is_hidden,
-    paths_below,
-)
+from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION, check_zip, is_hidden, paths_below
 from kmodels.core.remote import local_copy
 from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode
 from kmodels.data.images.resizing import sides_of

@@ -23,12 +23,7 @@ from kmodels.data.images.sources import (
     unread_files,
     warn_of_files,
 )
-from kmodels.data.images.synthetic import (
-    SCENE_CLASSES,
-    SCENE_SIZE,
-    made_scenes,
-    number_of_scenes,
-)
+from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_scenes, number_of_scenes
 
 SPECS = "scenes[:N], folder:DIR"
 PARTS = ("train", "validation", "test")

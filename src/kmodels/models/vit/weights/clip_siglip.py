@@ -11,17 +11,8 @@ from kmodels.models.blocks import encoder_rules
 from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import (
-    Directory,
-    Reading,
-    ViTFormat,
-)
-from kmodels.weights import (
-    Rule,
-    leading_axes,
-    patch_kernel,
-    transpose,
-)
+from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
+from kmodels.weights import Rule, leading_axes, patch_kernel, transpose
 
 CLIP = ("clip", "clip_vision_model")
 SIGLIP = ("siglip", "siglip_vision_model")

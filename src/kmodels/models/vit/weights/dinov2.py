@@ -5,12 +5,7 @@ from kmodels.models.blocks.encoder_rules import prefix_of
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
 from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
-from kmodels.weights import (
-    Rule,
-    leading_axes,
-    patch_kernel,
-    transpose,
-)
+from kmodels.weights import Rule, leading_axes, patch_kernel, transpose
 
 KINDS = ("dinov2", "dinov2_with_registers")
 POSITIONS = "embeddings.position_embeddings"

@@ -7,11 +7,7 @@ from kmodels.core.errors import InputError
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import huggingface_config
-from kmodels.models.vit.weights.huggingface_config import (
-    Directory,
-    Reading,
-    ViTFormat,
-)
+from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
 from kmodels.weights import Rule, patch_kernel
 
 KIND = "dinov3_vit"

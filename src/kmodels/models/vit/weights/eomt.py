@@ -9,18 +9,8 @@ import numpy as np
 from kmodels.models.blocks import encoder_rules
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights import dinov2, dinov3, huggingface_config
-from kmodels.models.vit.weights.huggingface_config import (
-    Directory,
-    Reading,
-    ViTFormat,
-)
-from kmodels.weights import (
-    LazyArray,
-    Rule,
-    leading_axes,
-    patch_kernel,
-    transpose,
-)
+from kmodels.models.vit.weights.huggingface_config import Directory, Reading, ViTFormat
+from kmodels.weights import LazyArray, Rule, leading_axes, patch_kernel, transpose
 from kmodels.weights.rules import Transform, identity
 
 KINDS = ("eomt", "eomt_dinov3")

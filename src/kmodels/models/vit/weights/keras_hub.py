@@ -8,13 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kmodels.models.blocks.encoder_config import GELUS
-from kmodels.models.blocks.keras_hub_mapping import (
-    KerasHubMapping,
-    Settings,
-    dense,
-    norm,
-    numbered,
-)
+from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping, Settings, dense, norm, numbered
 from kmodels.models.vit.classifier import ViTImageClassifier
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import ViTBackbone

@@ -16,12 +16,7 @@ from kmodels.models.blocks.directories import IDLE_IN_CONFIGS
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.weights.huggingface_config import preprocessing
 from kmodels.models.vit.weights.resizing import fitting
-from kmodels.models.vit.weights.timm_names import (
-    LACKING,
-    Architecture,
-    architecture,
-    form_of,
-)
+from kmodels.models.vit.weights.timm_names import LACKING, Architecture, architecture, form_of
 from kmodels.weights import (
     LazyArray,
     Rule,
