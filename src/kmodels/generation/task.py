@@ -335,10 +335,7 @@ class Generates:
             on_token = Streamer(stream, len(prompts) * count, stop, tokenizer)
         more: dict[str, Any] = images_of(taken, is_batch)
         drafter = drafter_of(
-            self,
-            request.assistant,
-            request.num_assistant_tokens,
-            request.prompt_lookup_num_tokens,
+            self, request.assistant, request.num_assistant_tokens, request.prompt_lookup_num_tokens
         )
         if drafter is not None:
             more["drafter"] = drafter

@@ -41,9 +41,7 @@ def _setting(variable: ContextVar[Any], value: object) -> Iterator[None]:
         variable.reset(token)
 
 
-def of_family(
-    init: Callable[Concatenate[Any, P], None],
-) -> Callable[Concatenate[Any, P], None]:
+def of_family(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
     """Decorates `__init__` of a backbone or task, whose variables belong to its family."""
 
     @functools.wraps(init)

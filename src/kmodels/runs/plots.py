@@ -199,10 +199,7 @@ def captions(
 
 
 def _pictures(
-    path: Path,
-    images: Sequence[np.ndarray],
-    texts: Sequence[str],
-    right: Sequence[str | None],
+    path: Path, images: Sequence[np.ndarray], texts: Sequence[str], right: Sequence[str | None]
 ) -> None:
     """Draws images below their texts; a wrong text is red, with the right one."""
     columns = min(8, len(images))

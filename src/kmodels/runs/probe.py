@@ -161,10 +161,7 @@ def check_installed() -> None:
 
 
 def linear(
-    known: np.ndarray,
-    labels: np.ndarray,
-    held_out: np.ndarray,
-    held_labels: np.ndarray,
+    known: np.ndarray, labels: np.ndarray, held_out: np.ndarray, held_labels: np.ndarray
 ) -> tuple[Any, float]:
     """Fits logistic regression to standardized features; held-out images choose its strength.
 
@@ -204,12 +201,7 @@ class Probe:
     """
 
     def __init__(
-        self,
-        data: Any,
-        images: int,
-        batch_size: int,
-        neighbours: int,
-        settings: dict[str, Any],
+        self, data: Any, images: int, batch_size: int, neighbours: int, settings: dict[str, Any]
     ):
         check_installed()
         parts = {"train": data.train, "val": data.validation, "test": data.test}

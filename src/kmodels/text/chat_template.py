@@ -180,9 +180,7 @@ def render_with_generation(
 
 
 def check_fields(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    write: Callable[[list[Any]], str],
+    template: str, messages: Sequence[Mapping[str, Any]], write: Callable[[list[Any]], str]
 ) -> None:
     """Checks that a template writes the calls of tools and each part of a content.
 

@@ -195,12 +195,7 @@ def cases() -> list[OpCase]:
             [_normal(2, 8, 12, 3) * 0.3, _normal(48, 6), _normal(6)],
             {"patch_size": 4},
         ),
-        (
-            "patch_embedding",
-            "no bias",
-            [_normal(1, 6, 4, 1), _normal(4, 6)],
-            {"patch_size": 2},
-        ),
+        ("patch_embedding", "no bias", [_normal(1, 6, 4, 1), _normal(4, 6)], {"patch_size": 2}),
         (
             "linear_cross_entropy",
             "trainable table",

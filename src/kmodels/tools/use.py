@@ -17,8 +17,7 @@ from kmodels.runs.terminal import option
 
 # Flags of every command that generates text.
 Temperature: TypeAlias = Annotated[
-    float | None,
-    option("Sampling", "0: most likely token; default: generation_config.json."),
+    float | None, option("Sampling", "0: most likely token; default: generation_config.json.")
 ]
 TopK: TypeAlias = Annotated[int | None, option("Sampling", "Sample from the k most likely tokens.")]
 TopP: TypeAlias = Annotated[
@@ -440,8 +439,7 @@ def chat(
     stop: Stop = None,
     adapter: Annotated[str | None, typer.Option(help="Directory with a LoRA adapter.")] = None,
     assistant: Annotated[
-        str | None,
-        typer.Option(help="Smaller model that drafts tokens (assisted generation)."),
+        str | None, typer.Option(help="Smaller model that drafts tokens (assisted generation).")
     ] = None,
     num_assistant_tokens: Annotated[
         int, typer.Option(help="Tokens per draft of the assistant.")

@@ -416,9 +416,7 @@ class StepFunction:
     """
 
     def __init__(
-        self,
-        loss: LossFunction | Mapping[str, LossFunction],
-        jit_compile: bool | str = "auto",
+        self, loss: LossFunction | Mapping[str, LossFunction], jit_compile: bool | str = "auto"
     ):
         self.losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
         self._advance = _native.compiled(self.losses, jit_compile)

@@ -74,11 +74,7 @@ class TransformsBackend(Protocol):
         ...
 
     def while_loop(
-        self,
-        cond: Function,
-        body: Function,
-        loop_vars: Tree,
-        maximum_iterations: int | None = None,
+        self, cond: Function, body: Function, loop_vars: Tree, maximum_iterations: int | None = None
     ) -> Any:
         """Repeats `loop_vars = body(*loop_vars)` while `cond(*loop_vars)`."""
         ...

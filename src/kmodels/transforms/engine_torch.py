@@ -230,12 +230,7 @@ def _copy(leaf: torch.Tensor) -> torch.Tensor:
     return keras.ops.convert_to_tensor(leaf).clone()
 
 
-def fori_loop(
-    lower: Any,
-    upper: Any,
-    body_fun: Callable[[Any, Any], Any],
-    init_val: Tree,
-) -> Any:
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Tree) -> Any:
     """Python's loop between Python's numbers, else `while_loop`."""
     if isinstance(lower, int) and isinstance(upper, int):
         return keras.ops.fori_loop(lower, upper, body_fun, init_val)

@@ -130,12 +130,7 @@ class Augment:
         return crop_boxes(drawn, shapes, self.random_resized_crop, np.ones(len(shapes)))
 
     def pixels(
-        self,
-        images: np.ndarray,
-        seed: int,
-        epoch: int,
-        samples: np.ndarray,
-        mean: ArrayLike,
+        self, images: np.ndarray, seed: int, epoch: int, samples: np.ndarray, mean: ArrayLike
     ) -> np.ndarray:
         """Applies padded crops, flips, 3-Augment and RandAugment.
 

@@ -112,11 +112,7 @@ def _synthetic(
     held_out = math.ceil(train * validation_split)
     parts = [
         SyntheticSource(size, shape, classes, seed, start)
-        for size, start in (
-            (train, 0),
-            (held_out, train),
-            (held_out, train + held_out),
-        )
+        for size, start in ((train, 0), (held_out, train), (held_out, train + held_out))
     ]
     return DataBundle(
         train=parts[0],
@@ -154,10 +150,7 @@ def _bundle(
 ) -> DataBundle:
     """Uses the splits of the data, and draws missing ones from the training part."""
     images, labels = train
-    shares = (
-        0.0 if validation else validation_split,
-        0.0 if test else validation_split,
-    )
+    shares = (0.0 if validation else validation_split, 0.0 if test else validation_split)
     rest, for_validation, for_test = split(len(labels), shares, seed)
     whole = len(rest) == len(labels)
     parts = [

@@ -309,8 +309,7 @@ def _check_batched(
             )
     if size is not None:
         warnings.warn(
-            f"the data makes its own batches, so the batch size {size} has no effect",
-            stacklevel=2,
+            f"the data makes its own batches, so the batch size {size} has no effect", stacklevel=2
         )
 
 

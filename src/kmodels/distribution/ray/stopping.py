@@ -99,10 +99,7 @@ def _signals(key: str) -> Iterator[None]:
             print(message, file=sys.stderr, flush=True)
             raise Interrupted(signum, message)
         came = True
-        print(
-            "the run saves and stops; once more ends it at once",
-            file=sys.stderr,
-        )
+        print("the run saves and stops; once more ends it at once", file=sys.stderr)
         _store()._internal_kv_put(key, str(signum), namespace=_NAMESPACE)
 
     former = {number: signal.signal(number, note) for number in preemption.SIGNALS}

@@ -96,10 +96,7 @@ class _Steps(NamedTuple):
     looks: list[bool]
 
     def embed(
-        self,
-        token_ids: Tensor,
-        features: Tensor | None = None,
-        vision_mask: Tensor | None = None,
+        self, token_ids: Tensor, features: Tensor | None = None, vision_mask: Tensor | None = None
     ) -> tuple[Any, Any]:
         """Returns embeddings of tokens, and the `block_ids` of images among them or None."""
         if features is None or vision_mask is None:

@@ -519,10 +519,7 @@ def token_ids(model: keras.Model) -> dict[str, int | None]:
 
 
 def rope_form(
-    base: float,
-    scaling: float,
-    yarn: Mapping[str, Any] | None,
-    llama3: Llama3Scaling | None = None,
+    base: float, scaling: float, yarn: Mapping[str, Any] | None, llama3: Llama3Scaling | None = None
 ) -> dict[str, Any]:
     """Returns the settings of config.json for the parts of a `Rope`."""
     form: dict[str, Any] = {"rope_theta": base}

@@ -346,7 +346,7 @@ class Gemma4ImageConverter(ImageTextConverter):
                 **sizes,
                 "interpolation": kernel,
                 "merge_patches": "Unified" in kind,
-            },
+            }
         }
 
 

@@ -164,10 +164,7 @@ class ViTConfig(EncoderConfig):
     @property
     def grid(self) -> tuple[int, int]:
         """Patches per column and per row."""
-        return (
-            self.image_shape[0] // self.patch_size,
-            self.image_shape[1] // self.patch_size,
-        )
+        return (self.image_shape[0] // self.patch_size, self.image_shape[1] // self.patch_size)
 
     @property
     def num_special_tokens(self) -> int:

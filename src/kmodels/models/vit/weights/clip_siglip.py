@@ -65,10 +65,7 @@ def rules(config: ViTConfig, prefix: str = "", projects: bool = False, flat: boo
         ),
     ]
     head = "visual_projection" if projects else "classifier"
-    return [
-        *encoder_rules.prefixed(prefix, table),
-        *encoder_rules.dense({head: "logits"}),
-    ]
+    return [*encoder_rules.prefixed(prefix, table), *encoder_rules.dense({head: "logits"})]
 
 
 def _read(directory: Directory) -> Reading:

@@ -52,10 +52,7 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
     ]
     if not config.use_swiglu_ffn:
         table += encoder_rules.dense({f"{BLOCK}.mlp.fc1": "block_{i}/mlp/up"})
-    return [
-        *encoder_rules.prefixed(prefix, table),
-        *encoder_rules.dense({"classifier": "logits"}),
-    ]
+    return [*encoder_rules.prefixed(prefix, table), *encoder_rules.dense({"classifier": "logits"})]
 
 
 def newer_rules(prefix: str = "") -> list[Rule]:

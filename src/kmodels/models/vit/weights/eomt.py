@@ -119,10 +119,7 @@ def rules(config: ViTConfig) -> list[Rule]:
         # Older versions of transformers store gate and up projection in one tensor.
         *(
             Rule(f"{BLOCK}.mlp.weights_in.{part}", [f"{x}/{ours}" for x in dinov2.GATED], change)
-            for part, ours, change in (
-                ("weight", "kernel", transpose),
-                ("bias", "bias", identity),
-            )
+            for part, ours, change in (("weight", "kernel", transpose), ("bias", "bias", identity))
         ),
         *encoder_rules.dense({f"{BLOCK}.mlp.weights_out": "block_{i}/mlp/down"}),
         *heads,

@@ -94,10 +94,7 @@ def _read(directory: Directory) -> Reading:
             "num_classes": head.shape[0] if head is not None else labels,
             **decoder,
         },
-        rules=lambda config: [
-            *rules(config, prefix, distilled),
-            *(mae.rules() if decoder else ()),
-        ],
+        rules=lambda config: [*rules(config, prefix, distilled), *(mae.rules() if decoder else ())],
         tensors=tensors,
         positions=prefix + POSITIONS,
         notice=notice,

@@ -22,10 +22,7 @@ NONE, LOGITS, PROJECTION = "no head", "logits", "logits without bias"
 
 
 def lacking(
-    config: ViTConfig,
-    settings: Settings,
-    known: Set[str],
-    heads: Set[tuple[str | None, str]],
+    config: ViTConfig, settings: Settings, known: Set[str], heads: Set[tuple[str | None, str]]
 ) -> list[str]:
     """Returns the settings of a model that another package's cannot express.
 

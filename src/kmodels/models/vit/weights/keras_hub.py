@@ -267,10 +267,7 @@ DEIT = KerasHubMapping(
     our_task=ViTImageClassifier,
     unsupported_in=_strange_gap,
     fields=lambda given: _fields(
-        given,
-        *DEIT_NAMES,
-        use_distillation_token=True,
-        position_interpolation="bicubic",
+        given, *DEIT_NAMES, use_distillation_token=True, position_interpolation="bicubic"
     ),
     arguments=lambda config: {
         **_arguments(config, *DEIT_NAMES),

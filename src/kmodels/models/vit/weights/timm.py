@@ -39,10 +39,7 @@ CROP = 0.875
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 HALF: Statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-CLIP: Statistics = (
-    (0.48145466, 0.4578275, 0.40821073),
-    (0.26862954, 0.26130258, 0.27577711),
-)
+CLIP: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 # timm's names, alone or with the tag behind a dot, for which it has one mean and deviation each.
 # The other names, such as vit_base_patch16_224 without its tag, each stand for several trained
 # models.
