@@ -108,6 +108,13 @@ def installed_backends() -> list[str]:
     return [name for name in BACKENDS if find_spec(name)]
 
 
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _keras_version() -> str | None:
     """Returns the version of the Keras that is imported or installed, or None."""
     if "keras" in sys.modules:

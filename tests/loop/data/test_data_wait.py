@@ -17,7 +17,7 @@ class Time:
         self.now = self.cpu = 100.0
         monkeypatch.setattr(pipeline, "perf_counter", lambda: self.now)
         monkeypatch.setattr(pipeline.time, "process_time", lambda: self.cpu)
-        monkeypatch.setattr(pipeline, "_cores", lambda: cores)
+        monkeypatch.setattr(pipeline.environment, "cores", lambda: cores)
 
     def epoch(self, clock, waits, step, making_cpu=0.0):
         """Each wait in front of a step that keeps one core busy."""

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core import keras_internals
+from kmodels.core import environment, keras_internals
 from kmodels.core.errors import InputError, pluralize
 from kmodels.data.pipeline.arrays import (
     Preprocess,
@@ -422,7 +422,7 @@ class DataWaitTimer:
         # While the first step is compiled, about one core is busy.
         own = self._cpu - (since - self._begun - first)
         own -= 0.0 if self.workers else self._making_cpu
-        cores = _cores()
+        cores = environment.cores()
         best = max(step, (make_cpu + max(own, 0.0) / count) / cores)
         left, share = 1 - step / best, waited / seconds
         need = max(math.ceil(make / best - SHOWN_SHARE), self.workers + 1)
@@ -439,9 +439,3 @@ class DataWaitTimer:
         if left > SHOWN_SHARE:
             return f"{named} would leave {left:.0%}, and {cores} cores have no room for more"
         return f"{named} would end that"
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -1,6 +1,5 @@
 """`kmodels parity`: names the first tensor that differs when two backends train one model."""
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kmodels.core.environment import BACKENDS
+from kmodels.core.environment import BACKENDS, cores
 from kmodels.core.errors import InputError
 from kmodels.tools.compare_backends.children import (
     Child,
@@ -203,7 +202,6 @@ def run(options: ParityOptions) -> dict[str, Any]:
 def _child(options: ParityOptions, side: Side, stack: ExitStack) -> Child:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kmodels-parity-"))
     generic = "all" if side.ops == "generic" else ""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Child(
         side.backend,
         "kmodels.tools.compare_backends.work",
@@ -218,7 +216,7 @@ def _child(options: ParityOptions, side: Side, stack: ExitStack) -> Child:
             "precision": side.precision,
             "folder": folder,
         },
-        environment=environment(side.backend, generic, cpus or 1),
+        environment=environment(side.backend, generic, cores()),
         hidden=[name for name in BACKENDS if name != side.backend],
         limit=options.limit,
     )
@@ -251,10 +249,7 @@ def _arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _first(compared: list[Stage]) -> tuple[Stage, Difference] | None:
-    for stage in compared:
-        if stage.first is not None:
-            return stage, stage.first
-    return None
+    return next(((stage, stage.first) for stage in compared if stage.first is not None), None)
 
 
 def _first_difference(first: tuple[Stage, Difference], start: Stage) -> dict[str, Any]:

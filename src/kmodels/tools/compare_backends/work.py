@@ -14,6 +14,7 @@ from kmodels import __version__, presets, training
 from kmodels.checkpoint.state import host_values, named
 from kmodels.core import dispatch, keras_internals, runtime
 from kmodels.core.dispatch import backend, backend_module
+from kmodels.core.environment import cores
 from kmodels.core.errors import InputError, is_out_of_memory
 from kmodels.core.runtime import RuntimeBackend, device_name, host_bytes, peak_memory_mb
 from kmodels.core.types import Logs, Tensor, Tree
@@ -173,7 +174,6 @@ def facts(model: keras.Model, device: RuntimeBackend) -> dict[str, Any]:
     """
     block = model.backbone.blocks[0]
     optimizer = model.optimizer
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "parameters": model.count_params(),
         "trainable_parameters": sum(int(np.prod(v.shape)) for v in model.trainable_variables),
@@ -182,7 +182,7 @@ def facts(model: keras.Model, device: RuntimeBackend) -> dict[str, Any]:
         "optimizer": f"{type(optimizer).__name__} at {float(optimizer.learning_rate):g}",
         "kmodels": __version__,
         "keras": keras.__version__,
-        "threads": device.threads() or cpus,
+        "threads": device.threads() or cores(),
         "variables": " ".join(sorted({str(v.dtype) for v in model.trainable_variables})),
         "compute": block.compute_dtype,
         "products": runtime.matmul_precision().split()[0],
