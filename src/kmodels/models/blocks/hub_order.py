@@ -80,9 +80,11 @@ class TextOrImages:
         order: positional arguments of keras-hub's class.
         takes_images: True in the subclass.
         image_family: name of the family that has the subclass.
+        image_argument: argument that asks for images unless it is None.
     """
 
     image_family: ClassVar[str]
+    image_argument: ClassVar[str]
     order: ClassVar[tuple[str, ...]] = ()
     takes_images: ClassVar[bool] = False
 
@@ -102,4 +104,4 @@ class TextOrImages:
     @classmethod
     def asks(cls, arguments: Mapping[str, Any]) -> bool:
         """Returns True if these arguments ask for images."""
-        return False
+        return arguments.get(cls.image_argument) is not None

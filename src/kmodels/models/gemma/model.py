@@ -172,11 +172,7 @@ class HubBackbone(TextOrImages, GemmaBackbone):
     """
 
     vision_encoder: Any
-
-    @classmethod
-    def asks(cls, arguments: Mapping[str, Any]) -> bool:
-        """Returns True if there is a vision encoder."""
-        return arguments.get("vision_encoder") is not None
+    image_argument = "vision_encoder"
 
     @classmethod
     def known(cls, fields: Mapping[str, Any], vision_encoder: object) -> dict[str, Any]:

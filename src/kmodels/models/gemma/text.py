@@ -293,10 +293,7 @@ class HubPreprocessor(TextOrImages, GemmaCausalLMPreprocessor):
     The base of `Gemma3CausalLMPreprocessor` and `Gemma4CausalLMPreprocessor`.
     """
 
-    @classmethod
-    def asks(cls, arguments: Mapping[str, Any]) -> bool:
-        """Returns True if there is an image converter."""
-        return arguments.get("image_converter") is not None
+    image_argument = "image_converter"
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
