@@ -22,6 +22,7 @@ from kmodels.models.vit.image_task import ImageTask
 from kmodels.models.vit.mae import sines
 from kmodels.models.vit.model import ViTBackbone
 from kmodels.models.vit.preprocessor import OF_CROPS, ViTImageClassifierPreprocessor
+from kmodels.models.vit.segmentation.mask_transformer import Queries
 from kmodels.models.vit.segmentation.masks import of_each
 from kmodels.task import Compiled
 from kmodels.training.losses import InsideStep, StepsWithOwnLoss
@@ -77,7 +78,7 @@ class PatchMemory(Layer):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class ObjectQueries(Layer):
+class ObjectQueries(Queries):
     """The first state of each query, the same for all images.
 
     Args:
@@ -90,22 +91,9 @@ class ObjectQueries(Layer):
         embedding (Q, D).
     """
 
-    def __init__(self, num_queries: int, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.num_queries = num_queries
-
-    def build(self, input_shape: Shape) -> None:
-        """Makes the queries."""
-        self.embedding = self.add_parameter(
-            "embedding",
-            (self.num_queries, input_shape[-1] or 1),
-            keras.initializers.RandomNormal(stddev=1.0),
-        )
-
     def call(self, memory: Tensor) -> Any:
         """(B, P, D) -> (B, Q, D)."""
-        own = keras.ops.expand_dims(keras.ops.cast(self.embedding, memory.dtype), 0)
-        return keras.ops.tile(own, (keras.ops.shape(memory)[0], 1, 1))
+        return self.repeated(memory)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """(B, Q, D)."""

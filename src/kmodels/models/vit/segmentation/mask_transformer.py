@@ -56,11 +56,14 @@ class Queries(Layer):
             keras.initializers.RandomNormal(stddev=1.0),
         )
 
+    def repeated(self, tokens: Tensor) -> Any:
+        """Returns the queries for each row of tokens: (B, T, D) -> (B, Q, D)."""
+        own = keras.ops.cast(keras.ops.expand_dims(self.embedding, 0), tokens.dtype)
+        return keras.ops.tile(own, (keras.ops.shape(tokens)[0], 1, 1))
+
     def call(self, tokens: Tensor) -> Any:
         """(B, T, D) -> (B, Q + T, D)."""
-        own = keras.ops.cast(keras.ops.expand_dims(self.embedding, 0), tokens.dtype)
-        own = keras.ops.tile(own, (keras.ops.shape(tokens)[0], 1, 1))
-        return keras.ops.concatenate([own, tokens], axis=1)
+        return keras.ops.concatenate([self.repeated(tokens), tokens], axis=1)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """(B, Q + T, D)."""
