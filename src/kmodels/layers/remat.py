@@ -57,7 +57,9 @@ def rematerialize(model: keras.Model, mode: str) -> None:
 def wrap(layer: keras.Layer, fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a layer's call `fn` with gradient checkpointing in training."""
     engine = backend_module("kmodels.layers.remat", RematBackend)
-    seeds = _seeds(layer)
+    weights = {id(variable) for variable in layer.weights}
+    # The states of the random streams below the layer.
+    seeds = [variable for variable in layer.variables if id(variable) not in weights]
 
     def call(*args: object, **kwargs: object) -> Any:
         context = keras_internals.current_call_context()
@@ -73,12 +75,6 @@ def wrap(layer: keras.Layer, fn: Callable[..., Any]) -> Callable[..., Any]:
         return engine.call(layer, again, seeds, args, kwargs)
 
     return call
-
-
-def _seeds(layer: keras.Layer) -> list[Any]:
-    """Returns the states of the random streams below a layer."""
-    weights = {id(variable) for variable in layer.weights}
-    return [variable for variable in layer.variables if id(variable) not in weights]
 
 
 def tensors_apart(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], Callable[..., Any]]:

@@ -123,7 +123,9 @@ def linear_divergence(
         log_m = ops.logsumexp(both, axis=0)
         return share * _kl(log_p, log_m) + (1 - share) * _kl(log_q, log_m)
 
-    count = _rows_of(table.shape[0], hidden.shape[0])
+    count = max(BUDGET // (4 * table.shape[0]), 8)
+    if hidden.shape[0] is not None:
+        count = max(min(count, hidden.shape[0]), 1)
     trained = [table] if trainable_table else [] if rows is None else [rows]
     parts = [_parts(x, count) for x in (hidden, teacher_hidden)]
     divergences = ops.transpose(recompute.by_rows(part, parts, trained))
@@ -133,12 +135,6 @@ def linear_divergence(
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Any:
     return ops.sum(ops.multiply(ops.exp(log_p), ops.subtract(log_p, log_q)), axis=-1)
-
-
-def _rows_of(vocabulary: int, positions: int | None) -> int:
-    """Returns the number of positions in a part."""
-    count = max(BUDGET // (4 * vocabulary), 8)
-    return count if positions is None else max(min(count, positions), 1)
 
 
 def _parts(x: Tensor, count: int) -> Any:

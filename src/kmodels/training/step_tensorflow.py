@@ -49,7 +49,8 @@ class TaskStep(keras.Model if TYPE_CHECKING else object):
             y_pred = keras_internals.predictions(self, x, training=True)
             loss = keras_internals.loss_of(self, x, y, y_pred, sample_weight, training=True)
             part = loss
-            by_rows = batch_weight() is None and _is_mean(self.loss)
+            is_mean = all(_reduction(x) in _MEANS for x in keras.tree.flatten(self.loss))
+            by_rows = batch_weight() is None and is_mean
             if replicas_tensorflow.inside() is not None and by_rows:
                 part = loss * tf.cast(replicas_tensorflow.share(rows(x)), loss.dtype)
             if variables:
@@ -111,10 +112,6 @@ def check_replicated(
             "a loss with reduction='mean_with_sample_weight' would divide by the weights of each "
             "device alone; use 'sum_over_batch_size', with weights whose mean is 1"
         )
-
-
-def _is_mean(loss: object) -> bool:
-    return all(_reduction(part) in _MEANS for part in keras.tree.flatten(loss))
 
 
 def _reduction(loss: object) -> str:
