@@ -9,23 +9,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import keras
 
-__all__ = [
-    "ActivationLike",
-    "ConstraintLike",
-    "DTypeLike",
-    "Data",
-    "GradientTransformation",
-    "InitializerLike",
-    "LearningRateLike",
-    "Logs",
-    "LossLike",
-    "MetricsLike",
-    "OptimizerLike",
-    "RegularizerLike",
-    "Tensor",
-    "Tree",
-]
-
 
 class Tensor(Protocol):
     """A tensor of any backend, a NumPy array or a `keras.KerasTensor`: their common operations.
