@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint import state
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip
 from kmodels.core.remote import local_copy
 
@@ -62,14 +62,14 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
             raise
         except Exception as error:
             # HDF5 raises nearly anything for a damaged file: OSError, RuntimeError, KeyError.
-            raise InputError(f"{path} has damaged weights: {_one_line(error)}") from None
+            raise InputError(f"{path} has damaged weights: {one_line(error)[:300]}") from None
         former = [(variable, np.array(state.host_values(variable))) for variable in wanted]
         try:
             model.load_weights(own)
         except Exception as error:
             for variable, values in former:
                 state.put(variable, values)
-            raise InputError(f"{path} does not fit the model: {_one_line(error)}") from None
+            raise InputError(f"{path} does not fit the model: {one_line(error)[:300]}") from None
 
 
 def _extract(path: Path, folder: Path) -> Path:
@@ -84,7 +84,7 @@ def _extract(path: Path, folder: Path) -> Path:
         raise
     except Exception as error:
         # zipfile raises nearly anything for a damaged file: zlib.error, RuntimeError, EOFError.
-        raise InputError(f"{path} is not a whole .keras file: {_one_line(error)}") from None
+        raise InputError(f"{path} is not a whole .keras file: {one_line(error)[:300]}") from None
 
 
 def _move(path: Path, file: Path, own: Path, optimizer: bool) -> None:
@@ -158,7 +158,3 @@ def _arrays(file: Any, path: Path, most: float = math.inf) -> Iterator[tuple[str
                     "more code; save the model again"
                 )
             yield where, item
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

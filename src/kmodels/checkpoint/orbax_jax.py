@@ -11,7 +11,7 @@ import numpy as np
 from kmodels.checkpoint import state
 from kmodels.checkpoint.format import as_counted
 from kmodels.core import keras_internals
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 Variables = Mapping[str, Mapping[str, Any]]
 
@@ -33,7 +33,7 @@ def load(path: Path, variables: Variables) -> None:
             arrays = checkpointer.metadata(path).item_metadata.tree
         except (OSError, ValueError, AttributeError, KeyError) as error:
             raise InputError(
-                f"{path} is not what save_orbax wrote: {' '.join(str(error).split())[:200]}"
+                f"{path} is not what save_orbax wrote: {one_line(error)[:200]}"
             ) from error
         arrays = {part: dict(arrays.get(part) or {}) for part in variables}
         # Names in the file by the names of the variables in this process.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from kmodels.core import internals_jax
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 # Variables of clusters that JAX detects by itself.
@@ -56,7 +56,7 @@ def join(seconds: float) -> None:
             heartbeat_timeout_seconds=max(min(int(seconds), _HEARTBEAT), 1),
         )
     except (ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)[:300]
         raise InputError(
             f"this process could not join the others: {reason}; set {_PREFIX}JOB_ADDRESSES, "
             f"{_PREFIX}NUM_PROCESSES and {_PREFIX}PROCESS_ID, and start all of them at once"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kmodels.core import internals_torch
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Rank zero holds the store; this leaves the others time to read why it ends.
@@ -43,7 +43,7 @@ def join(seconds: float) -> None:
             timeout=limit,
         )
     except (torch.distributed.DistError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)[:300]
         raise InputError(
             f"process {os.environ['RANK']} could not join the others: {reason}; see that all "
             "WORLD_SIZE of them run and reach MASTER_ADDR"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kmodels.core.errors import one_line
+
 _SCALARS = ("bool", "bytes", "float", "int32", "int64", "string")
 
 
@@ -81,4 +83,4 @@ def parse(message: Any, content: bytes) -> Any:
     try:
         return message.FromString(content)
     except DecodeError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(one_line(error)) from error

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kmodels.core.environment import check_backend, started_processes
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_whole, one_line
 from kmodels.core.files import is_remote, local_path
 from kmodels.runs import report, trackers
 from kmodels.runs.console import introduce, say, say_facts, say_metrics, working, wrapped
@@ -287,7 +287,8 @@ def main(
         return output.code
     except InputError as error:
         working(None)
-        _say_error(f"{recipe}: error: {_one_line(error)}")
+        text = f"{recipe}: error: {one_line(error)}"
+        print(wrapped(text, 2) if sys.stderr.isatty() else text, file=sys.stderr)
         if (processes := joined_processes()) is not None:
             processes.give_up(2)
         return 2
@@ -393,11 +394,6 @@ def _command(argv: Sequence[str] | None, program: str) -> str:
     return (f"KERAS_BACKEND={backend} " if backend else "") + shlex.join(words)
 
 
-def _say_error(text: str) -> None:
-    """Prints one line to stderr; a terminal wraps it at words."""
-    print(wrapped(text, 2) if sys.stderr.isatty() else text, file=sys.stderr)
-
-
 def _join(mesh: str | None) -> None:
     """Joins the processes that train together, if there are others."""
     if mesh:
@@ -420,10 +416,6 @@ def _shown(main: bool) -> Iterator[None]:
         return
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def run(command: str, arguments: Sequence[str]) -> int:

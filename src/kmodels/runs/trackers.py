@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from kmodels.core.errors import InputError, shown
+from kmodels.core.errors import InputError, one_line, shown
 from kmodels.core.files import atomic_write
 from kmodels.core.schema import read_json
 
@@ -90,7 +90,7 @@ def start(name: str, folder: Path, settings: Mapping[str, Any], step: int) -> Tr
     try:
         tracker = _TRACKERS[name](folder, shown(dict(settings)), known.get(name), step)
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise InputError(f"--log-to {name} cannot start: {reason}") from error
     text = json.dumps({**known, name: tracker.run_id}, indent=1) + "\n"
     atomic_write(folder / ID_FILE, lambda path: path.write_text(text))

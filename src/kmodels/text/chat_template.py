@@ -254,7 +254,7 @@ def schemas(tools: Sequence[Tool] | None) -> Any:
     try:
         return [get_json_schema(tool) if callable(tool) else tool for tool in tools]
     except Exception as error:  # its own classes of errors, for docstrings and annotations
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise InputError(f"a function among the tools has no JSON schema: {reason}") from error
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, decoders
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.text import byte_level, pieces
 from kmodels.text.pieces import MARKS
 from kmodels.text.settings import DEFAULT, ROLES
@@ -75,7 +75,7 @@ def load(path: str | Path, special: tuple[str, ...] = ()) -> tuple[Tokenizer, di
         roles, stop = _roles(texts, value, kind, adds_start)
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(
-            f"{path} holds a damaged vocabulary: {' '.join(str(error).split())}; copy it again"
+            f"{path} holds a damaged vocabulary: {one_line(error)}; copy it again"
         ) from None
     settings: dict[str, Any] = {ROLES[role]: text for role, text in roles.items()}
     if value("add_eos_token", False):

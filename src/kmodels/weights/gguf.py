@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, one_line
 from kmodels.core.schema import GGUF, check_shape, warn_of_unknown
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def open_gguf(path: str | Path) -> Any:
     except Exception as error:
         # A damaged file raises nearly anything: IndexError, KeyError, OverflowError, struct.error.
         raise InputError(
-            f"{path} is not a whole GGUF file: {' '.join(str(error).split())}; copy it again"
+            f"{path} is not a whole GGUF file: {one_line(error)}; copy it again"
         ) from None
 
 

@@ -15,7 +15,7 @@ from kmodels.checkpoint.state import host_values, named
 from kmodels.core import dispatch, keras_internals, runtime
 from kmodels.core.dispatch import backend, backend_module
 from kmodels.core.environment import cores
-from kmodels.core.errors import InputError, is_out_of_memory
+from kmodels.core.errors import InputError, is_out_of_memory, one_line
 from kmodels.core.runtime import RuntimeBackend, device_name, host_bytes, peak_memory_mb
 from kmodels.core.types import Logs, Tensor, Tree
 from kmodels.data import ImageLoader, open_dataset
@@ -288,7 +288,7 @@ def work(job: dict[str, Any], link: Link) -> None:
             _parity(model, job, link, device)
     except Exception as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(" ".join(str(error).split())[:200]) from None
+            raise OutOfMemory(one_line(error)[:200]) from None
         raise
 
 
