@@ -7,6 +7,7 @@ steps from `ParamGroupOptimizer`. `WarmupSchedule` is the learning rate by step.
 import logging
 import math
 import re
+from collections import deque
 from collections.abc import Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -582,7 +583,8 @@ class WholeMatrices(ParamGroupOptimizer):
             for path, whole in zip(paths, self._whole, strict=True)
         ]
         self._parts = [owners.count(owner) for owner in owners]
-        self._waiting: list[Any] = []
+        # Keras would count the variables in a list of the optimizer among its slots.
+        self._waiting: deque[Any] = deque()
 
     def is_matrix(self, path: str, variable: Any, decays: bool) -> bool:
         """Returns True if the step of a variable is that of a matrix."""
@@ -593,7 +595,8 @@ class WholeMatrices(ParamGroupOptimizer):
         self._waiting.append(part)
         if len(self._waiting) < self._parts[index]:
             return []
-        parts, self._waiting = self._waiting, []
+        parts = list(self._waiting)
+        self._waiting.clear()
         return parts
 
     def moment(self, slot: Any, target: Tensor, beta: float) -> Any:

@@ -1,9 +1,13 @@
 """Optimizer variables are known by weight and slot, whatever the class behind the public name."""
 
 import keras
+import numpy as np
 import pytest
 
+from arrays import assert_equal
 from kmodels.checkpoint.state import slots
+from kmodels.training import SGD, AdamW, Lamb, MomentumSGD, Muon
+from pool import pool
 
 EXPECTED = {
     "AdamW": {"momentum", "velocity"},
@@ -46,3 +50,21 @@ def test_averages_accumulators_and_a_scaling_optimizer(model):
     for slot in ("average", "gradient_accumulator", "momentum", "velocity"):
         assert f"first/bias:{slot}" in found
     assert {"step_counter", "dynamic_scale", "iteration", "learning_rate"} <= set(found)
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD, MomentumSGD, Lamb, Muon])
+def test_steps_add_no_variables_so_files_and_further_fits_continue_the_run(make, tmp_path):
+    images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype("float32")
+    labels = np.array([0, 1, 2, 0])
+    with pool("vit_debug", num_classes=3, num_layers=1) as model:
+        model.compile(make(0.01))
+        model.optimizer.build(model.trainable_variables)
+        count = len(model.optimizer.variables)
+        model.fit(images, labels, batch_size=2, verbose=0)
+        assert len(model.optimizer.variables) == count
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert_equal(loaded.optimizer.variables, model.optimizer.variables)
+        model.fit(images, labels, batch_size=2, shuffle=False, verbose=0)
+        loaded.fit(images, labels, batch_size=2, shuffle=False, verbose=0)
+        assert_equal(loaded.weights, model.weights)
