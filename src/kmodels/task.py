@@ -64,6 +64,36 @@ def _parameters(cls: type) -> list[str]:
     return [one.name for one in parameters if one.kind not in starred and one.name != "self"]
 
 
+def setting(name: str, doc: str) -> Any:
+    """Returns a property of a task for one of its `settings` that may change; files hold it."""
+
+    def set_value(task: Any, value: object) -> None:
+        changed = {**task.settings, name: value}
+        task.check_settings(changed)
+        task.settings = changed
+
+    return property(lambda task: task.settings[name], set_value, doc=doc)
+
+
+def _check_fixed(model: Any, values: Mapping[str, Any], name: str, value: object) -> None:
+    """Raises `InputError` for a new value of a setting that a model reads only when it is made.
+
+    Args:
+        model: a backbone or task.
+        values: values of its settings.
+        name: name of an attribute.
+        value: its new value.
+    """
+    if name not in values or getattr(getattr(type(model), name, None), "fset", None) is not None:
+        return
+    # A layer is the part of the model that a setting of its name describes.
+    if not isinstance(value, keras.Layer) and values[name] != value:
+        raise InputError(
+            f"{name} of a {type(model).__name__} is fixed when the model is made; give {name} to "
+            "from_preset, or make another model"
+        )
+
+
 class Presets(keras.Model if TYPE_CHECKING else object):
     """Making a model from a name or a file, and writing it to one.
 
@@ -204,6 +234,12 @@ class Backbone(CalledDirectly, Presets, Adapters, Predicts, keras.Model):
         self.config = config
         self._named = dict(intermediates)
         self._inspector: keras.Model | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Keras' own; refuses other values for fields of the config."""
+        if "_named" in vars(self) and name in self.config_class.__dataclass_fields__:
+            _check_fixed(self, vars(self.config), name, value)
+        super().__setattr__(name, value)
 
     def check_data(self, x: Any) -> None:
         """Raises `InputError` for arrays of inputs that the model cannot use.
@@ -362,7 +398,8 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
         self.preprocessor = preprocessor
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Keras' own, but that a preprocessor is not a layer of the graph, though it is a layer."""
+        """Keras' own; a preprocessor is not a layer of the graph, and most settings are fixed."""
+        _check_fixed(self, vars(self).get("settings", {}), name, value)
         if name == "preprocessor":
             if value is not None and (isinstance(value, type) or not callable(value)):
                 given = value.__name__ if isinstance(value, type) else repr(value)
@@ -458,6 +495,9 @@ class Task(ClonedAs, CalledDirectly, Presets, Adapters, Loop, TaskStep, keras.Mo
 
     def compile_by_default(self) -> None:
         """Compiles a model that was just made, in families whose tasks have defaults for it."""
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raises `InputError` for values that `setting` properties cannot have."""
 
     def get_compile_config(self) -> dict[str, Any]:
         """Returns the arguments of `compile` for a `.keras` file, and if the optimizer is built.

@@ -70,6 +70,15 @@ class Generates:
         """
         self.generator = _Generator(get(sampler), jit_compile)
 
+    @property
+    def sampler(self) -> Sampler:
+        """How tokens are drawn; setting it is the same as `use_sampler`."""
+        return self.generator.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: str | Sampler) -> None:
+        self.use_sampler(sampler)
+
     def get_config(self) -> dict[str, Any]:
         """Returns the task's own, and how tokens are drawn.
 

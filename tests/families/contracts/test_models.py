@@ -18,6 +18,7 @@ from kmodels.task import Backbone, Task
 from kmodels.text.training import train_tokenizer
 from public_models import CASES, EACH_BACKEND, HELD, IMAGES, cases, outermost, random
 from python_process import run_python
+from refusals import refused
 from tolerances import tolerance
 
 
@@ -98,6 +99,63 @@ def test_config_file_and_copies(make, x, tmp_path):
     again.load_weights(tmp_path / "model.weights.h5")
     assert_same_model(again, model, x, wanted)
     np.testing.assert_array_equal(to_numpy(model(x)), wanted)
+
+
+def another(value):
+    """A value that differs."""
+    kinds = {bool: lambda: not value, int: lambda: value + 1, dict: lambda: {"query": "to find"}}
+    return kinds.get(type(value), lambda: "another")()
+
+
+@pytest.mark.once
+@cases
+def test_a_setting_is_changed_in_files_too_or_refused(make, x):
+    model = make()
+    for part in {id(one): one for one in (model, getattr(model, "backbone", model))}.values():
+        settings = part.settings if isinstance(part, Task) else part.config.to_dict()
+        for name, value in dict(settings).items():
+            try:
+                setattr(part, name, another(value))
+            except InputError as error:
+                assert "\n" not in str(error)
+                assert part.get_config()[name] == value
+            else:
+                assert part.get_config()[name] == another(value), name
+
+
+@pytest.mark.once
+def test_settings_that_may_change_travel(tmp_path):
+    lm = models.GemmaCausalLM.from_preset("gemma3_debug", num_layers=1)
+    lm.generation_config = {"top_k": 3}
+    lm.generation_config["top_p"] = 0.5
+    lm.sampler = "top_p"
+    embedder = models.GemmaTextEmbedder.from_preset("embedding_gemma_debug", num_layers=1)
+    embedder.prompts = {"query": "to find: "}
+    embedder.prompts["document"] = "found: "
+    embedder.default_prompt_name, embedder.truncate_dim = "query", 8
+    embedder.similarity_fn_name = "dot"
+    for model in (lm, embedder):
+        model.save(tmp_path / "model.keras")
+        model.save_to_preset(tmp_path / type(model).__name__)
+        copies = [
+            keras.saving.load_model(tmp_path / "model.keras"),
+            type(model).from_preset(tmp_path / type(model).__name__),
+            copy.deepcopy(model),
+        ]
+        assert [again.settings for again in copies] == [model.settings] * 3
+    assert lm.settings["generation_config"] == {"top_k": 3, "top_p": 0.5}
+    assert len(embedder.settings["prompts"]) == 2
+    assert type(copy.deepcopy(lm).sampler) is type(lm.sampler)
+    for name, value, message in (
+        ("prompts", None, "prompts is None; give a dictionary"),
+        ("default_prompt_name", "x", "there is no prompt 'x'"),
+        ("similarity_fn_name", "x", "similarity_fn_name is 'x'"),
+        ("truncate_dim", 999, "truncate_dim is 999"),
+        ("pooling", "cls", "pooling of a GemmaTextEmbedder is fixed when the model is made"),
+    ):
+        refused(message, setattr, embedder, name, value)
+    refused("generation_config is 3; give", setattr, lm, "generation_config", 3)
+    refused("num_layers of a GemmaBackbone is fixed", setattr, lm.backbone, "num_layers", 2)
 
 
 def first(shape):

@@ -24,7 +24,7 @@ from kmodels.models.blocks.inputs import OptionalInputs
 from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
 from kmodels.ops.linear_cross_entropy import IGNORED, without_ignored
 from kmodels.overrides import meshes
-from kmodels.task import Compiled, Task
+from kmodels.task import Compiled, Task, setting
 from kmodels.training.losses import InsideStep
 from kmodels.training.normalization import (
     BatchWeight,
@@ -64,6 +64,9 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
     gguf_export: ClassVar[GGUFExport]
     projector: ClassVar[Projector | None] = None
+    generation_config = setting(
+        "generation_config", "Content of a generation_config.json; files of the model hold it."
+    )
     loss_normalization = "tokens"
 
     def __init__(
@@ -90,11 +93,17 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
 
         # === Config ===
         self.head_dtype = backbone.dtype_policy
-        self.generation_config = dict(generation_config or {})
-        self.settings = {"generation_config": self.generation_config}
+        self.settings = {"generation_config": dict(generation_config or {})}
         self.head = Head()
         self.use_sampler("greedy")
         self.compiles_itself = compile
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raises `InputError` for a `generation_config` that is not a dictionary."""
+        if not isinstance(generation := settings["generation_config"], Mapping):
+            raise InputError(
+                f"generation_config is {generation!r}; give the content of a generation_config.json"
+            )
 
     def use_sampler(
         self, sampler: str | Mapping[str, Any] | Sampler, jit_compile: bool | str = "auto"

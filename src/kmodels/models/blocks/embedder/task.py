@@ -24,7 +24,7 @@ from kmodels.models.blocks.embedder.pooling import (
 from kmodels.models.blocks.embedder.preprocessor import EmbedderPreprocessor
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.inputs import GRAPH, OptionalInputs, as_tensors
-from kmodels.task import Compiled, Task
+from kmodels.task import Compiled, Task, setting
 from kmodels.training.losses import ContrastiveLoss
 from kmodels.weights import Rule, gather
 
@@ -78,7 +78,7 @@ class DecoderEmbedder(OptionalInputs, Task):
 
     Attributes:
         usual_pooling: `pooling` if neither is given.
-        prompts: as given, like the attributes that follow.
+        prompts: as given, like the attributes that follow; all four may be set later.
         default_prompt_name: name of the prompt if none is given, or None.
         similarity_fn_name: measure of `similarity`.
         truncate_dim: numbers of each vector that `encode` keeps, or None for all.
@@ -94,6 +94,10 @@ class DecoderEmbedder(OptionalInputs, Task):
     # The output has one vector for each row, so that a row cannot hold several texts.
     takes = GRAPH
     usual_pooling: ClassVar[str] = MEAN
+    prompts = setting("prompts", "Texts in front of a text, by name.")
+    default_prompt_name = setting("default_prompt_name", "Name of the usual prompt, or None.")
+    similarity_fn_name = setting("similarity_fn_name", "Measure of `similarity`.")
+    truncate_dim = setting("truncate_dim", "Numbers of a vector that `encode` keeps, or None.")
 
     @of_family
     def __init__(
@@ -140,27 +144,27 @@ class DecoderEmbedder(OptionalInputs, Task):
         self.input_spec = None
         self.head_dtype = policy
         self.compiles_itself = compile
-        # Around Keras' __setattr__, which would make a tracked dictionary of it.
-        object.__setattr__(self, "prompts", dict(prompts or {}))
-        self.default_prompt_name = default_prompt_name
-        self.similarity_fn_name = similarity_fn_name
-        self.truncate_dim = truncate_dim
-        if similarity_fn_name not in SIMILARITIES:
-            raise InputError(
-                f"similarity_fn_name is {similarity_fn_name!r}; choose one of "
-                f"{', '.join(SIMILARITIES)}"
-            )
-        self._prompt(default_prompt_name, None)
-        self._width(truncate_dim)
         self.settings = {
             "pooling": pooling,
             "dense": layers,
             "normalize": normalize,
-            "prompts": dict(self.prompts),
+            "prompts": dict(prompts or {}),
             "default_prompt_name": default_prompt_name,
             "similarity_fn_name": similarity_fn_name,
             "truncate_dim": truncate_dim,
         }
+        self.check_settings(self.settings)
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raises `InputError` for an unknown measure or prompt, or too many numbers to keep."""
+        if (measure := settings["similarity_fn_name"]) not in SIMILARITIES:
+            raise InputError(
+                f"similarity_fn_name is {measure!r}; choose one of {', '.join(SIMILARITIES)}"
+            )
+        if not isinstance(prompts := settings["prompts"], Mapping):
+            raise InputError(f"prompts is {prompts!r}; give a dictionary of texts by name")
+        _prompt(prompts, settings["default_prompt_name"], None)
+        self._width(settings["truncate_dim"])
 
     @classmethod
     def _pooling(cls, pooling: str | None, pooling_mode: str | None) -> str:
@@ -275,7 +279,7 @@ class DecoderEmbedder(OptionalInputs, Task):
         gather.check_callable(self, "encode")
         width = self._width(self.truncate_dim if truncate_dim is None else truncate_dim)
         single = isinstance(texts, str | bytes)
-        first = self._prompt(prompt_name or self.default_prompt_name, prompt)
+        first = _prompt(self.prompts, prompt_name or self.default_prompt_name, prompt)
         strings = [_text(text) for text in ([texts] if single else texts)]
         rows = self.preprocessor.token_rows([first + text for text in strings])
         vectors = np.zeros((len(rows), width), "float32")
@@ -357,14 +361,6 @@ class DecoderEmbedder(OptionalInputs, Task):
         x = pad_rows(filled, length, self.preprocessor.tokenizer.pad_token_id)
         return np.asarray(self.predict_on_batch(x), "float32")[: len(rows)]
 
-    def _prompt(self, name: str | None, prompt: str | None) -> str:
-        if prompt is not None or name is None:
-            return prompt or ""
-        if name not in self.prompts:
-            known = ", ".join(self.prompts) or "none"
-            raise InputError(f"there is no prompt {name!r}; the model's are {known}")
-        return self.prompts[name]
-
     def _width(self, wanted: int | None) -> int:
         width = self.outputs[0].shape[-1]
         if wanted is None:
@@ -386,6 +382,15 @@ class HubEmbedder(DecoderEmbedder):
     __init__ = in_order("backbone", "preprocessor", "pooling_mode", "normalize")(
         DecoderEmbedder.__init__
     )
+
+
+def _prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
+    if prompt is not None or name is None:
+        return prompt or ""
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise InputError(f"there is no prompt {name!r}; the model's are {known}")
+    return prompts[name]
 
 
 def _checked(number: int, settings: Mapping[str, Any]) -> dict[str, Any]:
