@@ -15,7 +15,7 @@ from kmodels.layers.placement import of_family
 from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.model import Block, ViTBackbone
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
-from kmodels.task import Compiled, Task
+from kmodels.task import Compiled, Task, setting
 from kmodels.training.losses import InsideStep, StepsWithOwnLoss
 
 # === Layers ===
@@ -377,6 +377,8 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
     backbone_class = ViTBackbone
     preprocessor_class = ViTImageClassifierPreprocessor
 
+    norm_pix_loss = setting("norm_pix_loss", "True if pixels are normalized within each patch.")
+
     @of_family
     def __init__(
         self,
@@ -457,7 +459,6 @@ class ViTMAEForPreTraining(StepsWithOwnLoss, PatchPixels, Task):
         self.reconstruct = reconstruct
         self.num_patches, self.num_seen = patches, seen
         self.mask_ratio = mask_ratio
-        self.norm_pix_loss = norm_pix_loss
         self.seed_generator = decoder.add_seed(1.0, seed)
         self.settings = {
             "decoder_hidden_size": decoder_hidden_size,
