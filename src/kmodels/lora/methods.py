@@ -1,7 +1,9 @@
 """LoRA and quantized kernels as methods of every model."""
 
 import logging
-from collections.abc import Collection, Sequence
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +15,7 @@ import numpy as np
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.remote import local_copy, write_file
+from kmodels.core.schema import Needed, read_json
 from kmodels.distribution.rank_zero import write_on_rank_zero
 from kmodels.layers import quantized
 from kmodels.layers.adapter import ADAPTER, LoraSettings, matrices
@@ -26,7 +29,7 @@ from kmodels.layers.changes import (
     restore_rows,
     rows,
 )
-from kmodels.layers.copies import IDS, ROWS, shown
+from kmodels.layers.copies import IDS, PREFIX, ROWS, shown
 from kmodels.lora.adapter_files import load_adapter, save_adapter
 from kmodels.lora.enable import enable, merge, unmerge
 from kmodels.lora.modules import Ids, expert_layers, linear_layers, tables, trained_tables
@@ -250,7 +253,7 @@ class Adapters:
     def load_weights(
         self, filepath: str | Path, skip_mismatch: bool = False, **kwargs: Any
     ) -> None:
-        """Keras' `load_weights`, also for addresses; all shapes are compared before anything loads.
+        """Keras' `load_weights`, also for addresses; all arrays are compared before any is loaded.
 
         If only the file has adapters, they are added to the kernels, as Keras' own layers do. If
         only the model has adapters, they are reset.
@@ -259,7 +262,7 @@ class Adapters:
             InputError: lists all mismatches in one line; the model is then unchanged.
         """
         filepath = local_copy(filepath)
-        if not skip_mismatch:
+        if not skip_mismatch and kwargs.get("objects_to_skip") is None:
             _check_weights(self, filepath)
         super().load_weights(filepath, skip_mismatch=skip_mismatch, **kwargs)  # type: ignore[misc]
 
@@ -367,10 +370,10 @@ class Adapters:
         load_adapter(self, directory)
 
 
-def _check_weights(model: keras.Model, path: str | Path) -> None:
-    """Compares kernels, adapters and shapes of a model with those in a .weights.h5.
+def _check_weights(model: keras.Model, path: Path) -> None:
+    """Compares names, kernels, adapters and shapes of a model with those in a file of Keras.
 
-    Keras would stop halfway, with a message of many lines.
+    Keras would stop halfway, with a message of many lines, and ignore what the model lacks.
 
     Args:
         model: a built model.
@@ -379,31 +382,93 @@ def _check_weights(model: keras.Model, path: str | Path) -> None:
     Raises:
         InputError: names the mismatches, in one line.
     """
-    if not str(path).endswith(".h5") or not Path(path).is_file() or not h5py.is_hdf5(path):
-        return
-    saved = keras_internals.saved_arrays(model)
-    groups = {id(variable): name.rpartition("/")[0] for name, variable in saved.items()}
-    layers: list[Any] = [*linear_layers(model).values(), *expert_layers(model).values()]
-    checks = [(x, next(iter(x.base_variables().values()))) for x in layers]
-    checks += [(x, x.embeddings) for x in tables(model).values()]
-    problems, seen = [], set()
-    with h5py.File(path) as file:
+    with ExitStack() as opened:
+        if not (files := _weight_files(path, opened)):
+            return
+        found = _by_group(files)
+        saved = keras_internals.saved_arrays(model)
+        groups = {id(variable): name.rpartition("/")[0] for name, variable in saved.items()}
+        layers: list[Any] = [*linear_layers(model).values(), *expert_layers(model).values()]
+        checks = [(x, next(iter(x.base_variables().values()))) for x in layers]
+        checks += [(x, x.embeddings) for x in tables(model).values()]
+        problems, checked = [], set()
+        # Keras warns of another optimizer, and leaves it as it is.
+        here, there = (sum(map(_of_optimizer, names)) for names in (saved, _names(found)))
+        compared = [name for name in saved if here == there or not _of_optimizer(name)]
         for layer, variable in checks:
-            group = groups[id(variable)]
-            seen.add(group)
-            if group in file and (problem := layer.misfit(file[group])):
+            checked.add(group := groups[id(variable)])
+            if problem := layer.misfit(found.get(group, {})):
                 problems.append(f"{layer.path}: {problem}")
-        for name, variable in saved.items():
-            if name in file and name.rpartition("/")[0] not in seen:
-                here, there = tuple(getattr(variable, "shape", ())), tuple(file[name].shape)
-                if here != there:
-                    problems.append(f"{variable.path} is {here}, in the file {there}")
+        for name in compared:
+            group, _, own = name.rpartition("/")
+            if group in checked or own.startswith(PREFIX):
+                continue
+            shape = tuple(getattr(variable := saved[name], "shape", ()))
+            stored = found.get(group, {}).get(own)
+            if stored is None or tuple(stored.shape) != shape:
+                there = "missing" if stored is None else tuple(stored.shape)
+                problems.append(
+                    f"{getattr(variable, 'path', name)} is {shape}, in the file {there}"
+                )
+        surplus = [
+            name
+            for name in _names(found)
+            if name not in saved
+            and not _of_optimizer(name)
+            and name.rpartition("/")[0] not in checked
+            and not name.rpartition("/")[2].startswith(PREFIX)
+        ]
+        problems += [f"the file also holds {name}" for name in surplus]
     if problems:
         more = f" and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise InputError(
             f"{path} does not fit the model: {'; '.join(problems[:SHOWN])}{more}; make the model "
-            "as it was when it was saved, or use save and keras.saving.load_model"
+            "as it was when it was saved, use save and keras.saving.load_model, or give "
+            "skip_mismatch=True"
         )
+
+
+def _weight_files(path: Path, opened: ExitStack) -> list[Any]:
+    """Opens the HDF5 files of weights that Keras wrote; [] if there are none, or a damaged one."""
+    sources: list[Any] = []
+    if path.name.endswith(".weights.h5") and path.is_file():
+        sources = [path]
+    elif path.suffix == ".keras" and zipfile.is_zipfile(path):
+        archive = opened.enter_context(zipfile.ZipFile(path))
+        names = [name for name in archive.namelist() if name.endswith(".weights.h5")]
+        sources = [opened.enter_context(archive.open(name)) for name in names]
+    elif path.name.endswith(".weights.json") and path.is_file():
+        listed = read_json(path, {"weight_map": Needed({"*": (str, [str])})})["weight_map"].values()
+        names = sorted(
+            {Path(one).name for one in chain(*([x] if isinstance(x, str) else x for x in listed))}
+        )
+        sources = [path.with_name(name) for name in names]
+    try:
+        return [opened.enter_context(h5py.File(source, "r")) for source in sources]
+    except OSError:  # Keras says which
+        return []
+
+
+def _by_group(files: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Returns the arrays of files by name in each group."""
+    groups: dict[str, dict[str, Any]] = {}
+
+    def note(name: str, entry: "h5py.Dataset | h5py.Group") -> None:
+        if isinstance(entry, h5py.Dataset):
+            group, _, own = name.rpartition("/")
+            groups.setdefault(group, {})[own] = entry
+
+    for file in files:
+        file.visititems(note)
+    return groups
+
+
+def _names(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [f"{group}/{name}" for group, arrays in groups.items() for name in arrays]
+
+
+def _of_optimizer(name: str) -> bool:
+    return name.startswith("optimizer/")
 
 
 # === Adapters in .lora.h5 files ===

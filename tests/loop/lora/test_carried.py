@@ -253,9 +253,50 @@ def test_weights_that_do_not_fit_are_refused_in_a_line(saved, loaded, message, t
     assert_equal(other.get_weights(), before)
 
 
+OTHERS = {
+    "wider": ({"hidden_dim": 32}, {}, r"kernel is \(.*, in the file \(", None),
+    "shallow": (
+        {"num_layers": 1},
+        {},
+        "file also holds layers/vi_t_backbone/.*_1/.* more",
+        "lacks",
+    ),
+    "deep": ({"num_layers": 3}, {}, "block_2/.*: the file holds nothing for it", None),
+    "scaled": ({"layer_scale": 0.1}, {}, r"scale is \(16,\), in the file missing", None),
+    "headless": ({}, {"num_classes": 0}, "the file also holds layers/dense/vars/0", "lacks"),
+    "wordy": ({}, {"num_classes": 5}, r"logits: kernel is \(16, 5\), in the file \(16, 3\)", None),
+}
+
+
 @pytest.mark.once
-def test_weights_of_other_sizes_are_refused_in_a_line(tmp_path):
-    classifier().save_weights(tmp_path / "model.weights.h5")
-    wider = ViTImageClassifier(ViTBackbone(**{**VIT, "hidden_dim": 32}), num_classes=3)
-    message = r"does not fit the model: .*kernel is \(.*, in the file"
-    refused(message, wider.load_weights, tmp_path / "model.weights.h5")
+@pytest.mark.parametrize("file", ["m.weights.h5", "m.weights.json", "m.keras"])
+@pytest.mark.parametrize(("sizes", "head", "message", "lacks"), OTHERS.values(), ids=OTHERS)
+def test_weights_of_another_model_are_refused_in_a_line(
+    sizes, head, message, lacks, file, tmp_path
+):
+    model, path = classifier(), tmp_path / file
+    if file.endswith(".json"):
+        model.save_weights(path, max_shard_size=1e-5)
+    else:
+        (model.save if file.endswith(".keras") else model.save_weights)(path)
+    other = ViTImageClassifier(ViTBackbone(**{**VIT, **sizes}), **{"num_classes": 3, **head})
+    before = other.get_weights()
+    refused(f"does not fit the model: .*{message}", other.load_weights, path)
+    assert_equal(other.get_weights(), before)
+    if lacks:
+        other.load_weights(path, skip_mismatch=True)
+        assert_equal(other.backbone.blocks[0].weights, model.backbone.blocks[0].weights)
+    model.load_weights(path)
+
+
+@pytest.mark.once
+def test_the_state_of_another_optimizer_stays_in_the_file(tmp_path):
+    model, other = classifier(), classifier()
+    model.compile("adam")
+    model.optimizer.build(model.trainable_variables)
+    other.compile(keras.optimizers.SGD(momentum=0.9))
+    other.optimizer.build(other.trainable_variables)
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        other.load_weights(tmp_path / "model.weights.h5")
+    assert_equal(other.weights, model.weights)
