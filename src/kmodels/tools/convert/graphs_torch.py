@@ -94,6 +94,10 @@ def run_transformers(path: Path, samples: Arrays, model: keras.Model) -> list[np
                 inputs = _patches(sample, model)
             else:
                 inputs = {"pixel_values": _channels_first(sample)}
+            if (masking := getattr(model, "masking", None)) is not None:
+                # transformers draws the patches that a MAE hides.
+                places = keras.ops.convert_to_numpy(masking.order()).astype("float32")
+                inputs["noise"] = torch.from_numpy(places).expand(len(sample), -1)
             output = peer(**inputs)
             if (path / "modules.json").is_file():
                 outputs.append(_vectors(path, output.last_hidden_state).numpy())
@@ -137,13 +141,19 @@ def run_gguf(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray
     kind = file.get_field("general.architecture").contents()
     kinds = {name: number for number, name in reading.MODEL_ARCH_NAMES.items()}
     names = reading.get_tensor_name_map(kinds[kind], form["num_hidden_layers"])
+    heads = {"attn_q": form["num_attention_heads"], "attn_k": form["num_key_value_heads"]}
     # Norms multiply by the weight in llama.cpp, and in transformers by as much more as here.
     less = model.backbone.config.norm_offset
     scalars = [buffer for buffer in peer.named_buffers() if buffer[0].endswith("layer_scalar")]
     with torch.no_grad():
         for name, weight in (*peer.named_parameters(), *scalars):
             known = names.get_name(name, (".weight",))
-            values = torch.from_numpy(tensors[known if known in tensors else f"{known}.weight"])
+            source = known if known in tensors else f"{known}.weight"
+            values = torch.from_numpy(tensors[source])
+            part = source.split(".")[-2]
+            if kind == "llama" and part in heads:  # pairs of channels are side by side there
+                pairs = values.reshape(heads[part], -1, 2, *values.shape[1:])
+                values = pairs.swapaxes(1, 2).reshape(values.shape)
             weight.copy_(values - less if name.endswith("norm.weight") else values)
         rows = ({"input_ids": torch.from_numpy(sample).long()} for sample in samples)
         return [peer.eval()(**inputs).logits.numpy() for inputs in rows]
@@ -156,6 +166,8 @@ def _chosen(output: Any, peer: Any, model: keras.Model) -> torch.Tensor:
             return output[name]
     clip = peer.config.model_type == "clip_vision_model"
     settings = getattr(model, "settings", None)
+    if settings is None and len(model.output.shape) == 2:
+        return output.pooler_output
     if settings is None:
         # It returns tokens before the final norm, kmodels after it.
         tokens = output.last_hidden_state

@@ -51,7 +51,7 @@ def serve(model: keras.Model) -> tuple[Served, keras.InputSpec]:
     served(samples(model, 2)[1])
     if _takes_text(model):
         return served, keras.InputSpec(shape=(None, None), dtype="int32", name="token_ids")
-    shape = (None, *model.input.shape[1:])
+    shape = (None, *_image_shape(model))
     return served, keras.InputSpec(shape=shape, dtype="float32", name="images")
 
 
@@ -64,6 +64,8 @@ def outputs(model: keras.Model, inputs: Tree) -> Any:
         if "vision_indices" in model.input:  # keras-hub's Gemma 3
             whole |= _unseen(model, keras.ops.shape(inputs))
         return model(whole, training=False)
+    if isinstance(model.input, dict):  # CLIP's and SigLIP's vision encoders
+        inputs = {"images": inputs}
     return model(inputs, training=False)
 
 
@@ -96,12 +98,17 @@ def samples(model: keras.Model, length: int) -> list[np.ndarray]:
         size = getattr(model, "backbone", model).config.vocabulary_size
         shapes = ((3, length), (1, length // 2 + 1))
         return [rng.integers(0, size, shape).astype("int32") for shape in shapes]
-    shape = model.input.shape[1:]
+    shape = _image_shape(model)
     return [rng.normal(size=(rows, *shape)).astype("float32") for rows in (3, 1)]
 
 
 def _takes_text(model: keras.Model) -> bool:
-    return isinstance(model.input, dict)
+    return isinstance(model.input, dict) and "token_ids" in model.input
+
+
+def _image_shape(model: keras.Model) -> tuple[int, ...]:
+    images = model.input["images"] if isinstance(model.input, dict) else model.input
+    return tuple(images.shape[1:])
 
 
 def onnx(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
