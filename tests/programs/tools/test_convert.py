@@ -4,6 +4,7 @@ import re
 import types
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ import command_line
 from kmodels.core.errors import InputError
 from kmodels.models import (
     CLIPTextModelWithProjection,
+    CLIPVisionEncoder,
     Gemma3ImageTextLM,
     Gemma4ImageTextLM,
     GemmaBackbone,
@@ -26,6 +28,7 @@ from kmodels.models import (
     ImageTextSimilarity,
     Llama3CausalLM,
     Qwen3CausalLM,
+    SigLIPTextEncoder,
     ViTBackbone,
     ViTImageClassifier,
     ViTMAEForPreTraining,
@@ -212,11 +215,13 @@ def without_llama_cpp(monkeypatch):
 
 
 @pytest.mark.across
-@pytest.mark.parametrize("preset", [*[f"gemma{n}_debug" for n in ("", 2, 3, 4)], "qwen3_debug"])
+@pytest.mark.parametrize(
+    "preset", [*[f"gemma{n}_debug" for n in ("", 2, 3, 4)], "llama3_debug", "qwen3_debug"]
+)
 def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cpp):
     scale = {"query_head_dim_normalize": True} if preset == "gemma2_debug" else {}
-    task = Qwen3CausalLM if preset == "qwen3_debug" else GemmaCausalLM
-    model = task.from_preset(preset, **scale)
+    others = {"llama3_debug": Llama3CausalLM, "qwen3_debug": Qwen3CausalLM}
+    model = others.get(preset, GemmaCausalLM).from_preset(preset, **scale)
     for weight in model.weights:  # so that no norm is without effect
         weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.02))
     # How numbers are rounded is the same for each family.
@@ -226,6 +231,47 @@ def test_transformers_gives_what_a_gguf_holds(preset, tmp_path, without_llama_cp
         assert found.runtime.startswith("transformers ") and found.difference is not None
         assert found.difference <= tolerance("logits")
         assert (found.rounding is None) == (dtype == "float32")
+
+
+TOWER = {"image_shape": (16, 16, 3), "patch_size": 8, "num_layers": 1, "num_heads": 2}
+TOWER |= {"hidden_dim": 16, "mlp_dim": 32}
+PARTS = {
+    "vision": lambda: CLIPVisionEncoder.from_preset("clip_base_patch32_224", **TOWER),
+    "text": lambda: SigLIPTextEncoder.from_preset("siglip_text_debug", num_layers=1),
+    "mae": lambda: ViTMAEForPreTraining.from_preset(
+        "vit_debug",
+        **dict.fromkeys(("decoder_hidden_size", "decoder_intermediate_size"), 8),
+        **dict.fromkeys(("decoder_num_hidden_layers", "decoder_num_attention_heads"), 1),
+    ),
+}
+
+
+@pytest.mark.across
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", PARTS)
+def test_towers_and_models_that_draw_are_compared(name, tmp_path):
+    found = convert(PARTS[name](), tmp_path / "out", "hf")
+    assert found.runtime.startswith("transformers ")
+    assert found.difference <= tolerance("logits")
+
+
+def test_a_runtime_that_fails_is_named_in_a_line(sources, tmp_path, monkeypatch):
+    def fail(*given):
+        raise RuntimeError("first") from ValueError("\x1b[96mthe cause\x1b[0m\nmore")
+
+    runtime = replace(FORMATS["npz"].runtime, packages=(), name="peer")
+    monkeypatch.setitem(FORMATS, "npz", replace(FORMATS["npz"], runtime=runtime))
+    real = converting.importlib.import_module
+    stand_in = types.SimpleNamespace(run_timm_npz=fail)
+    monkeypatch.setattr(
+        converting.importlib,
+        "import_module",
+        lambda name: stand_in if name.endswith("graphs_torch") else real(name),
+    )
+    message = r"peer cannot run the written file, which was not kept \(the cause\); try another"
+    with pytest.raises(InputError, match=message):
+        convert(sources("vit"), tmp_path / "out.npz", "npz")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.across
@@ -427,8 +473,16 @@ def test_a_source_is_not_its_own_destination(sources, tmp_path):
         convert(tmp_path / "model", tmp_path / "model", "timm")
     with pytest.raises(InputError, match="adapter needs a source that is a path"):
         convert(model, tmp_path / "out", "timm", adapter=tmp_path)
-    with pytest.raises(InputError, match="the model is float32; give dtype='float32', or one that"):
+    with pytest.raises(InputError, match="is float32; give dtype='float32', or load it with"):
         convert(model, tmp_path / "out", "timm", dtype="bfloat16")
+    mixed, half = (
+        ViTImageClassifier.from_preset(sources("vit"), dtype=dtype)
+        for dtype in ("mixed_bfloat16", "bfloat16")
+    )
+    with pytest.raises(InputError, match=r"computes in bfloat16 \(mixed_bfloat16\), so outputs"):
+        convert(mixed, tmp_path / "out", "timm")
+    with pytest.raises(InputError, match="the model is bfloat16; load it with dtype='float32'"):
+        convert(half, tmp_path / "out.npz", "npz")
     both = ImageTextSimilarity.from_preset("clip_debug", preprocessor=None)
     with pytest.raises(InputError, match=r"one tower, and ImageTextSimilarity has two; use its"):
         convert(both, tmp_path / "out", "hf")

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -572,7 +573,13 @@ def _check_model(form: ExportFormat, model: keras.Model, dtype: str) -> None:
             "images; write hf, keras-hub or gguf"
         )
     if not form.rounds and (own := backbone.variable_dtype) != dtype:
-        raise InputError(f"the model is {own}; give dtype={own!r}, or one that is {dtype}")
+        able = f"give dtype={own!r}, or " if own in form.dtypes else ""
+        raise InputError(f"the model is {own}; {able}load it with dtype={dtype!r}")
+    if not form.rounds and (policy := backbone.dtype_policy).compute_dtype != dtype:
+        raise InputError(
+            f"the model computes in {policy.compute_dtype} ({policy.name}), so outputs cannot be "
+            f"compared; load it with dtype={dtype!r}"
+        )
     size = sum(int(np.prod(weight.shape)) for weight in model.weights) * 4
     if form.limited and size >= MOST_BYTES:
         raise InputError(
@@ -610,7 +617,7 @@ def _write(
         others = [name for name in form.backends if name != dispatch.backend()]
         raise InputError(
             f"{form.name} could not be written from {dispatch.backend()} "
-            f"({str(error).strip().partition(chr(10))[0] or type(error).__name__}); "
+            f"({_reason(error)}); "
             f"try {' or '.join(others) if others else 'another format'}"
         ) from error
 
@@ -693,6 +700,20 @@ def _ask(
             return getattr(module, function)(path, samples, model), ""
         except ImportError as error:
             return None, f"{reader.name} cannot be imported ({one_line(error)})"
+        except Exception as error:  # each runtime has its own
+            hint = "; call dequantize first" if quantized_layers(model) else "; try another format"
+            raise InputError(
+                f"{reader.name} cannot run the written file, which was not kept "
+                f"({_reason(error)}){hint}"
+            ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the first line of the cause of an error, without codes for the terminal."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    return text.partition("\n")[0] or type(error).__name__
 
 
 def _without_preprocessor(model: keras.Model) -> dict[str, None]:
