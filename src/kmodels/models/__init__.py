@@ -1,6 +1,7 @@
 """The model families: each is one module or one flat folder, loaded when it is used."""
 
 import importlib
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors
@@ -165,7 +166,9 @@ __all__ = [*_MODULE_OF]
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(importlib.import_module(f"kmodels.models.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'kmodels.models' has no attribute {name!r}")
+    near = [one for one in _MODULE_OF if one.endswith(name)] or get_close_matches(name, _MODULE_OF)
+    hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
+    raise AttributeError(f"module 'kmodels.models' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

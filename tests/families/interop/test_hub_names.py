@@ -295,3 +295,14 @@ def test_refusals(name, given, message):
     named = given[-1] if isinstance(given[-1], dict) else {}
     with pytest.raises(InputError, match=re.escape(message)):
         getattr(models, name)(*(one for one in given if not isinstance(one, dict)), **named)
+
+
+def test_a_name_that_is_not_here_has_a_hint():
+    for name, hint in (
+        ("CausalLM", "did you mean Gemma3CausalLM, "),
+        ("ImageClassifier", "did you mean ViTImageClassifier, "),
+        ("GemaCausalLM", "did you mean GemmaCausalLM, "),
+        ("xyz", "'xyz'$"),
+    ):
+        with pytest.raises(AttributeError, match=hint):
+            getattr(models, name)

@@ -60,6 +60,10 @@ PRE, X = ViTImageClassifierPreprocessor, np.zeros((2, 6, 9, 3), "uint8")
         (lambda: PRE(224), "image_size is 224; give \\(height, width\\), each at least 1"),
         (lambda: PRE((24.5, 24)), "image_size is \\(24.5, 24\\)"),
         (lambda: PRE(mean=0.5), "mean is 0.5; give a sequence of finite numbers"),
+        (
+            lambda: PRE(image_converter=ViTImageConverter(scale=0)),
+            "scale of the image converter is 0",
+        ),
         (lambda: PRE(std=(1, np.nan, 1)), "std is \\(1, nan, 1\\); give a sequence"),
         (lambda: PRE(dtype="bfloat16"), "preprocessors give float32, and the model casts it"),
         (

@@ -46,6 +46,8 @@ def settings_of(converter: keras.Layer, image_size: Sequence[int], channels: int
     name = settings["interpolation"]
     check_supported(settings["pad_to_aspect_ratio"], name)
     scale = each_channel(1.0 if settings["scale"] is None else settings["scale"], channels)
+    if not min(scale) > 0:
+        raise InputError(f"scale of the image converter is {settings['scale']}; give more than 0")
     offset = each_channel(0.0 if settings["offset"] is None else settings["offset"], channels)
     std = [round(1 / (255 * x), DIGITS) for x in scale]
     return {
