@@ -42,7 +42,7 @@ def device_bytes() -> int | None:
     """Returns the free bytes of the accelerator; 0 without one."""
     if not torch.cuda.is_available():
         return 0
-    # The allocator keeps what it once had.
+    # torch's allocator keeps freed memory for later tensors.
     kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     return torch.cuda.mem_get_info()[0] + kept
 

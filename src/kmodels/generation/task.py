@@ -72,7 +72,7 @@ class Generates:
 
     @property
     def sampler(self) -> Sampler:
-        """How tokens are drawn; setting it is the same as `use_sampler`."""
+        """The sampler of `generate`; setting it calls `use_sampler`."""
         return self.generator.sampler
 
     @sampler.setter

@@ -373,7 +373,8 @@ class Adapters:
 def _check_weights(model: keras.Model, path: Path) -> None:
     """Compares names, kernels, adapters and shapes of a model with those in a file of Keras.
 
-    Keras would stop halfway, with a message of many lines, and ignore what the model lacks.
+    Keras would stop halfway with a message of many lines, and would ignore arrays that the model
+    lacks.
 
     Args:
         model: a built model.

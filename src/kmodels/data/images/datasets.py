@@ -652,7 +652,7 @@ def _sort_by_class(
 def _has_splits(images: Listing) -> bool:
     """Returns True if a train folder has class folders.
 
-    If it has images of its own, it is a class, unless all folders beside it are splits, too.
+    A train folder with images of its own is a class, unless all folders beside it are splits.
     """
     train = [parts for parts in images if SPLITS.get(_top(parts)) == "train" and parts[-1]]
     nested = [len(parts) > 2 for parts in train]
