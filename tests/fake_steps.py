@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from kmodels import models
-from kmodels.models.blocks.embedder.task import DecoderEmbedder
+from kmodels.models.blocks.embedder.task import TextEmbedder
 from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder
 from kmodels.models.gemma_vision.gemma4_encoder import Gemma4VisionEmbedder
 from kmodels.models.vit.naflex.model import MASK, SHAPES, VALUES
@@ -49,7 +49,7 @@ def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) 
             return {**x, "images": images(vision, rows)}, np.zeros(rows, "int32")
         seen = patches(vision, rows)
         return {**x, **seen, SHAPES: seen[SHAPES][:, 0]}, np.zeros(rows, "int32")
-    if isinstance(model, DecoderEmbedder):
+    if isinstance(model, TextEmbedder):
         pairs = {name: np.stack([ids, ids], 1) for name, ids in x.items()}
         return pairs, np.zeros(rows, "int32")
     ids = x["token_ids"]

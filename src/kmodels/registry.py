@@ -83,6 +83,12 @@ class Family:
     fit: Callable[[Any, Any, Any], Any] = lambda tensors, config, wanted: tensors
     fit_rules: Callable[[Any, Any, Any], Any] = lambda rules, config, wanted: rules
 
+    def classes(self) -> list[Any]:
+        """Returns the classes that `from_preset` makes: tasks, backbone, and preprocessors."""
+        models = [*self.tasks, self.backbone]
+        found = [getattr(cls, "preprocessor_class", None) for cls in models]
+        return [*models, *filter(None, dict.fromkeys(found))]
+
 
 def family(name: str) -> Family:
     """Returns a family by its name, and imports it on the first call.
@@ -101,11 +107,17 @@ def families() -> list[Family]:
 
 
 class Named:
-    """The registered names of a class, read on the class itself: `ViTBackbone.presets`."""
+    """The registered names of a class, read on the class itself: `ViTBackbone.presets`.
+
+    A class of no family, such as `CausalLM`, has those of all classes below it.
+    """
 
     def __get__(self, instance: object, owner: type) -> dict[str, dict[str, Any]]:
         """Returns the fields of the architecture by name."""
-        owner = getattr(owner, "backbone_class", owner)
+        base, owner = owner, getattr(owner, "backbone_class", owner)
+        if not getattr(owner, "family", ""):
+            below = [cls for one in families() for cls in one.classes() if issubclass(cls, base)]
+            return {name: fields for cls in below for name, fields in cls.presets.items()}
         own = family(owner.family)
         fits = getattr(owner, "fits_preset", own.backbone.fits_preset)
         return {name: dict(fields) for name, fields in own.presets.items() if fits(name, fields)}

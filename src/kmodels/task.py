@@ -119,6 +119,9 @@ class Presets(keras.Model if TYPE_CHECKING else object):
     ) -> Self:
         """Makes the model that a name or a directory describes.
 
+        Called on `CausalLM`, `ImageClassifier`, `TextEmbedder`, `Task` or `Backbone`, it makes one
+        of the class that fits.
+
         Args:
             preset: a registered name (an architecture with new weights), a directory written by
                 `save_to_preset`, a checkpoint file or directory of another package, one of these at
@@ -140,6 +143,7 @@ class Presets(keras.Model if TYPE_CHECKING else object):
         from kmodels import presets
 
         check_call(Presets.from_preset, load_weights=load_weights, quantized=quantized)
+        cls = presets.class_below(cls, preset)
         return presets.load(cls, preset, dtype, load_weights, quantized, **overrides)
 
     def save_to_preset(self, directory: str | Path, card: bool | Mapping[str, Any] = False) -> Path:

@@ -5,6 +5,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors
+    from kmodels.models.blocks.causal_lm import CausalLM
+    from kmodels.models.blocks.embedder.preprocessor import TextEmbedderPreprocessor
+    from kmodels.models.blocks.embedder.task import TextEmbedder
+    from kmodels.models.blocks.preprocessing import Preprocessor
+    from kmodels.models.blocks.preprocessor import CausalLMPreprocessor
     from kmodels.models.clip import (
         CLIPPreprocessor,
         CLIPTextConfig,
@@ -73,6 +78,7 @@ if TYPE_CHECKING:  # for editors
     )
     from kmodels.models.two_towers.model import CLIPBackbone, SigLIPBackbone, TwoTowersConfig
     from kmodels.models.two_towers.task import ImageTextPreprocessor, ImageTextSimilarity
+    from kmodels.models.vit.classification import ImageClassifier
     from kmodels.models.vit.classifier import ViTImageClassifier
     from kmodels.models.vit.config import ViTConfig
     from kmodels.models.vit.detection import ViTObjectDetector, ViTObjectDetectorPreprocessor
@@ -98,6 +104,7 @@ if TYPE_CHECKING:  # for editors
     from kmodels.models.vit.segmentation.eomt import EoMTImageSegmenter
     from kmodels.models.vit.segmentation.preprocessor import ViTImageSegmenterPreprocessor
     from kmodels.models.vit.segmentation.segmenter import ViTImageSegmenter
+    from kmodels.task import Backbone, Task
 
 # The public names by their module.
 MODULES = {
@@ -158,14 +165,24 @@ MODULES = {
     "vit.segmentation.preprocessor": ("ViTImageSegmenterPreprocessor",),
     "vit.segmentation.segmenter": ("ViTImageSegmenter",),
 }
-_MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
+# The bases of classes of several families; their `from_preset` finds the family's own.
+BASES = {
+    "blocks.causal_lm": ("CausalLM",),
+    "blocks.embedder.preprocessor": ("TextEmbedderPreprocessor",),
+    "blocks.embedder.task": ("TextEmbedder",),
+    "blocks.preprocessing": ("Preprocessor",),
+    "blocks.preprocessor": ("CausalLMPreprocessor",),
+    "vit.classification": ("ImageClassifier",),
+    ".task": ("Backbone", "Task"),
+}
+_MODULE_OF = {name: f".{module}" for module, names in (MODULES | BASES).items() for name in names}
 
 __all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"kmodels.models.{_MODULE_OF[name]}"), name)
+        return getattr(importlib.import_module(_MODULE_OF[name], __name__), name)
     near = [one for one in _MODULE_OF if one.endswith(name)] or get_close_matches(name, _MODULE_OF)
     hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
     raise AttributeError(f"module 'kmodels.models' has no attribute {name!r}{hint}")

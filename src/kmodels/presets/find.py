@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kmodels import registry
-from kmodels.core.errors import InputError
+from kmodels.core.errors import InputError, shown
 from kmodels.core.remote import in_one_line, local_copy
 from kmodels.core.schema import read_json, warn_of_unknown
 from kmodels.registry import Family
@@ -80,13 +80,47 @@ def class_of(preset: str | Path, whole: bool = False) -> type:
         return next(cls for cls in every if cls.__name__ == checkpoint.whole)
     task = checkpoint.task
     headed = "num_classes" not in family.parts or task.get("num_classes") is not None
-    if not headed or not family.tasks:
-        return family.backbone
-    # Several tasks may read the files of a family; the arguments in a file decide, those of the
-    # model first and then those of its preprocessor.
-    readers = [cls for cls in family.tasks if set(task) <= _arguments(cls)] or [*family.tasks]
-    settings = set(checkpoint.preprocessor or ())
-    return next((cls for cls in readers if settings <= _settings_of(cls)), readers[0])
+    return _readers(family, checkpoint)[0] if headed and family.tasks else family.backbone
+
+
+def class_below(base: type, preset: str | Path) -> Any:
+    """Returns a base's class for a preset: `GemmaCausalLM` for `CausalLM` and a Gemma.
+
+    Args:
+        base: any class with `from_preset`. One of a family is returned as it is.
+        preset: see `load`.
+
+    Raises:
+        InputError: if the preset's family has no class below it, or there is no such preset.
+    """
+    if getattr(getattr(base, "backbone_class", base), "family", ""):
+        return base
+    own = family_of(preset)
+    if str(preset) in own.presets:
+        every = [cls for cls in own.classes() if str(preset) in cls.presets]
+    else:
+        best = class_of(preset, whole=True)
+        own = registry.family(getattr(best, "backbone_class", best).family)
+        readers = _readers(own, open_checkpoint(preset, own, {}, False))
+        every = [best, getattr(best, "preprocessor_class", best), *readers, *own.classes()]
+    found = next((cls for cls in every if issubclass(cls, base)), None)
+    if found is None:
+        names = ", ".join([*dict.fromkeys(cls.__name__ for cls in every)][:4])
+        raise InputError(f"{shown(preset)} is for no {base.__name__}; use {names}")
+    return found
+
+
+def _readers(family: Family, checkpoint: SourceCheckpoint) -> list[Any]:
+    """Returns the tasks of a family, those first that take the most arguments in a file.
+
+    Those of the model count before those of its preprocessor.
+    """
+    task, settings = set(checkpoint.task), set(checkpoint.preprocessor or ())
+
+    def lacks(cls: type) -> tuple[bool, bool]:
+        return not task <= _arguments(cls), not settings <= _settings_of(cls)
+
+    return sorted(family.tasks, key=lacks)
 
 
 def _arguments(cls: type) -> set[str]:

@@ -86,11 +86,8 @@ def load(
         known = {*takes, *settings, "name"}
         settings = {key: value for key, value in defaults.items() if key in known}
         if "preprocessor" not in settings and checkpoint.preprocessor is not None:
-            arguments = family.fit_preprocessor(checkpoint.preprocessor, config)
-            if len(task) < len(checkpoint.task):
-                known = inspect.signature(cls.preprocessor_class.__init__).parameters
-                arguments = {key: value for key, value in arguments.items() if key in known}
-            arguments = cls.preprocessor_class.fitted(arguments, config)
+            others = len(task) < len(checkpoint.task)
+            arguments = _of_preprocessor(cls.preprocessor_class, checkpoint, family, config, others)
             settings["preprocessor"] = cls.preprocessor_class(**arguments)
         with keras_internals.without_values() if empty else nullcontext([]) as head:
             model = cls(backbone=backbone, **settings)
@@ -157,7 +154,21 @@ def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
     checkpoint = open_checkpoint(preset, family, {}, False)
     checkpoint.verify_preprocessor(cls)
     config = family.backbone.make_config(**checkpoint.backbone)
-    return cls.fitted(family.fit_preprocessor(checkpoint.preprocessor or {}, config), config)
+    tasks = [task for task in family.tasks if getattr(task, "preprocessor_class", None) is cls]
+    takes = [set(inspect.signature(task.__init__).parameters) for task in tasks]
+    others = bool(takes) and not any(set(checkpoint.task) <= names for names in takes)
+    return _of_preprocessor(cls, checkpoint, family, config, others)
+
+
+def _of_preprocessor(
+    cls: Any, checkpoint: SourceCheckpoint, family: Family, config: Any, others: bool
+) -> dict[str, Any]:
+    """Returns a checkpoint's arguments for a class; `others` if they are those of another task."""
+    arguments = family.fit_preprocessor(checkpoint.preprocessor or {}, config)
+    if others:
+        known = inspect.signature(cls.__init__).parameters
+        arguments = {key: value for key, value in arguments.items() if key in known}
+    return cls.fitted(arguments, config)
 
 
 def _split(cls: type, owner: type, overrides: dict[str, Any]) -> tuple[dict, dict]:

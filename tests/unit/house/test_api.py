@@ -149,5 +149,8 @@ def test_editors_see_the_families_that_are_loaded():
     tree = ast.parse(Path(models.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     shown = {node.module: {alias.name for alias in node.names} for node in block.body}
-    loaded = {f"kmodels.models.{module}": set(names) for module, names in models.MODULES.items()}
+    loaded = {
+        importlib.util.resolve_name(f".{module}", "kmodels.models"): set(names)
+        for module, names in (models.MODULES | models.BASES).items()
+    }
     assert shown == loaded

@@ -104,7 +104,7 @@ class Preprocessor(keras.layers.Layer):
 
     @classmethod
     def from_preset(cls, preset: str | Path, **settings: Any) -> Self:
-        """Makes the preprocessor that belongs to a checkpoint.
+        """Makes the preprocessor that belongs to a checkpoint; `Preprocessor` finds its class.
 
         Args:
             preset: as in `from_preset` of the model, or a directory that `save_to_preset` of a
@@ -118,6 +118,8 @@ class Preprocessor(keras.layers.Layer):
         if not file.is_file():
             from kmodels import presets
 
+            if not cls.family:
+                return presets.class_below(cls, preset).from_preset(preset, **settings)
             return cls(**{**presets.preprocessor_settings(cls, preset), **settings})
         saved = read_json(file, {"class_name": Needed(str), "config": Needed({})})
         if saved.get("class_name") != cls.__name__:

@@ -19,7 +19,6 @@ from kmodels.models.blocks.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer
 from kmodels.text.records import PICTURES, holds_pictures
 from kmodels.text.texts import as_list, as_text
-from kmodels.weights import native
 
 
 class TextPreprocessor(Preprocessor):
@@ -223,10 +222,11 @@ class TextPreprocessor(Preprocessor):
             InputError: for files that are missing, damaged, or no tokenizer.
         """
         path = presets.locate(preset)
+        if not cls.family:
+            return presets.class_below(cls, path).from_preset(path, **settings)
         own = read_optional(path / "config.json").get("preprocessor")
         if isinstance(own, dict) and "tokenizer" in own:
-            native.verify_tokenizer(path, own)
-            return cls(**{**own, "tokenizer": path / own["tokenizer"], **settings})
+            return cls(**{**presets.preprocessor_settings(cls, path), **settings})
         saved = read_optional(path / SETTINGS_FILE)
         if (kind := saved.get("class_name", cls.__name__)) not in (cls.__name__, *cls.siblings):
             raise InputError(f"{path / SETTINGS_FILE} holds a {kind}, not a {cls.__name__}")

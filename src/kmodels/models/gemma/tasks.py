@@ -8,10 +8,10 @@ import keras
 
 from kmodels.models.blocks.causal_lm import CausalLM
 from kmodels.models.blocks.embedder.preprocessor import (
-    EmbedderPreprocessor,
     HubEmbedderPreprocessor,
+    TextEmbedderPreprocessor,
 )
-from kmodels.models.blocks.embedder.task import DecoderEmbedder, HubEmbedder
+from kmodels.models.blocks.embedder.task import HubEmbedder, TextEmbedder
 from kmodels.models.blocks.hub_order import TextOrImages, by_name
 from kmodels.models.gemma import gguf
 from kmodels.models.gemma.model import Gemma3Backbone, Gemma4Backbone, GemmaBackbone
@@ -97,8 +97,8 @@ class Gemma4CausalLM(HubCausalLM):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaTextEmbedderPreprocessor(EmbedderPreprocessor):
-    """`EmbedderPreprocessor` of Gemma."""
+class GemmaTextEmbedderPreprocessor(TextEmbedderPreprocessor):
+    """`TextEmbedderPreprocessor` of Gemma."""
 
     family = "gemma"
     tokenizer_class = GemmaTokenizer
@@ -107,8 +107,8 @@ class GemmaTextEmbedderPreprocessor(EmbedderPreprocessor):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class GemmaTextEmbedder(DecoderEmbedder):
-    """Gemma for text embeddings, one vector per text; see `DecoderEmbedder`.
+class GemmaTextEmbedder(TextEmbedder):
+    """Gemma for text embeddings, one vector per text; see `TextEmbedder`.
 
     Source:
         EmbeddingGemma Team 2025 (arXiv:2509.20354).

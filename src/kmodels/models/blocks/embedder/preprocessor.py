@@ -35,7 +35,7 @@ def columns_of(names: Sequence[str]) -> list[str] | None:
     return columns if whole else None
 
 
-class EmbedderPreprocessor(TextPreprocessor):
+class TextEmbedderPreprocessor(TextPreprocessor):
     """Turns texts into token ids and a mask, and pairs of texts into batches for `fit`.
 
     The base of each family's own, which names its tokenizer.
@@ -147,19 +147,19 @@ class EmbedderPreprocessor(TextPreprocessor):
         return {**super()._settings(), **prompts}
 
 
-class HubEmbedderPreprocessor(EmbedderPreprocessor):
-    """`EmbedderPreprocessor` by keras-hub's arguments and defaults.
+class HubEmbedderPreprocessor(TextEmbedderPreprocessor):
+    """`TextEmbedderPreprocessor` by keras-hub's arguments and defaults.
 
     The base of each family's own.
 
     Args:
-        tokenizer: as in `EmbedderPreprocessor`, like arguments that are not listed.
+        tokenizer: as in `TextEmbedderPreprocessor`, like arguments that are not listed.
         sequence_length: tokens of a row.
         truncate: "round_robin" or "waterfall", by which keras-hub shares a row among several texts;
             a row has one text here, so that both are the same.
         add_start_token: puts the start token in front, if the tokenizer has one.
         add_end_token: puts the end token behind.
-        **kwargs: of `EmbedderPreprocessor`.
+        **kwargs: of `TextEmbedderPreprocessor`.
 
     Raises:
         InputError: for another `truncate`.

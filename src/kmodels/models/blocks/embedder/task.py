@@ -21,7 +21,7 @@ from kmodels.models.blocks.embedder.pooling import (
     TokenPooling,
     UnitLength,
 )
-from kmodels.models.blocks.embedder.preprocessor import EmbedderPreprocessor
+from kmodels.models.blocks.embedder.preprocessor import TextEmbedderPreprocessor
 from kmodels.models.blocks.hub_order import in_order
 from kmodels.models.blocks.inputs import GRAPH, OptionalInputs, as_tensors
 from kmodels.task import Compiled, Task, setting
@@ -53,7 +53,7 @@ PARTS = {"dense": ("dense_",)}
 ACTIVATIONS = ("linear", "tanh")
 
 
-class DecoderEmbedder(OptionalInputs, Task):
+class TextEmbedder(OptionalInputs, Task):
     """A decoder that gives one vector for each text; the base of each family's own.
 
     Args:
@@ -103,7 +103,7 @@ class DecoderEmbedder(OptionalInputs, Task):
     def __init__(
         self,
         backbone: DecoderBackbone,
-        preprocessor: EmbedderPreprocessor | None = None,
+        preprocessor: TextEmbedderPreprocessor | None = None,
         pooling: str | None = None,
         dense: Sequence[Mapping[str, Any]] = (),
         normalize: bool = True,
@@ -371,8 +371,8 @@ class DecoderEmbedder(OptionalInputs, Task):
         return wanted
 
 
-class HubEmbedder(DecoderEmbedder):
-    """A `DecoderEmbedder` by keras-hub's name, which pools the last token by default.
+class HubEmbedder(TextEmbedder):
+    """A `TextEmbedder` by keras-hub's name, which pools the last token by default.
 
     As in keras-hub, arguments without a name are backbone, preprocessor, `pooling_mode` and
     `normalize`.
@@ -380,7 +380,7 @@ class HubEmbedder(DecoderEmbedder):
 
     usual_pooling = LAST
     __init__ = in_order("backbone", "preprocessor", "pooling_mode", "normalize")(
-        DecoderEmbedder.__init__
+        TextEmbedder.__init__
     )
 
 
