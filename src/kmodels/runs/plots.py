@@ -47,7 +47,7 @@ def _drawn(draw: Callable[..., None]) -> Callable[..., None]:
     """Leaves a figure out if Matplotlib is not installed."""
 
     @wraps(draw)
-    def run(path: Path, *arguments: Any) -> None:
+    def run(path: str | Path, *arguments: Any) -> None:
         if installed():
             with as_written(arguments):
                 draw(path, *arguments)
@@ -124,7 +124,7 @@ def _say_missing(characters: str) -> None:
 
 
 @_drawn
-def curves(path: Path, rows: Sequence[dict[str, Any]], metric: str = "accuracy") -> None:
+def curves(path: str | Path, rows: Sequence[dict[str, Any]], metric: str = "accuracy") -> None:
     """Draws the loss by step, and loss and a metric by epoch.
 
     Args:
@@ -153,7 +153,7 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], metric: str = "accuracy")
 
 @_drawn
 def predictions(
-    path: Path,
+    path: str | Path,
     images: Sequence[np.ndarray],
     labels: np.ndarray,
     probabilities: np.ndarray,
@@ -182,7 +182,7 @@ def predictions(
 
 @_drawn
 def captions(
-    path: Path, images: Sequence[np.ndarray], texts: Sequence[str], expected: Sequence[str]
+    path: str | Path, images: Sequence[np.ndarray], texts: Sequence[str], expected: Sequence[str]
 ) -> None:
     """Draws held-out images with generated texts; wrong ones as in `predictions`.
 
@@ -199,7 +199,10 @@ def captions(
 
 
 def _pictures(
-    path: Path, images: Sequence[np.ndarray], texts: Sequence[str], right: Sequence[str | None]
+    path: str | Path,
+    images: Sequence[np.ndarray],
+    texts: Sequence[str],
+    right: Sequence[str | None],
 ) -> None:
     """Draws images below their texts; a wrong text is red, with the right one."""
     columns = min(8, len(images))
@@ -217,7 +220,7 @@ def _pictures(
 
 @_drawn
 def masks(
-    path: Path,
+    path: str | Path,
     images: Sequence[np.ndarray],
     truth: Sequence[np.ndarray],
     predicted: Sequence[np.ndarray],
@@ -264,7 +267,7 @@ def masks(
 
 @_drawn
 def boxes(
-    path: Path,
+    path: str | Path,
     images: Sequence[np.ndarray],
     truth: Sequence[Mapping[str, np.ndarray]],
     predicted: Sequence[Mapping[str, np.ndarray]],
@@ -305,7 +308,9 @@ def boxes(
 
 
 @_drawn
-def confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> None:
+def confusion(
+    path: str | Path, labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]
+) -> None:
     """Draws the confusion matrix.
 
     Args:
@@ -345,7 +350,7 @@ def confusion(path: Path, labels: np.ndarray, predicted: np.ndarray, names: Sequ
 
 @_drawn
 def probe(
-    path: Path,
+    path: str | Path,
     scores: dict[str, float],
     features: np.ndarray,
     labels: np.ndarray,
@@ -378,7 +383,7 @@ def probe(
 
 
 @_drawn
-def rows(path: Path, images: dict[str, np.ndarray]) -> None:
+def rows(path: str | Path, images: dict[str, np.ndarray]) -> None:
     """Draws images in rows, with a column for each image.
 
     Args:
@@ -417,7 +422,7 @@ def _line(axes: "Axes", epochs: Sequence[dict[str, Any]], key: str, label: str, 
         axes.plot(*zip(*points, strict=True), color=color, label=label, marker=".", ms=6)
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def _save(figure: "Figure", path: str | Path) -> None:
     if processes.is_rank_zero():
         atomic_write(path, lambda temporary: figure.savefig(temporary, dpi=120, format="png"))
 

@@ -201,7 +201,7 @@ def can_generate(model: "keras.Model") -> bool:
     return _passes(gather.check_callable, model)
 
 
-def can_merge(model: "keras.Model", origin: object, adapter: Path) -> bool:
+def can_merge(model: "keras.Model", origin: object, adapter: str | Path) -> bool:
     """Returns True if adapters can be merged; otherwise prints how to merge them later.
 
     Merging needs a process with all weights, and kernels that are not quantized.

@@ -69,7 +69,7 @@ class Runner(FitCallback):
     def __init__(
         self,
         model: keras.Model,
-        folder: Path,
+        folder: str | Path,
         loader: Any,
         validation: Any,
         schedule: WarmupSchedule,
@@ -87,6 +87,7 @@ class Runner(FitCallback):
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ):
         super().__init__()
+        folder = Path(folder)
         self._others = [*callbacks]
         if (plan := current()) is not None:
             plan.check(model)

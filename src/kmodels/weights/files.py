@@ -49,7 +49,7 @@ Part = tuple[Start, LazyArray]
 MOST_HEADER = 5_000_000
 
 
-def read_safetensors(path: Path) -> dict[str, LazyArray]:
+def read_safetensors(path: str | Path) -> dict[str, LazyArray]:
     """Returns the tensors of a safetensors file, or of a directory of one or several.
 
     Those of bitsandbytes, GPTQ, AWQ and FP8 are a `PackedArray` each.
@@ -57,7 +57,7 @@ def read_safetensors(path: Path) -> dict[str, LazyArray]:
     Raises:
         InputError: for a file that is missing, cut short, or not safetensors.
     """
-    return packed.grouped(path, stored_tensors(path))
+    return packed.grouped(Path(path), stored_tensors(Path(path)))
 
 
 def stored_tensors(path: Path) -> dict[str, LazyArray]:
@@ -242,12 +242,13 @@ def read_pickled(path: Path) -> dict[str, LazyArray]:
 READERS = {".safetensors": _one_safetensors, ".bin": read_pickled}
 
 
-def read_npz(path: Path) -> dict[str, LazyArray]:
+def read_npz(path: str | Path) -> dict[str, LazyArray]:
     """Returns the arrays of an `.npz` file, after verifying its checksums, which reads it once.
 
     Raises:
         InputError: for a file that is damaged, or holds something other than plain arrays.
     """
+    path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
             check_zip(archive, path)
@@ -300,7 +301,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_safetensors(
-    path: Path,
+    path: str | Path,
     tensors: Mapping[str, LazyArray | np.ndarray],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
@@ -322,7 +323,7 @@ def write_safetensors(
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors.items():
             values = tensor if isinstance(tensor, np.ndarray) else tensor.read()

@@ -64,7 +64,7 @@ def test_class_names_of_any_script_are_drawn_without_a_warning(
         plots.masks(tmp_path / "c.png", images, masks, masks, NAMES)
         plots.confusion(tmp_path / "d.png", labels, labels, NAMES)
         plots.probe(tmp_path / "e.png", {"猫": 0.5}, np.eye(9), labels, NAMES)
-        plots.rows(tmp_path / "f.png", {name: np.zeros((2, 4, 4, 1)) for name in NAMES})
+        plots.rows(str(tmp_path / "f.png"), {name: np.zeros((2, 4, 4, 1)) for name in NAMES})
     assert len(list(tmp_path.glob("*.png"))) == 6
     shown = capsys.readouterr()
     assert not shown.err

@@ -1,6 +1,7 @@
 """Reading and writing safetensors and npz, whole and damaged."""
 
 import json
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -28,9 +29,10 @@ def _lazy(arrays):
     return {k: LazyArray(x.shape, x.dtype, lambda x=x: x) for k, x in arrays.items()}
 
 
-def test_written_files_are_read_back_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("kind", [Path, str])
+def test_written_files_are_read_back_bit_for_bit(tmp_path, kind):
     arrays = _arrays()
-    file = tmp_path / "x.safetensors"
+    file = kind(tmp_path / "x.safetensors")
     write_safetensors(file, _lazy(arrays), {"format": "pt"})
     found = read_safetensors(file)
     assert sorted(found) == sorted(arrays)
@@ -46,6 +48,8 @@ def test_written_files_are_read_back_bit_for_bit(tmp_path):
     wrong = LazyArray((2, 3), np.dtype("float32"), lambda: np.zeros((3, 2), "float32"))
     with pytest.raises(ValueError, match=r"w was announced as \(2, 3\) but is \(3, 2\)"):
         write_safetensors(file, {"w": wrong})
+    np.savez(tmp_path / "x.npz", w=arrays["e"])
+    assert np.array_equal(read_npz(kind(tmp_path / "x.npz"))["w"].read(), arrays["e"])
 
 
 def test_values_are_read_when_asked_for_and_changed_on_the_way():
