@@ -1,6 +1,6 @@
 """Generation on JAX: jitted functions, the cache donated from step to step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -113,8 +113,11 @@ class Loop:
     ) -> Any:
         """Takes the prompts in; returns the first tokens."""
         self.weights = [variable.value for variable in self.variables]
-        self.lengths = jnp.asarray(lengths)
-        tokens, self.rings = self.first(self.weights, token_ids, self.lengths, draws, images)
+        put = _put_rows(len(token_ids))
+        self.lengths = put(lengths)
+        tokens, self.rings = self.first(
+            self.weights, put(token_ids), self.lengths, put(draws), images
+        )
         return tokens
 
     def step(self, index: int, tokens: Tensor, draws: np.ndarray) -> Any:
@@ -136,6 +139,19 @@ class Loop:
     def finish(self) -> None:
         """Frees the cache."""
         self.rings = self.weights = None
+
+
+def _put_rows(rows: int) -> Callable[[np.ndarray], jax.Array]:
+    """Returns what places rows of a batch: each device of a mesh takes its own, if they divide.
+
+    Several processes compute all rows, since each one needs all tokens.
+    """
+    mesh = keras.distribution.distribution()
+    alone = mesh is None or jax.process_count() > 1
+    if alone or rows % getattr(mesh, "num_model_replicas", mesh.device_mesh.shape[0]):
+        return jnp.asarray
+    layout = mesh.get_data_layout((rows,)).backend_layout
+    return partial(jax.device_put, device=layout)
 
 
 @partial(jax.jit, donate_argnums=0)

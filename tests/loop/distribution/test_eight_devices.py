@@ -344,3 +344,32 @@ def test_too_few_devices():
     with pytest.raises(InputError, match="needs 64 devices and there are 8"):
         distribute("data=64")
     assert current() is None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rows", "split"),
+    [("data=8", 8, 8), ("data=2,model=4", 4, 2), ("fsdp=8", 8, 8), ("data=8", 3, 1)],
+)
+def test_devices_generate_rows_of_their_own(mesh, rows, split, monkeypatch):
+    """Tokens are those of one device, and each device has the cache of its rows alone."""
+    from kmodels.generation import loop_jax
+
+    shares, finish = [], loop_jax.Loop.finish
+
+    def finish_after_a_look(loop):
+        ring = next(iter(loop.rings.values()))
+        shares.append(ring.shape[0] // ring.addressable_shards[0].data.shape[0])
+        finish(loop)
+
+    monkeypatch.setattr(loop_jax.Loop, "finish", finish_after_a_look)
+    prompts = {"token_ids": IDS[:rows, :5], "padding_mask": np.ones((rows, 5))}
+    settings = {"max_new_tokens": 4, "stop_token_ids": None, "temperature": 1.0, "seed": 2}
+    made = []
+    for name in (None, mesh):
+        plan = distribute(name)
+        keras.utils.set_random_seed(3)
+        model, _, _ = make_gemma(lora=False)
+        model = model if plan is None else plan.prepare(model)
+        made.append(model.generate(prompts, **settings)["token_ids"])
+    np.testing.assert_array_equal(*made)
+    assert shares == [1, split]

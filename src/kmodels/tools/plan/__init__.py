@@ -147,7 +147,10 @@ class Plan:
         return self.bytes - self._estimate(setup).bytes
 
     def cache_bytes(self, slots: int) -> int:
-        """Returns the bytes of a device's KV cache of so many tokens; `generate` splits no rows."""
+        """Returns the bytes of a device's KV cache of so many tokens of each row.
+
+        All rows count, as where each device has a process; a process with several splits them.
+        """
         return estimate.cache_bytes(self._sizes, self.setup, slots, self.mesh.model)
 
     def parameters(self, part: str) -> int:
