@@ -147,8 +147,9 @@ def _put_rows(rows: int) -> Callable[[np.ndarray], jax.Array]:
     Several processes compute all rows, since each one needs all tokens.
     """
     mesh = keras.distribution.distribution()
-    alone = mesh is None or jax.process_count() > 1
-    if alone or rows % getattr(mesh, "num_model_replicas", mesh.device_mesh.shape[0]):
+    if mesh is None or jax.process_count() > 1:
+        return jnp.asarray
+    if rows % getattr(mesh, "num_model_replicas", mesh.device_mesh.shape[0]):
         return jnp.asarray
     layout = mesh.get_data_layout((rows,)).backend_layout
     return partial(jax.device_put, device=layout)
