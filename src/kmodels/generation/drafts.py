@@ -63,8 +63,6 @@ class AssistantDrafter:
     """Drafts of a smaller model, which chooses by the same sampler and the same draws.
 
     Args:
-        assistant: a task that generates.
-        count: number of tokens of each draft.
         vocabulary: rows of the embedding table of the model that checks.
     """
 
@@ -103,11 +101,7 @@ class AssistantDrafter:
 
 
 class LookupDrafter:
-    """Drafts copied from an earlier place in the row: the tokens after the same n-gram.
-
-    Args:
-        count: number of tokens of each draft.
-    """
+    """Drafts copied from an earlier place in the row: the tokens after the same n-gram."""
 
     def __init__(self, count: int):
         self.count = count
@@ -298,17 +292,7 @@ def continue_with_drafts(
 ) -> tuple[list[list[int]], DraftCounts]:
     """Continues prompts as `continue_prompts` does, in fewer passes of the model.
 
-    Args:
-        backbone: as of `continue_prompts`.
-        prompts: token ids, at least one each.
-        limits: limits of each prompt and its continuation together.
-        sampler: chooses the tokens.
-        drafter: proposes them.
-        stop: ids that end a row; they are part of it.
-        on_token: called with (row, token id) as tokens come.
-        jit_compile: as of `continue_prompts`.
-        loops: as in `continue_prompts`.
-        images: as in `continue_prompts`; the drafter has none.
+    The drafter gets no images.
 
     Returns:
         The prompts with their continuations, and the counts of passes and drafts.

@@ -165,14 +165,7 @@ def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
 
 
 def check_memory(shapes: Sequence[Sequence[int]], dtype: str, rows: int, tokens: int) -> None:
-    """Raises `InputError` for a KV cache that exceeds the free memory.
-
-    Args:
-        shapes: shapes of its arrays.
-        dtype: their dtype.
-        rows: number of texts, for the message.
-        tokens: number of tokens of each, for the message.
-    """
+    """Raises `InputError` for a KV cache that exceeds the free memory."""
     size = sum(map(math.prod, shapes)) * width_of(dtype)
     free = None if keras.distribution.distribution() else available_bytes()  # A mesh splits it.
     if free is not None and size > free:
@@ -300,21 +293,12 @@ def continue_by_beams(
     loops: MutableMapping[Any, Any] | None = None,
     images: Mapping[str, np.ndarray] | None = None,
 ) -> list[list[int]]:
-    """Returns the most likely continuations that beam search finds.
+    """Returns the `count` most likely continuations of each prompt that beam search finds.
 
-    Args:
-        backbone: as of `continue_prompts`.
-        prompts: token ids, at least one each.
-        limits: limits of each prompt and its continuation together.
-        sampler: says how many beams.
-        count: texts of each prompt, best first.
-        stop: ids that end a text; they are part of it.
-        jit_compile: as of `continue_prompts`.
-        loops: as of `continue_prompts`.
-        images: as of `continue_prompts`.
+    Other arguments are those of `continue_prompts`.
 
     Returns:
-        The prompts with their continuations, `count` for each.
+        The prompts with their continuations, best first.
     """
     beams = sampler.num_beams
     searches = [

@@ -106,26 +106,7 @@ def ids_and_mask(taken: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(kw_only=True)
 class GenerateRequest:
-    """Arguments of `generate`, checked.
-
-    Args:
-        sampler: chooses the tokens.
-        stop_token_ids: ids that end a row, "auto" for those of the preprocessor, None for none.
-        stop: string or strings that end a row; None for those of generation_config.json.
-        strip_prompt: leave the prompt out of the result.
-        stream: function that gets a row's number and its new piece of text.
-        max_length: most tokens of a row, the prompt included.
-        max_new_tokens: most tokens behind the prompt, in place of `max_length`.
-        num_return_sequences: continuations of each prompt.
-        assistant: model that drafts tokens, or None.
-        num_assistant_tokens: number of tokens of each of its drafts.
-        prompt_lookup_num_tokens: number of tokens of drafts from the text itself, or None.
-        temperature: this and the settings that follow change the sampler; None keeps its own.
-        top_k: see `Sampler`.
-        top_p: see `Sampler`.
-        min_p: see `Sampler`.
-        repetition_penalty: see `Sampler`.
-        seed: see `Sampler`.
+    """Arguments of `Generates.generate`, checked.
 
     Raises:
         InputError: for values out of range, two lengths, or a sampler without these settings.

@@ -15,7 +15,6 @@ class Stop(Collection[int]):
     """Token ids and strings that end a generated text.
 
     Args:
-        ids: token ids.
         strings: strings, which may begin and end inside tokens.
         tokenizer: decodes the tokens for the strings; one that is a special token becomes an id.
     """
@@ -101,9 +100,7 @@ class Streamer:
 
     Args:
         stream: called with the row's number and the new piece.
-        rows: number of texts.
         stop: ends texts; nothing of its strings is shown.
-        tokenizer: decodes tokens.
     """
 
     def __init__(self, stream: Callable[[int, str], None], rows: int, stop: Stop, tokenizer: Any):

@@ -42,12 +42,7 @@ def next_generator(path: str) -> np.random.Generator:
 
 
 class Keyed(keras.initializers.Initializer):
-    """Draws the numbers of the one variable that is made with it.
-
-    Args:
-        draw: the distribution.
-        path: path of the variable.
-    """
+    """Draws the numbers of the one variable that is made with it."""
 
     def __init__(self, draw: Draw, path: str):
         self.draw = draw

@@ -74,10 +74,7 @@ def granularity_of(variable: keras.Variable) -> Granularity | None:
 def add_weight(layer: keras.Layer, granularity: Granularity | None, **settings: Any) -> Any:
     """Calls `layer.add_weight(**settings)` for a variable of the layer's family.
 
-    Args:
-        layer: the layer that gets the variable.
-        granularity: how far the variable may be cut; None for as far as its length.
-        **settings: as in `keras.layers.Layer.add_weight`.
+    `granularity` says how far the variable may be cut; None for as far as its length.
     """
     family = getattr(layer, "layout_family", None) or current_family()
     with _setting(_granularity, granularity), _setting(_family, family):

@@ -307,10 +307,6 @@ def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
 def quantize(model: keras.Model, settings: Quantization) -> None:
     """Replaces the kernel of every linear layer of a model.
 
-    Args:
-        model: a built model.
-        settings: of all kernels.
-
     Raises:
         InputError: for a mode that is read from files alone, a quantized model, or one with
             adapters.

@@ -374,11 +374,7 @@ def _check_weights(model: keras.Model, path: Path) -> None:
     """Compares names, kernels, adapters and shapes of a model with those in a file of Keras.
 
     Keras would stop halfway with a message of many lines, and would ignore arrays that the model
-    lacks.
-
-    Args:
-        model: a built model.
-        path: path of the file; missing files and those of another kind are left to Keras.
+    lacks. Missing files and those of another kind are left to Keras.
 
     Raises:
         InputError: names the mismatches, in one line.

@@ -223,7 +223,6 @@ class Module:
     """A layer, or one table of an embedding, that is one module in transformers.
 
     Args:
-        layer: the layer.
         attributes: its attribute for each part of the module that it has, "weight" or "bias".
     """
 

@@ -79,7 +79,6 @@ class UserOverride:
     """A function that was registered with `kmodels.override`; calling it calls the function.
 
     Args:
-        op: the op.
         function: takes some of the op's parameters by name.
         supports: as in `override`.
 

@@ -175,12 +175,6 @@ def open_checkpoint(
 ) -> SourceCheckpoint:
     """Opens a checkpoint in any format of a family.
 
-    Args:
-        preset: see `load`.
-        family: family of the model.
-        overrides: fields of the config that the caller changed.
-        weights: True to open its tensors too.
-
     Raises:
         InputError: if the family cannot read it.
     """
@@ -225,11 +219,6 @@ def open_outline(preset: str | Path, family: Family, overrides: dict[str, Any]) 
     Their names and shapes take precedence over config.json, which may omit or contradict a part,
     such as an output layer that is not the embedding table. A directory without tensors is as its
     config.json says; if its tensors cannot be opened, a warning says why.
-
-    Args:
-        preset: see `load`.
-        family: family of the model.
-        overrides: fields of the config that the caller changed.
 
     Raises:
         InputError: if the family cannot read it.

@@ -141,11 +141,7 @@ def load(
 
 
 def preprocessor_settings(cls: type, preset: str | Path) -> dict[str, Any]:
-    """Returns the arguments of the preprocessor of a name or a file.
-
-    Args:
-        cls: a `Preprocessor`.
-        preset: see `load`.
+    """Returns the arguments of the preprocessor `cls` of a name or a file.
 
     Raises:
         InputError: see `load`.

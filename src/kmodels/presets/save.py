@@ -102,10 +102,7 @@ def export_to_transformers(
 ) -> Path:
     """Writes a directory that transformers loads with equal logits.
 
-    Args:
-        model: a backbone or task.
-        directory: directory to create or replace, local or an address.
-        text_only: writes the text part of a checkpoint whose other parts were left out.
+    With `text_only` it is the text part of a checkpoint whose other parts were left out.
 
     Raises:
         InputError: with settings that transformers does not support, or files that would be lost.

@@ -343,12 +343,7 @@ def write_safetensors(
 
 
 def write_parts(path: Path, parts: Mapping[str, tuple[Start, np.ndarray]]) -> None:
-    """Writes one file.
-
-    Args:
-        path: path of the file to create.
-        parts: (offsets, values) by the name of the whole tensor.
-    """
+    """Writes one file of (offsets, values) by the name of the whole tensor."""
     tensors = {
         name: LazyArray(values.shape, values.dtype, lambda values=values: values)
         for name, (_, values) in sorted(parts.items())

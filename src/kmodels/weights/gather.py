@@ -58,12 +58,7 @@ def put(variable: keras.Variable, array: np.ndarray) -> None:
 
 
 def check_whole(model: keras.Model, what: str) -> None:
-    """Raises `InputError` if no process holds all of a model's weights.
-
-    Args:
-        model: any model.
-        what: the operation that needs them, for the message.
-    """
+    """Raises `InputError` for the operation `what` if no process holds all of a model's weights."""
     deferred.check(model, what)
     if any(map(host.in_parts, model.weights)):
         raise _refusal(what)
@@ -72,11 +67,7 @@ def check_whole(model: keras.Model, what: str) -> None:
 def check_callable(model: keras.Model, what: str) -> None:
     """Raises `InputError` if layers have their weights only while a whole training step runs.
 
-    Models under FSDP2 are such; XLA gathers in any call of a layer.
-
-    Args:
-        model: any model.
-        what: the operation that calls its layers, for the message.
+    Models under FSDP2 are such; XLA gathers in any call of a layer. `what` is the operation.
     """
     deferred.check(model, what)
     if any(hasattr(variable, "gathered") for variable in model.weights):

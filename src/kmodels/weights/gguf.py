@@ -29,9 +29,6 @@ _MOST_ENTRIES = 2**20
 def open_gguf(path: str | Path) -> Any:
     """Returns a `gguf.GGUFReader` of a whole file.
 
-    Args:
-        path: path of the file.
-
     Raises:
         InputError: for a file that is damaged, or without the gguf package.
     """

@@ -77,11 +77,7 @@ WriteBy = Callable[[Tensors, Callable[[Tensors], Path]], Path]
 
 
 def refuse_to_replace(directory: Path, ours: Collection[str]) -> None:
-    """Raises before a directory with other files is replaced.
-
-    Args:
-        directory: the directory.
-        ours: names of files that may be replaced.
+    """Raises before a directory with files other than `ours` is replaced.
 
     Raises:
         InputError: with the names of files that would be lost.
@@ -151,11 +147,6 @@ def is_ours(path: Path, description: dict[str, Any]) -> bool:
 def open_checkpoint(path: Path, description: dict[str, Any], weights: bool) -> SourceCheckpoint:
     """Opens a directory, after comparing its files with their hashes.
 
-    Args:
-        path: path of the directory.
-        description: content of its config.json.
-        weights: False to read only the architecture.
-
     Raises:
         InputError: for files that were changed or come from a later version.
     """
@@ -190,11 +181,7 @@ def _preprocessor(path: Path, settings: dict[str, Any] | None) -> dict[str, Any]
 
 
 def verify_tokenizer(path: Path, settings: dict[str, Any] | None) -> None:
-    """Compares the files of a tokenizer, if there is one, with their hashes.
-
-    Args:
-        path: path of the directory.
-        settings: the preprocessor in its config.json.
+    """Compares the files of a tokenizer, if the preprocessor has one, with their hashes.
 
     Raises:
         InputError: for files that are missing or were changed.

@@ -280,10 +280,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 def check_kinds(kinds: Sequence[str], layers: int, shared: int) -> None:
     """Raises `InputError` for kinds that do not fit the layers of a model.
 
-    Args:
-        kinds: kind of each layer.
-        layers: number of layers.
-        shared: the last layers, so many, use keys and values of layers before them.
+    The last `shared` layers use keys and values of layers before them.
     """
     check_whole("num_kv_shared_layers", shared, least=0)
     if strange := sorted(set(kinds) - {LOCAL, GLOBAL}):
@@ -300,9 +297,7 @@ def check_kinds(kinds: Sequence[str], layers: int, shared: int) -> None:
 def kv_sources(kinds: Sequence[str], shared: int) -> list[int | None]:
     """Returns whose keys and values each layer uses: the last of its kind that has its own.
 
-    Args:
-        kinds: kind of each layer.
-        shared: the last layers, so many, have none of their own.
+    The last `shared` layers have none of their own.
 
     Returns:
         The number of a layer, or None for a layer's own.

@@ -45,7 +45,6 @@ class _OfBlock(Layer):
     Args:
         config: config of the backbone.
         index: number of the block, from 0.
-        **kwargs: of `keras.layers.Layer`.
 
     Attributes:
         block: settings of this block.
@@ -75,10 +74,6 @@ class _OfBlock(Layer):
 
 class DecoderAttention(_OfBlock):
     """Attention with grouped key/value heads and rotary positions; causal if the config is.
-
-    Args:
-        config: config of the backbone.
-        index: number of the block, from 0; the config has its settings.
 
     Call:
         x (B, T, D), its `DecoderInfo` and a Keras `mask` (B, T) -> (B, T, D), with the keys and
@@ -199,10 +194,6 @@ class DecoderAttention(_OfBlock):
 class _PerLayerInput(Layer):
     """The end of a block, which adds its part of the per-layer embeddings.
 
-    Args:
-        block: settings of the block.
-        **kwargs: of `keras.layers.Layer`.
-
     Call:
         x (B, T, D), per_layer (B, T, P) -> (B, T, D): x and, through a norm,
         projection(GELU(input_gate(x)) * per_layer).
@@ -243,10 +234,6 @@ class DecoderBlock(_OfBlock):
         @keras.saving.register_keras_serializable(package="kmodels")
         class Qwen3Block(DecoderBlock):
             config_class = Qwen3Config
-
-    Args:
-        config: config of the backbone.
-        index: number of the block, from 0.
 
     Call:
         x (B, T, D), its `DecoderInfo` and with per-layer embeddings `per_layer` (B, T, P)
@@ -363,7 +350,6 @@ class PerLayerEmbedding(Layer):
         output_dim: width P of the part of each block.
         epsilon: epsilon of the norm.
         offset: is added to the scale of the norm.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         token_ids (B, T) int, x (B, T, D) embeddings of the model's table -> a list with (B, T, P)

@@ -63,9 +63,7 @@ class EncoderDirectory(HuggingFaceDirectory):
 def warn_of_encoder(path: Path, description: Mapping[str, Any]) -> None:
     """Logs a warning with the settings of an encoder's config.json that are not known.
 
-    Args:
-        path: path of the directory.
-        description: the object in its config.json, which may have those of two models in it.
+    The description may have those of two models in it.
     """
     inner = (description.get(name) or {} for name in ("text_config", "vision_config"))
     settings = {name: value for part in (*inner, description) for name, value in part.items()}

@@ -42,7 +42,6 @@ class EncoderBlock(Layer):
     Args:
         config: config of the backbone; its `encoder_block` describes the parts of a block.
         drop_path: share of the examples whose branches are dropped, in training.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         x (B, T, D) and their `EncoderInfo` -> (B, T, D), or with `keep` the first tokens of that,

@@ -81,10 +81,6 @@ def below(name: str, rules: Iterable[Rule]) -> list[Rule]:
 def approximate_gelu(path: Path, activation: str) -> bool | str:
     """Returns the form of GELU that a `hidden_act` names, as `ops.gelu` calls it.
 
-    Args:
-        path: path of the directory, for errors.
-        activation: as config.json has it.
-
     Raises:
         InputError: for another activation.
     """

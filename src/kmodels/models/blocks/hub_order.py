@@ -50,12 +50,6 @@ def by_name(
 ) -> dict[str, Any]:
     """Returns all arguments by their names.
 
-    Args:
-        owner: name of the class, for the message.
-        names: names of the positional arguments.
-        args: positional arguments.
-        kwargs: the others.
-
     Raises:
         InputError: for more arguments than names, or one that is given twice.
     """

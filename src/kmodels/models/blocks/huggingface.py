@@ -152,12 +152,7 @@ def fields(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse(path: Path, settings: Mapping[str, object]) -> None:
-    """Raises `InputError` for a directory with something that the model has no counterpart for.
-
-    Args:
-        path: path of the directory.
-        settings: names of such settings to whether the directory has them.
-    """
+    """Raises `InputError` for settings that are True, which the model has no counterpart for."""
     if problems := [name for name, there in settings.items() if there]:
         raise InputError(f"{path}: the model has no counterpart for {', '.join(problems)}")
 
@@ -279,11 +274,6 @@ def heads_by_kind(
     Transformers 5.23 writes `per_layer_config`, the settings by which a layer differs from all.
     Before, and in keras-hub, other names say it of the layers without a window.
 
-    Args:
-        path: path of the directory, for errors.
-        text: settings of the text model.
-        kinds: kind of attention of each layer.
-
     Raises:
         InputError: for other settings by layer, or layers of one kind that differ.
     """
@@ -348,12 +338,6 @@ class HuggingFaceFormat(HuggingFaceDirectory):
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Understands a directory, with its tokenizer and how it asks to generate.
-
-        Args:
-            path: path of the directory.
-            description: the object in its config.json.
-            overrides: not used.
-            weights: False to read the architecture only; the directory may then lack tensors.
 
         Raises:
             InputError: for settings that the model has no counterpart for.
@@ -429,12 +413,7 @@ def with_output_layer(
 
 
 def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
-    """Returns the content of a directory's generation_config.json, or None.
-
-    Args:
-        path: path of the directory.
-        warns: warns of settings that `generate` does not follow by itself.
-    """
+    """Returns a directory's generation_config.json, or None; `warns` as `warn_of_sampling` does."""
     generation = read_json(path / GENERATION) if (path / GENERATION).is_file() else None
     if warns and generation:
         warn_of_unknown(path / GENERATION, generation, KNOWN)
@@ -443,12 +422,7 @@ def generation_config(path: Path, warns: bool) -> dict[str, Any] | None:
 
 
 def warn_of_sampling(file: Path, generation: Mapping[str, Any] | None) -> None:
-    """Logs a warning with settings that `generate` does not follow by itself.
-
-    Args:
-        file: path of the file that says them.
-        generation: the content of a generation_config.json, or None.
-    """
+    """Logs a warning with settings that `generate` does not follow by itself."""
     if generation and (asked := not_applied(generation)):
         log.warning(
             "%s asks for %s, which generate does not do by itself; "

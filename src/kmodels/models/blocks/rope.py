@@ -11,13 +11,7 @@ from kmodels.core.errors import InputError
 
 
 def check_alone(config: Any, scaling: str, *factors: str) -> None:
-    """Raises `InputError` for a factor other than 1 together with another scaling.
-
-    Args:
-        config: has the fields.
-        scaling: name of the field of the other scaling, which is in use.
-        factors: names of the fields that exclude it.
-    """
+    """Raises `InputError` for factors other than 1 while the field `scaling` is in use."""
     for name in factors:
         if (factor := getattr(config, name)) != 1.0:
             raise InputError(f"{scaling} and {name}={factor} exclude each other; leave one out")

@@ -111,12 +111,6 @@ class TextTowerFormat(EncoderDirectory):
     ) -> SourceCheckpoint:
         """Understands a directory.
 
-        Args:
-            path: path of the directory.
-            description: the object in its config.json.
-            overrides: not used.
-            weights: False to read the architecture only; the directory may then lack tensors.
-
         Raises:
             InputError: for settings that the model has no counterpart for.
         """
@@ -157,9 +151,6 @@ class TextTowerFormat(EncoderDirectory):
 
     def transformers_form(self, model: keras.Model) -> TransformersForm:
         """Returns config.json, nothing for images, the table, and no tensors of zeros.
-
-        Args:
-            model: a backbone or embedder.
 
         Raises:
             InputError: for settings that transformers cannot express.

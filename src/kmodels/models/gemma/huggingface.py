@@ -409,9 +409,6 @@ def _no_counterpart(config: GemmaConfig) -> list[str]:
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns (config.json, {}, rules, {}): there is no image processor and no zero tensor.
 
-    Args:
-        model: a backbone or causal model.
-
     Raises:
         InputError: lists the settings that transformers does not support.
     """

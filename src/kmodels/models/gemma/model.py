@@ -32,10 +32,6 @@ from kmodels.models.gemma.presets import GEMMA_3, GEMMA_4
 class GemmaAttention(DecoderAttention):
     """`DecoderAttention` of a `GemmaConfig`, with a window in local blocks.
 
-    Args:
-        config: config of the backbone.
-        index: number of the block, from 0.
-
     Call:
         x (B, T, D) -> (B, T, D), see `DecoderAttention`.
 
@@ -50,10 +46,6 @@ class GemmaAttention(DecoderAttention):
 @keras.saving.register_keras_serializable(package="kmodels")
 class GemmaBlock(DecoderBlock):
     """`DecoderBlock` of a `GemmaConfig`: post-norms of attention and MLP from Gemma 2 on.
-
-    Args:
-        config: config of the backbone.
-        index: number of the block, from 0.
 
     Call:
         x (B, T, D) -> (B, T, D), see `DecoderBlock`.

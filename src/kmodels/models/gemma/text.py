@@ -386,12 +386,7 @@ class Gemma4CausalLMPreprocessor(HubPreprocessor):
 def without_sound(
     owner: str, arguments: Mapping[str, Any], left: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Returns arguments without those of audio and video.
-
-    Args:
-        owner: name of the class, for errors.
-        arguments: arguments of keras-hub's preprocessor of Gemma 4.
-        left: names of other arguments to remove.
+    """Returns a Gemma 4 preprocessor's arguments without those of audio and video, and `left`.
 
     Raises:
         InputError: for an audio or video converter.

@@ -503,9 +503,6 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`.
 
-    Args:
-        model: a backbone or causal model.
-
     Raises:
         InputError: for settings that transformers does not support.
     """
@@ -553,11 +550,7 @@ def with_images(
 ) -> KerasHubMapping:
     """Returns the mapping of a decoder with its vision encoder.
 
-    Args:
-        text: mapping of the decoder.
-        ours: class of the backbone, whose config has `encoder()` and `image_token_id`.
-        our_task: class of the task.
-        encoder: mapping of the encoder.
+    The config of `ours` has `encoder()` and `image_token_id`.
     """
 
     def fields(settings: Settings) -> dict[str, Any]:
@@ -652,12 +645,6 @@ class GGUFImageTextFormat:
         self, path: Path, description: dict[str, Any], overrides: dict[str, Any], weights: bool
     ) -> SourceCheckpoint:
         """Reads the settings of the text's file and of the vision encoder's file next to it.
-
-        Args:
-            path: path of the text's file.
-            description: not used.
-            overrides: not used.
-            weights: False to read the architecture only.
 
         Raises:
             InputError: as the format of the text, or unless there is one projector next to it.

@@ -208,12 +208,7 @@ def _without_place(encoder: Gemma3VisionEncoder) -> list[str]:
 
 
 def _todays(tensors: Mapping[str, LazyArray], hidden_dim: int) -> dict[str, LazyArray]:
-    """Returns tensors by the names of today: older files swap those of the MLP's two matrices.
-
-    Args:
-        tensors: of a file.
-        hidden_dim: width of the tower.
-    """
+    """Returns tensors by the names of today: older files swap those of the MLP's two matrices."""
     second = tensors.get(SECOND)
     if second is None or second.shape[-1] != hidden_dim:
         return dict(tensors)

@@ -521,9 +521,6 @@ def fields(path: Path, description: dict[str, Any]) -> dict[str, Any]:
 def transformers_form(model: keras.Model) -> decoder.TransformersForm:
     """Returns (config.json, {}, rules, {}): the processor's files are `transformers_files`.
 
-    Args:
-        model: a backbone or causal model.
-
     Raises:
         InputError: for settings that transformers does not support.
     """

@@ -30,7 +30,6 @@ class PatchFeatures(Layer):
         pool_size: side of the squares of patches that become one feature.
         position_embedding_size: largest number of patches of a row or a column.
         layer_norm_epsilon: epsilon of every RMSNorm.
-        **kwargs: of `keras.layers.Layer`.
     """
 
     def __init__(
@@ -132,9 +131,7 @@ class ClippedDense(Dense):
     """`Dense` whose inputs and outputs stay within bounds that a checkpoint holds.
 
     Args:
-        units: width of the output.
         use_bias: False; arguments that are not listed are those of `Dense`.
-        **kwargs: of `Dense`.
 
     Call:
         x (..., in) -> (..., units).
@@ -199,7 +196,6 @@ class Gemma4VisionBlock(Layer):
         layer_norm_epsilon: epsilon of every norm.
         dropout: on attention weights, in training.
         use_clipped_linears: bounds around every linear layer, see `ClippedDense`.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         x (B, P, D); places (B, P, 2) int, column and row, -1 for padding, which no patch sees ->

@@ -185,12 +185,6 @@ class ImageTextFormat:
     ) -> SourceCheckpoint:
         """Reads config, tokenizer and generation settings of a directory, and opens its tensors.
 
-        Args:
-            path: path of the directory.
-            description: the object in its config.json.
-            overrides: not used.
-            weights: False to read the architecture only; the directory may then lack tensors.
-
         Raises:
             InputError: for settings that are not supported.
         """

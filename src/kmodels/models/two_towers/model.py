@@ -121,7 +121,6 @@ class VisionTower(Layer):
         fields: fields of a `ViTConfig`.
         pools: True if the tower pools by attention, as SigLIP's; False to take the class token,
             as CLIP's.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         images (B, height, width, C), preprocessed floats -> (B, D).
@@ -157,7 +156,6 @@ class NaFlexVisionTower(Layer):
 
     Args:
         fields: fields of a `ViTConfig`.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         pixel_values (B, N, patch * patch * C), preprocessed floats, spatial_shapes (B, 2) int,
@@ -201,7 +199,6 @@ class TextTower(Layer):
     Args:
         fields: fields of a `SigLIPTextConfig`, or a `CLIPTextConfig`.
         pools: True if the tower pools, as SigLIP's; False to pool at the end token, as CLIP's.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         token_ids (B, T) int, padding_mask (B, T) int or None -> (B, D).
@@ -247,7 +244,6 @@ class SimilarityHead(Layer):
         use_bias: adds a learned number to all logits.
         first_scale: initial logarithm of the scale.
         first_bias: initial bias.
-        **kwargs: of `keras.layers.Layer`.
 
     Call:
         image_embeds (B, P), text_embeds (N, P) -> vision_logits (B, N), text_logits (N, B), in

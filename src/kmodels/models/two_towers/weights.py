@@ -62,12 +62,6 @@ class TwoTowersFormat(EncoderDirectory):
     ) -> SourceCheckpoint:
         """Reads config, tokenizer and image settings of a directory, and opens its tensors.
 
-        Args:
-            path: path of the directory.
-            description: the object in its config.json.
-            overrides: not used.
-            weights: False to read the architecture only; the directory may then lack tensors.
-
         Raises:
             InputError: for settings that are not supported, or a directory with one tower.
         """
@@ -110,9 +104,6 @@ class TwoTowersFormat(EncoderDirectory):
 
 def transformers_form(model: keras.Model) -> huggingface.TransformersForm:
     """Returns (config.json, preprocessor_config.json, rules, {}): there is no zero tensor.
-
-    Args:
-        model: a backbone or task.
 
     Raises:
         InputError: for settings that transformers does not support.

@@ -27,18 +27,8 @@ class Head:
     """The layers from tokens to logits, and the settings that describe them.
 
     Args:
-        backbone: gives the tokens.
         pool: class of the layer that pools them.
         head_dtype: as in `ViTImageClassifier`, like the settings.
-        num_classes: number of logits.
-        pooling: kind of pooling.
-        intermediate_dim: width of the pre-logits, or None.
-        activation: on the logits.
-        dropout: rate in front of the logits.
-        pooled_norm: True for a norm after pooling.
-        head_bias: True for a bias of the logits.
-        class_names: names of the classes, or None.
-        problem_type: kind of problem, or None.
 
     Raises:
         InputError: for another number of names than of classes, or an unknown problem_type.
@@ -134,9 +124,7 @@ class ImageClassifier(SparseLabels, NamedClasses, Task):
     """Base of image classifiers.
 
     Args:
-        head: the head of the model.
         compile: compiles with the defaults of `compile` if they fit the head.
-        **kwargs: of `Task` and `keras.Model`.
 
     Attributes:
         num_classes: number of logits; 0 for no head.

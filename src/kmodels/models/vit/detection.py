@@ -44,7 +44,6 @@ class PatchMemory(Layer):
     """Projects and normalizes the patches of a ViT, and adds positions, for the decoder to read.
 
     Args:
-        config: config of the backbone.
         units: width of the decoder, a multiple of four.
 
     Call:
@@ -80,9 +79,6 @@ class PatchMemory(Layer):
 @keras.saving.register_keras_serializable(package="kmodels")
 class ObjectQueries(Queries):
     """The first state of each query, the same for all images.
-
-    Args:
-        num_queries: number of queries Q.
 
     Call:
         memory (B, P, D), of which only the shape is read -> (B, Q, D).
@@ -159,9 +155,6 @@ class BoxHead(Layer):
     """Predicts a box for each query: an MLP moves and resizes the query's reference box.
 
     The reference boxes are trained. They start spread over the image, with a quarter of its sides.
-
-    Args:
-        num_queries: number of queries Q.
 
     Call:
         queries (B, Q, D) -> boxes (B, Q, 4), float32: center x and y, width and height, as parts

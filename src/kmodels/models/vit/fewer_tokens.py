@@ -39,9 +39,6 @@ class PatchDropout(Layer):
     Class token, distillation token and registers are never dropped. As in timm, each image keeps
     `max(1, int(P * (1 - patch_drop_rate)))` patches, drawn separately.
 
-    Args:
-        config: config of the backbone.
-
     Call:
         tokens (B, prefix + P, D) -> the same, or in training (B, prefix + kept, D); with the
         `coordinates` (T, 2) of a rotary embedding a pair of that and (B, prefix + kept, 2).

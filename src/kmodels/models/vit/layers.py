@@ -93,9 +93,6 @@ class Tokens(Layer):
     embedding has no rows for the first two, it is added to the patches alone (timm's
     `no_embed_class`); registers never get one.
 
-    Args:
-        config: config of the backbone.
-
     Call:
         patches (B, P, D) -> (B, prefix + P, D).
 
@@ -170,7 +167,6 @@ class Pooling(Layer):
             "distilled", the mean of class and distillation token; "map", attention of a
             learned query over the patches, or with `pool_include_prefix` over all tokens, then a
             residual MLP (Zhai et al. 2022, section 3.4).
-        config: config of the backbone.
 
     Call:
         tokens (B, prefix + P, D) -> (B, D), or (B, 2 D) with "token_gap". "token" and "distilled"
@@ -241,9 +237,6 @@ class PatchCoordinates(Layer):
 
     One draw is used for all images of a step and all blocks. Class token and registers are at
     (0, 0), so they are not rotated.
-
-    Args:
-        config: config of the backbone.
 
     Call:
         images (B, height, width, C), which are not read -> (T, 2), float32, or float64 if the

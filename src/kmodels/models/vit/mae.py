@@ -47,12 +47,7 @@ def sines(grid: tuple[int, int], width: int, prefix: int = 0) -> np.ndarray:
 
 
 class Sines(keras.initializers.Initializer):
-    """Initializer with the values of `sines`, for a variable (1, prefix + rows * columns, width).
-
-    Args:
-        grid: (rows, columns) of patches.
-        prefix: number of leading tokens.
-    """
+    """Initializer of a variable (1, prefix + rows * columns, width) with the values of `sines`."""
 
     def __init__(self, grid: Sequence[int], prefix: int):
         self.grid = (int(grid[0]), int(grid[1]))

@@ -341,12 +341,7 @@ def feature_model(
     outputs: str | Sequence[str],
     more: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> keras.Model:
-    """Implements `ViTBackbone.feature_model`.
-
-    Args:
-        backbone: the model.
-        outputs: a name or several.
-        more: functions from the sequence to further outputs, by name.
+    """Implements `ViTBackbone.feature_model`; `more` are outputs computed from the sequence.
 
     Raises:
         InputError: for a name that is not there.

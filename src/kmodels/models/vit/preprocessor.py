@@ -264,12 +264,7 @@ def _size(value: int | Sequence[int]) -> int | tuple[int, int]:
 
 
 def fit_crop(settings: dict[str, Any], size: Sequence[int]) -> dict[str, Any]:
-    """Returns a preprocessor's arguments for another size, with the same part of each image.
-
-    Args:
-        settings: arguments of a preprocessor.
-        size: (height, width) in pixels of the model.
-    """
+    """Returns a preprocessor's arguments for another size, with the same part of each image."""
     old, whole = settings.get("image_size"), settings.get("resize_size")
     if old is None or whole is None or tuple(old) == tuple(size):
         return {**settings, "image_size": tuple(size)}

@@ -21,9 +21,6 @@ TRUNCATE = ("round_robin", "waterfall")
 def columns_of(names: Sequence[str]) -> list[str] | None:
     """Returns the columns of pairs in their order: query, document, and hard negatives.
 
-    Args:
-        names: names of all columns.
-
     Returns:
         The names in this order; None if they are not those of pairs.
     """

@@ -270,9 +270,6 @@ def _prompts(path: Path) -> dict[str, Any]:
 def form_of(model: keras.Model) -> tuple[dict[str, Any], list[Rule]]:
     """Returns the files of an embedder besides those of its transformer.
 
-    Args:
-        model: an embedder.
-
     Returns:
         Content of JSON files by their paths in the directory, and the table of the dense layers.
     """

@@ -35,13 +35,7 @@ DTYPES = ("float32", "float16")
 def write_adapter(
     export: GGUFExport, model: keras.Model, path: str | Path, dtype: str = "float32"
 ) -> Path:
-    """Writes the adapters of a model, atomically.
-
-    Args:
-        export: the way of the model's family into GGUF files.
-        model: a causal model with adapters.
-        path: path of the file to make or replace, local or an address.
-        dtype: one of `DTYPES`.
+    """Writes the adapters of a model, atomically, in one of `DTYPES`.
 
     Raises:
         InputError: for another suffix or dtype, without the gguf package, for a model without

@@ -76,12 +76,7 @@ class Projector:
             )
 
     def write(self, model: keras.Model, path: str | Path, dtype: str) -> Path:
-        """Writes the file of a model's vision encoder, atomically.
-
-        Args:
-            model: a causal model.
-            path: path of the file to make or replace, local or an address.
-            dtype: a key of `KINDS`.
+        """Writes the file of a model's vision encoder, atomically; `dtype` is a key of `KINDS`.
 
         Raises:
             InputError: as `check`.
@@ -109,12 +104,7 @@ class Projector:
         return write_file(path, write)
 
     def open(self, path: Path, width: int, weights: bool) -> "Opened":
-        """Understands a file.
-
-        Args:
-            path: path of the file.
-            width: width of the text.
-            weights: False to read the architecture only.
+        """Understands a file; `width` is that of the text.
 
         Raises:
             InputError: for a damaged file, or one of another projector or another text.

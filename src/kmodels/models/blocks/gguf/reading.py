@@ -122,11 +122,6 @@ class File:
     def by_layer(self, name: str, layers: int, default: object = None) -> list[int]:
         """Returns a setting of each layer; a file may say one for all.
 
-        Args:
-            name: of the architecture.
-            layers: number of layers.
-            default: value if the file has none.
-
         Raises:
             InputError: for a list of another length.
         """
@@ -288,12 +283,6 @@ class GGUFFormat:
     ) -> SourceCheckpoint:
         """Understands a file.
 
-        Args:
-            path: path of the file.
-            description: ignored; the file describes itself.
-            overrides: not used.
-            weights: False to read the architecture only.
-
         Raises:
             InputError: for a file that is damaged or of another model, has biases that the table
                 does not know or settings of the wrong kind, or without the gguf package.
@@ -340,10 +329,6 @@ class GGUFFormat:
 def open_file(path: Path, architectures: Collection[str]) -> File:
     """Opens a file of one of some architectures.
 
-    Args:
-        path: path of the file.
-        architectures: that the family reads.
-
     Raises:
         InputError: for a file that is damaged or of another model, or without the gguf package.
     """
@@ -367,10 +352,6 @@ def open_file(path: Path, architectures: Collection[str]) -> File:
 
 def lazy(path: Path, tensor: "gguf.ReaderTensor") -> LazyArray:
     """Returns a tensor of a file as floats.
-
-    Args:
-        path: path of the file, for errors.
-        tensor: of the gguf package.
 
     Raises:
         InputError: for a type that is not read.

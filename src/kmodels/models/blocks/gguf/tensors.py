@@ -87,14 +87,6 @@ def unused(config: DecoderConfig) -> list[str]:
 
 
 def rope_factors(head_dim: int, turned: float) -> np.ndarray:
-    """Returns the divisors of the frequencies of the pairs of channels.
-
-    Args:
-        head_dim: width of the heads.
-        turned: share of the pairs that turn.
-
-    Returns:
-        (head_dim / 2,) float32, for `ROPE_FACTORS`.
-    """
+    """Returns `ROPE_FACTORS`, the divisors of the frequencies of the pairs of channels."""
     count = int(turned * head_dim // 2)
     return np.array([1.0] * count + [STILL] * (head_dim // 2 - count), "float32")

@@ -410,13 +410,7 @@ def write_tensors(
     types: Mapping[str, str],
     importance: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> None:
-    """Adds tensors, writes the file and closes it.
-
-    Args:
-        writer: writes the file.
-        tensors: by their names in the file.
-        types: the type of each.
-        importance: of the columns of some, see `importance_of`.
+    """Adds tensors, writes the file and closes it; for the importance see `importance_of`.
 
     Raises:
         InputError: for values that are not finite, or too large for the type.
@@ -443,13 +437,7 @@ def write_tensors(
 def add_settings(
     writer: "gguf.GGUFWriter", architecture: str, settings: Mapping[str, Setting]
 ) -> None:
-    """Adds settings, each as the type that its value has.
-
-    Args:
-        writer: writes the file.
-        architecture: stands in front of each name.
-        settings: by their other names, in order.
-    """
+    """Adds settings, each as the type of its value; `architecture` stands in front of each name."""
     for name, value in settings.items():
         _add(writer, f"{architecture}.{name}", value)
 

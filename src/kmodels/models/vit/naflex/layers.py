@@ -173,11 +173,6 @@ POOLINGS = ("gap", "map")
 class NaFlexPatchEmbedding(Dense):
     """Projects patches that are rows already: `Dense`, drawn first as `PatchEmbedding` is.
 
-    Args:
-        units: width D.
-        use_bias: adds a bias.
-        **kwargs: of `layers.Dense`.
-
     Call:
         patches (B, N, patch * patch * C) -> (B, N, D).
 
@@ -252,7 +247,6 @@ class NaFlexPooling(Pooling):
     Args:
         kind: "gap", the mean over the patches of an image, or "map", attention of a learned query
             over them, as of `Pooling`.
-        config: config of the backbone.
 
     Call:
         tokens (B, N, D), segment_ids (B, N) int, spatial_shapes (B, S, 2) int, of which the number

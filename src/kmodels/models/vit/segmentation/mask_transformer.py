@@ -33,9 +33,6 @@ def activated(x: Tensor, approximate: bool | str) -> Any:
 class Queries(Layer):
     """Prepends learned queries to the tokens.
 
-    Args:
-        num_queries: number of queries Q.
-
     Call:
         tokens (B, T, D) -> (B, Q + T, D).
 
@@ -115,11 +112,7 @@ class MaskProbabilities(Layer):
         return keras.ops.convert_to_tensor(self.attn_mask_probs, dtype="float32")
 
     def after(self, step: Tensor | int) -> Any:
-        """Returns the shares after some steps, float32 (K,).
-
-        Args:
-            step: number of steps.
-        """
+        """Returns the shares after some steps, float32 (K,)."""
         part = (self.annealing_steps or 1) / (self.num_blocks + 2)
         begin = keras.ops.arange(1, self.num_blocks + 1, dtype="float32")
         done = keras.ops.cast(step, "float32") / part - begin
@@ -314,9 +307,6 @@ class MaskTransformer:
     """The layers of an EoMT, and how images go through them.
 
     Args:
-        backbone: the ViT.
-        num_classes: number of classes.
-        num_queries: number of queries.
         num_blocks: blocks that carry them, the last of the backbone.
         num_upscale_blocks: how often the sides of the grid of patches are doubled.
         annealing_steps: see `MaskProbabilities`.

@@ -109,11 +109,7 @@ def open_checkpoint(
 ) -> SourceCheckpoint:
     """Understands a file; the whole architecture is read off the shapes.
 
-    Args:
-        path: path of the file.
-        description: unused; there is no config beside such a file.
-        overrides: fields of the config that the user gives, of which the image size may be needed.
-        weights: unused; the shapes in the file are needed for the architecture, too.
+    They may fit several image sizes; `overrides` then has to name one.
 
     Raises:
         InputError: for a file that holds no ViT.
@@ -229,10 +225,6 @@ FREE = (
 
 def export_to_npz(model: keras.Model, path: str | Path) -> Path:
     """See `ViTBackbone.export_to_npz`.
-
-    Args:
-        model: a backbone or classifier.
-        path: path of the file to make or replace, local or an address.
 
     Raises:
         InputError: for another suffix, or listing the settings that such a file cannot express.

@@ -59,9 +59,6 @@ def newer_rules(prefix: str = "") -> list[Rule]:
     """Returns the rules of gated MLPs as transformers 5 holds them.
 
     It writes the others unless `save_original_format=False`.
-
-    Args:
-        prefix: as of `rules`.
     """
     apart = zip(("gate", "up", "down"), (*GATED, "block_{i}/mlp/down"), strict=True)
     table = encoder_rules.dense({f"{BLOCK}.mlp.{x}_proj": ours for x, ours in apart})

@@ -66,10 +66,6 @@ def rules(config: ViTConfig, prefix: str = "") -> list[Rule]:
 def ungated(path: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Returns config.json with "gelu" as the activation of gated MLPs, whose SiLU is implied.
 
-    Args:
-        path: path of the directory, for messages.
-        description: the object in config.json.
-
     Raises:
         InputError: for gates of another activation.
     """

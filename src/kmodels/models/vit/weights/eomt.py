@@ -199,12 +199,7 @@ def describe(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def more_tensors(config: ViTConfig, settings: Mapping[str, Any]) -> dict[str, LazyArray]:
-    """Returns tensors that the format has and the model lacks.
-
-    Args:
-        config: config of the backbone.
-        settings: of the task.
-    """
+    """Returns tensors that the format has and the model lacks."""
     weights = np.ones(settings["num_classes"] + 1, "float32")
     weights[-1] = settings["no_object_weight"]
     tensors = {CLASS_WEIGHTS: LazyArray(weights.shape, weights.dtype, lambda: weights)}

@@ -143,9 +143,6 @@ def transformers_form(
 ) -> tuple[dict[str, Any], dict[str, Any], list[Rule], dict]:
     """Returns a ViT as transformers writes it.
 
-    Args:
-        model: a backbone or classifier.
-
     Returns:
         config.json, preprocessor_config.json, the table, and tensors of zeros for missing biases or
         mask token.

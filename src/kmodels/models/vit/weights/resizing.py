@@ -48,13 +48,7 @@ KERNEL = "patch_embedding/kernel"
 
 
 def adapt_rules(rules: Sequence[Rule], stored: ViTConfig, wanted: ViTConfig) -> Sequence[Rule]:
-    """Rules of a file whose patch kernel fits other channels and patches.
-
-    Args:
-        rules: rules of the file.
-        stored: config of the file.
-        wanted: config of the model.
-    """
+    """Rules of a file whose patch kernel fits other channels and patches."""
     old, new = ((c.patch_size, c.image_shape[2]) for c in (stored, wanted))
     if old == new:
         return rules

@@ -307,11 +307,7 @@ class TimmFile:
         return ACTIVATIONS[activation]
 
     def preprocessor(self, config: ViTConfig) -> dict[str, Any] | None:
-        """Returns the arguments of a preprocessor; None if mean and deviation are unknown.
-
-        Args:
-            config: config of the backbone.
-        """
+        """Returns the arguments of a preprocessor; None if mean and deviation are unknown."""
         statistics = statistics_of(self.name, self.description, config.image_shape[2])
         if statistics is None:
             return None

@@ -50,11 +50,6 @@ def _lacking(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> di
 def _eva(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[str, Any]:
     """Returns the fields of config.json for a ViT with a rotary embedding.
 
-    Args:
-        config: config of the backbone.
-        settings: settings of the task; empty for a backbone.
-        pooling: the pooling, by the name here.
-
     Returns:
         "architecture", and "model_args" without those of every ViT of timm.
 
@@ -118,10 +113,6 @@ def _eva(config: ViTConfig, settings: Mapping[str, Any], pooling: str) -> dict[s
 
 def export_to_timm(model: keras.Model, directory: str | Path) -> Path:
     """Implements `ViTBackbone.export_to_timm`.
-
-    Args:
-        model: a backbone or classifier.
-        directory: to make or replace, local or an address.
 
     Raises:
         InputError: lists settings that timm's ViT lacks, or files that would be lost.
