@@ -35,7 +35,7 @@ PASS_ON = {
     "LayerTokenizer.__call__": "check_names",
     "LayerTokenizer.from_preset": "the constructor",
     "NaFlexViTBackbone.__init__": "ViTBackbone.make_config",
-    "VisionEncoderFields.encoder": "the constructor",
+    "Gemma3ImageTextConfig.encoder": "the constructor",
     "presets": "the config of each preset",
     "tokens_per_image": "Gemma3VisionEncoder, which takes the same fields",
     "load": "_split",

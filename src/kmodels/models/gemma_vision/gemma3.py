@@ -31,7 +31,7 @@ from kmodels.models.gemma.presets import PRESETS as TEXT
 from kmodels.models.gemma.tasks import Gemma3CausalLM
 from kmodels.models.gemma.text import CHATS, Gemma3CausalLMPreprocessor, Gemma3Tokenizer
 from kmodels.models.gemma_vision import gemma3_files
-from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder, VisionEncoderFields
+from kmodels.models.gemma_vision.gemma3_encoder import Gemma3VisionEncoder, tokens_per_image
 from kmodels.models.gemma_vision.model import (
     PLACES,
     ImageTextBackbone,
@@ -58,7 +58,7 @@ from kmodels.weights.gguf import open_gguf, setting
 
 
 @dataclass(frozen=True)
-class Gemma3ImageTextConfig(VisionEncoderFields, ImageTextConfig):
+class Gemma3ImageTextConfig(ImageTextConfig):
     """Sizes of a Gemma 3 that reads images; names as in keras-hub.
 
     Args:
@@ -71,7 +71,28 @@ class Gemma3ImageTextConfig(VisionEncoderFields, ImageTextConfig):
         InputError: for sizes that do not fit together, or a model that is not causal.
     """
 
+    encoders = "Gemma3VisionEncoder, or take Gemma3Backbone for text alone"
     image_token_id: int = 262_144
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tokens_per_image(**(self.vision_encoder or {}))
+
+    def encoder(self, **settings: Any) -> Gemma3VisionEncoder:
+        """Returns the vision encoder that this config describes."""
+        arguments = {**settings, **(self.vision_encoder or {})}
+        return Gemma3VisionEncoder(**arguments, output_dim=self.hidden_dim)
+
+    @property
+    def num_vision_tokens_per_image(self) -> int:
+        """Tokens that stand for an image in a text."""
+        return tokens_per_image(**(self.vision_encoder or {}))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of the images."""
+        size = (self.vision_encoder or {})["image_size"]
+        return size, size, 3
 
 
 # === Model ===
@@ -598,7 +619,6 @@ def with_images(
 
 
 def _policy(config: Settings) -> str:
-    """Returns the name of the policy in a config of keras-hub."""
     policy = config["dtype"]
     return policy["config"]["name"] if isinstance(policy, Mapping) else str(policy)
 

@@ -1,6 +1,5 @@
 """The vision encoder of Gemma 3: SigLIP's tower, pooled and projected to the width of the text."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -143,51 +142,3 @@ def tokens_per_image(image_size: int, patch_size: int, pool_size: int = POOL, **
             f"{patch_size} * {pool_size}"
         )
     return (image_size // patch_size // pool_size) ** 2
-
-
-# Settings of the layer that the text model's config says otherwise, or that are not of its sizes.
-DERIVED = ("output_dim", "name", "trainable")
-
-
-class VisionEncoderFields:
-    """The encoder of a config, a base of its dataclass.
-
-    Attributes:
-        vision_encoder: arguments of `Gemma3VisionEncoder` but `output_dim`; "dtype" is there for a
-            policy other than the text's alone.
-        hidden_dim: width of the text.
-    """
-
-    vision_encoder: Mapping[str, Any] | None
-    hidden_dim: int
-
-    def check_vision_encoder(self) -> None:
-        """Checks and normalizes the settings.
-
-        Raises:
-            InputError: for sizes that do not fit together, or without a vision encoder.
-        """
-        if self.vision_encoder is None:
-            raise InputError(
-                "vision_encoder is missing; give the arguments of Gemma3VisionEncoder, or take "
-                "Gemma3Backbone for text alone"
-            )
-        fields = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
-        object.__setattr__(self, "vision_encoder", fields)
-        tokens_per_image(**fields)
-
-    def encoder(self, **settings: Any) -> Gemma3VisionEncoder:
-        """Returns the vision encoder that this config describes."""
-        arguments = {**settings, **(self.vision_encoder or {})}
-        return Gemma3VisionEncoder(**arguments, output_dim=self.hidden_dim)
-
-    @property
-    def num_vision_tokens_per_image(self) -> int:
-        """Tokens that stand for an image in a text."""
-        return tokens_per_image(**(self.vision_encoder or {}))
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of the images."""
-        size = (self.vision_encoder or {})["image_size"]
-        return size, size, 3

@@ -165,7 +165,6 @@ def _mmproj_rules(encoder: Gemma3VisionEncoder) -> list[Rule]:
 
 
 def _mmproj_settings(encoder: Gemma3VisionEncoder) -> dict[str, Any]:
-    """Returns the settings of the file of an encoder."""
     pool = {POOL: encoder.pool_size} if encoder.pool_size != USUAL_POOL else {}
     return {
         **{theirs: getattr(encoder, ours) for ours, theirs in MMPROJ.items()},

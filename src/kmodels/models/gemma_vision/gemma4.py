@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import Data
+from kmodels.core.types import Data, DTypeLike
 from kmodels.data.images.any_picture import open_picture
 from kmodels.models.blocks import huggingface as decoder
 from kmodels.models.blocks.encoder_rules import below
@@ -32,10 +32,9 @@ from kmodels.models.gemma.text import (
 )
 from kmodels.models.gemma_vision import gemma4_huggingface
 from kmodels.models.gemma_vision.gemma4_encoder import (
+    Gemma4VisionEmbedder,
     Gemma4VisionEncoder,
     PatchFeatures,
-    PatchFields,
-    fit_preprocessor,
 )
 from kmodels.models.gemma_vision.model import (
     PLACES,
@@ -62,7 +61,7 @@ from kmodels.weights import LazyArray, Rule
 
 
 @dataclass(frozen=True)
-class Gemma4ImageTextConfig(PatchFields, ImageTextConfig):
+class Gemma4ImageTextConfig(ImageTextConfig):
     """Sizes of a Gemma 4 that reads images; names as in keras-hub.
 
     Args:
@@ -79,8 +78,27 @@ class Gemma4ImageTextConfig(PatchFields, ImageTextConfig):
     """
 
     advice = ", or set use_vision_bidirectional_attention"
+    encoders = (
+        "Gemma4VisionEncoder or of Gemma4VisionEmbedder, or take GemmaBackbone for text alone"
+    )
+    derived = ("output_dim", "name", "trainable", "image_size")
     image_token_id: int = 258_880
     use_vision_bidirectional_attention: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.encoder()
+
+    def encoder(self, name: str | None = None, dtype: DTypeLike = None) -> PatchFeatures:
+        """Returns the layer that this config describes; its own dtype takes precedence."""
+        arguments = {"name": name, "dtype": dtype, **(self.vision_encoder or {})}
+        kind = Gemma4VisionEncoder if "num_layers" in arguments else Gemma4VisionEmbedder
+        return kind(**arguments, output_dim=self.hidden_dim)
+
+    @property
+    def patch_width(self) -> int:
+        """Numbers of each patch that comes in."""
+        return self.encoder().side ** 2 * CHANNELS
 
     def looks_ahead(self, layer: int) -> bool:
         """See `DecoderConfig.looks_ahead`."""
@@ -646,6 +664,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 # === Family ===
+
+
+def fit_preprocessor(settings: dict[str, Any], config: Gemma4ImageTextConfig) -> dict[str, Any]:
+    """Returns arguments whose image converter cuts patches of the size that the model takes."""
+    encoder = config.encoder()
+    sizes = {
+        "patch_size": encoder.patch_size,
+        "pooling_kernel_size": encoder.pool_size,
+        "merge_patches": encoder.side != encoder.patch_size,
+    }
+    return {**settings, "image_converter": {**(settings.get("image_converter") or {}), **sizes}}
 
 
 FAMILY = Family(

@@ -1,7 +1,7 @@
 """The vision parts of Gemma 4: the encoder, and the embedder of the size that has none."""
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import keras
@@ -9,7 +9,7 @@ import numpy as np
 
 from kmodels import ops
 from kmodels.core.errors import InputError, check_whole
-from kmodels.core.types import DTypeLike, Tensor
+from kmodels.core.types import Tensor
 from kmodels.layers import Dense, Layer, LayerNorm, RMSNorm
 from kmodels.layers.base import Shape, reshape, shape_of
 from kmodels.layers.norm import check_epsilon
@@ -596,58 +596,3 @@ class Gemma4VisionEmbedder(PatchFeatures):
         x = self.position_norm(x + self.of_places(table, places, is_by_place=True))
         x = reshape(x, (-1, images, patches, self.hidden_dim))
         return self.end(x, keras.ops.all(pixel_position_ids >= 0, axis=-1))
-
-
-# Settings of the layer that the text model's config says otherwise, or that are not of its sizes.
-DERIVED = ("output_dim", "name", "trainable", "image_size")
-
-
-class PatchFields:
-    """The vision half of a config, a base of its dataclass.
-
-    Attributes:
-        vision_encoder: arguments of `Gemma4VisionEncoder` but `output_dim`, or of
-            `Gemma4VisionEmbedder`, which has no "num_layers"; "dtype" is there for a policy other
-            than the text's alone.
-        hidden_dim: width of the text.
-    """
-
-    vision_encoder: Mapping[str, Any] | None
-    hidden_dim: int
-
-    def check_vision_encoder(self) -> None:
-        """Checks and normalizes the settings.
-
-        Raises:
-            InputError: for sizes that do not fit together, or without a vision encoder.
-        """
-        if self.vision_encoder is None:
-            raise InputError(
-                "vision_encoder is missing; give the arguments of Gemma4VisionEncoder or of "
-                "Gemma4VisionEmbedder, or take GemmaBackbone for text alone"
-            )
-        fields = {name: x for name, x in self.vision_encoder.items() if name not in DERIVED}
-        object.__setattr__(self, "vision_encoder", fields)
-        self.encoder()
-
-    def encoder(self, name: str | None = None, dtype: DTypeLike = None) -> PatchFeatures:
-        """Returns the layer that this config describes; its own dtype takes precedence."""
-        arguments = {"name": name, "dtype": dtype, **(self.vision_encoder or {})}
-        kind = Gemma4VisionEncoder if "num_layers" in arguments else Gemma4VisionEmbedder
-        return kind(**arguments, output_dim=self.hidden_dim)
-
-    @property
-    def patch_width(self) -> int:
-        """Numbers of each patch that comes in."""
-        return self.encoder().side ** 2 * CHANNELS
-
-
-def fit_preprocessor(settings: dict[str, Any], config: PatchFields) -> dict[str, Any]:
-    """Returns arguments whose image converter cuts patches of the size that the model takes."""
-    encoder = config.encoder()
-    sizes = {
-        "patch_size": encoder.patch_size,
-        "pooling_kernel_size": encoder.pool_size,
-        "merge_patches": encoder.side != encoder.patch_size,
-    }
-    return {**settings, "image_converter": {**(settings.get("image_converter") or {}), **sizes}}

@@ -30,11 +30,14 @@ class ImageTextConfig(GemmaConfig):
         image_token_id: id of the token that an image fills.
 
     Raises:
-        InputError: for sizes that do not fit together, or a model that is not causal.
+        InputError: for a model without a vision encoder, or one that is not causal.
     """
 
-    # Completes the error for a model that is not causal.
+    # Complete the errors for a model that is not causal, and one without a vision encoder.
     advice: ClassVar[str] = ""
+    encoders: ClassVar[str]
+    # Settings of the layer that the text model's config says otherwise, or that are no sizes.
+    derived: ClassVar[tuple[str, ...]] = ("output_dim", "name", "trainable")
     vision_encoder: Mapping[str, Any] | None = None
     image_token_id: int = 0
 
@@ -46,15 +49,10 @@ class ImageTextConfig(GemmaConfig):
                 "use_bidirectional_attention is True; a model of texts and images is causal, so "
                 f"leave it out{self.advice}"
             )
-        self.check_vision_encoder()
-
-    def check_vision_encoder(self) -> None:
-        """Checks and normalizes `vision_encoder`.
-
-        Raises:
-            InputError: for sizes that do not fit together, or without a vision encoder.
-        """
-        raise NotImplementedError
+        if self.vision_encoder is None:
+            raise InputError(f"vision_encoder is missing; give the arguments of {self.encoders}")
+        fields = {name: x for name, x in self.vision_encoder.items() if name not in self.derived}
+        object.__setattr__(self, "vision_encoder", fields)
 
     @property
     def decoder(self) -> GemmaConfig:

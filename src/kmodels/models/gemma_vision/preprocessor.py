@@ -470,7 +470,6 @@ def without_images(x: Data) -> tuple[Any, int | None]:
 
 
 def _images(x: Data) -> dict[str, Any]:
-    """Returns the columns of images in the input of a preprocessor."""
     columns = x if isinstance(x, Mapping) else {}
     return {name: columns[name] for name in PICTURES if columns.get(name) is not None}
 
