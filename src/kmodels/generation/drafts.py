@@ -185,7 +185,6 @@ def _generates(model: object) -> TypeGuard[Generating]:
 
 
 def _check_vocabularies(model: Generating, assistant: Generating, rows: int) -> None:
-    """Raises `InputError` if the two vocabularies differ."""
     mine, other = (getattr(task.preprocessor, "tokenizer", None) for task in (model, assistant))
     if mine is not None and other is not None:
         if not same_tokens(mine, other):

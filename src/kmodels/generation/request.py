@@ -1,7 +1,7 @@
 """Inputs and arguments of `generate`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -106,10 +106,10 @@ def ids_and_mask(taken: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(kw_only=True)
 class GenerateRequest:
-    """Arguments of `Generates.generate`, checked.
+    """Arguments of `Generates.generate`, checked, with the sampler of the call.
 
     Raises:
-        InputError: for values out of range, two lengths, or a sampler without these settings.
+        InputError: for values out of range, or two lengths.
     """
 
     sampler: Sampler
@@ -123,30 +123,8 @@ class GenerateRequest:
     assistant: object
     num_assistant_tokens: int
     prompt_lookup_num_tokens: int | None
-    temperature: InitVar[float | None]
-    top_k: InitVar[int | None]
-    top_p: InitVar[float | None]
-    min_p: InitVar[float | None]
-    repetition_penalty: InitVar[float | None]
-    seed: InitVar[int | None]
 
-    def __post_init__(
-        self,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        min_p: float | None,
-        repetition_penalty: float | None,
-        seed: int | None,
-    ) -> None:
-        self.sampler = self.sampler.changed(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        )
+    def __post_init__(self) -> None:
         for name in (*LENGTHS, "num_return_sequences"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
@@ -181,7 +159,9 @@ def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> 
     return inputs if is_batch else {name: value[0] for name, value in inputs.items()}
 
 
-def pad_rows(rows: list[list[int]], length: int, pad: int) -> dict[str, np.ndarray]:
+def pad_rows(
+    rows: Sequence[Sequence[int | None]], length: int, pad: int | None
+) -> dict[str, np.ndarray]:
     """Returns rows of token ids padded behind to one length, and their mask, (B, length) int32."""
     ids = np.full((len(rows), length), pad, "int32")
     mask = np.zeros((len(rows), length), "int32")

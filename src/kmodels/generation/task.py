@@ -171,7 +171,14 @@ class Generates:
                 exceeds the free memory, or on torch a sharded model.
         """
         request = GenerateRequest(
-            sampler=self.generator.sampler,
+            sampler=self.generator.sampler.changed(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
             stop_token_ids=stop_token_ids,
             stop=stop,
             strip_prompt=strip_prompt,
@@ -182,12 +189,6 @@ class Generates:
             assistant=assistant,
             num_assistant_tokens=num_assistant_tokens,
             prompt_lookup_num_tokens=prompt_lookup_num_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
         )
         gather.check_callable(self, "generate")
         if is_data(inputs):
@@ -264,7 +265,14 @@ class Generates:
             )
         check_whole("max_new_tokens", max_new_tokens)
         request = GenerateRequest(
-            sampler=self.generator.sampler,
+            sampler=self.generator.sampler.changed(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
             stop_token_ids=stop_token_ids,
             stop=stop,
             strip_prompt=True,
@@ -274,12 +282,6 @@ class Generates:
             assistant=assistant,
             num_assistant_tokens=num_assistant_tokens,
             prompt_lookup_num_tokens=prompt_lookup_num_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
         )
         gather.check_callable(self, "chat")
         values |= {"tools": tools, "chat_template": chat_template}
