@@ -4,10 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from kmodels.models.blocks.config import BlockConfig, DecoderConfig
-from kmodels.weights import Rule, Transform, identity, reshape
+from kmodels.weights import Rule, Transform, identity
 
 Settings = Mapping[str, Any]
 
@@ -115,67 +112,3 @@ def numbered(table: Sequence[Rule], layers: int, first: int) -> list[Rule]:
             only = targets[0] if len(targets) == 1 else targets
             by_block.append(Rule(source, only, rule.transform, rule.axis))
     return by_block
-
-
-def decoder_attention(config: DecoderConfig, block: str, output: str) -> list[Rule]:
-    """Returns the rules of the attention of each block, whose heads keras-hub keeps apart.
-
-    Args:
-        config: config of the backbone.
-        block: keras-hub's name of a block, with {i}.
-        output: its name of the projection behind the heads.
-    """
-    table = []
-    for i in range(config.num_layers):
-        settings, theirs = config.block(i), block.replace("{i}", str(i))
-        ours = f"block_{i}/attention"
-        for name, heads in _projections(settings).items():
-            heads_first = _heads_first(heads, config.hidden_dim, settings.head_dim)
-            theirs_here = f"{theirs}/attention/{name}/kernel"
-            table.append(Rule(theirs_here, f"{ours}/{name}/kernel", heads_first))
-        inner = (settings.num_query_heads, settings.head_dim)
-        joined = reshape((*inner, config.hidden_dim), (inner[0] * inner[1], config.hidden_dim))
-        theirs_here = f"{theirs}/attention/{output}/kernel"
-        table.append(Rule(theirs_here, f"{ours}/output/kernel", joined))
-    return table
-
-
-def decoder_per_layer(config: DecoderConfig, block: str) -> list[Rule]:
-    """Returns the rules of per-layer embeddings and of the number of each block, if there are any.
-
-    Args:
-        config: config of the backbone.
-        block: keras-hub's name of a block, with {i}.
-    """
-    settings, within, ours = config.block(0), "per_layer_embedding", "block_{i}/per_layer"
-    table = []
-    if settings.per_layer_dim:
-        table = [
-            Rule("per_layer_token_embedding/embeddings", f"{within}/table/embeddings"),
-            Rule("per_layer_model_projection/kernel", f"{within}/model_projection/kernel"),
-            Rule("per_layer_projection_norm/scale", f"{within}/norm/scale"),
-            Rule(f"{block}/per_layer_input_gate/kernel", f"{ours}/input_gate/kernel"),
-            Rule(f"{block}/per_layer_up_proj/kernel", f"{ours}/projection/kernel"),
-            Rule(f"{block}/post_per_layer_input_norm/scale", f"{ours}/norm/scale"),
-        ]
-    if settings.use_layer_scalar:
-        one = reshape((), (1,))
-        table.append(Rule(f"{block}/layer_scalar", "block_{i}/layer_scalar", one))
-    return table
-
-
-def _projections(block: BlockConfig) -> dict[str, int]:
-    """Returns the number of heads of each projection in front of the scores."""
-    groups = block.num_key_value_heads
-    own = {} if block.key_value_source is not None else {"key": groups, "value": groups}
-    if block.key_is_value:
-        own.pop("value", None)
-    return {"query": block.num_query_heads, **own}
-
-
-def _heads_first(heads: int, width: int, head_dim: int) -> Transform:
-    """(N, D, H) <-> (D, N * H)."""
-    return Transform(
-        lambda x: np.transpose(x, (1, 0, 2)).reshape(width, heads * head_dim),
-        lambda x: np.transpose(x.reshape(width, heads, head_dim), (1, 0, 2)),
-    )

@@ -9,17 +9,14 @@ key/value heads for global layers makes their keys the values too.
 from dataclasses import replace
 from typing import Any
 
-from kmodels.models.blocks.keras_hub_mapping import (
-    KerasHubMapping,
-    Settings,
-    decoder_attention,
-    decoder_per_layer,
-)
+import numpy as np
+
+from kmodels.models.blocks.keras_hub_mapping import KerasHubMapping, Settings
 from kmodels.models.gemma.config import GemmaConfig
 from kmodels.models.gemma.huggingface import otherwise_than_4
 from kmodels.models.gemma.model import GROUPS, ROPES, Gemma3Backbone, GemmaBackbone, hub_fields_4
 from kmodels.models.gemma.tasks import Gemma3CausalLM, GemmaCausalLM
-from kmodels.weights import Rule
+from kmodels.weights import Rule, Transform, reshape
 
 BLOCK = "decoder_block_{i}"
 
@@ -35,14 +32,54 @@ def rules(config: GemmaConfig) -> list[Rule]:
         norms["attention/query_norm"] = "attention/query_norm"
         norms["attention/key_norm"] = "attention/key_norm"
     kernels = {"ffw_gating": "mlp/gate", "ffw_gating_2": "mlp/up", "ffw_linear": "mlp/down"}
-    return [
+    table = [
         Rule("token_embedding/embeddings", "token_embedding/embeddings"),
-        *decoder_attention(config, BLOCK, "attention_output"),
+        *_attention(config),
         *(Rule(f"{BLOCK}/{a}/kernel", f"block_{{i}}/{b}/kernel") for a, b in kernels.items()),
         *(Rule(f"{BLOCK}/{a}/scale", f"block_{{i}}/{b}/scale") for a, b in norms.items()),
-        *decoder_per_layer(config, BLOCK),
         Rule("final_normalization/scale", "final_norm/scale"),
     ]
+    settings, within, ours = config.block(0), "per_layer_embedding", "block_{i}/per_layer"
+    if settings.per_layer_dim:
+        table += [
+            Rule("per_layer_token_embedding/embeddings", f"{within}/table/embeddings"),
+            Rule("per_layer_model_projection/kernel", f"{within}/model_projection/kernel"),
+            Rule("per_layer_projection_norm/scale", f"{within}/norm/scale"),
+            Rule(f"{BLOCK}/per_layer_input_gate/kernel", f"{ours}/input_gate/kernel"),
+            Rule(f"{BLOCK}/per_layer_up_proj/kernel", f"{ours}/projection/kernel"),
+            Rule(f"{BLOCK}/post_per_layer_input_norm/scale", f"{ours}/norm/scale"),
+        ]
+    if settings.use_layer_scalar:
+        table.append(Rule(f"{BLOCK}/layer_scalar", "block_{i}/layer_scalar", reshape((), (1,))))
+    return table
+
+
+def _attention(config: GemmaConfig) -> list[Rule]:
+    """Returns the rules of the attention of each block, whose heads keras-hub keeps apart."""
+    table, width = [], config.hidden_dim
+    for i in range(config.num_layers):
+        block, ours = config.block(i), f"block_{i}/attention"
+        theirs, size = f"{BLOCK.format(i=i)}/attention", block.head_dim
+        heads = {"query": block.num_query_heads}
+        if block.key_value_source is None:
+            heads["key"] = block.num_key_value_heads
+            if not block.key_is_value:
+                heads["value"] = block.num_key_value_heads
+        for name, number in heads.items():
+            rule = _heads_first(number, width, size)
+            table.append(Rule(f"{theirs}/{name}/kernel", f"{ours}/{name}/kernel", rule))
+        number = block.num_query_heads
+        joined = reshape((number, size, width), (number * size, width))
+        table.append(Rule(f"{theirs}/attention_output/kernel", f"{ours}/output/kernel", joined))
+    return table
+
+
+def _heads_first(heads: int, width: int, head_dim: int) -> Transform:
+    """(N, D, H) <-> (D, N * H)."""
+    return Transform(
+        lambda x: np.transpose(x, (1, 0, 2)).reshape(width, heads * head_dim),
+        lambda x: np.transpose(x.reshape(width, heads, head_dim), (1, 0, 2)),
+    )
 
 
 # === Arguments ===
@@ -84,17 +121,6 @@ def _strange(config: Settings, task: Settings) -> list[str]:
 
 def _fields(config: Settings) -> dict[str, Any]:
     return {name: config[name] for name in (*SHARED, "intermediate_dim")}
-
-
-def _gemma_3_fields(config: Settings) -> dict[str, Any]:
-    return {
-        **_fields(config),
-        **{name: config[name] for name in ROPE_SCALING},
-        "use_query_key_norm": config["use_query_key_norm"],
-        "gate_dim_reduction": 1,
-        "sliding_window_pattern": PATTERNS["gemma3"],
-        **ROPES,
-    }
 
 
 def _arguments(config: GemmaConfig) -> dict[str, Any]:
@@ -173,7 +199,14 @@ GEMMA3 = replace(
     task="Gemma3CausalLM",
     ours=Gemma3Backbone,
     our_task=Gemma3CausalLM,
-    fields=_gemma_3_fields,
+    fields=lambda config: {
+        **_fields(config),
+        **{name: config[name] for name in ROPE_SCALING},
+        "use_query_key_norm": config["use_query_key_norm"],
+        "gate_dim_reduction": 1,
+        "sliding_window_pattern": PATTERNS["gemma3"],
+        **ROPES,
+    },
     arguments=lambda config: {
         **_arguments(config),
         **{name: getattr(config, name) for name in ROPE_SCALING},
