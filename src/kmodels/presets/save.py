@@ -135,18 +135,15 @@ def export_to_transformers(
         folders = {name.partition("/")[0] for name in files}
         native.refuse_to_replace(target, {*TRANSFORMERS_FILES, *folders})
         with atomic_directory(target) as folder:
-            (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
-            if pictures:
-                text = json.dumps(pictures, indent=2) + "\n"
-                (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
-            if generation := getattr(model, "generation_config", None):
-                text = json.dumps(generation, indent=2) + "\n"
-                (folder / "generation_config.json").write_text(text, encoding="utf-8")
-            if (
-                tokenizer := getattr(getattr(model, "preprocessor", None), "tokenizer", None)
-            ) is not None:
+            tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
+            if tokenizer is not None:
                 tokenizer.save(folder)
-            for name, content in files.items():
+            contents = {"config.json": form}
+            if pictures:
+                contents["preprocessor_config.json"] = pictures
+            if generation := getattr(model, "generation_config", None):
+                contents["generation_config.json"] = generation
+            for name, content in (contents | files).items():
                 (folder / name).parent.mkdir(exist_ok=True)
                 text = json.dumps(content, indent=2) + "\n"
                 (folder / name).write_text(text, encoding="utf-8")

@@ -127,24 +127,24 @@ class Preprocessor(keras.layers.Layer):
         return cls.from_config({**saved["config"], **settings})
 
     def save_to_preset(self, directory: str | Path) -> None:
-        """Writes the settings to a directory that `from_preset` reads.
+        """Writes the settings, and the files of a tokenizer, to a directory for `from_preset`.
 
         Raises:
             InputError: for the directory of a model, which has its preprocessor already.
         """
         folder = local_path(directory)
-        self._check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        saved = {"class_name": type(self).__name__, "config": self.get_config()}
-        text = json.dumps(saved, indent=2) + "\n"
-        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
-
-    def _check_folder(self, folder: Path) -> None:
         if (folder / "config.json").is_file():
             raise InputError(
                 f"{folder} holds a model, whose preprocessor is saved with it; set "
                 "model.preprocessor and call model.save_to_preset, or give another directory"
             )
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = {"class_name": type(self).__name__, "config": self._saved(folder)}
+        text = json.dumps(saved, indent=2) + "\n"
+        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
+
+    def _saved(self, folder: Path) -> dict[str, Any]:
+        return self.get_config()
 
 
 def on_host(x: Data) -> Any:

@@ -1,6 +1,5 @@
 """Preprocessors of texts: token ids of one length."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -10,10 +9,10 @@ import numpy as np
 
 from kmodels import presets
 from kmodels.core.errors import InputError
-from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import read_optional
 from kmodels.core.types import Data
 from kmodels.data.pipeline.arrays import to_numpy
+from kmodels.generation.request import pad_rows
 from kmodels.models.blocks.preprocessing import SETTINGS_FILE, Preprocessor
 from kmodels.models.blocks.tokenizer import LayerTokenizer
 from kmodels.text import Tokenizer
@@ -144,12 +143,7 @@ class TextPreprocessor(Preprocessor):
 
     def _padded(self, rows: Sequence[Sequence[int | None]], length: int) -> dict[str, np.ndarray]:
         """Returns token ids, cut or padded behind to one length, and their mask."""
-        ids = np.full((len(rows), length), self.tokenizer.pad_token_id, "int32")
-        mask = np.zeros_like(ids)
-        for number, row in enumerate(rows):
-            tokens = row[:length]
-            ids[number, : len(tokens)], mask[number, : len(tokens)] = tokens, 1
-        return {"token_ids": ids, "padding_mask": mask}
+        return pad_rows([row[:length] for row in rows], length, self.tokenizer.pad_token_id)
 
     def compute_output_spec(
         self,
@@ -189,21 +183,9 @@ class TextPreprocessor(Preprocessor):
         )
         return {"tokenizer": settings, **self._settings()}
 
-    def save_to_preset(self, directory: str | Path) -> None:
-        """Writes the tokenizer's files and the settings, for `from_preset`.
-
-        Args:
-            directory: directory to write, not that of a model, which has its preprocessor.
-
-        Raises:
-            InputError: for the directory of a model.
-        """
-        folder = local_path(directory)
-        self._check_folder(folder)
+    def _saved(self, folder: Path) -> dict[str, Any]:
         self.tokenizer.save(folder)
-        saved = {"class_name": type(self).__name__, "config": self._settings()}
-        text = json.dumps(saved, indent=2) + "\n"
-        atomic_write(folder / SETTINGS_FILE, lambda at: at.write_text(text, encoding="utf-8"))
+        return self._settings()
 
     def save(self, directory: str | Path) -> None:
         """Same as `save_to_preset`."""
