@@ -295,7 +295,6 @@ class Embedding(traced.Noted, Layer):
             return function(*args, **kwargs)
 
     def _adapters(self, is_output: bool) -> list[Any]:
-        """Returns the adapter of one of the tables, if it has one."""
         tables = [table for table in self.tables if table.is_output == is_output]
         return [table.adapter for table in tables if table.adapter is not None]
 

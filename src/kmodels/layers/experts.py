@@ -138,7 +138,13 @@ class Experts(Layer):
         """(B, T, D), (B, T, D) -> (B, T, D)."""
         shape, chosen = shape_of(x), self.num_experts_per_token
         indices, weights = self.router(routed)
-        order, sizes = self._sorted(reshape(indices, (-1,)))
+        # The order of rows sorted by expert, and the number of rows of each.
+        experts, cast = reshape(indices, (-1,)), keras.ops.cast
+        order = cast(keras.ops.argsort(experts), "int32")
+        numbers = keras.ops.arange(self.num_experts, dtype="int32")
+        ends = keras.ops.searchsorted(keras.ops.take(experts, order), numbers, side="right")
+        ends = cast(ends, "int32")
+        sizes = ends - keras.ops.concatenate([ends[:1] * 0, ends[:-1]])
         tokens = reshape(x, (-1, shape[-1]))
         y = self.gate_up(rows_of(tokens, order // chosen), sizes)
         gate, up = y[:, : self.hidden_dim], y[:, self.hidden_dim :]
@@ -148,16 +154,6 @@ class Experts(Layer):
         weights = reshape(weights, (-1, chosen, 1))
         y = keras.ops.sum(keras.ops.cast(y, weights.dtype) * weights, axis=1)
         return reshape(keras.ops.cast(y, x.dtype), shape)
-
-    def _sorted(self, experts: Tensor) -> tuple[Any, Any]:
-        """Returns the order of rows sorted by expert, and the number of rows of each."""
-        order = keras.ops.cast(keras.ops.argsort(experts), "int32")
-        numbers = keras.ops.arange(self.num_experts, dtype="int32")
-        sorted_experts = keras.ops.take(experts, order)
-        ends = keras.ops.cast(
-            keras.ops.searchsorted(sorted_experts, numbers, side="right"), "int32"
-        )
-        return order, ends - keras.ops.concatenate([ends[:1] * 0, ends[:-1]])
 
     def compute_output_shape(self, input_shape: Shape, *_: object) -> Shape:
         """Returns the input's shape."""

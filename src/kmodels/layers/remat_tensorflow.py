@@ -18,7 +18,10 @@ def call(
     kwargs: dict[str, Any],
 ) -> Any:
     """See `RematBackend.call`."""
-    if _stateless(layer):
+    # Variables may be replaced by tensors, whose gradients TensorFlow would lose.
+    with keras_internals.no_autocast():
+        stateless = any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
+    if stateless:
         return fn(*args, **kwargs)
     tensors, fill = tensors_apart(args, kwargs)
     begun = [tf.identity(seed.value) for seed in seeds]
@@ -37,12 +40,6 @@ def call(
         return output
 
     return tf.recompute_grad(run)(*tensors)
-
-
-def _stateless(layer: keras.Layer) -> bool:
-    """Returns True if variables are replaced by tensors, whose gradients TensorFlow would lose."""
-    with keras_internals.no_autocast():
-        return any(not isinstance(v.value, tf.Variable) for v in layer.trainable_variables)
 
 
 def _assign(seeds: list[Any], values: list[Any]) -> None:

@@ -126,7 +126,6 @@ def _without_adapter_name(arrays: Mapping[str, np.ndarray], origin: Path) -> dic
 
 
 def _is_table(name: str) -> bool:
-    """Returns True if a tensor belongs to the embedding table or the output layer."""
     return any(f".{table}." in f".{name}" for table in (TABLE, HEAD))
 
 
@@ -339,7 +338,6 @@ def _experts_to_file(array: np.ndarray, part: str) -> np.ndarray:
 
 
 def _experts_from_file(array: np.ndarray, part: str, experts: int) -> np.ndarray:
-    """Undoes `_experts_to_file`."""
     if part == PARTS[0]:
         return np.swapaxes(array.reshape(experts, -1, array.shape[1]), 1, 2)
     return np.transpose(array.reshape(array.shape[0], -1, experts), (2, 1, 0))
@@ -746,7 +744,6 @@ def _shapes(layer: Adaptable, settings: LoraSettings) -> Mapping[str, tuple[int,
 def _misfits(
     path: str, wanted: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]
 ) -> list[str]:
-    """Returns the problems of the arrays of one adapter or module."""
     if not arrays:
         return []
     return [

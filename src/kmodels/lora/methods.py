@@ -497,7 +497,6 @@ def _plain(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[Saved, Saved]:
-    """Returns the adapters and the trained rows of a file."""
     saved: Saved = {}
     saved_rows: Saved = {}
     if not path.is_file() or not h5py.is_hdf5(path):

@@ -84,7 +84,6 @@ class _Product(torch.autograd.Function):
 
 
 def _constant(name: str, device: torch.device) -> torch.Tensor:
-    """Returns the numbers of a table on a device."""
     if (name, device) in _CONSTANTS:
         return _CONSTANTS[name, device]
     numbers = DYNAMIC.tolist() if name == "dynamic" else TABLES[name]

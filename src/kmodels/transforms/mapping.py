@@ -81,7 +81,8 @@ class _Results:
 
     def __init__(self, out_axes: Tree) -> None:
         self.out_axes = tuple(out_axes) if isinstance(out_axes, list) else out_axes
-        self.some_whole = not isinstance(out_axes, int) and None in trees.leaves_of(out_axes)
+        leaves = optree.tree_leaves(out_axes, **trees.OPTIONS)  # type: ignore[arg-type]
+        self.some_whole = None in leaves
 
     def take(self, output: Tree) -> Any:
         """Flattens the result of the function for one entry."""

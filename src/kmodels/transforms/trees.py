@@ -46,11 +46,6 @@ def mapped(function: Callable[..., Any], tree: Tree, *trees: Tree) -> Any:
     return optree.tree_map(function, tree, *trees, **OPTIONS)  # type: ignore[arg-type]
 
 
-def leaves_of(tree: Tree) -> list[Any]:
-    """Returns all leaves, in order."""
-    return optree.tree_leaves(tree, **OPTIONS)  # type: ignore[arg-type]
-
-
 def _tensor(leaf: object, numbers: bool) -> Any:
     """Returns a leaf as a tensor, or None for other leaves."""
     if keras.ops.is_tensor(leaf):

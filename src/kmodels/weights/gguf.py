@@ -106,7 +106,6 @@ def setting(reader: "gguf.GGUFReader", name: str, default: object = None) -> Any
 
 
 def _check(path: Path) -> None:
-    """Checks the settings in front of the tensors."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         magic, version, _, count = struct.unpack_from("<4sIQQ", data)
         if magic != _MAGIC or version not in (2, 3):

@@ -404,7 +404,6 @@ def _join_float8(
     groups = -(-width // block)
 
     def scales() -> np.ndarray:
-        """Scales (out, groups)."""
         values = np.asarray(scale.read()).astype("float32").reshape(-1, groups)
         return values.repeat(rows, 0)[:out]
 

@@ -37,31 +37,6 @@ def without_images(token_ids: Tensor, vision_mask: Tensor) -> Any:
     )
 
 
-def insert_images(
-    x: Tensor, features: Tensor, vision_mask: Tensor, move: Callable[[Any, Any], Any]
-) -> Any:
-    """Returns embeddings with the features of images at the positions of the mask.
-
-    The n-th such place of a row gets the n-th feature of the row, whichever image it is of, as
-    transformers' `masked_scatter` has it. Features beyond the last place are left out.
-
-    Args:
-        x: (B, T, D), embeddings.
-        features: (B, M, D), of all images of a row, one behind the other.
-        vision_mask: (B, T) int.
-        move: (features, order (B, T)) to those features (B, T, D), see `Reordered`.
-
-    Returns:
-        (B, T, D).
-    """
-    number = keras.ops.cumsum(keras.ops.cast(vision_mask, "int32"), axis=1) - 1
-    order = keras.ops.cast(keras.ops.maximum(number, 0), "int32")
-    if (count := features.shape[1]) is not None:  # it is not known in a graph
-        order = keras.ops.minimum(order, count - 1)
-    there = keras.ops.expand_dims(keras.ops.cast(vision_mask, "bool"), -1)
-    return keras.ops.where(there, keras.ops.cast(move(features, order), x.dtype), x)
-
-
 def block_ids(vision_mask: Tensor) -> Any:
     """Returns the number of the image that each token belongs to, and -1 for text.
 
@@ -103,7 +78,14 @@ class _Steps(NamedTuple):
             return self.embedding(token_ids), None
         # The token that stands for a piece of an image may lie outside the table.
         x = self.embedding(without_images(token_ids, vision_mask))
-        x = insert_images(x, features, vision_mask, self.move)
+        # As in transformers' `masked_scatter`, the n-th place of a row gets its n-th feature
+        # (B, M, D), whichever image it is of. Features beyond the last place are left out.
+        number = keras.ops.cumsum(keras.ops.cast(vision_mask, "int32"), axis=1) - 1
+        order = keras.ops.cast(keras.ops.maximum(number, 0), "int32")
+        if (count := features.shape[1]) is not None:  # it is not known in a graph
+            order = keras.ops.minimum(order, count - 1)
+        there = keras.ops.expand_dims(keras.ops.cast(vision_mask, "bool"), -1)
+        x = keras.ops.where(there, keras.ops.cast(self.move(features, order), x.dtype), x)
         return x, block_ids(vision_mask)
 
     def run(

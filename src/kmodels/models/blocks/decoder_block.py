@@ -162,7 +162,10 @@ class DecoderAttention(_OfBlock):
         else:
             if mask is not None:  # (B, S): the keys that are there, for all queries alike
                 mask = keras.ops.expand_dims(keras.ops.cast(mask, "bool"), (1, 2))
-            visible = {"causal": block.causal, "window": self._window(length)}
+            window = self.window
+            if window is not None and isinstance(length, int) and length <= window:
+                window = None  # it covers the whole row, which saves a mask
+            visible = {"causal": block.causal, "window": window}
             visible |= {"mask": mask, "segment_ids": segment_ids}
         if block_ids is not None:
             visible = {**visible, "block_ids": block_ids}
@@ -180,12 +183,6 @@ class DecoderAttention(_OfBlock):
         width = block.num_query_heads * block.head_dim
         y = self.output_dense(reshape(y, (-1, length, width)))
         return (y, k, v) if block.shares_key_value and cache is None else y
-
-    def _window(self, length: int) -> int | None:
-        """Returns None if the window covers the whole row, which saves a mask."""
-        if self.window is not None and isinstance(length, int) and length <= self.window:
-            return None
-        return self.window
 
     def _heads(self, x: Tensor, heads: int, length: int) -> Any:
         return reshape(x, (-1, length, heads, self.block.head_dim))

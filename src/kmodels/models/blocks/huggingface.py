@@ -467,7 +467,6 @@ def transformers_form(
 
 
 def _form(model: keras.Model) -> dict[str, Any]:
-    """Returns the settings of config.json that every decoder has."""
     config, tokenizer = getattr(model, "backbone", model).config, tokenizer_in(model)
     fields = {theirs: getattr(config, ours) for ours, theirs in FIELDS.items()}
     return {

@@ -150,12 +150,17 @@ class GemmaConfig(DecoderConfig):
         check_positive(self, *(f"{where}_{x}" for where in ("local", "global") for x in ropes))
         check_positive(self, "query_pre_attention_scalar", none="the width of the heads")
         self._check_layers()
-        self._check_yarn()
+        factors = {
+            "local": ("local_rope_scaling_factor",),
+            "global": ("global_rope_scaling_factor", "global_rope_partial_rotary_factor"),
+        }
+        for where, names in factors.items():
+            if self.yarn(where) is not None:
+                check_alone(self, f"{where}_rope_yarn", *names)
         if self.enable_moe_block:
             check_experts(*self._experts)
 
     def _check_layers(self) -> None:
-        """Checks fields that differ between layers."""
         check_whole("hidden_size_per_layer_input", self.hidden_size_per_layer_input, least=0)
         least = {"vocab_size_per_layer_input": self.vocabulary_size}  # each token has a row
         for name in ("global_head_dim", "num_global_key_value_heads", *least):
@@ -177,15 +182,6 @@ class GemmaConfig(DecoderConfig):
         if self.layer_types is not None:
             object.__setattr__(self, "layer_types", tuple(self.layer_types))
         check_kinds(self.kinds, self.num_layers, self.num_kv_shared_layers)
-
-    def _check_yarn(self) -> None:
-        factors = {
-            "local": ("local_rope_scaling_factor",),
-            "global": ("global_rope_scaling_factor", "global_rope_partial_rotary_factor"),
-        }
-        for where, names in factors.items():
-            if self.yarn(where) is not None:
-                check_alone(self, f"{where}_rope_yarn", *names)
 
     def yarn(self, where: str) -> Yarn | None:
         """Returns the YaRN settings of the "local" or the "global" layers, or None."""

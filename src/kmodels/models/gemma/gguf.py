@@ -244,22 +244,17 @@ def _settings(config: GemmaConfig, head_dim: int) -> dict[str, Setting]:
         keys["rope.freq_base_swa"] = float(config.local_rope_wavelength)
         keys["attention.sliding_window_pattern"] = config.sliding_window_pattern
     if generation == 4:
-        keys |= _of_4(config)
+        keys |= {
+            "rope.freq_base_swa": float(config.local_rope_wavelength),
+            "rope.dimension_count_swa": config.head_dim,
+            "attention.key_length_swa": config.head_dim,
+            "attention.value_length_swa": config.head_dim,
+            "attention.sliding_window_pattern": [kind == LOCAL for kind in config.kinds],
+            "attention.shared_kv_layers": config.num_kv_shared_layers,
+            "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+            "final_logit_softcapping": float(config.final_logit_soft_cap or 0.0),
+        }
     return keys
-
-
-def _of_4(config: GemmaConfig) -> dict[str, Setting]:
-    """Returns the settings that only Gemma 4 has."""
-    return {
-        "rope.freq_base_swa": float(config.local_rope_wavelength),
-        "rope.dimension_count_swa": config.head_dim,
-        "attention.key_length_swa": config.head_dim,
-        "attention.value_length_swa": config.head_dim,
-        "attention.sliding_window_pattern": [kind == LOCAL for kind in config.kinds],
-        "attention.shared_kv_layers": config.num_kv_shared_layers,
-        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
-        "final_logit_softcapping": float(config.final_logit_soft_cap or 0.0),
-    }
 
 
 EXPORT = GGUFExport(FORMAT, form)

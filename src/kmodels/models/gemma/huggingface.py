@@ -317,7 +317,6 @@ def rope_parameters(config: GemmaConfig) -> dict[str, Any]:
 
 
 def _gemma_4_form(config: GemmaConfig) -> dict[str, Any]:
-    """Returns the settings of config.json that only Gemma 4 has."""
     kinds, width = list(config.kinds), config.global_head_dim or config.head_dim
     groups = config.num_global_key_value_heads or config.num_key_value_heads
     differs = {"head_dim": width, "num_key_value_heads": groups}
@@ -428,7 +427,14 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
         ),
     }
     if config.generation > 1:
-        form |= _windows(config)
+        form |= {
+            "query_pre_attn_scalar": _whole(config.query_scale**-2),
+            "attn_logit_softcapping": config.attention_logit_soft_cap,
+            "final_logit_softcapping": config.final_logit_soft_cap,
+            "sliding_window": config.sliding_window_size,
+            "sliding_window_pattern": config.sliding_window_pattern,
+            "layer_types": decoder.layer_types(config),
+        }
     if config.generation == 3:
         form["rope_local_base_freq"] = config.local_rope_wavelength
         # The older names have only the base of local layers.
@@ -436,17 +442,6 @@ def transformers_form(model: keras.Model) -> decoder.TransformersForm:
             form["rope_parameters"] = ropes
         form["use_bidirectional_attention"] = config.use_bidirectional_attention
     return decoder.transformers_form(model, names, form, rules)
-
-
-def _windows(config: GemmaConfig) -> dict[str, Any]:
-    return {
-        "query_pre_attn_scalar": _whole(config.query_scale**-2),
-        "attn_logit_softcapping": config.attention_logit_soft_cap,
-        "final_logit_softcapping": config.final_logit_soft_cap,
-        "sliding_window": config.sliding_window_size,
-        "sliding_window_pattern": config.sliding_window_pattern,
-        "layer_types": decoder.layer_types(config),
-    }
 
 
 def _whole(value: float) -> int | float:

@@ -444,12 +444,8 @@ class TwoTowersBackbone(OptionalInputs, Backbone):
     @classmethod
     def fits_preset(cls, name: str, fields: Mapping[str, Any]) -> bool:
         """Returns True if the preset's fields make a model of this class."""
-        return cls is TwoTowersBackbone or cls is cls.class_of_fields(fields)
-
-    @classmethod
-    def class_of_fields(cls, fields: Mapping[str, Any]) -> type:
-        """Returns the class of a model with these fields."""
-        return SigLIPBackbone if fields.get("projection_dim") is None else CLIPBackbone
+        projects = fields.get("projection_dim") is not None
+        return cls in (TwoTowersBackbone, CLIPBackbone if projects else SigLIPBackbone)
 
     @classmethod
     def check(cls, config: TwoTowersConfig) -> None:

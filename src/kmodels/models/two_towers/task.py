@@ -523,7 +523,6 @@ class ImageTextSimilarity(OptionalInputs, Task):
         return _unit(vectors) if normalize else vectors
 
     def _encoder(self, what: str) -> keras.Model:
-        """Returns a model of one tower, rebuilt if the backbone has changed."""
         backbone = self.backbone
         state = TracedState(backbone)
         cached = vars(self).get("_encoders", (None, {}))

@@ -147,7 +147,6 @@ def _vision(model: keras.Model, config: TwoTowersConfig) -> tuple[dict[str, Any]
 def _pictures(
     images: ViTImageClassifierPreprocessor | NaFlexViTImageClassifierPreprocessor, projects: bool
 ) -> dict[str, Any]:
-    """Returns preprocessor_config.json."""
     if isinstance(images, NaFlexViTImageClassifierPreprocessor):
         return patch_form(images)
     return {

@@ -10,7 +10,6 @@ from kmodels.core.types import ActivationLike, DTypeLike, Tensor, Tree
 from kmodels.layers.direct_calls import calls
 from kmodels.layers.placement import of_family
 from kmodels.models.vit.classification import Head, ImageClassifier
-from kmodels.models.vit.config import ViTConfig
 from kmodels.models.vit.layers import KEPT, Pooling
 from kmodels.models.vit.model import ViTBackbone, feature_model, resized
 from kmodels.models.vit.preprocessor import ViTImageClassifierPreprocessor
@@ -90,7 +89,13 @@ class ViTImageClassifier(ImageClassifier):
             )
         if len(backbone.output.shape) != 3:
             raise InputError(f"{type(backbone).__name__} gives no tokens; give a ViTBackbone")
-        _check_tokens(pooling, backbone.config)
+        config = backbone.config
+        if pooling in ("token", "token_gap") and not config.use_class_token:
+            raise InputError(
+                f'pooling is "{pooling}" but the backbone has no class token; give "gap"'
+            )
+        if pooling == "distilled" and not config.use_distillation_token:
+            raise InputError('pooling is "distilled" but the backbone has no distillation token')
         if pooling == "distilled" and (intermediate_dim is not None or pooled_norm):
             raise InputError(
                 'pooling is "distilled", whose heads are on the tokens themselves; leave out '
@@ -171,13 +176,6 @@ class ViTImageClassifier(ImageClassifier):
             InputError: for a name that is not there.
         """
         return feature_model(self.backbone, outputs, {"pooled_output": self.classify.pooled})
-
-
-def _check_tokens(pooling: str, config: ViTConfig) -> None:
-    if pooling in ("token", "token_gap") and not config.use_class_token:
-        raise InputError(f'pooling is "{pooling}" but the backbone has no class token; give "gap"')
-    if pooling == "distilled" and not config.use_distillation_token:
-        raise InputError('pooling is "distilled" but the backbone has no distillation token')
 
 
 def _kept(pooling: str) -> dict[str, int]:

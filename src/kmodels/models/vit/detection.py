@@ -537,7 +537,6 @@ class ViTObjectDetector(StepsWithOwnLoss, ImageTask):
         box_head = BoxHead(num_queries, name="box_head", dtype=policy)
 
         def predictions(tokens: Tensor, **mode: bool) -> list[dict[str, Any]]:
-            """Returns the outputs behind each block of the decoder."""
             seen = memory(tokens)
             x, outputs = queries(seen), []
             for block in blocks:

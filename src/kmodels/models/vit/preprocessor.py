@@ -257,7 +257,6 @@ class ViTImageClassifierPreprocessor(Preprocessor):
 
 
 def _size(value: int | Sequence[int]) -> int | tuple[int, int]:
-    """Returns a shorter side, or (height, width)."""
     if isinstance(value, Sequence | np.ndarray):
         return int(value[0]), int(value[1])
     return int(value)

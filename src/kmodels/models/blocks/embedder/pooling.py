@@ -16,12 +16,6 @@ MODES = (MEAN, FIRST, LAST)
 HUB_MODES = {"last": LAST, "mean": MEAN}
 
 
-def check_mode(mode: object) -> None:
-    """Raises `InputError` for a mode that is none of `MODES`."""
-    if mode not in MODES:
-        raise InputError(f"pooling is {mode!r}; the model supports {', '.join(MODES)}")
-
-
 @keras.saving.register_keras_serializable(package="kmodels")
 class TokenPooling(keras.Operation):
     """The mean of the hidden states of all tokens, or those of the first or the last.
@@ -39,7 +33,8 @@ class TokenPooling(keras.Operation):
 
     def __init__(self, mode: str = MEAN):
         super().__init__()
-        check_mode(mode)
+        if mode not in MODES:
+            raise InputError(f"pooling is {mode!r}; the model supports {', '.join(MODES)}")
         self.mode = mode
 
     def call(self, hidden: Tensor, mask: Tensor | None = None) -> Any:

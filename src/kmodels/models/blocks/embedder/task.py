@@ -43,7 +43,6 @@ def _text(text: object) -> str:
 
 
 def _rounded(length: int) -> int:
-    """Returns the next of few lengths."""
     step = max(SHORTEST, 1 << max((length - 1).bit_length() - 2, 0))
     return -(-length // step) * step
 

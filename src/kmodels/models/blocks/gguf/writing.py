@@ -76,7 +76,6 @@ def _lost(wanted: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outside(config: DecoderConfig) -> dict[str, Any]:
-    """Returns the settings outside the blocks."""
     per_layer = any(config.block(i).per_layer_dim for i in range(config.num_layers))
     return {
         "vocabulary_size": config.vocabulary_size,
@@ -439,20 +438,17 @@ def add_settings(
 ) -> None:
     """Adds settings, each as the type of its value; `architecture` stands in front of each name."""
     for name, value in settings.items():
-        _add(writer, f"{architecture}.{name}", value)
-
-
-def _add(writer: "gguf.GGUFWriter", name: str, value: Setting) -> None:
-    if isinstance(value, list):
-        writer.add_array(name, value)
-    elif isinstance(value, str):
-        writer.add_string(name, value)
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, Integral):
-        writer.add_uint32(name, int(value))
-    else:
-        writer.add_float32(name, float(value))
+        name = f"{architecture}.{name}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, Integral):
+            writer.add_uint32(name, int(value))
+        else:
+            writer.add_float32(name, float(value))
 
 
 # === Importance matrices of llama.cpp: how much an error in each column of a tensor counts ===

@@ -1,7 +1,7 @@
 """Layers of a ViT for rows of patches that images of several grids may share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import keras
 
@@ -88,12 +88,6 @@ class ImageSegments(keras.Operation):
         return keras.KerasTensor(tuple(pixel_values.shape[:2]), "int32")
 
 
-def seen_by_image(segment_ids: Tensor, images: int | Tensor) -> Any:
-    """Returns which patches belong to each image of a row: (B, N) -> (B, S, N) bool."""
-    numbers = keras.ops.reshape(keras.ops.arange(1, images + 1, dtype="int32"), (1, -1, 1))
-    return keras.ops.equal(keras.ops.expand_dims(segment_ids, 1), numbers)
-
-
 def _cubic(distance: Tensor, a: float) -> Any:
     """Returns Keys' kernel (Keys 1981, eq. 15) with parameter `a`."""
     x = keras.ops.abs(distance)
@@ -139,31 +133,6 @@ def resize_weights(place: Tensor, new: Tensor, old: int, method: Method) -> Any:
         for tap in range(-1, 3)
     ]
     return taps[0] + taps[1] + taps[2] + taps[3]
-
-
-def resized_positions(
-    table: Tensor, grid: tuple[int, int], places: Tensor, sizes: Tensor, method: Method
-) -> Any:
-    """Returns the position of each patch.
-
-    Args:
-        table: (rows * columns, D).
-        grid: rows and columns of the table.
-        places: (B, N, 2) float, row and column of each patch in its image.
-        sizes: (B, N, 2) float, rows and columns of that image.
-        method: how the table is resized.
-
-    Returns:
-        (B, N, D), in the dtype of the table.
-    """
-    ops = keras.ops
-    down, across = (
-        resize_weights(places[..., axis], sizes[..., axis], grid[axis], method) for axis in (0, 1)
-    )
-    both = ops.expand_dims(down, -1) * ops.expand_dims(across, -2)  # (B, N, rows, columns)
-    shape = ops.shape(both)
-    weights = ops.reshape(both, (shape[0], shape[1], grid[0] * grid[1]))
-    return ops.matmul(ops.cast(weights, table.dtype), table)
 
 
 POOLINGS = ("gap", "map")
@@ -228,9 +197,16 @@ class NaFlexTokens(Layer):
             keras.ops.cast(x, table.dtype)
             for x in places_of(spatial_shapes, keras.ops.shape(patches)[1])
         )
-        config = self.config
-        method = config.position_interpolation
-        positions = resized_positions(table, config.grid, places, sizes, method)
+        ops, grid = keras.ops, self.config.grid
+        method = cast(Method, self.config.position_interpolation)
+        down, across = (
+            resize_weights(places[..., axis], sizes[..., axis], grid[axis], method)
+            for axis in (0, 1)
+        )
+        both = ops.expand_dims(down, -1) * ops.expand_dims(across, -2)  # (B, N, rows, columns)
+        shape = ops.shape(both)
+        weights = ops.reshape(both, (shape[0], shape[1], grid[0] * grid[1]))
+        positions = ops.matmul(weights, table)
         return patches + keras.ops.cast(positions, patches.dtype)
 
     def compute_output_shape(
@@ -270,7 +246,9 @@ class NaFlexPooling(Pooling):
     ) -> Any:
         """(B, N, D) -> (B, S, D)."""
         ops, images = keras.ops, keras.ops.shape(spatial_shapes)[1]
-        seen = seen_by_image(segment_ids, images)
+        # Which patches belong to each image of a row: (B, N) -> (B, S, N).
+        numbers = ops.reshape(ops.arange(1, images + 1, dtype="int32"), (1, -1, 1))
+        seen = ops.equal(ops.expand_dims(segment_ids, 1), numbers)
         if self.kind == "gap":
             share = ops.cast(seen, tokens.dtype)
             count = ops.maximum(ops.sum(share, axis=-1, keepdims=True), 1.0)

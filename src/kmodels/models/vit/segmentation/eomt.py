@@ -465,7 +465,6 @@ class EoMTImageSegmenter(StepsWithOwnLoss, ImageTask):
         return of_each(images, segment, stack)
 
     def _of_windows(self, images: Any, sizes: Sequence[Any], batch_size: int) -> list[np.ndarray]:
-        """Returns the classes of the pixels of each image, from those of its windows."""
         said = self.predict_queries(images, batch_size)
         scores = (
             segments.class_scores(queries, own, self.image_size)

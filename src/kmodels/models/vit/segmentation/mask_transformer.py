@@ -367,8 +367,10 @@ class MaskTransformer:
             number = backbone.blocks.index(step) - self.first
             if number == 0:
                 x = self.queries(x)
-                if info.coordinates is not None:
-                    info = info._replace(coordinates=self._with_queries(info.coordinates))
+                if info.coordinates is not None:  # queries are at (0, 0): they are not rotated
+                    still = keras.ops.zeros((self.num_queries, 2), dtype=info.coordinates.dtype)
+                    coordinates = keras.ops.concatenate([still, info.coordinates], axis=0)
+                    info = info._replace(coordinates=coordinates)
             if number >= 0 and masked[number]:
                 prediction, grid = self._predict(norm(x, **mode))
                 predictions.append(prediction)
@@ -377,11 +379,6 @@ class MaskTransformer:
             else:
                 x = step(x, info=info, **mode)
         return [*predictions, self._predict(x)[0]]
-
-    def _with_queries(self, coordinates: Tensor) -> Any:
-        """Returns the coordinates of all tokens; queries are at (0, 0), so they are not rotated."""
-        still = keras.ops.zeros((self.num_queries, 2), dtype=coordinates.dtype)
-        return keras.ops.concatenate([still, coordinates], axis=0)
 
     def _predict(self, tokens: Tensor) -> tuple[Prediction, Any]:
         """Returns the prediction from normed tokens, and its masks on the grid of the patches."""

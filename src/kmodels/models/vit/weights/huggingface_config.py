@@ -492,12 +492,7 @@ def labels(description: Mapping[str, Any], weights: bool, ending: str) -> int | 
 
 
 def block_rules(source: str, target: str) -> list[Rule]:
-    """Returns the table of the blocks of ViT, DeiT, I-JEPA and MAE.
-
-    Args:
-        source: name of a block in the file, with "{i}" for its number.
-        target: path of the block here.
-    """
+    """Returns the table of the blocks of ViT, DeiT, I-JEPA and MAE, "{i}" for their number."""
     layers = {
         "attention.attention.query": "attention/query",
         "attention.attention.key": "attention/key",

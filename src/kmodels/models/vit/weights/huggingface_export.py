@@ -197,8 +197,6 @@ def transformers_form(
 
 
 def _plain(kind: str, name: str) -> Callable[[ViTConfig, Settings], dict[str, Any]]:
-    """Returns config.json of ViT, DeiT and I-JEPA."""
-
     def describe(config: ViTConfig, settings: Settings) -> dict[str, Any]:
         ending = "Model" if head(settings) == NONE else "ForImageClassification"
         if settings.get("pooling") == "distilled":
