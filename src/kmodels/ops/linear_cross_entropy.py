@@ -73,8 +73,6 @@ def linear_cross_entropy(
     Source: https://arxiv.org/abs/2411.09009 (cut cross-entropy), https://arxiv.org/abs/1805.02867
         (running maximum and sum)
     """
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
-    check_rows(table, rows, row_ids, trainable_table)
     scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, Scoring(soft_cap)
     )
@@ -132,8 +130,6 @@ def linear_log_probs(
     Source: as for `linear_cross_entropy`
     """
     weights = ops.ones(ops.shape(labels), wide(hidden)) if weights is None else weights
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
-    check_rows(table, rows, row_ids, trainable_table)
     scoring = Scoring(soft_cap, temperature, with_entropy)
     scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, scoring
@@ -155,6 +151,8 @@ def _scores(
     scoring: Scoring,
 ) -> tuple[list[Any], Any, Any]:
     """Returns [log-probabilities] or [log-probabilities, entropies], the hits, and the weights."""
+    check_linear_cross_entropy(hidden, table, labels, weights, scoring)
+    check_rows(table, rows, row_ids, trainable_table)
     dtype = wide(hidden)
     weights = ops.stop_gradient(ops.cast(without_ignored(labels, weights), dtype))
     counted = ops.not_equal(weights, 0)
@@ -189,12 +187,7 @@ def without_ignored(labels: Tensor, weights: Tensor) -> Any:
 
 
 def check_linear_cross_entropy(
-    hidden: Tensor,
-    table: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    soft_cap: float | None,
-    temperature: float = 1.0,
+    hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor, scoring: Scoring
 ) -> None:
     """Checks the arguments, as far as static shapes are known.
 
@@ -209,11 +202,9 @@ def check_linear_cross_entropy(
             "linear_cross_entropy takes hidden (M, D), table (V, D), labels (M,) and weights (M,), "
             f"got {', '.join(map(str, shapes))}."
         )
-    if soft_cap is not None and soft_cap <= 0:
-        raise InputError(
-            f"linear_cross_entropy got soft_cap {soft_cap}; it must be positive, or None."
-        )
-    if not temperature > 0:
+    if (cap := scoring.soft_cap) is not None and cap <= 0:
+        raise InputError(f"linear_cross_entropy got soft_cap {cap}; it must be positive, or None.")
+    if not (temperature := scoring.temperature) > 0:
         raise InputError(f"linear_log_probs got temperature {temperature}; it must be positive.")
 
 
@@ -292,11 +283,6 @@ def tile_of(vocabulary: int, positions: int | None = None, accelerator: bool = F
     a tile has as many scores as fit `BUDGET`, for few positions the whole vocabulary. It has at
     least `NARROWEST` classes, below which products are bound by memory. None of this was measured
     on a device.
-
-    Args:
-        vocabulary: number of classes.
-        positions: number of positions computed together; None if unknown.
-        accelerator: whether the tile is for an accelerator.
     """
     widest = 4096
     if accelerator:

@@ -51,8 +51,6 @@ def linear_cross_entropy_jax(
     row_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `kmodels.ops.linear_cross_entropy`; XLA must not see the table as a whole in a dot."""
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
-    check_rows(table, rows, row_ids, trainable_table)
     scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, Scoring(soft_cap)
     )
@@ -76,8 +74,6 @@ def linear_log_probs_jax(
 ) -> jax.Array | tuple[jax.Array, ...]:
     """See `kmodels.ops.linear_log_probs`."""
     weights = jnp.ones(labels.shape) if weights is None else weights
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
-    check_rows(table, rows, row_ids, trainable_table)
     scores, best, weights = _scores(
         *(hidden, table, labels, weights, rows, row_ids),
         trainable_table,
@@ -105,6 +101,8 @@ def _scores(
         (1, M) log-probabilities, or (2, M) with the entropies; whether each label is the best (M,);
         the weights (M,). Results at a position of weight 0 are finite, and mean nothing.
     """
+    check_linear_cross_entropy(hidden, table, labels, weights, scoring)
+    check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )

@@ -42,8 +42,6 @@ def linear_cross_entropy_tensorflow(
 
     Compile the step without XLA: it takes longer and more memory over the loop (measured).
     """
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
-    check_rows(table, rows, row_ids, trainable_table)
     scores, best, weights, _ = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, Scoring(soft_cap)
     )
@@ -67,8 +65,6 @@ def linear_log_probs_tensorflow(
 ) -> tf.Tensor | tuple[tf.Tensor, ...]:
     """See `kmodels.ops.linear_log_probs`; on a CPU, positions of weight 0 are left out."""
     weights = keras.ops.ones(keras.ops.shape(labels)) if weights is None else weights
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
-    check_rows(table, rows, row_ids, trainable_table)
     scores, best, weights, places = _scores(
         *(hidden, table, labels, weights, rows, row_ids),
         trainable_table,
@@ -99,6 +95,8 @@ def _scores(
         (log-probabilities,), or with the entropies, each (M,); whether each label is the best (M,);
         the weights (M,); the indices of these positions in (M, 1), or None for all.
     """
+    check_linear_cross_entropy(hidden, table, labels, weights, scoring)
+    check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (
         keras.ops.convert_to_tensor(x) for x in (hidden, table, labels, weights)
     )

@@ -38,8 +38,6 @@ def linear_cross_entropy_torch(
     row_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kmodels.ops.linear_cross_entropy`; on a CPU, positions of weight 0 are left out."""
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap)
-    check_rows(table, rows, row_ids, trainable_table)
     scores, best, weights, _ = _scores(
         *(hidden, table, labels, weights, rows, row_ids), trainable_table, Scoring(soft_cap)
     )
@@ -64,9 +62,6 @@ def linear_log_probs_torch(
     """See `kmodels.ops.linear_log_probs`; on a CPU, positions of weight 0 are left out."""
     if weights is None:
         weights = torch.ones(as_tensor(labels).shape, device=as_tensor(hidden).device)
-    check_linear_cross_entropy(hidden, table, labels, weights, soft_cap, temperature)
-    check_rows(table, rows, row_ids, trainable_table)
-    positions = weights.shape[0]
     scores, best, weights, counted = _scores(
         *(hidden, table, labels, weights, rows, row_ids),
         trainable_table,
@@ -77,7 +72,7 @@ def linear_log_probs_torch(
         scores = torch.cat([scores, torch.where(weights != 0, best, 0).to(scores.dtype)[None]])
     if counted is not None:
         places = counted.nonzero().squeeze(1)
-        scores = scores.new_zeros(len(scores), positions).index_copy(1, places, scores)
+        scores = scores.new_zeros(len(scores), len(counted)).index_copy(1, places, scores)
     return tuple(scores) if len(scores) > 1 else scores[0]
 
 
@@ -97,6 +92,8 @@ def _scores(
         (1, M) log-probabilities, or (2, M) with the entropies; whether each label is the best (M,);
         the weights (M,); which of the positions these are, or None for all.
     """
+    check_linear_cross_entropy(hidden, table, labels, weights, scoring)
+    check_rows(table, rows, row_ids, trainable_table)
     hidden, table, labels, weights = (as_tensor(x) for x in (hidden, table, labels, weights))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     weights = without_ignored(labels, weights)
