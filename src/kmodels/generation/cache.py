@@ -260,19 +260,8 @@ def next_token(
 ) -> Any:
     """Runs one new token per row through the model and chooses the one behind it.
 
-    Args:
-        backbone: as in `first_token`.
-        sampler: chooses.
-        store: the cache, which is extended.
-        tokens: (B,) int32, generated last.
-        step: their number, from 0; a scalar int32 tensor.
-        lengths: (B,) int32, of the prompts.
-        prompt: P, the length that the prompts were padded to.
-        slots: number of tokens of prompt and continuation together.
-        draws: (B,) float32 in [0, 1).
-
-    Returns:
-        (B,) int32.
+    Tokens (B,) have the number `step`, from 0, behind prompts of `lengths` (B,) tokens that were
+    padded to `prompt`; for the rest see `first_token`.
     """
     view = StepView(lengths, prompt, slots, step)
     tokens = tokens[:, None]
@@ -295,20 +284,10 @@ def next_tokens(
     draws: Tensor,
     ahead: int,
 ) -> Any:
-    """Runs some new tokens per row through the model and chooses the one behind each.
+    """Runs some new tokens per row, the last one and drafts, and chooses the one behind each.
 
-    Args:
-        backbone: as in `first_token`.
-        sampler: chooses.
-        store: the cache, which is extended, and may hold refused tokens from `starts` on.
-        tokens: (B, T) int32, the last one of the row and drafts.
-        starts: (B,) int32, position of the first of them.
-        slots: number of tokens of prompt and continuation together.
-        draws: (B, T) float32 in [0, 1).
-        ahead: as in `first_token`.
-
-    Returns:
-        (B, T) int32.
+    Tokens (B, T) begin at the positions `starts` (B,), and replace refused ones in the cache; draws
+    are (B, T) too. For the rest see `first_token`.
     """
     batch, count = tokens.shape
     view = DraftView(starts, count, slots, ahead)

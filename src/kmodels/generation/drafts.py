@@ -252,10 +252,7 @@ class _Rows:
     def add(self, choices: np.ndarray, drafts: np.ndarray, counts: DraftCounts) -> None:
         """Appends to each open row the tokens up to the first that was not drafted.
 
-        Args:
-            choices: (B, n + 1) int, the tokens that the model chooses behind each draft before.
-            drafts: (B, n) int.
-            counts: of tokens and drafts, which grow.
+        The model chose the choices (B, n + 1) behind each of the drafts (B, n).
         """
         counts.passes += 1
         for row in self.open:

@@ -624,18 +624,7 @@ def continue_by_protocol(
     sampler: Sampler,
     stop: Collection[int],
 ) -> list[list[int]]:
-    """Continues prompts by calling the sampler itself, not compiled.
-
-    Args:
-        model: with `call_with_cache` and `_build_cache`.
-        prompts: token ids, at least one each.
-        limits: limits of each prompt and its continuation together.
-        sampler: is called with `next`, the prompts, a filled cache and its hidden states.
-        stop: ids that end a row.
-
-    Returns:
-        The prompts with their continuations.
-    """
+    """Continues prompts by calling the sampler itself, not compiled."""
     length = max([*limits, *(len(prompt) for prompt in prompts)])
     shapes = [cache_shape(model.backbone, len(prompts), length)]
     check_memory(shapes, model.backbone.compute_dtype, len(prompts), length)

@@ -63,15 +63,9 @@ class Keyed(keras.initializers.Initializer):
 
 
 def keyed(initializer: InitializerLike, path: str) -> Any:
-    """Returns the initializer of the variable at this path.
+    """Returns the initializer of the variable at this path; None for Keras' default.
 
-    Args:
-        initializer: a Keras initializer; None for Keras' default, Glorot uniform.
-        path: path of the variable.
-
-    Returns:
-        The distribution drawn from the variable's own stream, for Keras' initializers without a
-        seed; for all others the initializer itself.
+    Those of Keras without a seed become draws from the variable's own stream.
     """
     initializer = keras.initializers.get(initializer or "glorot_uniform")
     draw = _draw(initializer)

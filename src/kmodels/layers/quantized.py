@@ -324,12 +324,7 @@ def quantize(model: keras.Model, settings: Quantization) -> None:
 
 
 def to_floats(model: keras.Model, kernels: Mapping[str, Any] | None = None) -> None:
-    """Replaces the quantized kernels of a model by floats.
-
-    Args:
-        model: a built model.
-        kernels: by path of the layer; None for those that the numbers stand for.
-    """
+    """Replaces the quantized kernels of a model by these by path, or by what they stand for."""
     for layer in keras_internals.sublayers(model):
         if hasattr(layer, "to_floats") and layer.quantized is not None:
             layer.to_floats(None if kernels is None else kernels[layer.path])

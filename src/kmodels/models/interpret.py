@@ -88,13 +88,7 @@ class View:
         return [step for step in self.tower.steps if not isinstance(step, Pooling | PatchDropout)]
 
     def walk(self, x: Tensor, steps: Sequence[keras.Layer], info: EncoderInfo = NO_INFO) -> Any:
-        """Returns the output of these layers for images or tokens.
-
-        Args:
-            x: images or tokens.
-            steps: some of `steps`, one after the other.
-            info: of the tokens, as `tower.info` returns it.
-        """
+        """Returns the output of these layers, one after the other, for images or tokens."""
         for step in steps:
             x = step(x, info=info) if step in self.tower.blocks else step(x)
         return x

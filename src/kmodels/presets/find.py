@@ -64,9 +64,7 @@ def family_of(preset: str | Path) -> Family:
 def class_of(preset: str | Path, whole: bool = False) -> type:
     """Returns the class for a path: its family's task, or the backbone without a head.
 
-    Args:
-        preset: see `load`.
-        whole: prefers a class with all parts of the checkpoint to one of its text part.
+    `whole` prefers a class with all parts of the checkpoint to one of its text part.
 
     Raises:
         InputError: for a registered name, which has no weights, or if no family can read the path.

@@ -34,12 +34,7 @@ TRANSFORMERS_FILES = (
 
 
 def check_parts(model: keras.Model, partial: bool, kind: str) -> None:
-    """Raises before a part of a checkpoint is written as if it were the whole.
-
-    Args:
-        model: a backbone or task.
-        partial: True to write the part.
-        kind: kind of the output, for the message.
+    """Raises before a part of a checkpoint is written, unless `partial`; `kind` is the output's.
 
     Raises:
         InputError: if parts were left out when the model was read.
@@ -205,12 +200,7 @@ FIELDS = ("license", "base_model", "datasets", "metrics", "language", "tags", "d
 
 
 def card_text(model: keras.Model, name: str, facts: Mapping[str, Any]) -> str:
-    """Returns the text of a README.md: YAML between two lines of dashes, and an example that runs.
-
-    Args:
-        model: a backbone or task.
-        name: name of the directory.
-        facts: some of `FIELDS`, see `save_to_preset`.
+    """Returns a README.md of facts in `FIELDS`: YAML between dashes, and an example that runs.
 
     Raises:
         InputError: for unknown facts, or a fact of another type.
@@ -336,10 +326,7 @@ class FourBits:
 def four_bits_of(model: keras.Model, rules: Sequence[Rule], dtype: str) -> FourBits:
     """Returns the quantized kernels of a model as tensors of bitsandbytes.
 
-    Args:
-        model: a built model.
-        rules: the table that would load the directory.
-        dtype: dtype of the other weights.
+    The rules would load the directory, whose other weights have this dtype.
 
     Raises:
         InputError: for a kernel that bitsandbytes has no counterpart for.

@@ -49,10 +49,7 @@ class EncoderDirectory(HuggingFaceDirectory):
     def tensors(path: Path, description: Mapping[str, Any], weights: bool) -> dict[str, LazyArray]:
         """Opens the tensors, and logs a warning with the settings that are not known.
 
-        Args:
-            path: path of the directory.
-            description: the object in its config.json.
-            weights: False for the architecture alone: there is nothing to open, and no warning.
+        Without `weights` there is nothing to open, and no warning.
         """
         if not weights:
             return {}

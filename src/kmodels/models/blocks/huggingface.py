@@ -202,12 +202,7 @@ def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def window(path: Path, size: object, pattern: Mapping[str, Any]) -> int:
-    """Returns the size of the windows of a Gemma, which counts if some layers have one.
-
-    Args:
-        path: path of the directory, for errors.
-        size: `sliding_window`.
-        pattern: the fields that say which layers have a window.
+    """Returns the size of the windows of a Gemma, if the fields of `pattern` give layers some.
 
     Raises:
         InputError: if layers have windows and the size is no positive number.
@@ -227,12 +222,7 @@ def rope_kind(scaling: Mapping[str, Any]) -> str:
 
 
 def _yarn(path: Path, scaling: Mapping[str, Any], length: float | None) -> dict[str, Any]:
-    """Returns the arguments of `Yarn` in the settings of a rotary position embedding.
-
-    Args:
-        path: path of the directory, for errors.
-        scaling: settings with `rope_type` "yarn".
-        length: `max_position_embeddings`, the original length if the settings name none.
+    """Returns arguments of `Yarn`; `length` is the original length if the settings name none.
 
     Raises:
         InputError: for settings that transformers does not know or that are out of range.

@@ -198,10 +198,7 @@ def _plain(value: float | Sequence[float] | None) -> float | list[float] | None:
 def picture(image: object, channels: int | None) -> np.ndarray:
     """Returns one image (H, W, C) of any framework or of Pillow, or of the file at a path.
 
-    Args:
-        image: the image.
-        channels: that it must have, and that an image of Pillow or of a file is given; None for
-            any number.
+    An image of Pillow or of a file is given these channels, others must have them; None for any.
 
     Raises:
         InputError: for another value, or another number of channels.

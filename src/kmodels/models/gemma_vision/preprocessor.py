@@ -425,9 +425,7 @@ def _filled(text: str, marker: str, left: Iterator[str]) -> str:
 def check_graph(x: Data, crops: bool) -> None:
     """Raises `InputError` for symbolic images whose number is not known before they are read.
 
-    Args:
-        x: input of a preprocessor.
-        crops: whether images may get crops, whose number depends on their shape.
+    With `crops`, it depends on the shapes of images.
     """
     images = list(_images(x).values())
     if not any(in_graph(leaf) for leaf in images):

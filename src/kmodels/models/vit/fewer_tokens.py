@@ -122,12 +122,7 @@ def merge_through(
 ) -> Any:
     """Returns the output of ViT blocks that merge tokens, with a token for each patch.
 
-    Args:
-        blocks: each a `kmodels.models.vit.model.Block`.
-        x: tokens (B, prefix + P, D).
-        info: of the tokens.
-        keep: number of the first tokens that are returned; None for all.
-        **mode: `training`, or nothing.
+    With `keep` only so many of the first tokens are returned.
     """
     prefix = blocks[0].config.num_prefix_tokens
     alone = keep is not None and keep <= prefix

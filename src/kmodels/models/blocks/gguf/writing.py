@@ -101,11 +101,7 @@ def add_vocabulary(
 ) -> None:
     """Adds tokens, the roles of some, and the chat template; or a note that there is no tokenizer.
 
-    Args:
-        writer: writes the file.
-        model: a causal model.
-        kind: how the file holds the vocabulary, see `kmodels.text.gguf.describe`.
-        template: see `GGUFForm`.
+    The kind is that of `kmodels.text.gguf.describe`.
 
     Raises:
         InputError: for a tokenizer that a vocabulary of this kind cannot describe.
@@ -539,15 +535,9 @@ def _from_dat(data: bytes) -> dict[str, np.ndarray]:
 def importance_of(
     path: Path, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
-    """Returns the importance of the columns of the tensors whose types use it.
+    """Returns the importance (n,) of the columns of the tensors whose types use it, by name.
 
-    Args:
-        path: path of a file of llama-imatrix.
-        shapes: shapes by names in the file that is written.
-        types: their types.
-
-    Returns:
-        (n,) float32 by name, (E, n) for a tensor of experts.
+    It is float32, (E, n) for a tensor of experts.
 
     Raises:
         InputError: for a file that is damaged, or that of another model.

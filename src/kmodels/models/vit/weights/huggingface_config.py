@@ -511,12 +511,7 @@ def block_rules(source: str, target: str) -> list[Rule]:
 def by_older_names(
     tensors: Mapping[str, LazyArray], newer: Mapping[str, str | Callable[[re.Match[str]], str]]
 ) -> dict[str, LazyArray]:
-    """Returns tensors by the names that transformers had before its version 5.
-
-    Args:
-        tensors: those of a file.
-        newer: patterns of the newer names, and the older names.
-    """
+    """Returns tensors by the names that transformers had before its version 5, by patterns."""
     renamed = {}
     for name, tensor in tensors.items():
         for pattern, older in newer.items():

@@ -50,12 +50,7 @@ def settings(description: Mapping[str, Any], tensors: Iterable[str]) -> dict[str
 
 
 def unbiased_layers(names: Mapping[str, LazyArray], settings: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the projections that `qkv_bias=False` leaves without a bias, and their widths.
-
-    Args:
-        names: tensors of the file.
-        settings: of the task.
-    """
+    """Returns the projections that `qkv_bias=False` leaves without a bias, and their widths."""
     if not _of_decoder(names):
         return {}
     start = f"{PREFIX}{BLOCK}.attention.attention."

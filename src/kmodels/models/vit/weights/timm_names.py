@@ -268,11 +268,7 @@ def form_of(name: str) -> str:
 
 
 def architecture(path: Path, name: str) -> Architecture | None:
-    """Returns the architecture of a name, or None if timm does not have it.
-
-    Args:
-        path: for the error.
-        name: of the architecture, with or without the tag of its weights.
+    """Returns the architecture of a name, with or without a tag, or None if timm does not have it.
 
     Raises:
         InputError: for an architecture with parts that the models here lack.
