@@ -60,10 +60,7 @@ KNOWN = {*IDLE, *HONOURED, *LENGTHS, *_OTHERS}
 
 
 def sampler_of(settings: Mapping[str, Any]) -> Sampler:
-    """Returns the sampler that transformers' `generate` would use with these settings.
-
-    Args:
-        settings: the content of a generation_config.json; nothing gives the most likely token.
+    """Returns the sampler of transformers' `generate` for the settings of a generation_config.json.
 
     Raises:
         InputError: names the settings that a `Sampler` has no counterpart for.

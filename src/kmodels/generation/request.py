@@ -45,11 +45,7 @@ def is_raw(inputs: Data) -> bool:
 
 
 def token_inputs(inputs: Data, takes: Sequence[str]) -> Mapping[str, Any]:
-    """Returns token ids by name.
-
-    Args:
-        inputs: token ids, alone or by name.
-        takes: names of the model's inputs.
+    """Returns token ids by name; `takes` are the names of the model's inputs.
 
     Raises:
         InputError: for names that `generate` does not read, as it numbers the tokens itself.
@@ -141,10 +137,7 @@ class GenerateRequest:
 def chat_prompts(preprocessor: Any, messages: Sequence[Any], **options: Any) -> dict[str, Any]:
     """Returns the inputs of a model for chats, as `generate_preprocess` does, but never cut.
 
-    Args:
-        preprocessor: with `chat_examples`.
-        messages: of one chat, or of several.
-        **options: of its `chat_token_ids`.
+    Options are those of the preprocessor's `chat_token_ids`.
 
     Raises:
         InputError: if the preprocessor cannot write chats, or the chat template refuses a chat.

@@ -49,12 +49,7 @@ class Stop(Collection[int]):
         return min(places, default=None)
 
     def without(self, text: str, continuation: Sequence[int]) -> str:
-        """Returns a text cut before the stop string that ends it.
-
-        Args:
-            text: the text, with or without its prompt.
-            continuation: the new tokens, whose text is its end.
-        """
+        """Returns a text, whose end is the continuation, cut before the stop string in it."""
         if not self.strings:
             return text
         new = self.tokenizer.detokenize(continuation)
@@ -72,12 +67,7 @@ class Stop(Collection[int]):
 
 
 def ended(stop: Collection[int], tokens: Sequence[int]) -> bool:
-    """Returns True if the last of some new tokens ends a text.
-
-    Args:
-        stop: token ids, or a `Stop`.
-        tokens: the tokens behind the prompt, at least one.
-    """
+    """Returns True if the last of the tokens behind a prompt, at least one, ends the text."""
     return tokens[-1] in stop or (isinstance(stop, Stop) and stop.matches(tokens))
 
 

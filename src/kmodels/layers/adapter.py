@@ -279,11 +279,7 @@ class AdaptableLayer(Adaptable):
             self.quantize_kernel(settings)
 
     def to_floats(self, kernel: Tensor | None = None) -> None:
-        """Replaces a quantized kernel by the floats that it stands for, or by others.
-
-        Args:
-            kernel: (in, units), or None for its own.
-        """
+        """Replaces a quantized kernel by the floats (in, units) it stands for, or by others."""
         if (quantized := self.quantized) is None:
             return
         values = keras.ops.convert_to_numpy(quantized.wide() if kernel is None else kernel)

@@ -279,14 +279,10 @@ def _by_table(kernel: np.ndarray, groups: int, mode: str) -> tuple[np.ndarray, n
 
 
 def in_eight_bits(scale: np.ndarray, offset: np.floating) -> list[np.ndarray]:
-    """Returns scales (groups, out) in 8 bits, the scales of these, and the offset.
+    """Returns scales (groups, out) less the offset in 8 bits, the scales of these, and the offset.
 
     Like bitsandbytes on a CPU, which looks up the code of one of 65,536 numbers in [-1, 1]; those
     on a GPU take the nearest code, another one for a number in a thousand.
-
-    Args:
-        scale: float32.
-        offset: is subtracted first.
     """
     # bitsandbytes counts the scales by output, and then by group.
     values = (scale.T - offset).reshape(-1)

@@ -274,9 +274,7 @@ def modules(model: keras.Model) -> dict[str, Module]:
 def chosen_modules(model: keras.Model, names: Sequence[str] | None) -> dict[str, Module]:
     """Returns the modules that `modules_to_save` names, by path.
 
-    Args:
-        model: a built model.
-        names: ends of paths, such as "mlp/down" or "final_norm", or of names in transformers.
+    Names are ends of paths, such as "mlp/down" or "final_norm", or of names in transformers.
 
     Raises:
         InputError: for a name that means no module with weights.

@@ -290,10 +290,7 @@ def _put(x: jax.Array, part: jax.Array, place: Place, plan: Plan) -> jax.Array:
 def near(plan: Plan, length: int, ahead: bool) -> list[Hop] | None:
     """Returns the keys of other devices that a device needs, or None for all of them.
 
-    Args:
-        plan: the options.
-        length: tokens per device.
-        ahead: whether image blocks may let a query see later keys.
+    With `ahead`, image blocks may let a query see later keys.
     """
     window = plan.window
     if window is None or ahead:

@@ -124,10 +124,7 @@ def with_second_derivatives(
 ) -> torch.Tensor:
     """Returns the output of a fused kernel, whose second derivatives are those of a function.
 
-    Args:
-        output: the kernel's output, with the gradients of the kernel.
-        inputs: the kernel's inputs that have gradients.
-        function: computes the output from the inputs in a form that autograd differentiates.
+    The function computes it from the inputs with gradients, in a form that autograd differentiates.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return output

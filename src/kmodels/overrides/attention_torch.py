@@ -151,9 +151,7 @@ def _on_cuda(call: OpCall) -> torch.Tensor:
 def _sdpa(call: OpCall, repeats: bool = False) -> torch.Tensor:
     """Runs torch's attention, whose causal mask is aligned to the first key; (B, T, N, H).
 
-    Args:
-        call: the call; its mask, window and segments become a dense mask.
-        repeats: repeat keys and values for each query head.
+    With `repeats` keys and values are repeated for each query head.
     """
     query, key, value, rate = call.query, call.key, call.value, call.dropout
     if repeats:
@@ -284,14 +282,7 @@ def _fused(
     rate: float,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """Returns the result of a kernel with second derivatives, which kernels lack.
-
-    Args:
-        output: the kernel's result.
-        inputs: query, key and value.
-        rate: dropout of the attention weights.
-        options: the other arguments of the op.
-    """
+    """Returns the result of a kernel with second derivatives, which kernels lack."""
     generic: Any = attention.generic
 
     def again(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

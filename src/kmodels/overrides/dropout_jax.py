@@ -84,12 +84,7 @@ def kept_of(
 ) -> jax.Array:
     """Returns the dropout mask of a part of an array: bool, True for elements that stay.
 
-    Args:
-        words: see `words`.
-        shape: shape of the whole array.
-        rate: share that is dropped.
-        first: index of the part's first element on each axis.
-        size: shape of the part.
+    The part of this size begins at the index `first` of the array, whose shape is given.
     """
     place = jnp.zeros((), jnp.uint32)
     for axis, (extent, start, count) in enumerate(zip(shape, first, size, strict=True)):

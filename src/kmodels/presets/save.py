@@ -301,9 +301,7 @@ class FourBits:
     def config(self, floats: Sequence[str], dtype: str) -> dict[str, Any]:
         """Returns what transformers' `BitsAndBytesConfig` writes to config.json.
 
-        Args:
-            floats: names of the matrices that are not packed.
-            dtype: dtype of these, in which transformers computes.
+        The floats are names of matrices that are not packed, in whose dtype transformers computes.
         """
         # transformers packs every linear layer that is not listed; an output layer that is tied to
         # the embedding table has no tensor.

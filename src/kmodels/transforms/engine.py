@@ -147,10 +147,7 @@ engine = backend_module("kmodels.transforms.engine", TransformsBackend)
 
 @contextmanager
 def tracing(name: str) -> Iterator[None]:
-    """Surrounds the functions that a transform runs.
-
-    Args:
-        name: name of the transform, the prefix of errors.
+    """Surrounds the functions that a transform of this name runs.
 
     Raises:
         InputError: for functions that the backend cannot trace.

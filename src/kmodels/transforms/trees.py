@@ -123,13 +123,7 @@ def floats(tree: Tree, what: str) -> tuple[list[Any], Join]:
 
 
 def like(tree: Tree, tensors: list[Any], join: Join, what: str) -> list[Any]:
-    """Returns the leaves of a tree that has the structure, shapes and dtypes of other tensors.
-
-    Args:
-        tree: the tree.
-        tensors: tensors with the expected shapes and dtypes.
-        join: joins `tensors` to the expected tree.
-        what: name of the tree, for the message.
+    """Returns the leaves of a tree with the structure, shapes and dtypes of the tensors of a join.
 
     Raises:
         InputError: if structure or shapes differ.

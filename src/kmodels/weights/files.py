@@ -355,9 +355,6 @@ def write_parts(path: Path, parts: Mapping[str, tuple[Start, np.ndarray]]) -> No
 def read_parts(files: Sequence[Path]) -> dict[str, LazyArray]:
     """Returns the whole tensors of several files; only the parts that are needed are read.
 
-    Args:
-        files: all files; those without offsets have whole tensors.
-
     Raises:
         InputError: for a file that is damaged, or parts that leave a gap.
     """

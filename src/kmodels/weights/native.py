@@ -33,13 +33,7 @@ def verify_manifest(
     only: Sequence[str] | None = None,
     leave_out: Sequence[str] = (),
 ) -> None:
-    """Compares each file with its hash.
-
-    Args:
-        directory: directory with a manifest.
-        needed: files that the manifest must list.
-        only: files to compare; all by default.
-        leave_out: files not to compare.
+    """Compares each file with its hash, `only` some of them, or all but those to leave out.
 
     Raises:
         InputError: with the name of every file that is missing or was changed.

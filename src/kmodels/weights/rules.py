@@ -84,10 +84,7 @@ def prepend_zeros(rows: int) -> Transform:
 def source_shape(shapes: list[tuple[int, ...]], transform: Transform, axis: int) -> tuple[int, ...]:
     """Returns the shape in the file of a tensor that becomes variables of these shapes.
 
-    Args:
-        shapes: shapes of the variables; several if the file fuses them along `axis`.
-        transform: transform of each variable.
-        axis: axis along which the file fuses them.
+    Several are fused along the axis.
     """
     # A view of a single zero has any shape and costs nothing, so the transform itself is applied.
     parts = [transform.inverse(np.broadcast_to(np.int8(0), shape)).shape for shape in shapes]

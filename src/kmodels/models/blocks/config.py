@@ -261,13 +261,7 @@ class DecoderConfig(FrozenConfig):
 def presets(
     names: Sequence[str], sizes: Mapping[str, Sequence[Any]], **shared: Any
 ) -> dict[str, dict[str, Any]]:
-    """Returns the named sizes of a family.
-
-    Args:
-        names: fields of the config.
-        sizes: name of a preset to the values of these fields.
-        **shared: fields that all presets have.
-    """
+    """Returns the named sizes of a family: values of the fields `names`, and the shared fields."""
     return {name: shared | dict(zip(names, row, strict=True)) for name, row in sizes.items()}
 
 

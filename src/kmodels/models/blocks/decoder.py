@@ -38,16 +38,10 @@ def without_images(token_ids: Tensor, vision_mask: Tensor) -> Any:
 
 
 def block_ids(vision_mask: Tensor) -> Any:
-    """Returns the number of the image that each token belongs to, and -1 for text.
+    """Returns the number (B, T) of the image that each token belongs to, and -1 for text.
 
     Tokens that follow one another are of one image: between two of them a text has the end of the
     first and the start of the second.
-
-    Args:
-        vision_mask: (B, T) int.
-
-    Returns:
-        (B, T) int32.
     """
     mask = keras.ops.cast(keras.ops.cast(vision_mask, "bool"), "int32")
     before = keras.ops.pad(mask[:, :-1], ((0, 0), (1, 0)))

@@ -148,11 +148,7 @@ class Preprocessor(keras.layers.Layer):
 
 
 def on_host(x: Data) -> Any:
-    """Returns data with tensors of TensorFlow as arrays, and ragged ones as lists of arrays.
-
-    Args:
-        x: data, or columns of data by name.
-    """
+    """Returns data with tensors of TensorFlow as arrays, and ragged ones as lists of arrays."""
     if isinstance(x, dict):
         columns = {name: on_host(column) for name, column in x.items()}
         return columns if any(columns[name] is not x[name] for name in x) else x

@@ -127,14 +127,9 @@ class Llama3Scaling:
     def of_divisors(
         cls, divisors: np.ndarray, wavelength: float, length: int | None
     ) -> Self | None:
-        """Returns the scaling with these divisors, or None if there is none.
+        """Returns the scaling with these divisors (H / 2,), or None if there is none.
 
         If the default factors fit, they take precedence.
-
-        Args:
-            divisors: (H / 2,).
-            wavelength: base of the rotary embedding.
-            length: original_max_position_embeddings; None for the default.
         """
         head_dim, factor = 2 * len(divisors), round(float(divisors.max()), 6)
         length = cls.original_max_position_embeddings if length is None else int(length)

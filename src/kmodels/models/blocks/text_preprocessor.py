@@ -226,10 +226,6 @@ def _length(value: object) -> int:
 def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
     """Returns texts or records one by one, and whether there was more than one to begin with.
 
-    Args:
-        x: input of a preprocessor.
-        reader: name of the model, for errors.
-
     Raises:
         InputError: for images, or columns of different lengths.
     """
@@ -249,9 +245,6 @@ def one_by_one(x: Data, reader: str = "the model") -> tuple[list[Any], bool]:
 
 def rows_of(x: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
     """Returns the records of columns, or the one record that x is, and whether it was columns.
-
-    Args:
-        x: columns of texts, chats, images and numbers, or one record of these.
 
     Raises:
         InputError: for columns of different lengths.

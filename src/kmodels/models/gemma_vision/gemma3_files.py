@@ -107,9 +107,7 @@ def _hub_rules(config: ViTConfig) -> list[Rule]:
 def _lacking_in_hub(settings: Mapping[str, Any], window: int | None) -> list[str]:
     """Returns the settings of an encoder that keras-hub does not support or applies differently.
 
-    Args:
-        settings: arguments of the encoder, of either side.
-        window: window of the local layers of the text, or None if there are none.
+    The window is that of the local layers of the text, or None.
     """
     side = settings["image_size"] // settings["patch_size"] // settings["pool_size"]
     epsilon = settings["layer_norm_epsilon"]

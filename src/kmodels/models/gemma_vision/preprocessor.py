@@ -84,12 +84,7 @@ def _stated(file: Path, images: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kernel_of(images: Mapping[str, Any], usual: str) -> tuple[str | None, list[str]]:
-    """Returns the kernel of resizing, and the settings that no converter supports.
-
-    Args:
-        images: settings of the image processor.
-        usual: the default kernel.
-    """
+    """Returns the kernel of resizing, by default `usual`, and settings no converter supports."""
     absent = [key for key in ("do_resize", "do_rescale") if images.get(key) is False]
     number = images.get("resample", RESAMPLE[usual])
     kernel = next((key for key, value in RESAMPLE.items() if value == number), None)
@@ -101,11 +96,7 @@ def kernel_of(images: Mapping[str, Any], usual: str) -> tuple[str | None, list[s
 
 
 def image_tokens(tokenizer: Tokenizer, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns the texts of a tokenizer's tokens for images, by transformers' names for them.
-
-    Args:
-        tokenizer: tokenizer, whose settings may name the tokens.
-        usual: default texts of each token.
+    """Returns the texts of tokens for images, by transformers' names; a tokenizer may name others.
 
     Raises:
         InputError: for a token that is not in the vocabulary.

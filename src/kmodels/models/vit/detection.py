@@ -213,11 +213,9 @@ def corners(boxes: Tensor) -> tuple[Any, Any]:
 
 
 def generalized_iou(first: Tensor, second: Tensor) -> Any:
-    """Returns the generalized intersection over union of boxes, from -1 to 1.
+    """Returns the generalized intersection over union of boxes (..., 4), from -1 to 1.
 
-    Args:
-        first: (..., 4), center x and y, width and height.
-        second: the same; leading axes are broadcast.
+    They are as those of `corners`; leading axes are broadcast.
 
     Source:
         Rezatofighi et al. 2019 (arXiv:1902.09630), algorithm 1.

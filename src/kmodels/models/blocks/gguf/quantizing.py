@@ -438,11 +438,7 @@ def choose_types(
 ) -> dict[str, str]:
     """Returns the type of each tensor of a quantized decoder, as llama-quantize chooses it.
 
-    Args:
-        shapes: shapes by names in the file.
-        file: a value of `MIXTURES`.
-        architecture: llama.cpp's name of the model.
-        weighted: whether there is an importance matrix.
+    The file is a value of `MIXTURES`, and `weighted` says whether there is an importance matrix.
     """
     kind = file[:4]
     places = {name: match for name in shapes if (match := _PART.fullmatch(name))}

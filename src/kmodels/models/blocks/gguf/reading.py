@@ -182,8 +182,7 @@ class File:
     def rope(self, default: float) -> Rope:
         """Returns the rotary position embedding; a file without a kind means linear scaling.
 
-        Args:
-            default: the base if the file names none.
+        The default is the base of a file that names none.
 
         Raises:
             InputError: for another kind of scaling.
@@ -230,10 +229,7 @@ class File:
         self.value.warn_of_others(owners, NOTES | own, {**IDLE_ANYWHERE, **at})
 
     def turned(self, head_dim: int) -> float:
-        """Returns the share of the channels that turn, which a tensor says.
-
-        Args:
-            head_dim: width of the heads whose channels turn in part.
+        """Returns the share of the channels that turn, which a tensor says, in heads of this width.
 
         Raises:
             InputError: for a file without that tensor, or with other numbers in it.

@@ -460,9 +460,6 @@ SHOWN = 8
 def _read_imatrix(path: Path) -> dict[str, np.ndarray]:
     """Returns the importance of the columns of each tensor, of all its experts in one (n,) float32.
 
-    Args:
-        path: path of a file of llama-imatrix.
-
     Raises:
         InputError: for a file that is damaged, or no importance matrix.
     """

@@ -74,13 +74,7 @@ def window_starts(length: int, side: int, way: str) -> list[int]:
 
 
 def windows(image: np.ndarray, side: int, way: str) -> list[np.ndarray]:
-    """Returns the square windows of an image whose shorter side is that of a window.
-
-    Args:
-        image: (height, width, C).
-        side: of the windows.
-        way: "split" or "slide".
-    """
+    """Returns the square windows of an image (height, width, C), whose shorter side is theirs."""
     height, width = image.shape[:2]
     starts = window_starts(max(height, width), side, way)
     if height > width:

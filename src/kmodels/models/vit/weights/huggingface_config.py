@@ -25,10 +25,7 @@ DECISIVE = ("image_size", "patch_size", "max_num_patches", "mean", "std")
 def preprocessing(path: Path, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the fields of a `Checkpoint` that concern images.
 
-    Args:
-        path: path of the checkpoint, for the warning.
-        arguments: arguments of the preprocessor; None if the checkpoint does not describe one,
-            which causes a warning when a model is created from it.
+    If the checkpoint describes no arguments, a warning says so when a model is made from it.
     """
 
     def warn(kind: type) -> None:
@@ -300,10 +297,7 @@ def preprocessor(path: Path, config: ViTConfig) -> dict[str, Any] | None:
 def _is_size_of(shape: Sequence[int], size: Any, way: str | None) -> bool:
     """Returns True if a segmenter's images become those of its model, which are (H, W, C).
 
-    Args:
-        shape: shape of the model's images.
-        size: as in preprocessor_config.json; one number is both edges.
-        way: "pad" or "split", or None to stretch images.
+    One number is both edges; the way is "pad" or "split", or None to stretch images.
     """
     if not isinstance(size, Mapping):
         size = dict.fromkeys(("shortest_edge", "longest_edge"), size)
@@ -348,9 +342,7 @@ def _each(value: float | Sequence[float], channels: int) -> list[float]:
 def _size(value: Any, shortest: bool) -> int | tuple[int, int] | None:
     """Returns (height, width), the length of the shorter side, or None for any other size.
 
-    Args:
-        value: as in preprocessor_config.json.
-        shortest: True if one number is the shorter side.
+    With `shortest` one number is the shorter side.
     """
     if isinstance(value, int | float):
         return int(value) if shortest else (int(value), int(value))

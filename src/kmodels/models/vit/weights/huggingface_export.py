@@ -26,11 +26,7 @@ def lacking(
 ) -> list[str]:
     """Returns the settings of a model that another package's cannot express.
 
-    Args:
-        config: config of the backbone.
-        settings: settings of the task; empty for a backbone.
-        known: results of `unusual` that the other package supports.
-        heads: the pairs of pooling and head that the other package supports.
+    It supports the `known` results of `unusual`, and these pairs of pooling and head.
     """
     problems = [name for name in unusual(config, settings) if name not in known]
     pooling, last = settings.get("pooling"), head(settings)

@@ -291,10 +291,7 @@ class TimmFile:
         )
 
     def gelu(self, usual: str = "gelu") -> bool | str:
-        """Returns the form of GELU that timm's `act_layer` means.
-
-        Args:
-            usual: the value of an absent `act_layer`.
+        """Returns the form of GELU that timm's `act_layer` means; `usual` stands for an absent one.
 
         Raises:
             InputError: for another activation.
