@@ -182,16 +182,17 @@ class Source:
     def kinds(self) -> dict[int, set[str]]:
         """Kinds of Keras' classes that each class is, or becomes part of by a subclass; by node."""
         every = [one for same in self.classes.values() for one in same]
-        found = {id(one.node): self._kinds(one.bases) for one in every}
-        changed = True
-        while changed:
-            changed = False
+        inherited = {id(one.node): self._kinds(one.bases) for one in every}
+        # Of its subclasses; another subclass of the same base does not get them.
+        joined: dict[int, set[str]] = {id(one.node): set() for one in every}
+        before = -1
+        while before < (size := sum(map(len, (*inherited.values(), *joined.values())))):
+            before = size
             for one in every:
                 for base in (other for name in one.bases for other in self.classes.get(name, [])):
-                    both = found[id(one.node)] | found[id(base.node)]
-                    changed |= found[id(base.node)] != both or found[id(one.node)] != both
-                    found[id(one.node)] = found[id(base.node)] = both
-        return found
+                    inherited[id(one.node)] |= inherited[id(base.node)]
+                    joined[id(base.node)] |= inherited[id(one.node)] | joined[id(one.node)]
+        return {key: kinds | joined[key] for key, kinds in inherited.items()}
 
     @staticmethod
     def _kinds(names: set[str]) -> set[str]:

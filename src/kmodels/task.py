@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kmodels.core import remote, runtime
-from kmodels.core.arguments import check_arguments, check_call
+from kmodels.core.arguments import CheckedArguments, check_call
 from kmodels.core.errors import InputError, check_names, same_shape
 from kmodels.core.files import local_path
 from kmodels.core.keras_internals import (
@@ -94,7 +94,7 @@ def _check_fixed(model: Any, values: Mapping[str, Any], name: str, value: object
         )
 
 
-class Presets(keras.Model if TYPE_CHECKING else object):
+class Presets(CheckedArguments, keras.Model if TYPE_CHECKING else object):
     """Making a model from a name or a file, and writing it to one.
 
     Attributes:
@@ -102,11 +102,6 @@ class Presets(keras.Model if TYPE_CHECKING else object):
     """
 
     presets: ClassVar[Named] = Named()
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls, *args, **kwargs)
 
     @classmethod
     def from_preset(

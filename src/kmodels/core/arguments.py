@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Union, get_args, get_origin
 
 import numpy as np
 
@@ -15,6 +15,20 @@ from kmodels.core.errors import InputError
 
 # A test of a value, and the words for what passes.
 Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+
+
+class CheckedArguments:
+    """First base of a class whose arguments are checked by their annotations."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Checks arguments by their annotations."""
+        check_arguments(cls, args, kwargs)
+        new = super().__new__
+        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+
+    if TYPE_CHECKING:  # The other bases have constructors.
+
+        def __init__(self, *args: Any, **kwargs: Any): ...
 
 
 def check_arguments(cls: type, args: Sequence[object], kwargs: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from kmodels.core import keras_internals
-from kmodels.core.arguments import check_arguments
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_names, check_number, check_whole
 from kmodels.core.types import Tensor, Tree
 
@@ -21,7 +21,7 @@ FACTORS: dict[str, Any] = {"least": 1e-20, "most": 1e20}
 
 @keras.saving.register_keras_serializable(package="kmodels")
 @dataclass(unsafe_hash=True)
-class Sampler:
+class Sampler(CheckedArguments):
     """Greedy choice, or a draw from the filtered distribution.
 
     The steps are Transformers': repetition penalty, temperature, top-k, top-p, min-p. A draw uses
@@ -50,11 +50,6 @@ class Sampler:
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.temperature != 0:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import keras
 
 from kmodels.core import keras_internals, traced
-from kmodels.core.arguments import check_arguments
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.runtime import check_policy
 from kmodels.core.types import InitializerLike, Tensor
 from kmodels.layers import changes, initializers, remat
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value)
 
 
-class Layer(keras.layers.Layer):
+class Layer(CheckedArguments, keras.layers.Layer):
     """A Keras layer whose first weights are the same on each backend.
 
     Each argument of a subclass is kept in an attribute of the same name, from which `get_config`
@@ -83,11 +83,6 @@ class Layer(keras.layers.Layer):
     merged_copies: Copies | None = None
     _copies: Copies | None = None
     _waiting: Mapping[str, Any] = {}  # changes that come when the layer is built
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, **kwargs: Any):
         check_policy(kwargs.get("dtype"))

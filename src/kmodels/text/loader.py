@@ -6,14 +6,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.arguments import check_arguments
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_whole
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
 from kmodels.text.packing import Batch
 
 
-class _Loader(ResumableBatches):
+class _Loader(CheckedArguments, ResumableBatches):
     """Full batches of numbered rows, resumable within an epoch.
 
     Args:
@@ -22,11 +22,6 @@ class _Loader(ResumableBatches):
         shuffle: a new order in each epoch, a function of seed and epoch.
         seed: seed of the order.
     """
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls)
 
     def __init__(self, count: int, batch_size: int, *, shuffle: bool, seed: int):
         super().__init__()

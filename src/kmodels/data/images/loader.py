@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from kmodels.core.arguments import check_arguments
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_whole
 from kmodels.core.runtime import check_channels_last
 from kmodels.data.images.augment import Augment
@@ -21,7 +21,7 @@ from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.workers import WorkerPool
 
 
-class ImageLoader(ResumableBatches):
+class ImageLoader(CheckedArguments, ResumableBatches):
     """Batches of images, equal on every backend and with any number of workers.
 
     The order of samples and all augmentation depend on seed and epoch alone. `Task.fit` sets the
@@ -55,11 +55,6 @@ class ImageLoader(ResumableBatches):
         InputError: for settings that do not fit together, or if Keras' `image_data_format` is
             "channels_first".
     """
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls)
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 
-from kmodels.core.arguments import check_arguments
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_names
 from kmodels.core.files import atomic_write, local_path
 from kmodels.core.schema import Needed, read_json
@@ -22,7 +22,7 @@ SETTINGS_FILE = "preprocessor.json"
 _LAYER = ("activity_regularizer", "autocast", "trainable")
 
 
-class Preprocessor(keras.layers.Layer):
+class Preprocessor(CheckedArguments, keras.layers.Layer):
     """The base of every preprocessor and converter.
 
     A subclass computes in `call`, with NumPy; returns shapes and dtypes in `compute_output_spec`,
@@ -51,11 +51,6 @@ class Preprocessor(keras.layers.Layer):
     # This tells TensorFlow's autograph that there is nothing to translate: dataset.map would read
     # the source of all that is called here, and wrap its errors in some of its own.
     autograph_info__: ClassVar[dict[str, Any]] = {}
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, name: str | None = None, dtype: DTypeLike = None, **kwargs: Any):
         policy = keras.dtype_policies.get(dtype or "float32")
