@@ -204,6 +204,18 @@ def test_sgd_goes_on_from_saved_state():
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("make", [AdamW, SGD, Lamb, MomentumSGD, Muon])
+def test_what_keras_excludes_is_not_decayed(make):
+    variables = make_variables(), make_variables()
+    optimizers = [make(0.1, weight_decay=0.5), make(0.1, weight_decay=0.0)]
+    optimizers[0].exclude_from_weight_decay(variables[0][3:4], ["patch|kernel"])
+    grads = gradients(1)[0]
+    for optimizer, parts in zip(optimizers, variables, strict=True):
+        apply(optimizer, parts, grads)
+    for got, wanted in zip(*map(values, variables), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance("optimizer"))
+
+
 def test_sgd_has_what_adamw_has():
     variables, start = make_variables(), values(make_variables())
     settings = {"layer_decay": 0.5, "clip_norm": 1.5, "accumulate": 2}
@@ -284,15 +296,26 @@ def test_slots_are_named_after_the_variables():
         ({"clip_norm": 0.0}, "clip norm is 0.0; give a number above 0"),
         ({"accumulate": 0}, "accumulate is 0; give at least 1"),
         ({"ema": 1.0}, "ema is 1.0; give a momentum between 0 and 1"),
-        ({"no_decay": "norm"}, "no_decay is 'norm'; give a list of regular expressions"),
+        ({"no_decay": "norm"}, "no_decay is 'norm'; give a sequence of texts"),
         ({"no_decay": ["("]}, r"no_decay has '\(', which is not a regular expression: missing"),
         ({"beta_1": 1.0}, "beta_1 is 1.0; give a number at least 0 and below 1"),
         ({"epsilon": -1.0}, "epsilon is -1.0; give a number at least 0"),
+        ({"global_clipnorm": 1.0}, "AdamW takes no global_clipnorm; give clip_norm"),
+        ({"gradient_accumulation_steps": 2}, "AdamW takes no gradient_acc.*; give accumulate"),
+        ({"use_ema": True}, "AdamW takes no use_ema; give ema"),
+        ({"ema_momentum": 0.9}, "AdamW takes no ema_momentum; give ema"),
     ],
 )
 def test_wrong_settings(settings, message):
     with pytest.raises(InputError, match=message):
         AdamW(0.1, **settings)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("make", [Lamb, Muon])
+def test_optimizers_of_matrices_have_no_amsgrad(make):
+    with pytest.raises(InputError, match=f"{make.__name__} has no amsgrad; leave it out"):
+        make(0.1, amsgrad=True)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +348,8 @@ def test_a_warm_up_that_does_not_end_is_named(caplog):
         ((1.0, 10, 0, "step"), "schedule is 'step'; choose one of cosine, linear, constant"),
         ((0.0, 10), "learning rate is 0.0; give a number above 0"),
         ((1.0, 0), "a schedule of 0 steps"),
+        ((1.0, "10"), "total_steps is '10'; give a whole number"),
+        ((1.0, 10, 0.1), "warmup_steps is 0.1; give a whole number"),
         ((1.0, 10, 0, "constant", 0.1), "a constant schedule has no final rate"),
     ],
 )

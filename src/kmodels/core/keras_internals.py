@@ -852,6 +852,10 @@ class OwnDecay(keras.optimizers.Optimizer):
     def _clip_gradients(self, grads: list[Any]) -> Any:
         return super()._clip_gradients(self.before_clipping(grads))
 
+    def may_decay(self, variable: keras.Variable) -> bool:
+        """Returns False for what `exclude_from_weight_decay` names."""
+        return self._use_weight_decay(variable)
+
     def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
         """Does nothing."""
 

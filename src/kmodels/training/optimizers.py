@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 
 from kmodels.core import keras_internals
-from kmodels.core.arguments import check_arguments, check_call
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError, check_number, check_whole
 from kmodels.core.types import LearningRateLike, Tensor
@@ -27,6 +27,11 @@ NO_DECAY = (r"(^|/)tokens/", r"(^|/)(class_token|position_embedding)$")
 _BLOCK = re.compile(r"(?:^|/)block_(\d+)/")
 _PROJECTION = re.compile(r"(query|key|value)/kernel$")
 _FINAL_NORM = re.compile(r"(?:^|/)final_norm/")
+# By Keras' names, the arguments that stand for others of its optimizers.
+_INSTEAD = {
+    **{"global_clipnorm": "clip_norm", "gradient_accumulation_steps": "accumulate"},
+    **{"use_ema": "ema", "ema_momentum": "ema"},
+}
 SCHEDULES = ("cosine", "linear", "constant", "one_cycle")
 
 
@@ -59,7 +64,7 @@ def depth_multipliers(paths: Sequence[str], rate: float) -> tuple[float, ...]:
     return tuple(rate ** (top - depth) for depth in depths)
 
 
-class ParamGroupOptimizer(keras_internals.OwnDecay):
+class ParamGroupOptimizer(CheckedArguments, keras_internals.OwnDecay):
     """First base of an optimizer whose second is Keras' own, or a backend's body of it.
 
     Weights with one axis (biases, norms, layer scales) and those whose path matches `no_decay`
@@ -99,9 +104,8 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         skip_non_finite: bool = False,
         **kwargs: Any,
     ):
-        own = {"weight_decay": weight_decay, "layer_decay": layer_decay, "clip_norm": clip_norm}
-        own |= {"accumulate": accumulate, "ema": ema, "decay_vectors": decay_vectors}
-        check_arguments(type(self), (), {**own, "skip_non_finite": skip_non_finite, **kwargs})
+        for name in kwargs.keys() & _INSTEAD.keys():
+            raise InputError(f"{type(self).__name__} takes no {name}; give {_INSTEAD[name]}")
         _check(learning_rate, weight_decay, layer_decay, clip_norm, accumulate, ema)
         _check_moments(**kwargs)
         momentum = {} if ema is None else {"use_ema": True, "ema_momentum": ema}
@@ -138,6 +142,7 @@ class ParamGroupOptimizer(keras_internals.OwnDecay):
         self._decays = tuple(
             (self.decay_vectors or len(v.shape) > 1)
             and not pattern.search(getattr(v, "path", v.name))
+            and self.may_decay(v)
             for v in variables
         )
         self._multipliers = (1.0,) * len(variables)
@@ -349,12 +354,10 @@ def _check_moments(
 
 def _patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
     """Returns regular expressions, checked."""
-    if isinstance(patterns, str):  # each letter of which would be one
-        raise InputError(f"{name} is {patterns!r}; give a list of regular expressions")
     for pattern in patterns:
         try:
             re.compile(pattern)
-        except (TypeError, re.error) as error:
+        except re.error as error:
             raise InputError(
                 f"{name} has {pattern!r}, which is not a regular expression: {error}"
             ) from None
@@ -445,7 +448,6 @@ class AdamW(ParamGroupOptimizer, _InFloat32, _AdamW):
         name: str = "adamw",
         **kwargs: Any,
     ):
-        check_call(AdamW.__init__, corrected_epsilon=corrected_epsilon)
         super().__init__(
             learning_rate=learning_rate,
             weight_decay=weight_decay,
@@ -567,6 +569,11 @@ class WholeMatrices(ParamGroupOptimizer):
     """
 
     whole_matrices = True
+
+    def __init__(self, **kwargs: Any):
+        if kwargs.get("amsgrad"):
+            raise InputError(f"{type(self).__name__} has no amsgrad; leave it out, or use AdamW")
+        super().__init__(**kwargs)
 
     def build(self, variables: list[Any]) -> None:
         """Makes the slots, and finds the matrices and the kernels that count as one."""
@@ -780,7 +787,7 @@ class Muon(WholeMatrices, keras.optimizers.Adam):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
+class WarmupSchedule(CheckedArguments, keras.optimizers.schedules.LearningRateSchedule):
     """Rises linearly to `peak` during the warm-up, then falls to `final` (Loshchilov, Hutter 2017).
 
     Args:
@@ -834,8 +841,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         if steps_per_epoch is not None:
             check_whole("steps_per_epoch", steps_per_epoch)
         self.peak = float(peak)
-        self.total_steps = int(total_steps)
-        self.warmup_steps = int(warmup_steps)
+        self.total_steps = total_steps
+        self.warmup_steps = warmup_steps
         self.kind = kind
         self.final = float(final)
         self.start = None if start is None else float(start)
