@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from kmodels.core.arguments import check_call
-from kmodels.core.errors import InputError, check_number, check_whole
+from kmodels.core.arguments import CheckedArguments
+from kmodels.core.errors import InputError, check_number, check_whole, same_shape
 from kmodels.core.types import Tensor
-from kmodels.training.sparse_labels import check_pixels
+from kmodels.training.sparse_labels import check_pixels, like
 
 # As a logit, so far below all cosines that its share of a softmax is 0, and finite.
 ABSENT = -1e9
 
 
-class PairLoss(keras.losses.Loss):
+class PairLoss(CheckedArguments, keras.losses.Loss):
     """A loss that gets a mask of the rows of a batch that count.
 
     Call:
@@ -31,12 +31,10 @@ class PairLoss(keras.losses.Loss):
         self, y_true: Tensor | None, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Any:
         """Returns the loss; Keras' own `__call__` does not pass the weights on to `call`."""
-        rows = keras.ops.shape(y_pred)[0]
+        there = ops.ones(ops.shape(y_pred)[:1], dtype=self.dtype)
         if sample_weight is not None:
-            sample_weight = keras.ops.reshape(keras.ops.cast(sample_weight, self.dtype), (rows,))
-            there = keras.ops.cast(keras.ops.greater(sample_weight, 0.0), self.dtype)
-        else:
-            there = keras.ops.ones((rows,), dtype=self.dtype)
+            sample_weight = there * like(sample_weight, there, self.dtype)
+            there = ops.cast(ops.greater(sample_weight, 0.0), self.dtype)
         return super().__call__(there, y_pred, sample_weight)
 
 
@@ -88,7 +86,7 @@ class ContrastiveLoss(PairLoss):
     ):
         super().__init__(name=name, reduction=reduction, **kwargs)
         check_number("scale", scale, above=0)
-        dims = tuple(matryoshka_dims or ())
+        dims = () if matryoshka_dims is None else tuple(matryoshka_dims)
         for dim in dims:
             check_whole("matryoshka_dims", dim)
         weights = (1.0,) * len(dims) if matryoshka_weights is None else tuple(matryoshka_weights)
@@ -274,7 +272,7 @@ class MixedBinaryCrossentropy(keras.losses.BinaryCrossentropy):
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class PixelCrossentropy(keras.losses.Loss):
+class PixelCrossentropy(CheckedArguments, keras.losses.Loss):
     """Cross-entropy of whole-number masks from logits; pixels of `ignore_class` do not count.
 
     The mean is over the pixels that have a label, as torch's `cross_entropy(ignore_index=...)`
@@ -310,9 +308,6 @@ class PixelCrossentropy(keras.losses.Loss):
         count_ignored: bool = False,
         **kwargs: Any,
     ):
-        check_call(
-            PixelCrossentropy.__init__, ignore_class=ignore_class, count_ignored=count_ignored
-        )
         super().__init__(name=name, reduction=reduction, **kwargs)
         self.ignore_class = ignore_class
         self.count_ignored = count_ignored
@@ -323,10 +318,8 @@ class PixelCrossentropy(keras.losses.Loss):
         y_true, y_pred = ops.convert_to_tensor(y_true), ops.convert_to_tensor(y_pred)
         losses = self.call(y_true, y_pred)
         if sample_weight is not None:
-            weights = ops.cast(ops.convert_to_tensor(sample_weight), losses.dtype)
-            losses = losses * (
-                ops.reshape(weights, (-1, 1, 1)) if len(weights.shape) < 3 else weights
-            )
+            sample_weight = like(sample_weight, losses, losses.dtype)
+            losses = losses * sample_weight
         if self.reduction is None or self.reduction == "none":
             return losses
         total = ops.sum(losses)
@@ -335,8 +328,10 @@ class PixelCrossentropy(keras.losses.Loss):
         # By Keras' rule weights are no part of it: rows that fill a batch up count as rows.
         if self.count_ignored:
             return ops.mean(losses)
-        count = ops.sum(ops.cast(self._labelled(self._masks(y_true, y_pred)), losses.dtype))
-        return total / ops.maximum(count, 1.0)
+        counted = ops.cast(self._labelled(self._masks(y_true, y_pred)), losses.dtype)
+        if self.reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return ops.divide_no_nan(total, ops.sum(counted * sample_weight))
+        return total / ops.maximum(ops.sum(counted), 1.0)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Any:
         """Returns the loss of each pixel, (B, H, W); 0 of those without a label."""
@@ -369,7 +364,7 @@ CENTERINGS = ("mean", "sinkhorn_knopp")
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class DINOLoss(keras.layers.Layer):
+class DINOLoss(CheckedArguments, keras.layers.Layer):
     """Cross-entropy of a teacher's and a student's distributions over views of the same image.
 
     The teacher's are centered and sharpened by a low temperature, so that neither one number nor
@@ -451,6 +446,12 @@ class DINOLoss(keras.layers.Layer):
     def call(self, student: Tensor, teacher: Tensor, training: bool = False) -> Any:
         """(B, V, K), (B, G, K) -> (B,)."""
         ops = keras.ops
+        shapes = tuple(student.shape), tuple(teacher.shape)
+        if any(not same_shape(shape, (None, None, self.units)) for shape in shapes):
+            raise InputError(
+                f"student and teacher have the shapes {shapes[0]} and {shapes[1]}; give (batch, "
+                f"views, {self.units})"
+            )
         views, global_views = student.shape[1], teacher.shape[1]
         if views < 2 or views < global_views:
             raise InputError(

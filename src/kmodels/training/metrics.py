@@ -8,15 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from kmodels.core.arguments import check_call
-from kmodels.core.errors import InputError
-from kmodels.core.types import Tensor
+from kmodels.core.arguments import CheckedArguments
+from kmodels.core.errors import InputError, check_whole
+from kmodels.core.types import DTypeLike, Tensor
 from kmodels.data.images.sources import check_whole_classes
 from kmodels.training.sparse_labels import check_pixels, like, mask_ignored
 
 
 @keras.saving.register_keras_serializable(package="kmodels")
-class MeanIoU(keras.metrics.MeanIoU):
+class MeanIoU(CheckedArguments, keras.metrics.MeanIoU):
     """Keras' `MeanIoU` with exact counts for any number of pixels on every backend.
 
     It sums counts of pixels over batches, devices and processes, and divides once. Keras' own casts
@@ -46,19 +46,13 @@ class MeanIoU(keras.metrics.MeanIoU):
         self,
         num_classes: int,
         name: str = "mean_iou",
-        dtype: str | None = None,
+        dtype: DTypeLike = None,
         ignore_class: int | None = None,
         sparse_y_true: bool = True,
         sparse_y_pred: bool = False,
         axis: int = -1,
     ):
-        check_call(
-            MeanIoU.__init__,
-            ignore_class=ignore_class,
-            sparse_y_true=sparse_y_true,
-            sparse_y_pred=sparse_y_pred,
-            axis=axis,
-        )
+        check_whole("num_classes", num_classes)
         super().__init__(
             num_classes=num_classes,
             name=name,
@@ -86,6 +80,9 @@ class MeanIoU(keras.metrics.MeanIoU):
             y_true = ops.argmax(y_true, axis=self.axis)
         if not self.sparse_y_pred:
             y_pred = ops.argmax(y_pred, axis=self.axis)
+        if sample_weight is not None:
+            sample_weight = like(sample_weight, y_true, self.dtype)
+            sample_weight = ops.broadcast_to(sample_weight, ops.shape(y_true))
         rows = ops.shape(y_true)[0]
         true = ops.reshape(ops.cast(y_true, "int32"), (rows, -1))
         said = ops.reshape(ops.cast(y_pred, "int32"), (rows, -1))
@@ -97,7 +94,7 @@ class MeanIoU(keras.metrics.MeanIoU):
         # Whole numbers: float32 cannot count beyond 2 ** 24 one by one.
         weights = ops.cast(there, "int32")
         if sample_weight is not None:
-            row_weights = ops.reshape(ops.cast(sample_weight, self.dtype), (rows, -1))
+            row_weights = ops.reshape(sample_weight, (rows, -1))
             weights = row_weights * ops.cast(there, self.dtype)
         cells = ops.where(there, true * classes + said, 0)
         # Not `segment_sum`, which on torch waits for the device and counts in float32.

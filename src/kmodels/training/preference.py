@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from kmodels.core.arguments import check_call
-from kmodels.core.errors import InputError, check_number, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole, pluralize, same_shape
 from kmodels.core.types import Tensor
 
 # exp(80) is about 5e34: finite in float32 and bfloat16, also times an advantage or beta.
@@ -289,7 +289,7 @@ class PreferenceLoss:
             reference_free=reference_free,
             length_normalized=length_normalized,
         )
-        _check_choice("kind", kind, KINDS, _OTHERS)
+        check_choice("kind", kind, KINDS, _OTHERS)
         spec = KINDS[kind]
         values = {
             "label_smoothing": label_smoothing,
@@ -334,7 +334,7 @@ class PreferenceLoss:
             check_number("discopop_tau", self.discopop_tau, above=0)
         for name in ("margin", "alpha", "f_alpha_divergence_coef"):
             check_number(name, values[name] or 0.0)
-        _check_choice("f_divergence_type", self.f_divergence_type, _DIVERGENCES)
+        check_choice("f_divergence_type", self.f_divergence_type, _DIVERGENCES)
         if f_alpha_divergence_coef is not None and self.f_divergence_type != "alpha_divergence":
             raise InputError(
                 f"f_alpha_divergence_coef is {f_alpha_divergence_coef} and f_divergence_type is "
@@ -381,6 +381,7 @@ class PreferenceLoss:
         _check_given(name, self.needs_reference, references)
         if self.needs_tokens:
             _check_given(name, True, tokens)
+        _check_shapes(name, {"chosen": chosen, "rejected": rejected, **references, **tokens})
         spec = KINDS[self.kind]
         averaged = spec.averaged or self.length_normalized
 
@@ -434,7 +435,7 @@ class KTOLoss:
         *,
         kind: str = "kto",
     ):
-        _check_choice("kind", kind, ("kto", "apo_zero_unpaired"))
+        check_choice("kind", kind, ("kto", "apo_zero_unpaired"))
         check_number("beta", beta, above=0)
         check_number("desirable_weight", desirable_weight, least=0)
         check_number("undesirable_weight", undesirable_weight, least=0)
@@ -460,7 +461,10 @@ class KTOLoss:
         Raises:
             InputError: if kl is missing, or given to a kind that does not use it.
         """
-        _check_given(f"KTOLoss of kind {self.kind!r}", self.needs_kl, {"kl": kl})
+        name = f"KTOLoss of kind {self.kind!r}"
+        _check_given(name, self.needs_kl, {"kl": kl})
+        values = {"log_probs": log_probs, "reference": reference, "desirable": desirable}
+        _check_shapes(name, values)
         ratio = _float32(log_probs) - _float32(reference)
         center: Any = 0.0
         if self.needs_kl:
@@ -477,6 +481,7 @@ class KTOLoss:
 # === Policy gradients ===
 
 _NORMALIZATIONS = ("grpo", "bnpo", "dr_grpo", "dapo")
+SCALES = ("group", "batch", "none")
 
 
 class GRPOLoss:
@@ -517,9 +522,9 @@ class GRPOLoss:
         importance_sampling_level: str = "token",
         max_completion_length: int | None = None,
     ):
-        _check_choice("normalization", normalization, _NORMALIZATIONS)
+        check_choice("normalization", normalization, _NORMALIZATIONS)
         levels = ("token", "sequence")
-        _check_choice("importance_sampling_level", importance_sampling_level, levels)
+        check_choice("importance_sampling_level", importance_sampling_level, levels)
         epsilon_high = epsilon if epsilon_high is None else epsilon_high
         check_number("epsilon", epsilon, least=0, below=1)
         check_number("epsilon_high", epsilon_high, least=0)
@@ -576,11 +581,17 @@ class GRPOLoss:
                 f"GRPOLoss got tokens and normalization is {self.normalization!r}, which does not "
                 "use them; leave them out, or give 'dapo'"
             )
-        there = ops.cast(mask, "bool")
-        mask = ops.cast(there, "float32")
         log_probs, advantages = _float32(log_probs), _float32(advantages)
         if len(advantages.shape) == 1:
             advantages = ops.expand_dims(advantages, 1)
+        values = {"log_probs": log_probs, "old_log_probs": old_log_probs, "mask": mask}
+        _check_shapes("GRPOLoss", {**values, "reference": reference}, 2)
+        # One advantage for each row, or for each token.
+        by_token = advantages.shape[1:] != (1,)
+        rows = {"log_probs": log_probs if by_token else log_probs[:, :1], "advantages": advantages}
+        _check_shapes("GRPOLoss", rows, 2)
+        there = ops.cast(mask, "bool")
+        mask = ops.cast(there, "float32")
         old = ops.stop_gradient(log_probs) if old_log_probs is None else _float32(old_log_probs)
         lengths = ops.maximum(ops.sum(mask, axis=1), 1.0)
         ratios = ops.where(there, log_probs - old, 0.0)
@@ -632,7 +643,7 @@ def group_advantages(rewards: Tensor, scale: str = "group") -> Any:
     Raises:
         InputError: for another scale, or rewards that are not of two dimensions.
     """
-    _check_choice("scale", scale, ("group", "batch", "none"))
+    check_choice("scale", scale, SCALES)
     rewards = _float32(rewards)
     if len(rewards.shape) != 2:
         raise InputError(
@@ -666,14 +677,31 @@ def _count(tokens: Any) -> Any:
     return ops.maximum(_float32(tokens), 1.0)
 
 
-def _check_choice(
+def check_choice(
     name: str, value: Any, known: Any, others: Mapping[str, str] | None = None
 ) -> None:
+    """Raises InputError for another value; `others` gives the reason for some of them."""
     if value in known:
         return
     if others and value in others:
         raise InputError(f"{name} is {value!r}: {others[value]}; the kinds are {', '.join(known)}")
     raise InputError(f"{name} is {value!r}; give one of {', '.join(known)}")
+
+
+def _check_shapes(name: str, values: Mapping[str, Any], axes: int = 1) -> None:
+    """Raises InputError for a value of another shape than the first, which would be broadcast."""
+    shapes = {
+        key: tuple(ops.convert_to_tensor(value).shape)
+        for key, value in values.items()
+        if value is not None
+    }
+    first, wanted = next(iter(shapes.items()))
+    for key, shape in shapes.items():
+        if len(shape) != axes or not same_shape(shape, wanted):
+            raise InputError(
+                f"{name} got {key} of shape {shape} with {first} of shape {wanted}; give equal "
+                f"shapes of {pluralize(axes, 'dimension')}"
+            )
 
 
 def _check_given(name: str, needed: bool, values: Mapping[str, Any]) -> None:

@@ -88,7 +88,7 @@ def check_pixels(labels: Any, outputs: Any) -> None:
     """
     shape, wanted = tuple(labels.shape), tuple(outputs.shape)[:-1]
     pixels = shape[:-1] if len(shape) > len(wanted) and shape[-1] == 1 else shape
-    if len(pixels) != len(wanted) or not same_shape(pixels[1:], wanted[1:]):
+    if not same_shape(pixels, wanted):
         raise InputError(
             f"masks have shape {shape} and predictions {tuple(outputs.shape)}; give the number of "
             "a class for each pixel"
@@ -118,9 +118,23 @@ def mask_ignored(labels: Any, outputs: Any, weights: Any) -> tuple[Any, Any, Any
 
 
 def like(weights: Any, labels: Any, dtype: str) -> Any:
-    """Returns weights as numbers with as many axes as labels."""
+    """Returns weights as numbers with as many axes as labels.
+
+    Raises:
+        InputError: for weights that are neither of samples nor of labels.
+    """
     weights = keras.ops.cast(keras.ops.convert_to_tensor(weights), dtype)
-    more = len(labels.shape) - len(weights.shape)
-    if more < 0:
+    shape, wanted = tuple(weights.shape), tuple(labels.shape)
+    sizes = shape[:-1] if len(shape) > len(wanted) and shape[-1] == 1 else shape
+    if len(sizes) > len(wanted) or any(
+        own not in (1, None, size) and size is not None
+        for own, size in zip(sizes, wanted, strict=False)
+    ):
+        raise InputError(
+            f"sample_weight has shape {shape} beside labels of shape {wanted}; give one for each "
+            "sample, or for each label"
+        )
+    if len(sizes) < len(shape):
         return keras.ops.squeeze(weights, -1)
-    return keras.ops.reshape(weights, (*keras.ops.shape(weights), *(1,) * more))
+    more = (1,) * (len(wanted) - len(shape))
+    return keras.ops.reshape(weights, (*keras.ops.shape(weights), *more))

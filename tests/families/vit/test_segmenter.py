@@ -9,6 +9,7 @@ from kmodels import models, training
 from kmodels.core.errors import InputError
 from kmodels.models.vit.segmentation import masks as resizing
 from kmodels.presets import find
+from refusals import refused
 from tolerances import tolerance
 
 SIZES = {
@@ -58,6 +59,7 @@ def test_loss_and_metric_are_those_of_numpy():
     labels[0, 1:] = IGNORED
     wanted, there = numpy_loss(logits, labels)
     loss = training.PixelCrossentropy(IGNORED)
+    metric = training.MeanIoU(CLASSES, ignore_class=IGNORED)
     given = logits.astype("float32")
     at = {"atol": tolerance("losses"), "rtol": 0}
     np.testing.assert_allclose(to_numpy(loss(labels, given)), wanted.sum() / there.sum(), **at)
@@ -75,6 +77,21 @@ def test_loss_and_metric_are_those_of_numpy():
     total = training.PixelCrossentropy(IGNORED, reduction="sum")
     np.testing.assert_allclose(to_numpy(total(labels, given)), wanted.sum(), rtol=1e-6)
     assert to_numpy(loss(np.full_like(labels, IGNORED), given)) == 0.0
+    by_weight = training.PixelCrossentropy(IGNORED, reduction="mean_with_sample_weight")
+    expected = (wanted * weights).sum() / weights.sum()
+    np.testing.assert_allclose(to_numpy(by_weight(labels, given, rows)), expected, **at)
+    for call, message in (
+        (lambda: loss(labels[:1], given), r"masks have shape \(1, 4, 5\)"),
+        (lambda: loss(labels, given, rows[:2]), r"sample_weight has shape \(2,\) beside labels of"),
+        (lambda: loss(labels, given, np.ones((4, 5))), r"sample_weight has shape \(4, 5\)"),
+        (lambda: metric.update_state(labels, given, rows[:2]), r"sample_weight has shape \(2,\)"),
+    ):
+        refused(message, call)
+    np.testing.assert_allclose(
+        to_numpy(loss(labels, given, weights[..., None])),
+        to_numpy(loss(labels, given, rows)),
+        **at,
+    )
     of_all = training.PixelCrossentropy(IGNORED, count_ignored=True)
     np.testing.assert_allclose(to_numpy(of_all(labels, given)), wanted.mean(), **at)
     saved = keras.saving.serialize_keras_object(of_all)
@@ -84,7 +101,6 @@ def test_loss_and_metric_are_those_of_numpy():
     everywhere = training.PixelCrossentropy(None)
     np.testing.assert_allclose(to_numpy(everywhere(labels[1:], given[1:])), wanted[1:].mean(), **at)
 
-    metric = training.MeanIoU(CLASSES, ignore_class=IGNORED)
     said, weight = logits.argmax(-1), np.where(there, rows[:, None, None], 0.0)
     for part in (slice(0, 2), slice(2, 3)):
         metric.update_state(labels[part], given[part], rows[part])

@@ -235,7 +235,7 @@ def test_advantages_are_those_of_trl(case):
 
 # === Errors ===
 
-ONE = np.zeros(2, "float32")
+ONE, TWO = np.zeros(2, "float32"), np.zeros((2, 2), "float32")
 REFUSED = [
     (lambda: PreferenceLoss("dpo"), "kind is 'dpo'; give one of sigmoid, hinge"),
     (lambda: PreferenceLoss("aot"), "kind is 'aot': it sorts the batch"),
@@ -279,6 +279,18 @@ REFUSED = [
     (lambda: GRPOLoss(beta=0.1)(ONE, ONE, ONE, ONE), "with beta=0.1 got no reference; give"),
     (lambda: GRPOLoss()(ONE, ONE, ONE, ONE, ONE), "with beta=0.0 got reference, not used by it"),
     (lambda: GRPOLoss()(ONE, ONE, ONE, ONE, tokens=3), "got tokens and normalization is 'grpo'"),
+    (
+        lambda: PreferenceLoss()(ONE, ONE[:, None], ONE, ONE),
+        r"got rejected of shape \(2, 1\) with chosen of shape \(2,\); give equal shapes of 1 dim",
+    ),
+    (lambda: PreferenceLoss()(ONE, ONE, ONE[:1], ONE), r"got reference_chosen of shape \(1,\)"),
+    (lambda: PreferenceLoss("cpo")(ONE, ONE, chosen_tokens=1, rejected_tokens=ONE), "chosen_tok"),
+    (lambda: KTOLoss()(ONE, ONE[:, None], ONE, ONE), r"got reference of shape \(2, 1\)"),
+    (lambda: KTOLoss()(ONE, ONE, ONE[:, None], ONE), r"got desirable of shape \(2, 1\)"),
+    (lambda: GRPOLoss()(TWO, ONE, ONE, TWO), r"got old_log_probs of shape \(2,\) with log_pro"),
+    (lambda: GRPOLoss()(TWO, None, ONE, ONE), r"got mask of shape \(2,\).*equal shapes of 2 dim"),
+    (lambda: GRPOLoss()(TWO, None, TWO[:1], TWO), r"got advantages of shape \(1, 2\)"),
+    (lambda: GRPOLoss(beta=1.0)(TWO, None, ONE, TWO, TWO[:1]), r"got reference of shape \(1, 2\)"),
     (lambda: group_advantages(ONE), r"the shape \(2,\); give \(groups, answers per prompt\)"),
     (lambda: group_advantages(ONE[None], "std"), "scale is 'std'; give one of group, batch, none"),
 ]

@@ -183,6 +183,10 @@ FOLLOW = {"a": WeightAverage("b")}
             "the student has 1 views and the teacher 1; give at least two",
         ),
         (
+            lambda: DINOLoss(7)(np.zeros((2, 3, 6)), np.zeros((2, 2, 7))),
+            r"the shapes \(2, 3, 6\) and \(2, 2, 7\); give \(batch, views, 7\)",
+        ),
+        (
             lambda: ViewLoader(ArraySource(np.zeros((4, 8, 8, 1), "uint8"), np.zeros(4)), 2, []),
             "views are none, or mix images",
         ),

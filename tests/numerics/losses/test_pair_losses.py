@@ -177,6 +177,8 @@ def test_settings_of_the_contrastive_loss_are_checked(settings, message):
 
 @pytest.mark.once
 def test_vectors_of_the_contrastive_loss_are_checked():
+    with pytest.raises(InputError, match=r"sample_weight has shape \(2,\) beside labels of"):
+        ContrastiveLoss()(None, vectors(2), [1.0, 2.0])
     with pytest.raises(InputError, match="matryoshka_dims has 13 and the vectors have 12 numbers"):
         ContrastiveLoss(matryoshka_dims=(13,))(None, vectors(2))
     with pytest.raises(InputError, match=r"got vectors of shape \(5, 12\); train on pairs"):
