@@ -1,24 +1,26 @@
 """Data that the trained model samples itself, for policy gradients."""
 
 import copy
+import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import keras
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from kmodels.core import processes
+from kmodels.core.arguments import CheckedArguments
 from kmodels.core.errors import InputError, check_number, check_whole
-from kmodels.core.files import atomic_write
+from kmodels.core.files import atomic_write, local_path
 from kmodels.data.pipeline.indexed import ResumableBatches
 from kmodels.data.rng import order
 from kmodels.distribution import current
 from kmodels.generation.request import chat_prompts
-from kmodels.training.preference import group_advantages
+from kmodels.training.preference import SCALES, check_choice, group_advantages
 
 # Of each answer in a file of a rollout, and of the batches.
 ARRAYS = {
@@ -30,7 +32,7 @@ ARRAYS = {
 }
 
 
-class Rollouts(ResumableBatches):
+class Rollouts(CheckedArguments, ResumableBatches):
     """Batches of sampled answers with the advantages of their rewards; each epoch is a rollout.
 
     Give `callback()` to the same `fit`: at the beginning of an epoch it samples `group_size`
@@ -70,7 +72,7 @@ class Rollouts(ResumableBatches):
     def __init__(
         self,
         model: Any,
-        records: Sequence[Mapping[str, Any]],
+        records: Iterable[Mapping[str, Any]],
         reward: Callable[..., Sequence[float | None]],
         batch_size: int,
         *,
@@ -81,7 +83,7 @@ class Rollouts(ResumableBatches):
         temperature: float = 1.0,
         scale: str = "group",
         seed: int = 0,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         timeout: float | None = None,
         log_probs: Callable[[dict[str, Any]], Any] | None = None,
     ):
@@ -97,6 +99,12 @@ class Rollouts(ResumableBatches):
                 "2, and a batch of whole groups"
             )
         check_number("temperature", temperature, above=0)
+        check_choice("scale", scale, SCALES)
+        if timeout is not None:
+            check_number("timeout", timeout, above=0)
+        for name, function in (("reward", reward), ("log_probs", log_probs)):
+            if not callable(function) and (name == "reward" or function is not None):
+                raise InputError(f"{name} is {function!r}; give a function")
         if batches > 1 and log_probs is None:
             raise InputError(f"batches is {batches}; give log_probs, or 1 batch per rollout")
         if model.preprocessor is None:
@@ -104,8 +112,15 @@ class Rollouts(ResumableBatches):
         self.model, self.records, self.reward = model, list(records), reward
         self.batch_size, self.group_size, self._batches = batch_size, group_size, batches
         self.max_new_tokens, self.temperature, self.scale = max_new_tokens, temperature, scale
-        self.seed, self.folder, self.timeout, self.log_probs = seed, folder, timeout, log_probs
+        self.seed, self.timeout, self.log_probs = seed, timeout, log_probs
+        self.folder = None if folder is None else local_path(folder)
+        if not self.records:
+            raise InputError("there are no records; give at least one with a prompt")
         self._prompts = [_ids(model, record, prompt_length) for record in self.records]
+        prompts = hashlib.sha256(repr(self._prompts).encode()).hexdigest()
+        # In the file of a rollout, since another run may have left it.
+        self._settings = {"prompts": prompts, "scale": scale, "seed": str(seed)}
+        self._settings["temperature"] = str(float(temperature))
         self._tokens = prompt_length + max_new_tokens
         chats = any(isinstance(record["prompt"], list) for record in self.records)
         text = model.preprocessor
@@ -157,7 +172,7 @@ class Rollouts(ResumableBatches):
             arrays = self._sampled(epoch)
             if path is not None and processes.is_rank_zero():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(path, lambda file: save_file(arrays, file))
+                atomic_write(path, lambda file: save_file(arrays, file, self._settings))
         self._arrays.clear()
         self._arrays.update(arrays)
 
@@ -217,9 +232,13 @@ class Rollouts(ResumableBatches):
         arrays["advantages"] = keras.ops.convert_to_numpy(advantages).reshape(-1)
         if self._batches > 1 and self.log_probs is not None:
             inputs, labels, learnt = self._batch(arrays)
-            arrays["old_log_probs"] = np.asarray(
-                self.log_probs({**inputs, "labels": labels, "learnt": learnt}), "float32"
-            )
+            old = self.log_probs({**inputs, "labels": labels, "learnt": learnt})
+            if np.shape(old) != labels.shape:
+                raise InputError(
+                    f"log_probs returned shape {np.shape(old)}; return {labels.shape}, a number "
+                    "for each label"
+                )
+            arrays["old_log_probs"] = np.asarray(old, "float32")
         return arrays
 
     def _answers(
@@ -279,9 +298,15 @@ class Rollouts(ResumableBatches):
     def _read(self, path: Path) -> dict[str, np.ndarray]:
         expected = self._empty()
         try:
-            arrays = load_file(path)
+            with safe_open(path, "numpy") as file:
+                settings, names = file.metadata() or {}, file.keys()
+                arrays = {name: file.get_tensor(name) for name in expected if name in names}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path} cannot be read: {error}; remove it to sample again") from None
+        if wrong := [name for name, own in self._settings.items() if settings.get(name) != own]:
+            raise InputError(
+                f"{path} is of a run with another {' and '.join(wrong)}; remove it to sample again"
+            )
         for name, array in expected.items():
             stored = arrays.get(name)
             if stored is None or stored.shape != array.shape or stored.dtype != array.dtype:
@@ -312,6 +337,10 @@ class _Sampling(keras.callbacks.Callback):
 
 def _ids(model: Any, record: Mapping[str, Any], length: int) -> list[int]:
     """Returns the token ids of a prompt, without its beginning if it is too long."""
+    if not isinstance(record, Mapping):
+        raise InputError(f"a record is {type(record).__name__}; give a dictionary with a prompt")
+    if clash := record.keys() & {"prompts", "completions"}:
+        raise InputError(f"a record has {clash.pop()!r}, an argument of the reward function")
     prompt = record.get("prompt")
     if isinstance(prompt, str) and prompt:
         taken = model.preprocessor.generate_preprocess([prompt], sequence_length=2**20)

@@ -8,9 +8,9 @@ import pytest
 from launch import Process, jax_ranks, launch, torch_ranks
 from safetensors.numpy import load_file
 
-from kmodels.core.errors import InputError
 from kmodels.training import Rollouts, group_advantages
 from recipe_modules import load, result, run_killed, without_figures
+from refusals import refused
 
 SMALL = (
     *("--batch-size", "8", "--group-size", "4", "--steps", "6", "--first-steps", "2"),
@@ -154,13 +154,29 @@ def test_a_file_of_another_run_is_refused(tmp_path):
     loader.sample(0)  # from its file
     np.testing.assert_array_equal(loader[0][1], before)
     other = Rollouts(model, records, recipe.digits, 4, **{**given, "max_new_tokens": 5})
-    with pytest.raises(InputError, match=r"holds no token_ids \(4, 13\) of this run"):
-        other.sample(0)
+    refused(r"holds no token_ids \(4, 13\) of this run", other.sample, 0)
+    for more in ({"seed": 1}, {"temperature": 0.5}, {"scale": "batch"}, {"records": records[:1]}):
+        other = Rollouts(model, more.pop("records", records), recipe.digits, 4, **given, **more)
+        refused(f"is of a run with another {next(iter(more), 'prompts')}; remove", other.sample, 0)
     (tmp_path / "000000.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InputError, match="cannot be read"):
-        loader.sample(0)
-    with pytest.raises(InputError, match="NoneType as 'prompt'"):
-        Rollouts(model, [{}], recipe.digits, 4, **given)
+    refused("cannot be read", loader.sample, 0)
+    for wrong, message in (
+        ({"records": [{}]}, "NoneType as 'prompt'"),
+        ({"records": []}, "there are no records; give at least one"),
+        ({"records": ["one"]}, "a record is str; give a dictionary with a prompt"),
+        ({"records": [{"prompt": "one", "prompts": 1}]}, "a record has 'prompts', an argument of"),
+        ({"reward": None}, "reward is None; give a function"),
+        ({"log_probs": "x"}, "log_probs is 'x'; give a function"),
+        ({"scale": "std"}, "scale is 'std'; give one of group, batch, none"),
+        ({"timeout": 0}, "timeout is 0; give a number above 0"),
+        ({"seed": 0.5}, "seed is 0.5; give a whole number"),
+    ):
+        settings = {"records": records, "reward": recipe.digits, "batch_size": 4, **given, **wrong}
+        refused(message, Rollouts, model, **settings)
+    several = {**given, "folder": str(tmp_path / "more"), "batches": 2}
+    several["log_probs"] = lambda inputs: np.zeros(8)
+    loader = Rollouts(model, records, recipe.digits, 4, **several)
+    refused(r"log_probs returned shape \(8,\); return \(8, 10\)", loader.sample, 0)
 
 
 def _end(learnt):
