@@ -257,7 +257,6 @@ def _fit(model: keras.Model, request: FitRequest) -> keras.callbacks.History:
     epochs, frequency = request.more["epochs"], request.more["validation_freq"]
     if limit := keras.config.max_epochs():
         epochs = min(epochs, limit)
-    _validates(0, frequency)  # a wrong one is to cost no epoch
     data = Epochs(model, request.x, request.steps)
     data.build()
     callbacks = _callbacks(model, request, data, epochs=epochs, add_history=True)
@@ -606,11 +605,7 @@ def _of_batches(
 def _validates(epoch: int, frequency: int | Sequence[int]) -> bool:
     if isinstance(frequency, int):
         return (epoch + 1) % frequency == 0
-    if isinstance(frequency, list):
-        return epoch + 1 in frequency
-    raise InputError(
-        f"validation_freq is {frequency!r}; give a number of epochs, or a list of them"
-    )
+    return epoch + 1 in frequency
 
 
 def _results(model: keras.Model, logs: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.core.arguments import check_call, check_fields
 from kmodels.core.errors import InputError
 from kmodels.core.keras_internals import average_by_update
 from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
@@ -31,8 +33,10 @@ class WeightAverage:
     momentum: float | Callable[[Any], Any] = 0.996
 
     def __post_init__(self) -> None:
-        if not callable(self.momentum) and not 0 <= self.momentum <= 1:
-            raise InputError(f"momentum is {self.momentum}; give 0 to 1, or a function of the step")
+        check_fields(self)
+        momentum = self.momentum
+        if not callable(momentum) and not (isinstance(momentum, Real) and 0 <= momentum <= 1):
+            raise InputError(f"momentum is {momentum!r}; give 0 to 1, or a function of the step")
 
     def at(self, step: Tensor) -> Any:
         """Returns the momentum after `step` steps, a float32 scalar."""
@@ -55,10 +59,15 @@ class Averages:
     def __init__(
         self, models: Any, averages: Mapping[str, WeightAverage] | None, trained: set[str]
     ):
+        check_call(Averages.__init__, averages=averages)
         self.rules = dict(averages or {})
         self.models = models
         self.pairs: list[tuple[WeightAverage, Any, Any]] = []
         for name, rule in self.rules.items():
+            if not isinstance(rule, WeightAverage) or rule.of == name:
+                raise InputError(
+                    f"averages has {rule!r} for {name!r}; give a WeightAverage of another model"
+                )
             for wanted in (name, rule.of):
                 if not isinstance(models, Mapping) or not isinstance(
                     models.get(wanted), keras.layers.Layer
@@ -248,6 +257,8 @@ class Objectives:
         if len(set(map(id, optimizers))) < len(optimizers):
             raise InputError("two objectives have the same optimizer; give each one of its own")
         for objective, own in zip(self, optimizers, strict=True):
+            if own is None:  # which Keras returns as it is
+                raise InputError("optimizer is None; give an optimizer, or its name")
             half = any(layer.dtype_policy.name == "mixed_float16" for layer in objective.layers)
             scaled = keras.optimizers.LossScaleOptimizer
             if half and auto_scale_loss and not isinstance(own, scaled):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import keras
 
 from kmodels.core import keras_internals, traced
+from kmodels.core.arguments import check_call
 from kmodels.core.dispatch import backend_module
 from kmodels.core.errors import InputError
 from kmodels.core.types import MetricsLike, OptimizerLike, Tensor, Tree
@@ -136,12 +137,9 @@ class TrainStep(_Step):
         output: Callable[[Any, Any, bool], Any] | None = None,
     ):
         several = isinstance(loss, Mapping)
-        losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
-        for function in losses.values():
-            if not callable(function):
-                raise InputError(
-                    f"a loss is {function!r}; give a function loss_fn(models, batch, training)"
-                )
+        losses = _functions(loss)
+        if output is not None and not callable(output):
+            raise InputError(f"output is {output!r}; give a function of models, inputs, training")
         objectives = Objectives(models, losses if several else None, train, averages)
         super().__init__(name=name)
         self.held, self._output = models, output
@@ -175,6 +173,8 @@ class TrainStep(_Step):
             InputError: for optimizers that do not fit the objectives; on torch for
                 `jit_compile=True` if there are no blocks.
         """
+        flags = {"run_eagerly": run_eagerly, "auto_scale_loss": auto_scale_loss}
+        check_call(TrainStep.compile, **flags)
         objectives = self._players
         by_block = compiling.is_possible()
         if jit_compile is True and by_block and not compiling.blocks(self):
@@ -334,6 +334,7 @@ def train_state(
     Raises:
         InputError: for models without variables, and for unknown names.
     """
+    check_call(train_state, auto_scale_loss=auto_scale_loss)
     objectives = Objectives(model, optimizer if isinstance(optimizer, Mapping) else None, train)
     objectives.set_optimizers(optimizer, auto_scale_loss)
     objectives.build()
@@ -418,7 +419,9 @@ class StepFunction:
     def __init__(
         self, loss: LossFunction | Mapping[str, LossFunction], jit_compile: bool | str = "auto"
     ):
-        self.losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
+        if not isinstance(jit_compile, bool) and jit_compile != "auto":
+            raise InputError(f'jit_compile is {jit_compile!r}; give True, False or "auto"')
+        self.losses = _functions(loss)
         self._advance = _native.compiled(self.losses, jit_compile)
 
     def __call__(self, state: TrainState, batch: Tree) -> tuple[TrainState, dict[str, Any]]:
@@ -436,6 +439,8 @@ class StepFunction:
             InputError: if losses and objectives do not fit, a loss is not a scalar, or the
                 models have other variables than the state.
         """
+        if not isinstance(state, TrainState):
+            raise InputError(f"state is of {type(state).__name__}; give that of train_state")
         names = state.objectives.names
         if sorted(names) != sorted(self.losses):
             raise InputError(
@@ -451,6 +456,17 @@ class StepFunction:
         for name, (loss, more) in results.items():
             logs |= ({} if name == ONLY else {f"{name}_loss": loss}) | more
         return state, logs
+
+
+def _functions(loss: LossFunction | Mapping[str, LossFunction]) -> dict[str, LossFunction]:
+    """Returns the loss functions by objective, checked."""
+    losses = dict(loss) if isinstance(loss, Mapping) else {ONLY: loss}
+    for function in losses.values():
+        if not callable(function):
+            raise InputError(
+                f"a loss is {function!r}; give a function loss_fn(models, batch, training)"
+            )
+    return losses
 
 
 def _listed(names: Iterable[str]) -> str:

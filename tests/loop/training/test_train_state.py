@@ -129,6 +129,11 @@ def test_what_cannot_work_is_told():
     state_ = kmodels.train_state(make_model(), make_optimizer())
     message = "does not depend on any of the 6 variables"
     refused(message, kmodels.train_step(nothing), state_, BATCHES[0])
+    refused("state is of Functional; give that of", kmodels.train_step(squares), make_model(), X)
+    refused(
+        "jit_compile is 'yes'; give True, False or \"auto\"", kmodels.train_step, squares, "yes"
+    )
+    refused("a loss is None; give a function", kmodels.train_step, None)
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     refused("not all of them have their variables", kmodels.train_state, unbuilt, "sgd")
     message = "the step has a loss for the only objective, the state opt"

@@ -12,7 +12,7 @@ from kmodels.checkpoint import state
 from kmodels.core.errors import InputError
 from kmodels.layers import block_compile as compiling
 from kmodels.models import ViTImageClassifier
-from kmodels.training import AdamW, TrainStep
+from kmodels.training import AdamW, TrainStep, WeightAverage
 from refusals import refused
 from tolerances import tolerance
 
@@ -201,6 +201,12 @@ def test_a_wrong_loss_is_told_in_a_line(message):
         (lambda two: TrainStep({"a": 3}, mean), "got int as 'a'; give Keras models"),
         (lambda two: TrainStep(small(), "mse"), "a loss is 'mse'; give a function"),
         (lambda two: TrainStep(two, {}), "there is no objective"),
+        (lambda two: TrainStep(two, mean, output="a"), "output is 'a'; give a function"),
+        (lambda two: TrainStep(two, mean, averages=["a"]), "averages is .*; give a dictionary"),
+        (lambda two: TrainStep(two, mean, averages={"a": "b"}), "averages has 'b' for 'a'; give"),
+        (lambda two: TrainStep(two, mean, averages={"a": WeightAverage("a")}), "of another model"),
+        (lambda two: WeightAverage("a", "0.9"), "momentum is '0.9'; give 0 to 1, or a function"),
+        (lambda two: WeightAverage(3), "of is 3; give a text"),
     ],
 )
 def test_what_no_step_can_be_made_of_is_told(make, message):
@@ -226,6 +232,7 @@ def test_wrong_settings_are_told():
     step = TrainStep({"a": small(), "b": small()}, {"a": mean, "b": mean})
     for optimizer, message in (
         ({"a": "sgd"}, "give one for each of a, b"),
+        ({"a": "sgd", "b": None}, "optimizer is None; give an optimizer, or its name"),
         (shared, "several objectives cannot share"),
         ({"a": shared, "b": shared}, "two objectives have the same optimizer"),
     ):

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import keras
 
-from kmodels.core.errors import InputError, check_whole
+from kmodels.core.errors import InputError, check_number, check_whole
 
 
 class Method(StrEnum):
@@ -94,6 +94,14 @@ class FitRequest:
                 check_whole(name, value)
         for name in ("epochs", "initial_epoch"):
             check_whole(name, self.more.get(name, 0), 0)
+        check_number("validation_split", self.validation_split or 0.0, least=0, below=1)
+        frequency = self.more.get("validation_freq", 1)
+        if not isinstance(frequency, int | list) or frequency == []:
+            raise InputError(
+                f"validation_freq is {frequency!r}; give a number of epochs, or a list of them"
+            )
+        for epochs in frequency if isinstance(frequency, list) else [frequency]:
+            check_whole("validation_freq", epochs)
         if self.verbose not in ("auto", 0, 1, 2):
             raise InputError(f"verbose is {self.verbose!r}; give 'auto', 0, 1 or 2")
         if self.shuffle not in (True, False, "batch"):
