@@ -1,6 +1,7 @@
 """Checkpoint: a callback that saves the whole state of `fit`, and resumes from it."""
 
 import inspect
+import json
 import math
 import re
 import traceback
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import CodeType
-from typing import Any, Self
+from typing import Any
 
 import keras
 
@@ -19,8 +20,8 @@ from kmodels.checkpoint.format import Arrays
 from kmodels.checkpoint.preemption import Preemption
 from kmodels.checkpoint.state import RunState
 from kmodels.core import keras_internals, processes, remote
-from kmodels.core.arguments import check_arguments
-from kmodels.core.errors import InputError, check_whole, shown
+from kmodels.core.arguments import CheckedArguments
+from kmodels.core.errors import InputError, check_whole, one_line, shown
 from kmodels.core.files import is_remote, local_path, unlock
 from kmodels.core.metric_names import best_of
 from kmodels.core.processes import all_or_raise
@@ -30,7 +31,7 @@ from kmodels.data.pipeline.position import Continued
 from kmodels.data.pipeline.request import FitCallback, RunningFit
 
 
-class Checkpoint(FitCallback):
+class Checkpoint(CheckedArguments, FitCallback):
     """Saves all that `fit` needs to continue, and resumes from the newest checkpoint that verifies.
 
         checkpoint = kmodels.callbacks.Checkpoint("runs/first", every=500, keep=3, best="val_loss")
@@ -94,11 +95,6 @@ class Checkpoint(FitCallback):
     # It saves its own state, so other Checkpoints leave it out.
     saves_itself = True
 
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Checks arguments by their annotations."""
-        check_arguments(cls, args, kwargs)
-        return super().__new__(cls)
-
     def __init__(
         self,
         directory: str | Path,
@@ -127,7 +123,10 @@ class Checkpoint(FitCallback):
         self.best, self.mode = best, known
         self._interval, self._keep, self._resume = SaveInterval(every), keep, resume
         self._only_trainable, self._origin = only_trainable, shown(origin)
-        self._settings = shown(settings or {})
+        try:  # As state.json gives them back, so that a resumed run compares equal.
+            self._settings = json.loads(json.dumps(shown(settings or {}), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"settings cannot be written as JSON: {one_line(error)}") from None
         self._stop_on_non_finite = stop_on_non_finite
         self.before_save: Callable[[], object] = lambda: None
         self.how_to_go_on = "run it again to go on"
@@ -182,11 +181,10 @@ class Checkpoint(FitCallback):
 
     def _reserve(self, model: keras.Model) -> None:
         self.wait()
+        state.built_optimizer(model)
         manager.take(self.directory, self._resume)
         self._reset()
         self.preemption.reset()
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
         if self._only_trainable is None:
             self._only_trainable = state.has_adapters(model)
         if self._only_trainable:
@@ -431,7 +429,13 @@ class Checkpoint(FitCallback):
     # Saving
 
     def save(self) -> None:
-        """Saves now, inside `fit`, in the background."""
+        """Saves now, inside `fit`, in the background.
+
+        Raises:
+            InputError: outside of it.
+        """
+        if self.model is None:
+            raise InputError("a Checkpoint saves inside fit only; give it to fit as a callback")
         self._read({})
         self._write()
 
@@ -625,7 +629,7 @@ class SaveInterval:
         self.begin(0)
         if every in (None, 0, "0"):
             return
-        match = re.fullmatch(r"(\d+)(s?)", str(every))
+        match = re.fullmatch(r"([0-9]{1,18})(s?)", str(every))
         if match is None or int(match[1]) == 0:
             raise InputError(
                 f"the distance of checkpoints is {every!r}; give steps as in 500, or seconds as in "

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from kmodels.checkpoint import state
+from kmodels.core.arguments import check_call
 from kmodels.core.errors import InputError, one_line
 from kmodels.core.files import check_zip
 from kmodels.core.remote import local_copy
@@ -42,16 +43,13 @@ def load_keras_file(path: str | Path, model: keras.Model, optimizer: bool = True
         InputError: for a file that is damaged or does not fit, with a list of the arrays that are
             missing, superfluous or of another shape; the model is unchanged then.
     """
+    check_call(load_keras_file, optimizer=optimizer)
     path = local_copy(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}; give one that model.save wrote")
     wanted = list(model.variables)
     if optimizer:
-        if model.optimizer is None:
-            raise InputError("the model has no optimizer; compile it, or give optimizer=False")
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        wanted += model.optimizer.variables
+        wanted += state.built_optimizer(model).variables
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)

@@ -103,6 +103,19 @@ def frozen(model: keras.Model) -> dict[str, Any]:
     return named(variable for variable in model.weights if id(variable) not in moved)
 
 
+def built_optimizer(model: keras.Model) -> Any:
+    """Returns the optimizer of a model, with its slots.
+
+    Raises:
+        InputError: if the model is not compiled.
+    """
+    if (optimizer := getattr(model, "optimizer", None)) is None:
+        raise InputError(f"{model!r} has no optimizer; give a compiled model")
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return optimizer
+
+
 def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]:
     """Returns the variables of each file of a checkpoint; builds the optimizer if needed.
 
@@ -113,8 +126,7 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
     Returns:
         "model", with the states of seeds; "optimizer"; "metrics".
     """
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    optimizer = built_optimizer(model)
     if (parallel := getattr(model, "parallel", None)) is not None:
         parallel.settle()
     weights = named(model.variables)
@@ -124,7 +136,7 @@ def parts(model: keras.Model, only_trainable: bool) -> dict[str, dict[str, Any]]
             name: variable for name, variable in weights.items() if id(variable) not in left_out
         }
     metrics = named(model.metrics_variables)
-    return {"model": weights, "optimizer": slots(model.optimizer), "metrics": metrics}
+    return {"model": weights, "optimizer": slots(optimizer), "metrics": metrics}
 
 
 def copied(variables: Mapping[str, Any], part: str = "model") -> Arrays:

@@ -29,6 +29,12 @@ LONGEST_NAME, MOST_CHARACTERS = 255, 4095
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
+def _text_of(path: object) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a path is {path!r}; give a text or a pathlib.Path")
+    return os.fspath(path)
+
+
 def local_path(path: str | Path) -> Path:
     """Returns a user's path with the home directory filled in.
 
@@ -39,7 +45,7 @@ def local_path(path: str | Path) -> Path:
         InputError: for an address such as "gs://bucket/run", which would become a folder called
             "gs:", and for a path that no file can have.
     """
-    text = os.fspath(path)
+    text = _text_of(path)
     if not text:
         raise InputError("a path is empty; give a file or a directory, such as . for this one")
     if local := _LOCAL.match(text):
@@ -93,7 +99,7 @@ def check_output(
 
 def is_remote(path: str | Path) -> bool:
     """Returns True for an address of remote storage; "file://" is a local path."""
-    text = os.fspath(path)
+    text = _text_of(path)
     return _SCHEME.match(text) is not None and not text.lower().startswith("file:")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from kmodels.core import keras_internals
+from kmodels.core.errors import InputError
 from kmodels.core.types import Logs, Tensor
 from kmodels.training.normalization import batch_weight
 
@@ -79,6 +80,8 @@ def track_step_loss(model: keras.Model) -> None:
     Call it after `compile`. Regularisers are part of it; rounding is float32's. Steps that the
     optimizer skips, since they are not finite, do not count in the averages.
     """
+    if not getattr(model, "compiled", False):
+        raise InputError(f"{model!r} is not compiled; call track_step_loss after compile")
     skips = getattr(model.optimizer, "skip_non_finite", False)
     perplexity = getattr(keras_internals.loss_tracker(model), "perplexity", False)
     keras_internals.set_loss_tracker(model, LossTracker(skips, perplexity=perplexity))

@@ -15,7 +15,7 @@ from arrays import assert_equal
 from kmodels.callbacks import Checkpoint
 from kmodels.checkpoint import manager, state
 from kmodels.checkpoint.callback import SaveInterval
-from kmodels.training import AdamW, track_step_loss
+from kmodels.training import AdamW, load_keras_file, track_step_loss
 from kmodels.weights import read_safetensors
 from refusals import refused
 from stopped_runs import BATCH, EPOCHS, JIT, ROWS, STEPS, Kill, Killed, X, Y, fit, make_model, run
@@ -243,6 +243,17 @@ def test_settings():
     for wrong in ("s", "5m", "-1", "0s"):
         refused(f"the distance of checkpoints is '{wrong}'; give", Checkpoint, "x", every=wrong)
     refused("keep is 0; give at least 1", Checkpoint, "x", keep=0)
+    refused("a path is None; give a text or a pathlib.Path", Checkpoint, None)
+    for value in (object(), float("nan")):
+        refused("settings cannot be written as JSON: ", Checkpoint, "x", settings={"a": value})
+    refused("saves inside fit only", Checkpoint("x").save)
+    uncompiled = keras.Sequential([keras.layers.Dense(1)])
+    for act in (
+        Checkpoint("x").prepare,
+        functools.partial(load_keras_file, __file__),
+        track_step_loss,
+    ):
+        refused("Sequential.*(has no optimizer; give|is not compiled; call)", act, uncompiled)
     refused("mode is 'best'; choose one of auto, min, max", Checkpoint, "x", mode="best")
     refused("best is 3; give a text or None", Checkpoint, "x", best=3)
     refused("resume is 'False'; give True or False", Checkpoint, "x", resume="False")

@@ -9,21 +9,14 @@ import keras
 import numpy as np
 import pytest
 
+import kmodels
 from kmodels import callbacks, data, generation, layers, lora, models, text, training
-from kmodels.callbacks import Checkpoint
-from kmodels.core.arguments import check_arguments
-from kmodels.generation import Sampler
+from kmodels.core.arguments import CheckedArguments, check_arguments
 from kmodels.lora import LoraSettings
 from kmodels.models.blocks.config import FrozenConfig
-from kmodels.models.blocks.preprocessing import Preprocessor
-from kmodels.task import Backbone, Task
-from kmodels.text import RecordLoader, TextLoader
 from refusals import refused
 
-CHECKED = (
-    *(layers.Layer, Preprocessor, Sampler, FrozenConfig, data.Augment, data.Resizing, Checkpoint),
-    *(Backbone, Task, LoraSettings, data.ImageLoader, TextLoader, RecordLoader),
-)
+CHECKED = (CheckedArguments, FrozenConfig, data.Augment, data.Resizing, LoraSettings)
 NOTHING = object()
 
 
@@ -105,7 +98,7 @@ def test_values_of_these_kinds_pass():
 
 
 def public_classes():
-    modules = (layers, models, generation, data, lora, callbacks, text)
+    modules = (layers, models, generation, data, lora, callbacks, text, training)
     each = {getattr(module, name) for module in modules for name in module.__all__}
     checked = [x for x in each if inspect.isclass(x) and issubclass(x, CHECKED)]
     return sorted(checked, key=lambda x: x.__name__)
@@ -128,8 +121,9 @@ def test_each_public_class_checks_its_arguments(kind):
         (training.SGD, ("momentum", "nesterov", "accumulate", "clip_norm", "decay_vectors")),
         (training.Lamb, ("weight_decay", "epsilon")),
         (training.Muon, ("beta_2", "layer_decay")),
-        (partial(training.MeanIoU, 3), ("ignore_class", "sparse_y_pred", "axis")),
-        (training.PixelCrossentropy, ("ignore_class", "count_ignored")),
+        (partial(training.MeanIoU, 3), ("ignore_class",)),
+        (training.PixelCrossentropy, ("ignore_class", "reduction")),
+        (training.ContrastiveLoss, ("matryoshka_dims", "matryoshka_weights")),
         (training.PreferenceLoss, ("reference_free", "length_normalized")),
     ],
 )
@@ -147,5 +141,9 @@ def test_flags_of_a_call_are_checked(tmp_path):
         ("run_eagerly", made.compile),
         ("steps_per_execution", made.compile),
         ("auto_scale_loss", made.compile),
+        ("run_eagerly", training.TrainStep(made, print).compile),
+        ("auto_scale_loss", training.TrainStep(made, print).compile),
+        ("auto_scale_loss", lambda **flag: kmodels.train_state(made, "sgd", **flag)),
+        ("optimizer", lambda **flag: training.load_keras_file(tmp_path, made, **flag)),
     ):
         refused(f"{name} is 'no'; give ", call, **{name: "no"})
