@@ -1053,6 +1053,11 @@ def loss_tracker(model: keras.Model) -> Any:
     return model._loss_tracker
 
 
+def output_losses(model: keras.Model) -> list[Any]:
+    """Returns the metrics that average the loss of each of several outputs."""
+    return getattr(model._compile_loss, "metrics", [])
+
+
 def set_loss_tracker(model: keras.Model, tracker: keras.Metric) -> None:
     """Replaces `loss_tracker`, as `compile` does."""
     # Around Keras' __setattr__, which refuses new state on a built model.

@@ -2,8 +2,9 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import keras
@@ -150,7 +151,8 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(step)  # by whose name TensorFlow counts traces
     def run(batch: Tree) -> Any:
-        return keras.tree.map_structure(reduced, strategy.run(step, args=(batch,)))
+        with _counted(model, kind, batch):
+            return keras.tree.map_structure(reduced, strategy.run(step, args=(batch,)))
 
     def reduced(output: Any) -> Any:
         replicas = strategy.experimental_local_results(output)
@@ -171,6 +173,28 @@ def compiled(model: keras.Model, kind: str) -> Callable[[Any], Any]:
         return keras.tree.map_structure(lambda *parts: _concatenated(parts), *outputs)
 
     return _trimmed(several if model.run_eagerly else _by_ranks(several))
+
+
+@contextmanager
+def _counted(model: keras.Model, kind: str, batch: Tree) -> Iterator[None]:
+    """Weighs the loss of each of several outputs by the rows of a batch.
+
+    Keras reads them from the static shape: a batch of a graph without one counts as one row.
+    """
+    alone = model.distribute_strategy.num_replicas_in_sync == 1
+    # The first trace makes them, with the static shape of its batch.
+    losses = [*keras_internals.output_losses(model)] if kind != "predict" and alone else []
+    for loss in losses:
+        loss.update_state = functools.partial(_update, loss, rows(batch))
+    try:
+        yield
+    finally:
+        for loss in losses:
+            del loss.update_state
+
+
+def _update(loss: keras.Metric, count: tf.Tensor, value: tf.Tensor, sample_weight: object) -> Any:
+    return type(loss).update_state(loss, value, sample_weight=count)
 
 
 def _by_ranks(function: Callable[[Any], Any], **settings: Any) -> Callable[[Any], Any]:

@@ -361,6 +361,23 @@ def test_several_outputs_are_logged_in_order():
     assert found[0] == found[1]
 
 
+def test_a_shorter_batch_counts_by_its_rows_for_each_output():
+    inputs = keras.Input((5,))
+    outputs = {"a": keras.layers.Dense(1)(inputs), "b": keras.layers.Dense(2)(inputs)}
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    labels = {"a": X[:, :1], "b": X[:, :2]}
+    said = model(X)
+    wanted = {f"{n}_loss": np.mean((to_numpy(said[n]) - labels[n]) ** 2) for n in labels}
+    size = next(size for size in range(3, len(X)) if len(X) % size == 1)
+    for _ in range(2):  # The second call has the graph of any number of rows.
+        logs = kmodels.evaluate(model, X, labels, batch_size=size, verbose=0, return_dict=True)
+        history = kmodels.fit(model, X, labels, batch_size=size, verbose=0).history
+        for name, loss in wanted.items():
+            assert logs[name] == pytest.approx(loss, rel=1e-5)
+            assert history[name] == [pytest.approx(loss, rel=1e-5)]
+
+
 def test_a_model_that_is_not_compiled_is_named():
     model = keras.Sequential([keras.layers.Dense(1)])
     for function, method in ((kmodels.fit, "fit"), (kmodels.evaluate, "evaluate")):
