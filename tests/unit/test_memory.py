@@ -248,7 +248,7 @@ MESHES = {
             (f"gemma3_debug --memory {text}", f"'{text}' is not an amount of memory")
             for text in ("much", "infGiB", "nanGiB", "-3GiB", "0", "1e99GiB")
         ),
-        ("gemma3_debug --full --rank 4", "--rank has no effect without --lora; leave it out"),
+        ("gemma3_debug --full --rank 4", "--rank has no effect with --full; leave it out"),
         ("vit_debug --targets mlp/up", "--targets has no effect without --lora"),
         ("vit_debug --dora", "--dora has no effect without --lora"),
         ("vit_debug --sequence-length 9", "--sequence-length has no effect on images"),

@@ -17,6 +17,7 @@ from kmodels.core.few_bits import DYNAMIC, NESTED_BLOCK, TABLES
 from kmodels.core.files import atomic_directory
 from kmodels.core.remote import staged
 from kmodels.distribution.rank_zero import write_on_rank_zero
+from kmodels.generation.request import PIXELS
 from kmodels.layers import changes
 from kmodels.weights import LazyArray, Rule, engine, gather, native, transpose, write_safetensors
 from kmodels.weights.files import stored_tensors
@@ -33,13 +34,27 @@ TRANSFORMERS_FILES = (
 )
 
 
-def check_parts(model: keras.Model, partial: bool, kind: str) -> None:
-    """Raises before a part of a checkpoint is written, unless `partial`; `kind` is the output's.
+def takes_images(backbone: object) -> bool:
+    """Returns True if a backbone, or its class, takes texts with images."""
+    return not set(PIXELS).isdisjoint(getattr(backbone, "takes", ()))
+
+
+def check_parts(model: keras.Model, partial: bool, kind: str, splits: bool = False) -> None:
+    """Raises before a part of a checkpoint is written as if it were the whole, and the reverse.
+
+    `partial` is True to write the part with the text, `kind` the output's, and `splits` True if the
+    output of a model with images may hold its text alone.
 
     Raises:
-        InputError: if parts were left out when the model was read.
+        InputError: if parts were left out when the model was read, or `partial` leaves none out.
     """
-    parts = getattr(model, "backbone", model).left_out
+    backbone = getattr(model, "backbone", model)
+    parts, fields = backbone.left_out, backbone.config_class.__dataclass_fields__
+    has_images = "vocabulary_size" not in fields or takes_images(backbone)
+    if partial and has_images and not parts and not splits:
+        raise InputError(
+            f"a {type(model).__name__} is written whole, so text_only has no effect; leave it out"
+        )
     if parts and not partial:
         raise InputError(
             f"the checkpoint's {', '.join(parts)} were left out when it was read, so {kind} of it "

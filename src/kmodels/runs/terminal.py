@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import typer
@@ -56,6 +56,19 @@ def option(group: str, text: str, *names: str) -> Any:
         names: spellings, such as "--lora/--full"; by default that of the parameter.
     """
     return typer.Option(*names, help=text, rich_help_panel=group)
+
+
+def typed(context: typer.Context) -> list[str]:
+    """Returns the names of the parameters that the user gave."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, at in sources.items() if getattr(at, "name", "") == "COMMANDLINE"]
+
+
+def refuse_idle(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Raises `InputError` for a given flag that has no effect, for this reason."""
+    for name in typed(context):
+        if name in names:
+            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
 
 
 def invoke(app: typer.Typer, arguments: Sequence[str] | None, name: str) -> Any:

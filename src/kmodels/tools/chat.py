@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -225,22 +225,9 @@ def open_conversation(
     if adapter is not None:
         say(f"reading the adapter {adapter}")
         model.load_adapter(adapter)
-    model.use_sampler(choose_sampler(model.generation_config, changes))
+    model.use_sampler(sampler_of(model.generation_config).changed(**changes))
     say(f"{model.count_params():,} parameters, read in {time.perf_counter() - began:.1f} s")
     return Conversation(model, system, max_new_tokens, values or {}, stop, drafts, list(images))
-
-
-def choose_sampler(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Sampler:
-    """Returns the sampler of a checkpoint's generation_config.json with some arguments changed.
-
-    Args:
-        config: content of generation_config.json; empty for greedy sampling.
-        changes: arguments of `Sampler` that override it.
-    """
-    sampler = sampler_of(config)
-    if sampler.greedy and not changes.keys().isdisjoint(("top_k", "top_p", "min_p")):
-        sampler = replace(sampler, temperature=1.0)  # These arguments imply sampling.
-    return replace(sampler, **changes)
 
 
 @contextmanager

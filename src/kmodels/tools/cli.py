@@ -3,7 +3,6 @@
 import functools
 import json
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias
 
@@ -14,7 +13,14 @@ from kmodels.core.environment import check_backend
 from kmodels.core.errors import InputError, check_whole, is_out_of_memory, one_line, shown
 from kmodels.core.files import check_output, local_path
 from kmodels.runs import console, recipe, settings
-from kmodels.runs.terminal import GroupedCommand, checked_output, invoke, option
+from kmodels.runs.terminal import (
+    GroupedCommand,
+    checked_output,
+    invoke,
+    option,
+    refuse_idle,
+    typed,
+)
 from kmodels.tools import evaluate, use
 
 app = typer.Typer(
@@ -76,17 +82,22 @@ def _commands(
         print(OVERVIEW, end="")
 
 
-def _typed(context: typer.Context) -> list[str]:
-    """Returns the names of the parameters that the user gave."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return [name for name, at in sources.items() if getattr(at, "name", "") == "COMMANDLINE"]
+def _adapts(context: typer.Context, preset: str, lora: bool | None = False) -> bool:
+    """Returns True if adapters are trained.
 
+    Raises:
+        InputError: for a given flag that has no effect on the preset, or without adapters.
+    """
+    from kmodels.presets import family_of
 
-def _refuse_idle(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Raises `InputError` for a given flag that has no effect, for this reason."""
-    for name in _typed(context):
-        if name in names:
-            raise InputError(f"--{name.replace('_', '-')} has no effect {reason}; leave it out")
+    text = "vocabulary_size" in family_of(preset).backbone.config_class.__dataclass_fields__
+    adapts = text if lora is None else lora
+    if not adapts:
+        reason = "with --full" if lora is False else "without --lora"
+        refuse_idle(context, ("rank", "targets", "dora"), reason)
+    if not text:
+        refuse_idle(context, ("sequence_length",), f"on images, which {preset} takes")
+    return adapts
 
 
 def _add_recipe(name: str, summary: str) -> None:
@@ -124,6 +135,7 @@ command("eval")(evaluate.run)
 
 @command()
 def doctor(
+    context: typer.Context,
     ops: Annotated[
         bool,
         typer.Option(
@@ -138,6 +150,8 @@ def doctor(
     """Show backend, versions, devices, precision, and how many ops run an override."""
     from kmodels.tools import doctor as checks
 
+    if as_json:
+        refuse_idle(context, ("ops",), "with --json, which lists all ops")
     if override is not None:
         from kmodels.overrides import user
 
@@ -212,15 +226,9 @@ def plan(
         _recommend(context, recommend, preset, data, as_json)
         return
     check_whole("generate", generate, 0)
-    family = family_of(preset)
-    text = "vocabulary_size" in family.backbone.config_class.__dataclass_fields__
-    adapts = lora or (lora is None and text)
-    if not adapts:
-        _refuse_idle(context, ("rank", "targets", "dora"), "without --lora")
-    if not text:
-        _refuse_idle(context, ("sequence_length",), f"on images, which {preset} takes")
-    if not hasattr(family.tasks[0], "generate"):
-        _refuse_idle(context, ("generate",), f"on {preset}, which writes no text")
+    adapts = _adapts(context, preset, lora)
+    if not hasattr(family_of(preset).tasks[0], "generate"):
+        refuse_idle(context, ("generate",), f"on {preset}, which writes no text")
     adapters = LoraSettings(rank, targets=targets.split(","), dora=dora)
     estimate = plans.Plan(
         preset,
@@ -260,7 +268,7 @@ def _recommend(
 
     known = recipe.load(recipe.RECIPES["gemma"]).Settings
     own = ("preset", "recommend", "data", "as_json")
-    stated = {name: context.params[name] for name in _typed(context) if name not in own}
+    stated = {name: context.params[name] for name in typed(context) if name not in own}
     supported = ("precision", "batch_size", "sequence_length", "rank", "targets", "dora")
     for name in stated.keys() - {*supported, "quantize", "accumulate", "remat"}:
         flag = f"--{name.replace('_', '-')}"
@@ -334,10 +342,10 @@ def bench(
 
     if out is not None:
         check_output("--out", out, folder=out.suffix != ".json")
-    if lora is False:
-        _refuse_idle(context, ("rank",), "with --full")
+    if not {"rank", "sequence_length"}.isdisjoint(typed(context)):
+        _adapts(context, preset, lora)
     if not largest_batch:
-        _refuse_idle(context, ("memory",), "without --largest-batch")
+        refuse_idle(context, ("memory",), "without --largest-batch")
     options = benches.BenchOptions(
         preset=preset,
         backends=backends,
@@ -417,12 +425,14 @@ def parity(
     if op is not None or override is not None:
         if preset is not None:
             raise InputError("--op and --override compare ops without a model; leave PRESET out")
-        _refuse_idle(context, {*context.params} - {"op", "override", "out"}, "on ops")
+        refuse_idle(context, {*context.params} - {"op", "override", "out"}, "on ops")
         from kmodels.tools import op_parity
 
         _end_parity(shown(op_parity.run(op.split(",") if op else (), override)), out)
     if preset is None:
         raise InputError("parity needs a preset, or --op NAME")
+    if "sequence_length" in typed(context):
+        _adapts(context, preset)
     names, precisions, paths = (
         _pair(what, text)
         for what, text in (("backends", backends), ("precision", precision), ("ops", ops))
@@ -502,7 +512,9 @@ def convert(
         typer.Option(help="Dtype of the weights: float32, ...; for gguf q8_0, q6_k, q4_k_m, ..."),
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapters to merge.")] = None,
-    sequence_length: Annotated[int, typer.Option(help="Tokens per compared row.")] = 32,
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens per compared row of text; default: 32.")
+    ] = None,
     text_only: Annotated[
         bool, typer.Option("--text-only", help="Leave out a checkpoint's vision tower.")
     ] = False,

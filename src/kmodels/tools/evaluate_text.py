@@ -142,6 +142,8 @@ class TextTask:
         if written_as not in (None, *WAYS):
             raise InputError(f"--as is {written_as!r}; choose one of {', '.join(WAYS)}")
         self.task, self.rows, self.skipped = read_tasks(path, skip_bad)
+        if written_as is not None and all(isinstance(row.get("prompt"), list) for row in self.rows):
+            raise InputError(f"--as has no effect on the messages of {path}; leave it out")
         self.written_as, self.max_new_tokens, self.stop = written_as, max_new_tokens, stop
 
     def evaluate(self, scorer: Any) -> tuple[dict[str, float], list[Row]]:

@@ -13,7 +13,7 @@ import typer
 from kmodels.core.errors import InputError, check_whole, printable
 from kmodels.core.files import check_output, local_path
 from kmodels.runs.run_folder import MODEL, check_preprocessor, json_text, model_in
-from kmodels.runs.terminal import option
+from kmodels.runs.terminal import option, refuse_idle
 
 # Flags of every command that generates text.
 Temperature: TypeAlias = Annotated[
@@ -44,6 +44,7 @@ KINDS = ("decode_predictions", "segment", "detect", "classify")
 
 
 def predict(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help=MODEL)],
     files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Images, or folders.")],
     top: Annotated[int, typer.Option(help="Number of classes, or objects, shown per image.")] = 5,
@@ -68,6 +69,8 @@ def predict(
     rows, bad = [], 0
     width = max(len(str(file)) for file in listed)
     for row in _predicted(reader, listed, batch_size):
+        if "outputs" in row:
+            refuse_idle(context, ("top",), "on a model without classes")
         if "error" in row:
             bad += 1
             print(f"kmodels: {row['error']}", file=sys.stderr)
@@ -287,7 +290,7 @@ def generate(
 ) -> None:
     """Answer the prompts of a file with a language model."""
     from kmodels import presets
-    from kmodels.tools.chat import choose_sampler
+    from kmodels.generation.generation_config import sampler_of
 
     check_whole("--max-new-tokens", max_new_tokens)
     check_whole("--batch-size", batch_size)
@@ -295,6 +298,8 @@ def generate(
     if written_as not in (None, *ways):
         raise InputError(f"--as is {written_as!r}; choose one of {', '.join(ways)}")
     texts = _prompts(prompts)
+    if written_as is not None and not any(isinstance(prompt, str) for prompt, _ in texts):
+        raise InputError(f"--as has no effect on the records of {prompts}; leave it out")
     path = model_in(model)
     cls: Any = presets.causal_lm_of(path)
     lm = cls.from_preset(path, dtype=precision)
@@ -302,16 +307,16 @@ def generate(
         raise InputError(f"{path} holds no tokenizer; put tokenizer.json next to the weights")
     if adapter is not None:
         lm.load_adapter(adapter)
-    settings = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    sampling = {name: value for name, value in settings.items() if value is not None}
-    lm.use_sampler(choose_sampler(lm.generation_config, sampling))
+    lm.use_sampler(
+        sampler_of(lm.generation_config).changed(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
+    )
     way = written_as or ("chat" if lm.preprocessor.tokenizer.chat_template else "text")
     rest = iter(texts)
     while batch := list(islice(rest, batch_size)):
@@ -334,7 +339,7 @@ def _prompts(name: str) -> list[Prompt]:
         InputError: for a file without prompts, or a record without one.
     """
     from kmodels.core.remote import local_copy
-    from kmodels.text.records import UNREAD, json_records
+    from kmodels.text.records import UNREAD, has_value, json_records
 
     if name != "-" and Path(name).suffix.lower() in (".json", ".jsonl"):
         try:
@@ -348,7 +353,7 @@ def _prompts(name: str) -> list[Prompt]:
             except InputError as error:
                 raise InputError(f"{where}: {error}") from error
             if isinstance(value, dict):
-                unread |= {field for field in UNREAD if value.get(field) is not None}
+                unread |= {field for field in UNREAD if has_value(value, field)}
         if unread:
             fields = " and ".join(sorted(unread))
             line = f"{name} has {fields}, which kmodels does not read; give messages"

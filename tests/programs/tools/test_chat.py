@@ -14,11 +14,12 @@ from chat_cases import GEMMA2, GEMMA3
 from gemma3_processor_case import ProcessorCase
 from kmodels.core.errors import InputError
 from kmodels.generation import Sampler
+from kmodels.generation.generation_config import sampler_of
 from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor, ViTImageClassifier
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from kmodels.tools import chat
-from kmodels.tools.chat import Conversation, choose_sampler, open_conversation
+from kmodels.tools.chat import Conversation, open_conversation
 
 SHORT = ("--max-new-tokens", "6")
 
@@ -198,13 +199,12 @@ def test_an_adapter_and_a_sampler(tiny, tmp_path):
 
 def test_how_tokens_are_drawn():
     asked = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    assert choose_sampler({}, {}) == Sampler(temperature=0.0)
-    assert choose_sampler(asked, {}) == Sampler(0.6, top_k=20, top_p=0.95)
-    assert choose_sampler(asked, {"temperature": 1.2, "seed": 1}) == Sampler(
-        1.2, top_k=20, top_p=0.95, seed=1
-    )
-    assert choose_sampler({}, {"top_k": 5}) == Sampler(1.0, top_k=5)
-    assert choose_sampler({}, {"top_k": 5, "temperature": 0.0}) == Sampler(0.0, top_k=5)
+    assert sampler_of({}) == Sampler(temperature=0.0)
+    assert sampler_of(asked) == Sampler(0.6, top_k=20, top_p=0.95)
+    changed = sampler_of(asked).changed(temperature=1.2, seed=1)
+    assert changed == Sampler(1.2, top_k=20, top_p=0.95, seed=1)
+    assert sampler_of({}).changed(top_k=5) == Sampler(1.0, top_k=5)
+    assert sampler_of({}).changed(top_k=5, temperature=0.0) == Sampler(0.0, top_k=5)
 
 
 def test_a_note_of_the_checkpoint_is_a_line(tiny, monkeypatch):

@@ -451,6 +451,9 @@ def test_what_differs_is_not_kept(sources, tmp_path, monkeypatch, capsys):
         ("vit_debug", "out", ["--to", "timm"], "vit_debug is an architecture without weights"),
         ("nothing", "out", ["--to", "timm"], "'nothing' is neither a preset nor a directory"),
         ("vit", "out", ["--to", "hf", "--sequence-length", "1"], "sequence_length is 1; give at"),
+        ("vit", "out", ["--to", "hf", "--sequence-length", "9"], "no effect on a ViTImageClass"),
+        ("vit", "out", ["--to", "hf", "--text-only"], "a ViTImageClassifier is written whole"),
+        ("gemma_vision", "out", ["--to", "hf", "--text-only"], "Gemma3ImageTextLM is written who"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(

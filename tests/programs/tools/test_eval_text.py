@@ -200,8 +200,11 @@ def test_wrong_uses_give_a_line(folder, tmp_path, capsys):
     text = lines(tmp_path / "t.jsonl", [{"text": "a"}])
     choices = lines(tmp_path / "c.jsonl", CHOICES)
     replies = lines(tmp_path / "e.jsonl", [{"prompt": "a", "answer": "b"}])
+    asked = [{"role": "user", "content": "a"}]
+    chats = lines(tmp_path / "m.jsonl", [{"prompt": asked, "answer": "b"}])
     base = folder / "base"
     for words, message in (
+        ((base, chats, "--as", "text"), "--as has no effect on the messages of"),
         ((base, tmp_path / "no.jsonl"), "no.jsonl cannot be read"),
         ((base, file), "line 2: the fields are prompt"),
         ((base, file, "--skip-bad", "--before"), "has no adapter; leave --before out"),

@@ -137,6 +137,10 @@ def test_wrong_flags_are_one_line(arguments, message, capsys):
         ("parity", ("--op", "gelu", "--steps", "3"), "--steps has no effect on ops"),
         ("parity", ("--op", "gelu", "--backends", "jax,torch"), "--backends has no effect on ops"),
         ("bench", ("vit_debug", "--full", "--rank", "3"), "--rank has no effect with --full"),
+        ("bench", ("vit_debug", "--rank", "3"), "--rank has no effect without --lora"),
+        ("bench", ("vit_debug", "--sequence-length", "9"), "--sequence-length has no effect on im"),
+        ("parity", ("vit_debug", "--sequence-length", "9"), "--sequence-length has no effect on i"),
+        ("doctor", ("--ops", "--json"), "--ops has no effect with --json"),
         ("bench", ("vit_debug", "--memory", "1GiB"), "--memory has no effect without --largest-b"),
     ],
 )

@@ -151,6 +151,7 @@ def test_predict_asks_two_towers_for_given_names(tmp_path, images, towers, capsy
 
 def test_wrong_uses_of_predict_are_one_line(tmp_path, images, language, capsys):
     classifier(tmp_path / "model")
+    classifier(tmp_path / "numbers", problem_type="regression")
     ViTBackbone.from_preset("vit_debug").save_to_preset(tmp_path / "backbone")
     headless = ViTImageClassifier.from_preset("vit_debug", num_classes=3)
     headless.save_to_preset(tmp_path / "raw")
@@ -168,6 +169,8 @@ def test_wrong_uses_of_predict_are_one_line(tmp_path, images, language, capsys):
         "give the base model with --adapter": ("adapted", images[0]),
         "has no images": ("model", tmp_path / "empty"),
         "--top": ("model", images[0], "--top", "0"),
+        "--top has no effect on a model without classes": ("numbers", images[0], "--top", "3"),
+        "/dev/zero is a device; give a file": ("model", "/dev/zero"),
     }
     for message, (model, *arguments) in wrong.items():
         assert run("predict", tmp_path / model, *arguments) == 2, message
@@ -248,7 +251,7 @@ def test_generate_reads_records_and_chats(tmp_path, language, capsys):
 
 def test_fields_of_other_packages_are_named(tmp_path, language, capsys):
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "a", "system": "be good", "id": 3}')
+    file.write_text('{"prompt": "a", "system": "be good", "history": [], "id": 3}')
     assert run("generate", language[1], "--prompts", file, *SHORT) == 0
     assert (
         "prompts.jsonl has system, which kmodels does not read; give messages"
@@ -276,3 +279,7 @@ def test_wrong_prompts_are_one_line(tmp_path, language, capsys):
     assert "absent.txt cannot be read" in capsys.readouterr().err
     assert run("generate", language[1], *absent, "--as", "poem") == 2
     assert "--as is 'poem'; choose one of chat, instruction, text" in capsys.readouterr().err
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"messages": [{"role": "user", "content": "a"}]}')
+    assert run("generate", language[1], "--prompts", chats, "--as", "text") == 2
+    assert "--as has no effect on the records of" in capsys.readouterr().err

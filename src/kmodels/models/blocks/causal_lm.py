@@ -571,7 +571,7 @@ class CausalLM(SparseLabels, OptionalInputs, Generates, Task):
                 `mmproj` for another model; for an importance matrix that is
                 damaged, of another model, or that the dtype does not use.
         """
-        presets.check_parts(self, text_only, "a GGUF file")
+        presets.check_parts(self, text_only, "a GGUF file", splits=True)
         self.check_mmproj(path, dtype, text_only, mmproj)
         written = self.gguf_export.write(self, path, dtype, imatrix)
         if self.projector is not None and mmproj is not None:

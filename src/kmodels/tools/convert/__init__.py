@@ -23,16 +23,16 @@ from kmodels.core.errors import InputError, check_whole, human, one_line, shown
 from kmodels.core.files import atomic_directory, check_output, is_remote, local_path
 from kmodels.core.remote import open_address, staged, write_file
 from kmodels.core.schema import read_json
-from kmodels.generation.request import PIXELS
 from kmodels.layers.changes import quantized_layers
 from kmodels.models.blocks.gguf import adapters
 from kmodels.models.blocks.gguf.adapters import DTYPES as ADAPTER_DTYPES
 from kmodels.models.blocks.gguf.quantizing import MIXTURES
 from kmodels.models.blocks.gguf.writing import check_imatrix, projector_dtype
-from kmodels.presets.save import TRANSFORMERS_FILES
+from kmodels.presets.save import TRANSFORMERS_FILES, takes_images
 from kmodels.tools.convert import runtimes
 from kmodels.tools.convert.runtimes import HUB_FILES
 from kmodels.weights import native
+from kmodels.weights.engine import warn_of_average
 from kmodels.weights.native import refuse_to_replace
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -147,14 +147,6 @@ class ExportFormat:
                 f"dtype is {dtype!r}; {self.name} is written as {', '.join(self.dtypes)}"
             )
         return dtype
-
-
-def takes_images(backbone: object) -> bool:
-    """Returns True if a backbone, or its class, takes texts with images.
-
-    Such a model has several inputs, and a graph has one.
-    """
-    return not set(PIXELS).isdisjoint(getattr(backbone, "takes", ()))
 
 
 def takes_pairs(backbone: Any) -> bool:
@@ -401,7 +393,7 @@ def convert(
     *,
     dtype: str | None = None,
     adapter: str | Path | None = None,
-    sequence_length: int = 32,
+    sequence_length: int | None = None,
     text_only: bool = False,
     mmproj: str | Path | None = None,
     base: str | Path | None = None,
@@ -419,7 +411,7 @@ def convert(
         to: a key of `FORMATS`.
         dtype: dtype of the written weights; by default the usual one of the format.
         adapter: directory of an adapter to load and merge, if the source is a path.
-        sequence_length: tokens of the compared rows of a language model.
+        sequence_length: tokens of the compared rows of a language model; 32 by default.
         text_only: writes the text part of a checkpoint whose other parts are left out.
         mmproj: file for the vision encoder of a model whose text is written to a GGUF file.
         base: the model of an adapter's directory, a path that `from_preset` reads.
@@ -432,7 +424,8 @@ def convert(
     """
     form = find(to)
     kind = form.choose_dtype(dtype)
-    check_whole("sequence_length", sequence_length, 2)
+    length = 32 if sequence_length is None else sequence_length
+    check_whole("sequence_length", length, 2)
     if is_remote(destination):
         open_address(destination)
         destination = Path(destination)
@@ -464,7 +457,10 @@ def convert(
         else:
             model = _open(source, read, adapter, whole)
         _check_model(form, model, kind)
-        presets.check_parts(model, text_only, form.what)
+        presets.check_parts(model, text_only, form.what, splits=form.name == "gguf")
+        if sequence_length is not None and (form.adapters or not runtimes.takes_text(model)):
+            what = form.what if form.adapters else f"a {type(model).__name__}"
+            raise InputError(f"sequence_length has no effect on {what}; leave it out")
         _check_mmproj(form, model, destination, kind, text_only, mmproj)
         results: list[Converted] = []
 
@@ -473,7 +469,7 @@ def convert(
             if form.adapters:
                 results.append(_compare_adapters(form, model, path, kind, destination))
                 return
-            results.append(_compare(form, model, path, kind, sequence_length, destination))
+            results.append(_compare(form, model, path, kind, length, destination))
             if mmproj is not None:
                 model.projector.write(model, mmproj, projector_dtype(kind))
 
@@ -606,6 +602,7 @@ def _write(
         return
     graphs = backend_module("kmodels.tools.convert.graphs", GraphsBackend)
     overridden = graphs.KEEPS.get(form.name, ())
+    warn_of_average(model)
     served, spec = runtimes.serve(model)
     generic = [op for op in dispatch.ops() if op not in overridden]
     # Exporters warn about their internals, and support the ops of the generic bodies best.
@@ -615,11 +612,10 @@ def _write(
             graphs.WRITERS[form.name](served, spec, path)
     except Exception as error:  # each exporter has its own
         others = [name for name in form.backends if name != dispatch.backend()]
-        raise InputError(
-            f"{form.name} could not be written from {dispatch.backend()} "
-            f"({_reason(error)}); "
-            f"try {' or '.join(others) if others else 'another format'}"
-        ) from error
+        advice = "call dequantize first" if quantized_layers(model) else ""
+        advice = advice or f"try {' or '.join(others) if others else 'another format'}"
+        reason = f"could not be written from {dispatch.backend()} ({_reason(error)})"
+        raise InputError(f"{form.name} {reason}; {advice}") from error
 
 
 def _compare(

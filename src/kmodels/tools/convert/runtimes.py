@@ -49,7 +49,7 @@ def serve(model: keras.Model) -> tuple[Served, keras.InputSpec]:
     """Returns the built `Served` model and its input, with None for axes of any length."""
     served = Served(model)
     served(samples(model, 2)[1])
-    if _takes_text(model):
+    if takes_text(model):
         return served, keras.InputSpec(shape=(None, None), dtype="int32", name="token_ids")
     shape = (None, *_image_shape(model))
     return served, keras.InputSpec(shape=shape, dtype="float32", name="images")
@@ -57,7 +57,7 @@ def serve(model: keras.Model) -> tuple[Served, keras.InputSpec]:
 
 def outputs(model: keras.Model, inputs: Tree) -> Any:
     """Returns the outputs of a model for images, or for token ids without padding."""
-    if _takes_text(model):
+    if takes_text(model):
         whole = {"token_ids": inputs, "padding_mask": keras.ops.ones_like(inputs)}
         if "position_ids" in model.input:  # keras-hub's Gemma 4
             whole["position_ids"] = keras.ops.cumsum(whole["padding_mask"], axis=1) - 1
@@ -94,7 +94,7 @@ def samples(model: keras.Model, length: int) -> list[np.ndarray]:
         length: length of the longer rows of text.
     """
     rng = np.random.default_rng(0)
-    if _takes_text(model):
+    if takes_text(model):
         size = getattr(model, "backbone", model).config.vocabulary_size
         shapes = ((3, length), (1, length // 2 + 1))
         return [rng.integers(0, size, shape).astype("int32") for shape in shapes]
@@ -102,7 +102,8 @@ def samples(model: keras.Model, length: int) -> list[np.ndarray]:
     return [rng.normal(size=(rows, *shape)).astype("float32") for rows in (3, 1)]
 
 
-def _takes_text(model: keras.Model) -> bool:
+def takes_text(model: keras.Model) -> bool:
+    """Returns True if a model has an input of token ids."""
     return isinstance(model.input, dict) and "token_ids" in model.input
 
 
@@ -177,7 +178,8 @@ def write_keras_hub(model: keras.Model, path: Path) -> None:
     """
     interop: Any = importlib.import_module("kmodels.interop.keras_hub")
     # `convert` has checked the parts that are left out.
-    interop.to_hub(model, text_only=True).save_to_preset(str(path))
+    left = bool(getattr(model, "backbone", model).left_out)
+    interop.to_hub(model, text_only=left).save_to_preset(str(path))
 
 
 def keras_hub(path: Path, samples: Arrays, model: keras.Model) -> list[np.ndarray]:
