@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +44,7 @@ def local_path(path: str | Path) -> Path:
 
     Raises:
         InputError: for an address such as "gs://bucket/run", which would become a folder called
-            "gs:", and for a path that no file can have.
+            "gs:", a path that no file can have, and a device such as /dev/zero, which has no end.
     """
     text = _text_of(path)
     if not text:
@@ -62,7 +63,17 @@ def local_path(path: str | Path) -> Path:
     longest = max((len(part.encode(errors="replace")) for part in path.parts), default=0)
     if longest > LONGEST_NAME or len(text) > MOST_CHARACTERS:
         raise InputError(f"{text[:60]}... is longer than a path can be; give a shorter one")
+    if _is_device(path):
+        raise InputError(f"{text} is a device; give a file or a directory")
     return path
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # there is none
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode)
 
 
 def check_output(

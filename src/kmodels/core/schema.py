@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kmodels.core.errors import InputError, one_line
+from kmodels.core.files import local_path
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def read_json(path: Path, shape: Shape | None = None) -> Any:
         InputError: for a file that is not JSON, or a value of another shape.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = local_path(path).read_text(encoding="utf-8")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None

@@ -9,7 +9,8 @@ import pytest
 
 import kmodels
 from kmodels import data, training
-from kmodels.core.files import local_path
+from kmodels.core.files import check_output, local_path
+from kmodels.core.schema import read_json
 from kmodels.runs import recipe, report
 from kmodels.tools.compare_backends import report as comparisons
 from refusals import refused
@@ -30,6 +31,17 @@ def test_which_are_addresses():
     for path in ("x", "/x/y", "C:/x", "a:b", "run: 3/x"):
         assert local_path(path) == Path(path)
     assert local_path("~/x") == Path.home() / "x"
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "file:///dev/zero", "zero.json"])
+def test_devices_are_refused(tmp_path, name):
+    """A device may have no end, and a file that replaces one would take its name."""
+    link = tmp_path / "zero.json"
+    link.symlink_to("/dev/zero")
+    refused("zero.* is a device; give a file or a directory", local_path, name)
+    refused("zero.json is a device", read_json, link)
+    refused("zero.json is a device", check_output, "--out", link)
+    link.unlink()
 
 
 def test_what_takes_local_paths_alone():
