@@ -1,5 +1,6 @@
 """Normalisation and the learned scale of a residual branch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -53,7 +54,7 @@ class LayerNorm(_Scaled):
 
     Args:
         epsilon: added to the variance.
-        axis: the last one, as -1 or by its number.
+        axis: the last one, as -1 or by its number, alone or in a list.
         scale_initializer: ones; this and the following as in `keras.layers.LayerNormalization`,
             which uses the names gamma and beta.
         bias_initializer: zeros.
@@ -75,7 +76,7 @@ class LayerNorm(_Scaled):
     def __init__(
         self,
         epsilon: float = 1e-6,
-        axis: int = -1,
+        axis: int | Sequence[int] = -1,
         scale_initializer: InitializerLike = "ones",
         bias_initializer: InitializerLike = "zeros",
         scale_regularizer: RegularizerLike = None,
@@ -115,7 +116,7 @@ class RMSNorm(_Scaled):
 
     Args:
         epsilon: added to the mean square.
-        axis: the last one, as -1 or by its number.
+        axis: the last one, as -1 or by its number, alone or in a list.
         scale_initializer: None for an initial factor of 1: zeros, or ones without offset.
         scale_regularizer: adds to the loss.
         scale_constraint: applied after each step.
@@ -135,7 +136,7 @@ class RMSNorm(_Scaled):
     def __init__(
         self,
         epsilon: float = 1e-6,
-        axis: int = -1,
+        axis: int | Sequence[int] = -1,
         scale_initializer: InitializerLike = None,
         scale_regularizer: RegularizerLike = None,
         scale_constraint: ConstraintLike = None,
@@ -208,9 +209,9 @@ def check_epsilon(epsilon: float) -> None:
         raise InputError(f"epsilon is {epsilon!r}; give a number from 0, such as 1e-6")
 
 
-def check_axis(axis: int, input_shape: Shape) -> None:
+def check_axis(axis: int | Sequence[int], input_shape: Shape) -> None:
     """Raises `InputError` for all but the last axis."""
-    if axis not in (-1, len(input_shape) - 1):
+    if ([axis] if isinstance(axis, int) else [*axis]) not in ([-1], [len(input_shape) - 1]):
         raise InputError(
             f"axis is {axis} for an input of {len(input_shape)} axes; kmodels normalises the last "
             "one, -1: transpose the input, or use keras.layers.LayerNormalization"

@@ -416,6 +416,10 @@ def test_all_train_inside_fit():
             "axis is 1 for an input of 3 axes; kmodels normalises the last one",
         ),
         (
+            lambda: layers.RMSNorm(axis=[-2, -1])(np.ones((2, 3, 4), "float32")),
+            r"axis is \[-2, -1\] for an input of 3 axes; kmodels normalises the last one",
+        ),
+        (
             lambda: layers.Attention(3)(np.ones((2, 3, 4), "float32")),
             "3 heads do not divide the width of 4",
         ),
@@ -426,6 +430,15 @@ def test_all_train_inside_fit():
 def test_wrong_settings_are_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("norm", [layers.LayerNorm, layers.RMSNorm])
+def test_the_last_axis_may_stand_in_a_list(norm):
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
+    for axis in ([-1], (2,)):
+        layer = norm.from_config(norm(axis=axis).get_config())
+        np.testing.assert_array_equal(to_numpy(layer(x)), to_numpy(norm()(x)))
 
 
 @pytest.mark.once
