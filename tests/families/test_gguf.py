@@ -335,6 +335,17 @@ def test_a_gemma_3_without_sliding_window_has_no_windows(tmp_path):
     assert "attention.sliding_window" not in content(tmp_path / "ours.gguf", "gemma3")[0]
 
 
+@pytest.mark.parametrize("name", ["gemma/gemma", "gemma/gemma3", "llama3/tied", "qwen3/tied"])
+def test_silence_about_a_setting_is_that_of_llama_cpp(references, tmp_path, name):
+    row = row_of(name, references)
+    read = row.task.backbone_class.from_preset
+    converted(row.path, tmp_path / "silent.gguf", {"rope.freq_base": None})
+    config = read(tmp_path / "silent.gguf", load_weights=False).config
+    assert config.block(config.num_layers - 1).rope_wavelength == 10_000.0
+    converted(row.path, tmp_path / "none.gguf", {"attention.layer_norm_rms_epsilon": None})
+    refused("lacks .*layer_norm_rms_epsilon", read, tmp_path / "none.gguf", load_weights=False)
+
+
 @pytest.mark.parametrize(
     ("name", "title"),
     [("gemma/gemma", "Gemma"), ("llama3/tied", "Llama 3"), ("qwen3/tied", "Qwen 3")],

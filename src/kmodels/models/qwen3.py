@@ -203,7 +203,6 @@ FILES = PlainFiles(
     fields=_fields,
     form=_form,
     architecture="qwen3",
-    usual_base=1_000_000.0,
     usual_head_dim=128,
     without_place=("sliding_window_size",),
     idle_at={"pooling_type": (0, LAST_TOKEN)},

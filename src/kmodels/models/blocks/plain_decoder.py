@@ -81,7 +81,6 @@ class PlainFiles:
             `InputError` for settings that are not supported.
         refused: settings of a config.json that must be off.
         ropes: kinds of rotary position embeddings that the config has.
-        usual_base: base of the rotary embedding if a GGUF file has none.
         usual_head_dim: width of the heads if a GGUF file has none; None to divide the width of the
             hidden states by the number of heads.
         adjacent: True if GGUF files have the pairs of channels of queries and keys side by side.
@@ -98,7 +97,6 @@ class PlainFiles:
     fields: Callable[[Path, dict[str, Any]], dict[str, Any]] = lambda path, text: {}
     refused: Sequence[str] = ()
     ropes: Sequence[str] = ("default", "linear", "yarn")
-    usual_base: float = 10_000.0
     usual_head_dim: int | None = None
     adjacent: bool = False
     without_place: Sequence[str] = ()
@@ -182,7 +180,7 @@ class PlainFiles:
     def _gguf_fields(self, file: reading.File) -> dict[str, Any]:
         heads = max(int(file.get("attention.head_count", 1)), 1)
         width = self.usual_head_dim or int(file.get("embedding_length", 0)) // heads
-        rope = file.rope(self.usual_base)
+        rope = file.rope()
         if rope.yarn is not None and "yarn" not in self.ropes:
             raise InputError(f"{file.path} scales its rotary embedding by YaRN; the model does not")
         fields = file.fields(width)

@@ -71,7 +71,7 @@ def _fields(file: reading.File) -> dict[str, Any]:
     fields = file.fields(head_dim=256)
     fields["intermediate_dim"] *= 1 if generation == 3 else 2
     layers = fields["num_layers"]
-    rope = file.rope(1_000_000.0 if generation == 3 else 10_000.0)
+    rope = file.rope()
     fields |= rope_fields("global", rope)
     if generation < 3:
         fields |= rope_fields("local", rope)

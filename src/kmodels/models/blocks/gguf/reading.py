@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 # Settings of a block that some models have another of in each.
 FEED_FORWARD, GROUPS = "feed_forward_length", "attention.head_count_kv"
+EPSILON = "attention.layer_norm_rms_epsilon"
 
 MODEL = "model"
 SCALINGS = ("none", "linear", "yarn")
@@ -145,7 +146,7 @@ class File:
             InputError: for a file that lacks one, or has others by layer.
         """
         get = self.get
-        self.need("block_count", "embedding_length", FEED_FORWARD, "attention.head_count")
+        self.need("block_count", "embedding_length", FEED_FORWARD, "attention.head_count", EPSILON)
         heads, layers = int(get("attention.head_count")), int(get("block_count"))
         if not 0 <= layers <= len(self.tensors):
             raise InputError(
@@ -174,20 +175,18 @@ class File:
             "hidden_dim": int(get("embedding_length")),
             "intermediate_dim": next(iter(widths), 0),
             "head_dim": width,
-            "layer_norm_epsilon": round(float(get("attention.layer_norm_rms_epsilon", 1e-6)), 12),
+            "layer_norm_epsilon": round(float(get(EPSILON)), 12),
             "tie_word_embeddings": OUTPUT not in self.tensors,
             "max_sequence_length": int(get("context_length", 0)) or None,
         }
 
-    def rope(self, default: float) -> Rope:
+    def rope(self) -> Rope:
         """Returns the rotary position embedding; a file without a kind means linear scaling.
-
-        The default is the base of a file that names none.
 
         Raises:
             InputError: for another kind of scaling.
         """
-        base = float(self.get("rope.freq_base", default))
+        base = float(self.get("rope.freq_base", 10_000.0))  # as in llama.cpp
         kind = self.get("rope.scaling.type", "linear")
         factor = float(self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0))) or 1.0
         if kind not in SCALINGS:
