@@ -32,6 +32,7 @@ from kmodels.training.loop import Loop, Predicts, TaskStep, follow_variables, li
 from kmodels.training.losses import PairLoss, warn_of_logits
 from kmodels.training.optax import as_optimizer, is_optax
 from kmodels.weights import gather
+from kmodels.weights.engine import warn_of_average
 
 runtime.native.trim_after_compiling()
 
@@ -182,6 +183,7 @@ class Presets(CheckedArguments, keras.Model if TYPE_CHECKING else object):
         Raises:
             InputError: if Keras or its exporter does not support the model; names another format.
         """
+        warn_of_average(self)
         try:
             super().export(filepath, format, verbose, input_signature, **kwargs)
         except Exception as error:  # each exporter has its own

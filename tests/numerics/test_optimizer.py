@@ -1,6 +1,7 @@
 """AdamW and SGD against their equations in float64, on the backend's own path."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import keras
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from kmodels.checkpoint.state import slots
 from kmodels.core.errors import InputError
+from kmodels.models import ViTImageClassifier
 from kmodels.training import SGD, AdamW, Lamb, MomentumSGD, Muon, WarmupSchedule
 from kmodels.training.optimizers import depth_multipliers
 from tolerances import tolerance
@@ -268,6 +270,25 @@ def test_moving_average_is_kept_beside_the_weights():
         np.testing.assert_array_equal(got, wanted)
     optimizer.finalize_average()
     np.testing.assert_allclose(values(variables)[0], average[0], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(AdamW, ema=0.5), partial(keras.optimizers.Adam, use_ema=True)]
+)
+def test_a_file_without_the_moving_average_warns(tmp_path, make):
+    model = ViTImageClassifier.from_preset("vit_debug", num_layers=1, num_classes=2)
+    model.compile(make(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.zeros((4, *model.backbone.config.image_shape), "float32")
+    for _ in range(2):  # In `fit` Keras' optimizer would write the average.
+        model.train_on_batch(x, np.zeros(4, "int32"))
+    for write in (model.save_to_preset, model.export_to_transformers, model.export_to_timm):
+        with pytest.warns(UserWarning, match="gets the weights, not the moving average"):
+            write(tmp_path / write.__name__)
+    if isinstance(model.optimizer, AdamW):
+        model.optimizer.finalize_average()
+    else:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    model.save_to_preset(tmp_path / "again")
 
 
 def test_config_makes_the_same_optimizer_under_one_name_on_every_backend():

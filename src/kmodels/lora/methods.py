@@ -34,6 +34,7 @@ from kmodels.lora.adapter_files import load_adapter, save_adapter
 from kmodels.lora.enable import enable, merge, unmerge
 from kmodels.lora.modules import Ids, expert_layers, linear_layers, tables, trained_tables
 from kmodels.weights import gather
+from kmodels.weights.engine import warn_of_average
 
 # keras-hub's names of layers of attention and MLP, and those of kmodels.
 NAMES = {
@@ -356,6 +357,7 @@ class Adapters:
         Raises:
             InputError: for a model without adapters.
         """
+        warn_of_average(self)
         return save_adapter(self, directory, write_on_rank_zero, save_embedding_layers)
 
     def load_adapter(self, directory: str | Path) -> None:

@@ -1,13 +1,15 @@
 """Loading and exporting by a table of rules, strict in both directions."""
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from kmodels.core import runtime
+from kmodels.core import processes, runtime
 from kmodels.core.errors import InputError
+from kmodels.core.keras_internals import moving_averages
 from kmodels.weights import deferred, gather
 from kmodels.weights.rules import (
     Bound,
@@ -181,11 +183,13 @@ def export(
         InputError: for variables without a rule.
     """
     deferred.check(model, "saving")
+    warn_of_average(model)
     by_path = {path: x for path, x in variables(model).items() if not path.startswith(without)}
     bound = bind_targets(rules, by_path)
     known = {path for rule in bound for path in rule.targets}
     if lost := [path for path in by_path if path not in known]:
-        hint = "; call dequantize first" if any("/kernel_" in path for path in lost) else ""
+        hints = {"/kernel_": "; call dequantize first", "/lora_": "; call merge_lora first"}
+        hint = next((x for part, x in hints.items() if any(part in path for path in lost)), "")
         raise InputError(
             f"the format has no place for {'; '.join(_listed('variables', lost))}{hint}"
         )
@@ -194,6 +198,27 @@ def export(
             f"the format also needs {'; '.join(_listed('variables', absent))}, which are not there"
         )
     return {rule.source: _lazy(rule, [by_path[path] for path in rule.targets]) for rule in bound}
+
+
+def warn_of_average(model: keras.Model) -> None:
+    """Warns of a moving average of the weights that is not in the model, and so in no file."""
+    outer: Any = getattr(model, "optimizer", None)
+    optimizer = getattr(outer, "inner_optimizer", outer)
+    # In several processes each may hold a part of them.
+    if processes.count() > 1 or getattr(optimizer, "swapped", False):
+        return
+    pairs = moving_averages(optimizer)
+    if not pairs or not keras.ops.convert_to_numpy(optimizer.iterations):
+        return
+    if all(bool(keras.ops.all(weight.value == average.value)) for weight, average in pairs):
+        return
+    own = hasattr(optimizer, "finalize_average")
+    call = "finalize_average()" if own else "finalize_variable_values(model.trainable_weights)"
+    warnings.warn(
+        "the file gets the weights, not the moving average that the optimizer keeps of them; to "
+        f"write the average, call optimizer.{call} first",
+        stacklevel=2,
+    )
 
 
 def _lazy(rule: Bound, targets: Sequence[Any]) -> LazyArray:
