@@ -16,7 +16,14 @@ from arrays import assert_equal, read_npz, to_numpy
 from family_table import row_of, run
 from kmodels.core import keras_internals
 from kmodels.core.errors import InputError
-from kmodels.models import DINOV2Backbone, ViTBackbone, ViTImageClassifier, ViTMAEForPreTraining
+from kmodels.models import (
+    DINOV2Backbone,
+    ViTBackbone,
+    ViTImageClassifier,
+    ViTImageSegmenter,
+    ViTMAEForPreTraining,
+    ViTObjectDetector,
+)
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.weights import augreg, eva, timm_names
 from kmodels.models.vit.weights import timm as weights_timm
@@ -518,6 +525,7 @@ def test_what_has_no_class_token_is_told_from_siglip_by_its_gelu(references, tmp
 
 
 MERGING = {**TINY, "image_shape": (16, 16, 3), "patch_size": 4, "token_merging": 2}
+SCALED = {**MERGING, "token_merging": 0, "layer_scale": 0.1}
 UNTURNED = {"use_position_embedding": False, "use_key_bias": False, "num_register_tokens": 2}
 LACKING = [
     ("timm", "vit_kinds/dinov2_model", "timm's ViT has no counterpart for a mask token"),
@@ -543,6 +551,10 @@ LACKING = [
     *(
         (kind, lambda _: ViTImageClassifier(ViTBackbone(**MERGING), 2), "token_merging=2")
         for kind in ("timm", "npz", "transformers")
+    ),
+    *(
+        ("transformers", lambda _, task=task: task(ViTBackbone(**SCALED), 2), "head of this task")
+        for task in (ViTImageSegmenter, ViTObjectDetector)
     ),
 ]
 

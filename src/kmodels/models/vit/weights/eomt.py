@@ -22,7 +22,7 @@ REGISTERS = "embeddings.register_tokens"
 CLASS_WEIGHTS = "criterion.empty_weight"
 BLOCK = "layers.{i}"
 # A setting that no other task has.
-SETTING = "num_queries"
+SETTING = "num_blocks"
 # The settings of the task, with transformers' defaults.
 SETTINGS = {
     "num_queries": 200,

@@ -32,6 +32,8 @@ def lacking(
     pooling, last = settings.get("pooling"), head(settings)
     if (pooling, last) in heads or not settings:
         return problems
+    if "pooling" not in settings:
+        return [*problems, "the head of this task; export the backbone"]
     pooled = pooling in {known for known, _ in heads}
     return [*problems, f"{last} over pooling={pooling!r}" if pooled else f"pooling={pooling!r}"]
 
