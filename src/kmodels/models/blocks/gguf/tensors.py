@@ -28,7 +28,8 @@ PER_LAYER_TABLE = "per_layer_token_embd.weight"
 ROPE_FACTORS, STILL = "rope_freqs.weight", 1e30
 
 # Norms are stored with the 1 added that models with a `norm_offset` add themselves.
-plus_one = Transform(lambda x: x - 1, lambda x: x + 1)
+# In float32: bfloat16 has no place for the sum of 1 and a small weight.
+plus_one = Transform(lambda x: x.astype("float32") - 1, lambda x: x.astype("float32") + 1)
 
 
 def adjacent(heads: int) -> Transform:
