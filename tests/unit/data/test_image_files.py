@@ -1,6 +1,7 @@
 """Image files of every format that Pillow reads, and what is left out."""
 
 import io
+import os
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ from kmodels.data import open_dataset
 from kmodels.data.images import decoding
 from kmodels.data.images.any_picture import open_picture
 from kmodels.data.images.decoding import PictureError, decode
+from kmodels.data.images.masks import read_mask
 from kmodels.models.vit.preprocessor import ViTImageConverter
 from refusals import refused
 
@@ -54,6 +56,18 @@ def test_a_class_folder_may_hold_every_format(tmp_path):
     images, _ = data.train.batch(np.arange(len(files)))
     for name, image in zip(data.train.names, images, strict=True):
         assert np.abs(image[1, 1].astype(int) - (200, 30, 60)).max() < 12, name
+
+
+def test_devices_and_pipes_are_not_read(tmp_path):
+    data = folder_of(tmp_path / "data", {f"{label}/1.png": b"" for label in ("cat", "dog")})
+    os.mkfifo(tmp_path / "pipe.png")
+    for target in ("/dev/zero", tmp_path / "pipe.png"):
+        for label in ("cat", "dog"):
+            (tmp_path / "data" / label / "1.png").unlink()
+            (tmp_path / "data" / label / "1.png").symlink_to(target)
+        train = open_dataset(data, image_size=(4, 6), validation_split=0.0).train
+        refused("cat/1.png: not a regular file", train.batch, np.arange(2))
+        refused("not a regular file", read_mask, tmp_path / "data/cat/1.png")
 
 
 def test_what_pillow_does_not_read_is_counted(tmp_path):

@@ -12,7 +12,7 @@ from kmodels.core.errors import InputError
 from kmodels.core.files import is_hidden, is_inside
 from kmodels.core.remote import local_copy
 from kmodels.core.schema import NUMBER, Needed, Shape, read_json
-from kmodels.data.images.decoding import decode, suffixes
+from kmodels.data.images.decoding import decode_file, suffixes
 from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import DataBundle, check_whole_classes, split
 from kmodels.data.images.synthetic import SCENE_CLASSES, SCENE_SIZE, made_objects, number_of_scenes
@@ -80,7 +80,7 @@ class BoxImages:
         image = self.images[index]
         if not isinstance(image, Path):
             return image
-        pixels = decode(image.read_bytes(), str(image))
+        pixels = decode_file(image)
         height, width = pixels.shape[:2] if self.sizes is None else self.sizes[index]
         if pixels.shape[:2] != (height, width):
             raise InputError(
@@ -325,7 +325,7 @@ def _size(image: Mapping[str, Any], path: Path) -> tuple[int, int]:
     width, height = image.get("width"), image.get("height")
     if isinstance(width, int) and isinstance(height, int) and min(width, height) > 0:
         return height, width
-    return decode(path.read_bytes(), str(path)).shape[:2]
+    return decode_file(path).shape[:2]
 
 
 def _objects(

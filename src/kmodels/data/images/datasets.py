@@ -16,7 +16,7 @@ import numpy as np
 from kmodels.core.errors import InputError, pluralize, shown
 from kmodels.core.files import ALWAYS_ALLOWED, MOST_EXPANSION, check_zip, is_hidden, paths_below
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode
+from kmodels.data.images.decoding import MAX_BYTES, PictureError, decode, read_picture
 from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import (
     SPLITS,
@@ -488,7 +488,7 @@ class FileSource:
 
     def _read(self, name: str) -> bytes:
         if self.root.is_dir():
-            return (self.root / name).read_bytes()
+            return read_picture(self.root / name)
         if self._zip is None:
             self._zip = zipfile.ZipFile(self.root)
         # The size is checked before unpacking: a few kilobytes can unpack to gigabytes.

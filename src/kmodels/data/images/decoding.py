@@ -2,6 +2,7 @@
 
 import functools
 import io
+import stat
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
@@ -57,6 +58,25 @@ def suffixes() -> tuple[str, ...]:
     return tuple(
         sorted(end for end, kind in Image.registered_extensions().items() if kind in known)
     )
+
+
+def read_picture(file: Path) -> bytes:
+    """Returns the content of the file of an image.
+
+    Raises:
+        PictureError: for a device or a pipe, which may have no end, or a file that is too large.
+    """
+    facts = file.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise PictureError(str(file), "not a regular file")
+    if facts.st_size > MAX_BYTES:
+        raise PictureError(str(file), f"over {MAX_BYTES} bytes")
+    return file.read_bytes()
+
+
+def decode_file(file: Path) -> np.ndarray:
+    """Returns the image (H, W, 3) in a file, see `read_picture` and `decode`."""
+    return decode(read_picture(file), str(file))
 
 
 def decode(content: bytes, name: str) -> np.ndarray:

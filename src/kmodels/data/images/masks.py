@@ -10,7 +10,7 @@ import numpy as np
 from kmodels.core.errors import InputError
 from kmodels.core.files import paths_below
 from kmodels.core.remote import local_copy
-from kmodels.data.images.decoding import decode
+from kmodels.data.images.decoding import decode_file, read_picture
 from kmodels.data.images.resizing import sides_of
 from kmodels.data.images.sources import (
     NO_LABEL,
@@ -84,7 +84,7 @@ class MaskFiles:
         return [image for image, _ in pairs], [mask for _, mask in pairs]
 
     def _pair(self, image: Path, mask: Path) -> tuple[np.ndarray, np.ndarray]:
-        pixels, labels = decode(image.read_bytes(), str(image)), read_mask(mask, self.reduce_labels)
+        pixels, labels = decode_file(image), read_mask(mask, self.reduce_labels)
         if pixels.shape[:2] != labels.shape:
             raise InputError(
                 f"{mask} has {labels.shape[1]}x{labels.shape[0]} pixels and its image "
@@ -109,7 +109,7 @@ def read_mask(path: Path, reduce_labels: bool = False) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(path.read_bytes()), formats=("PNG",)) as image:
+        with Image.open(io.BytesIO(read_picture(path)), formats=("PNG",)) as image:
             numbers = np.asarray(image)
     except (OSError, ValueError, SyntaxError) as error:
         raise InputError(f"{path} is not a PNG of a mask ({error}); repair it") from error
@@ -207,7 +207,7 @@ def _folder(
         for part, paths in pairs.items()
     }
     first = pairs["train"][0][0]
-    height, width = image_size or decode(first.read_bytes(), str(first)).shape[:2]
+    height, width = image_size or decode_file(first).shape[:2]
     shape = (height, width, 3)
     return DataBundle(
         sources["train"], sources.get("validation"), sources.get("test"), names, shape
