@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import keras
 import numpy as np
 
-from kmodels.core import remote, runtime
+from kmodels.core import dispatch, remote, runtime
 from kmodels.core.arguments import CheckedArguments, check_call
 from kmodels.core.errors import InputError, check_names, same_shape
 from kmodels.core.files import local_path
@@ -184,8 +185,11 @@ class Presets(CheckedArguments, keras.Model if TYPE_CHECKING else object):
             InputError: if Keras or its exporter does not support the model; names another format.
         """
         warn_of_average(self)
+        # TensorFlow, on any device, runs a SavedModel; an override may be for this device alone.
+        portable = dispatch.generic_only() if format == "tf_saved_model" else nullcontext()
         try:
-            super().export(filepath, format, verbose, input_signature, **kwargs)
+            with portable:
+                super().export(filepath, format, verbose, input_signature, **kwargs)
         except Exception as error:  # each exporter has its own
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             name, able = EXPORTS.get(format, ("", ()))

@@ -727,7 +727,7 @@ def slot_lists(optimizer: "keras.Optimizer") -> Iterator[tuple[str, list[Any]]]:
             yield attribute, list(slots)
 
 
-def moving_averages(optimizer: "keras.Optimizer | None") -> list[tuple[Any, Any]]:
+def moving_averages(optimizer: "keras.Optimizer") -> list[tuple[Any, Any]]:
     """Returns pairs of (weight, moving average) of a built optimizer; empty without averages."""
     averages = getattr(optimizer, "_model_variables_moving_average", None)
     return list(zip(optimizer._trainable_variables, averages, strict=True)) if averages else []

@@ -58,6 +58,18 @@ def test_what_keras_cannot_export_is_told_in_a_line(tmp_path) -> None:
         model.backbone.export(tmp_path / "model", format="any", verbose=False)
 
 
+@pytest.mark.across("jax")
+@pytest.mark.needs("tensorflow")
+@pytest.mark.filterwarnings("default")  # of TensorFlow
+def test_tensorflow_runs_a_saved_model_of_keras_export(tmp_path) -> None:
+    import tensorflow as tf
+
+    model, images = vit()
+    model.export(tmp_path / "model", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    near(keras.ops.convert_to_tensor(loaded.serve(images).numpy()), model(images))
+
+
 if BACKEND == "torch":
     import torch
 
