@@ -1,27 +1,15 @@
 """Pictures and texts for the preprocessors of Gemma 4, and what transformers' processors give."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 
-from arrays import read_npz
+from gemma3_processor_case import Processor
 from kmodels.models import Gemma4ImageConverter, Gemma4ImageTextLMPreprocessor
 
 START, SOFT, END = "<|image>", "<|image|>", "<image|>"
 
 
-class ProcessorCase:
-    """Pictures, texts and what transformers' processor makes of them."""
-
-    def __init__(self, references: Path):
-        self.folder = references / "gemma4_processor"
-        self.said = json.loads((self.folder / "texts.json").read_text())
-        self.expected = read_npz(self.folder / "expected.npz")
-
-    def picture(self, name: str) -> Path:
-        """Returns the path of a picture."""
-        return self.folder / "pictures" / name
+class ProcessorCase(Processor):
+    name = "gemma4_processor"
 
     def preprocessor(self, form: str = "model", **settings) -> Gemma4ImageTextLMPreprocessor:
         """Returns the preprocessor of a directory; "unified" cuts whole pieces."""
@@ -33,15 +21,12 @@ class ProcessorCase:
 
     def check(self, found: dict, name: str, form: str = "model") -> None:
         """Asserts that ids, mask, places and pixels are transformers'."""
-        expected = self.expected
-        np.testing.assert_array_equal(found["token_ids"], expected[f"{name}_ids"])
-        np.testing.assert_array_equal(found["padding_mask"], expected[f"{name}_mask"])
-        np.testing.assert_array_equal(found["vision_mask"], expected[f"{name}_images"])
+        self.check_texts(found, name)
         keys = ("merged", "merged_places") if form == "unified" else ("pixels", "places")
-        if f"{name}_{keys[0]}" not in expected:
+        if f"{name}_{keys[0]}" not in self.expected:
             assert found["pixel_values"].shape[1] == 0
             return
-        pixels, where = (expected[f"{name}_{key}"] for key in keys)
+        pixels, where = (self.expected[f"{name}_{key}"] for key in keys)
         sizes, at = self.said["sizes"], 0
         square = 1 if form == "unified" else sizes["pooling_kernel_size"] ** 2
         for row, held in enumerate(found["pixel_position_ids"]):

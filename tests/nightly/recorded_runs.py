@@ -129,22 +129,12 @@ def data(recipe: str, folder: Path) -> list[str]:
     """Makes the small files that a recipe for text reads, and returns the flags that name them."""
     if recipe not in ("gemma_lora", "prefer"):
         return []
-    import keras
-
-    from kmodels.models import GemmaCausalLM, GemmaCausalLMPreprocessor
     from kmodels.text import demo
-    from kmodels.text.training import train_tokenizer
+    from saved_models import language
 
     weights, path = folder / "base", folder / f"{recipe}.jsonl"
     if not weights.exists():
-        keras.utils.set_random_seed(0)
-        tokenizer = train_tokenizer(demo.texts(), 500)
-        model = GemmaCausalLM.from_preset(
-            "gemma3_debug",
-            vocabulary_size=tokenizer.vocabulary_size(),
-            preprocessor=GemmaCausalLMPreprocessor(tokenizer),
-        )
-        model.save_to_preset(weights)
+        language(weights)
     if recipe == "gemma_lora":
         rows = demo.instructions().rows[:20]
     else:
@@ -171,7 +161,6 @@ def compare(one: Path, other: Path) -> int:
 
 
 def main() -> int:
-    """Returns 0, or 1 if records differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -9,9 +9,9 @@ from PIL import Image
 
 from arrays import to_numpy
 from gemma3_processor_case import ProcessorCase
-from kmodels.core.errors import InputError
 from kmodels.models import Gemma3ImageConverter, Gemma3ImageTextLMPreprocessor
 from pillow_passes import horizontal_pass_first
+from refusals import refused
 
 NAMES = ("none", "one", "several", "modes", "without_text")
 
@@ -22,30 +22,13 @@ def case(references):
         yield ProcessorCase(references)
 
 
-def given(case, name, form):
-    """Texts and images of a case in one of the forms that records have."""
-    texts, names = case.said["cases"][name]
-    opened = {
-        "paths": case.picture,
-        "strings": lambda one: str(case.picture(one)),
-        "bytes": lambda one: case.picture(one).read_bytes(),
-        "pillow": lambda one: Image.open(case.picture(one)),
-        "arrays": lambda one: np.asarray(Image.open(case.picture(one)).convert("RGB")),
-        "datasets": lambda one: {"bytes": case.picture(one).read_bytes(), "path": one},
-    }[form]
-    images = [[opened(one) for one in row] for row in names]
-    if texts is None:
-        return [{"images": row} for row in images]
-    return {"prompts": texts, "images": images}
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("crops", [False, True])
 def test_prompts(case, name, crops):
     text = case.preprocessor("old" if crops else "model", crops)
     prefix = "crops_" if crops else ""
     length = case.expected[f"{prefix}{name}_ids"].shape[1]
-    found = text.generate_preprocess(given(case, name, "paths"), sequence_length=length)
+    found = text.generate_preprocess(case.given(name, "paths"), sequence_length=length)
     case.check(found, prefix + name)
 
 
@@ -62,7 +45,7 @@ def test_crops_are_there():
 def test_forms_of_images(case, form):
     text = case.preprocessor()
     length = case.expected["several_ids"].shape[1]
-    case.check(text.generate_preprocess(given(case, "several", form), length), "several")
+    case.check(text.generate_preprocess(case.given("several", form), length), "several")
 
 
 @pytest.mark.parametrize("crops", [False, True])
@@ -172,8 +155,7 @@ def test_old_and_new_spelling(case, tmp_path):
         ({"resample": 5}, "does not support resample 5 of"),
         ({"rescale_factor": 0.5}, "does not support rescale_factor 0.5 of"),
     ):
-        with pytest.raises(InputError, match=message):
-            read(**changes)
+        refused(message, read, **changes)
 
 
 @pytest.mark.needs("transformers", "torchvision")
@@ -203,5 +185,4 @@ def test_export(case, tmp_path, spelling):
 def test_what_transformers_cannot_express(case):
     converter = Gemma3ImageConverter((20, 20), crop_to_aspect_ratio=True)
     text = case.preprocessor(image_converter=converter)
-    with pytest.raises(InputError, match="Gemma3ImageProcessor has no counterpart for an image"):
-        text.transformers_files()
+    refused("Gemma3ImageProcessor has no counterpart for an image", text.transformers_files)

@@ -1,13 +1,11 @@
 """recipes/detect.py as a user runs it: made scenes, a run that is killed, a folder of COCO."""
 
-import json
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from kmodels.models import ViTObjectDetector
 from recipe_modules import check_killed_run, load, result
+from saved_models import write_coco
 
 SMALL = (
     *("--data", "scenes:40", "--image-size", "16", "--batch-size", "8", "--epochs", "2"),
@@ -45,17 +43,7 @@ def test_a_folder_of_coco(recipe, tmp_path, capsys):
 
     images, objects = made_objects(20, (20, 24), seed=3)
     root = tmp_path / "data"
-    root.mkdir()
-    described, boxes = [], []
-    for i, (pixels, one) in enumerate(zip(images, objects, strict=True)):
-        Image.fromarray(pixels).save(root / f"{i}.png")
-        described.append({"id": i, "file_name": f"{i}.png"})
-        for (x, y, w, h), kind in zip(one["boxes"], one["class_labels"], strict=True):
-            box = np.array([(x - w / 2) * 24, (y - h / 2) * 20, w * 24, h * 20]).tolist()
-            boxes.append({"image_id": i, "category_id": int(kind), "bbox": box})
-    names = [{"id": i, "name": name} for i, name in enumerate("abcd")]
-    content = {"images": described, "annotations": boxes, "categories": names}
-    (root / "labels.json").write_text(json.dumps(content))
+    write_coco(root, images, objects)
     arguments = [*SMALL[2:], "--data", f"coco:{root}", "--epochs", "1", "--tune", "lora"]
     assert recipe.main([*arguments, "--rank", "2", "--out", str(tmp_path / "run")]) == 0
     written = result(tmp_path / "run")

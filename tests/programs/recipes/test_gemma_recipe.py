@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
@@ -17,10 +16,10 @@ from kmodels.models import (
     ViTBackbone,
 )
 from kmodels.text import demo, read_records
-from kmodels.text.training import train_tokenizer
 from kmodels.tools.plan import Plan, Setup, recommend
 from kmodels.tools.plan.estimate import FROZEN
 from recipe_modules import check_same_run, load, result, stop_at, without_figures
+from saved_models import language
 
 EXTRA = "before after examples rows filled tokens_to_learn skipped cut"
 # 18 records to learn, in 5 batches of 4, the last one filled up.
@@ -38,14 +37,7 @@ def recipe():
 def base(tmp_path_factory):
     """A directory with a small Gemma and its tokenizer."""
     out = tmp_path_factory.mktemp("base") / "gemma"
-    keras.utils.set_random_seed(0)
-    tokenizer = train_tokenizer(demo.texts(), 500)
-    model = GemmaCausalLM.from_preset(
-        "gemma3_debug",
-        vocabulary_size=tokenizer.vocabulary_size(),
-        preprocessor=GemmaCausalLMPreprocessor(tokenizer),
-    )
-    model.save_to_preset(out)
+    language(out)
     return out
 
 

@@ -3,13 +3,13 @@
 import io
 import json
 
-import keras
 import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
 import command_line
+import saved_models
 from chat_cases import GEMMA2, GEMMA3
 from gemma3_processor_case import ProcessorCase
 from kmodels.core.errors import InputError
@@ -20,24 +20,15 @@ from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from kmodels.tools import chat
 from kmodels.tools.chat import Conversation, open_conversation
+from refusals import refused
 
 SHORT = ("--max-new-tokens", "6")
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A model and its directory."""
-    keras.utils.set_random_seed(0)
-    tokenizer = train_tokenizer(demo.texts(), 500)
-    tokenizer.chat_template = GEMMA3
-    model = GemmaCausalLM.from_preset(
-        "gemma3_debug",
-        vocabulary_size=tokenizer.vocabulary_size(),
-        preprocessor=GemmaCausalLMPreprocessor(tokenizer),
-    )
     folder = tmp_path_factory.mktemp("chat") / "gemma"
-    model.save_to_preset(folder)
-    return model, folder
+    return saved_models.language(folder, GEMMA3), folder
 
 
 def run(*arguments):
@@ -311,10 +302,8 @@ def test_images_go_with_the_next_question(picture):
         [first, answer, second],
         [first, answer, second, answer, {"role": "user", "content": "no more"}],
     ]
-    with pytest.raises(InputError, match="/image names no file; give /image FILE"):
-        said.attach("")
-    with pytest.raises(InputError, match=r"no\.png cannot be read: No such file"):
-        said.attach("no.png")
+    refused("/image names no file; give /image FILE", said.attach, "")
+    refused(r"no\.png cannot be read: No such file", said.attach, "no.png")
     assert said.images == []
 
 
@@ -364,7 +353,6 @@ def test_wrong_images_are_found_before_the_weights(picture, references, tmp_path
         (["https://a.b/c.png"], "is an address of the web; download it first"),
         ([str(damaged)], "not an image that Pillow reads"),
     ):
-        with pytest.raises(InputError, match=message):
-            open_conversation("model", print, images=images)
+        refused(message, open_conversation, "model", print, images=images)
     with pytest.raises(AssertionError, match="weights are read"):
         open_conversation("model", print, images=[picture])

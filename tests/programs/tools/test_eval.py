@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import command_line
+import saved_models
 from kmodels.data import made_objects, made_scenes
 from kmodels.models import (
     GemmaCausalLM,
-    ImageTextPreprocessor,
     ImageTextSimilarity,
     ViTBackbone,
     ViTImageClassifier,
@@ -22,7 +22,6 @@ from kmodels.models import (
     ViTObjectDetector,
     ViTObjectDetectorPreprocessor,
 )
-from kmodels.text.training import train_tokenizer
 from kmodels.tools.evaluate import scores
 from kmodels.tools.evaluate_text import TextTask
 from kmodels.training import average_precision
@@ -244,20 +243,7 @@ def test_a_segmenter_is_measured_on_masks(tmp_path, capsys):
 
 
 def test_two_towers_classify_by_the_names_of_folders(tmp_path, capsys, monkeypatch):
-    keras.utils.set_random_seed(0)
-    tokenizer = train_tokenizer(["a photo of a cat", "a photo of a dog"], 300)
-    fields = ImageTextSimilarity.presets["clip_micro_patch7_28"]
-    size = fields["text_encoder"]["max_sequence_length"]
-    text = {**fields["text_encoder"], "vocabulary_size": tokenizer.vocabulary_size()}
-    towers = ImageTextSimilarity.from_preset(
-        "clip_micro_patch7_28",
-        vision_encoder={**fields["vision_encoder"], "image_shape": (28, 28, 3)},
-        text_encoder={**text, "end_token_id": tokenizer.end_token_id},
-    )
-    towers.preprocessor = ImageTextPreprocessor(
-        tokenizer, "clip", image_size=(28, 28), sequence_length=size
-    )
-    towers.save_to_preset(tmp_path / "model")
+    towers = saved_models.towers(tmp_path / "model")
     data = write_images(tmp_path / "data", ["a_cat", "b_dog", "c"], each=2)
     assert command_line.run("eval", tmp_path / "model", data, "--json", "--batch-size", 4) == 0
     found = json.loads(capsys.readouterr().out)
@@ -302,17 +288,8 @@ def test_a_detector_is_measured_on_cocos_files(tmp_path, capsys):
     )
     task.save_to_preset(tmp_path / "model")
     images, objects = made_objects(3, (20, 24), seed=3)
-    data, described, boxes = tmp_path / "data", [], []
-    data.mkdir()
-    for i, (pixels, one) in enumerate(zip(images, objects, strict=True)):
-        Image.fromarray(pixels).save(data / f"{i}.png")
-        described.append({"id": i, "file_name": f"{i}.png"})
-        for (x, y, w, h), kind in zip(one["boxes"], one["class_labels"], strict=True):
-            box = np.array([(x - w / 2) * 24, (y - h / 2) * 20, w * 24, h * 20]).tolist()
-            boxes.append({"image_id": i, "category_id": int(kind), "bbox": box})
-    names = [{"id": i, "name": name} for i, name in enumerate("abcd")]
-    content = {"images": described, "annotations": boxes, "categories": names}
-    (data / "labels.json").write_text(json.dumps(content))
+    data = tmp_path / "data"
+    saved_models.write_coco(data, images, objects)
     assert command_line.run("eval", tmp_path / "model", data, "--json", "--batch-size", 2) == 0
     found = json.loads(capsys.readouterr().out)
     sizes = np.array([24, 20, 24, 20])

@@ -3,25 +3,19 @@
 import io
 import json
 
-import keras
 import numpy as np
 import pytest
 from PIL import Image
 
 import command_line
+import saved_models
 from chat_cases import GEMMA3
 from kmodels.models import (
     EoMTImageSegmenter,
-    GemmaCausalLM,
-    GemmaCausalLMPreprocessor,
-    ImageTextPreprocessor,
-    ImageTextSimilarity,
     ViTBackbone,
     ViTImageClassifier,
     ViTImageClassifierPreprocessor,
 )
-from kmodels.text import demo
-from kmodels.text.training import train_tokenizer
 
 NAMES = ["cat", "dog", "ox"]
 
@@ -121,21 +115,7 @@ def test_predict_writes_the_masks_of_a_segmenter(tmp_path, images, capsys):
 
 @pytest.fixture
 def towers(tmp_path):
-    tokenizer = train_tokenizer(["a photo of a cat", "a photo of a dog"], 300)
-    fields = ImageTextSimilarity.presets["clip_micro_patch7_28"]
-    size = fields["text_encoder"]["max_sequence_length"]
-    preprocessor = ImageTextPreprocessor(
-        tokenizer, "clip", image_size=(28, 28), sequence_length=size
-    )
-    text = {**fields["text_encoder"], "vocabulary_size": tokenizer.vocabulary_size()}
-    model = ImageTextSimilarity.from_preset(
-        "clip_micro_patch7_28",
-        vision_encoder={**fields["vision_encoder"], "image_shape": (28, 28, 3)},
-        text_encoder={**text, "end_token_id": tokenizer.end_token_id},
-    )
-    model.preprocessor = preprocessor
-    model.save_to_preset(tmp_path / "towers")
-    return model
+    return saved_models.towers(tmp_path / "towers")
 
 
 def test_predict_asks_two_towers_for_given_names(tmp_path, images, towers, capsys):
@@ -183,17 +163,8 @@ def test_wrong_uses_of_predict_are_one_line(tmp_path, images, language, capsys):
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
-    """A language model and its directory."""
-    keras.utils.set_random_seed(0)
-    tokenizer = train_tokenizer(demo.texts(), 500)
-    model = GemmaCausalLM.from_preset(
-        "gemma3_debug",
-        vocabulary_size=tokenizer.vocabulary_size(),
-        preprocessor=GemmaCausalLMPreprocessor(tokenizer),
-    )
     folder = tmp_path_factory.mktemp("language") / "model"
-    model.save_to_preset(folder)
-    return model, folder
+    return saved_models.language(folder), folder
 
 
 SHORT = ("--max-new-tokens", "6", "--json")
