@@ -1,4 +1,4 @@
-"""Rows of the embedding table, or all of it, trained beside adapters."""
+"""Rows of the embedding table, all of it, or adapters of it and of an output layer."""
 
 import copy
 import json
@@ -22,17 +22,33 @@ CHOSEN = [31, 4, 49]
 IDS = np.random.default_rng(0).integers(1, 50, (4, 8)).astype("int32")
 IDS[:, ::3] = [[4, 31, 4]]
 X, Y = IDS[:, :-1], IDS[:, 1:]
+TARGETS = ("query", "token_embedding", "reverse_embeddings")
+OF_TABLES = [
+    *("token_embedding/lora_a", "token_embedding/lora_b"),
+    *("token_embedding/reverse_lora_a", "token_embedding/reverse_lora_b"),
+]
 
 
-def task(seed=1, **settings):
-    keras.utils.set_random_seed(seed)
+def task(**settings):
+    keras.utils.set_random_seed(1)
     return GemmaCausalLM(GemmaBackbone(**SIZES, **settings))
+
+
+def untied(**settings):
+    return task(tie_word_embeddings=False, **settings)
 
 
 def with_rows(ids=CHOSEN, **settings):
     """A model whose rows and adapters are as after training."""
     model = task(**settings)
     model.backbone.enable_lora(2, trainable_token_indices=ids)
+    return shaken(model)
+
+
+def adapted(dtype=None, rank=2, **settings):
+    """A model with adapters of both tables, as after training."""
+    model = untied(dtype=dtype)
+    model.enable_lora(rank, alpha=3.0, **{"targets": TARGETS, **settings})
     return shaken(model)
 
 
@@ -95,18 +111,65 @@ def test_rows_learn_what_the_same_rows_of_a_trained_table_learn(metrics):
     }
 
 
-@pytest.mark.each_time("bfloat16", on=("jax", "tensorflow"))
+@pytest.mark.each_time("True", on=("jax", "tensorflow"))
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_loss_from_hidden_states_is_that_of_logits(dora):
+    losses, trained, near = [], [], tolerance("optimizer")
+    for metrics in (None, ["accuracy"]):
+        model = untied()
+        start = logits(model)
+        model.enable_lora(2, targets=TARGETS, dora=dora)
+        np.testing.assert_allclose(logits(model), start, rtol=0, atol=1e-6)
+        before = values(model)
+        model.compile(keras.optimizers.SGD(0.5), metrics=metrics)
+        assert model.head.chosen == (metrics is None)
+        found = model.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+        losses.append(found.history["loss"])
+        losses.append([model.evaluate(X, Y, batch_size=4, verbose=0)[0]])
+        after = values(model)
+        names = {v.path for v in model.trainable_weights}
+        assert names >= set(OF_TABLES)
+        assert {name for name in after if np.any(after[name] != before[name])} == names
+        trained.append({name: after[name] for name in names})
+    assert losses[0][2] < losses[0][0]
+    np.testing.assert_allclose(losses[0], losses[2], rtol=1e-5)
+    np.testing.assert_allclose(losses[1], losses[3], rtol=1e-5)
+    assert_equal(trained[0], trained[1], near)
+
+
+def test_what_drops_out_is_in_front_of_the_output_layer_alone():
+    model = adapted(dropout=0.5, targets=("token_embedding", "reverse_embeddings"))
+    hidden = np.random.default_rng(0).normal(size=(2, 3, 16)).astype("float32")
+    table = model.backbone.token_embedding
+    fixed, dropped = (to_numpy(table(hidden, reverse=True, training=x)) for x in (False, True))
+    assert np.abs(fixed - dropped).max() > 0.01
+    rows = [to_numpy(table(IDS, training=x)) for x in (False, True)]
+    np.testing.assert_array_equal(*rows)
+    model.compile(keras.optimizers.SGD(0.0))
+    losses = [model.fit(X, Y, verbose=0).history["loss"][0] for _ in range(2)]
+    assert losses[0] != losses[1]
+    assert model.evaluate(X, Y, verbose=0) == model.evaluate(X, Y, verbose=0)
+
+
+@pytest.mark.each_time("rows-bfloat16", "dora-bfloat16", "lora-float32", on=("jax", "tensorflow"))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_off_merged_and_back(dtype):
-    model = task(dtype=dtype)
+@pytest.mark.parametrize("kind", ["rows", "lora", "dora"])
+def test_off_merged_and_back(kind, dtype):
+    model = (task if kind == "rows" else untied)(dtype=dtype)
     base, before = logits(model), values(model)
-    model.enable_lora(2, trainable_token_indices={"embed_tokens": CHOSEN, "lm_head": CHOSEN})
-    shaken(model)
+    if kind == "rows":
+        model.enable_lora(2, trainable_token_indices={"embed_tokens": CHOSEN, "lm_head": CHOSEN})
+        shaken(model)
+    else:
+        model = adapted(dtype, dora=kind == "dora")
     tuned = logits(model)
     assert np.abs(tuned - base)[..., CHOSEN].max() > 0.05
+    predicted = model.predict(IDS, verbose=0)
     with lora.disabled(model):
         np.testing.assert_array_equal(logits(model), base)
+        assert np.abs(model.predict(IDS, verbose=0) - predicted).max() > 0.05
     np.testing.assert_array_equal(logits(model), tuned)
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), predicted)
     model.merge_lora()
     assert values(model).keys() == before.keys()
     near = tolerance("logits_across") if dtype == "float32" else 0.05
@@ -117,9 +180,11 @@ def test_off_merged_and_back(dtype):
     assert_equal({path: after[path] for path in before}, before)
 
 
-@pytest.mark.nightly("tensorflow")
-def test_generation_has_the_rows():
-    model = with_rows()
+@pytest.mark.parametrize(
+    "make", [pytest.param(with_rows, marks=pytest.mark.nightly("tensorflow")), adapted]
+)
+def test_generation_has_what_was_trained(make):
+    model = make()
     merged = copy.deepcopy(model)
     merged.merge_lora()
     prompt, settings = {"token_ids": IDS[:, :3]}, {"max_new_tokens": 4, "stop_token_ids": None}
@@ -127,56 +192,65 @@ def test_generation_has_the_rows():
     np.testing.assert_array_equal(found, wanted)
 
 
-def by_keras(model, folder):
+def by_keras(model, folder, *_):
     model.save(folder / "model.keras")
     return keras.saving.load_model(folder / "model.keras")
 
 
-def by_preset(model, folder):
+def by_preset(model, folder, *_):
     model.save_to_preset(folder / "preset")
     return GemmaCausalLM.from_preset(folder / "preset")
 
 
-def by_weights(model, folder):
+def by_weights(model, folder, make=with_rows):
     model.save_weights(folder / "model.weights.h5")
-    again = with_rows()
+    again = make()
+    for variable in again.trainable_weights:
+        variable.assign(keras.ops.ones(variable.shape))
     again.load_weights(folder / "model.weights.h5")
     return again
 
 
-def by_lora_weights(model, folder):
+def by_lora_weights(model, folder, make=with_rows):
     model.save_lora_weights(folder / "x.lora.h5")
-    again = task()
+    again = untied() if make is adapted else task()
     again.load_lora_weights(folder / "x.lora.h5")
     return again
 
 
-def by_adapter(model, folder):
+def by_adapter(model, folder, make=with_rows):
     model.save_adapter(folder / "adapter")
-    again = with_rows([2, 3])  # which give way
+    # What gives way.
+    again = adapted(rank=3, targets="all-linear") if make is adapted else with_rows([2, 3])
     again.load_adapter(folder / "adapter")
     return again
 
 
-def by_copy(model, folder):
+def by_copy(model, folder, *_):
     return copy.deepcopy(model)
 
 
-@pytest.mark.each_time("by_preset", "by_keras", on=("jax", "tensorflow"))
+@pytest.mark.each_time(
+    *("with_rows-by_preset", "with_rows-by_keras", "adapted-by_weights", "adapted-by_adapter"),
+    on=("jax", "tensorflow"),
+)
 @pytest.mark.parametrize(
     "way", [by_keras, by_preset, by_weights, by_lora_weights, by_adapter, by_copy]
 )
-def test_rows_travel(way, tmp_path):
-    makes = [with_rows, in_few_bits] if way in (by_keras, by_preset) else [with_rows]
-    for model in (make() for make in makes):
+@pytest.mark.parametrize("make", [with_rows, adapted])
+def test_what_was_trained_travels(make, way, tmp_path):
+    few_bits = [in_few_bits] * (make is with_rows and way in (by_keras, by_preset))
+    for model in (each() for each in (make, *few_bits)):
         wanted = logits(model)
-        again = way(model, tmp_path)
+        again = way(model, tmp_path, make)
         np.testing.assert_allclose(logits(again), wanted, rtol=0, atol=tolerance("logits_across"))
-        assert rows(again)["token_embedding"].ids == (4, 31, 49)
+        assert list(adapters(again)) == list(adapters(model))
         paths = [[v.path for v in m.trainable_weights] for m in (model, again)]
         assert paths[0] == paths[1]
-        rows(again)["token_embedding"].start()
-        assert np.abs(logits(again) - wanted).max() > 0.01, "a row of its own"
+        if make is with_rows:
+            assert rows(again)["token_embedding"].ids == (4, 31, 49)
+        (rows if make is with_rows else adapters)(again)["token_embedding"].start()
+        assert np.abs(logits(again) - wanted).max() > 0.01, "numbers of its own"
 
 
 def in_few_bits():
@@ -356,3 +430,45 @@ def test_files_that_say_something_else_of_the_table_are_refused(
     write_safetensors(tmp_path / "adapter_model.safetensors", held, {"format": "pt"})
     refused(message, plain.load_adapter, tmp_path)
     assert not adapters(plain) and not rows(plain)
+
+
+# === Adapters of tables ===
+
+
+def test_weights_go_into_tables_without_and_others_are_refused(tmp_path):
+    model, plain, other = adapted(), untied(), adapted(rank=3)
+    model.save_weights(tmp_path / "adapted.weights.h5")
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    plain.load_weights(tmp_path / "adapted.weights.h5")
+    np.testing.assert_allclose(logits(plain), logits(model), rtol=0, atol=1e-5)
+    before = logits(other)
+    message = "token_embedding: its adapter has rank 3, the file's 2"
+    refused(message, other.load_weights, tmp_path / "adapted.weights.h5")
+    np.testing.assert_array_equal(logits(other), before)
+    other.load_weights(tmp_path / "plain.weights.h5")
+    np.testing.assert_allclose(logits(other), logits(untied()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.once
+def test_a_file_with_matrices_and_rows_of_a_table_is_refused(tmp_path):
+    adapted().save_adapter(tmp_path)
+    file, config = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    described = json.loads(config.read_text())
+    config.write_text(json.dumps({**described, "trainable_token_indices": [3]}))
+    delta = LazyArray((1, 16), np.dtype("float32"), lambda: np.zeros((1, 16), "float32"))
+    held = {key: tensor.read() for key, tensor in read_safetensors(tmp_path).items()}
+    held = {key: LazyArray(x.shape, x.dtype, lambda x=x: x) for key, x in held.items()}
+    write_safetensors(file, {**held, DELTA: delta})
+    model = untied()
+    message = "both LoRA matrices and trained rows of token_embedding; write one"
+    refused(message, model.load_adapter, tmp_path)
+    assert not adapters(model)
+
+
+def test_a_table_has_an_adapter_or_rows_and_keeps_its_size():
+    model = untied()
+    both = {"targets": ["token_embedding"], "trainable_token_indices": [3]}
+    refused("token_embedding is a target, so", lambda: model.enable_lora(2, **both))
+    assert not adapters(model)
+    model.enable_lora(2, targets=["reverse_embeddings"], trainable_token_indices=[3])
+    refused("call resize_token_embeddings before", model.resize_token_embeddings, 70)
