@@ -1,11 +1,11 @@
-"""Calls of layers without Keras: equal to the bit, and only where Keras would add nothing."""
+"""Calls without Keras of layers and models: bit-equal, and only where Keras would add nothing."""
 
 import keras
 import numpy as np
 import pytest
 
-from kmodels import layers, models
-from kmodels.core import keras_internals
+from kmodels import generic_only, layers, models
+from kmodels.core import dispatch, keras_internals
 from kmodels.layers import remat
 from kmodels.layers.direct_calls import declines, through_keras
 
@@ -290,3 +290,150 @@ def test_the_environment_turns_it_off(monkeypatch):
 
     monkeypatch.setattr(direct_calls, "_off", True)
     assert why(dense(), X) == "turned off by KMODELS_DIRECT_CALLS=0"
+
+
+# === Whole models ===
+
+PIXELS, IDS = torch.from_numpy(IMAGES), torch.from_numpy(TOKENS)
+MASK = torch.tensor([[1] * 9, [0] * 3 + [1] * 6])
+PAIRS = {"token_ids": IDS, "padding_mask": MASK}
+
+
+def classifier(dtype="float32"):
+    return models.ViTImageClassifier(vit(dtype), 5)
+
+
+def lm(dtype="float32"):
+    return models.GemmaCausalLM(gemma(dtype))
+
+
+def both(model, *args, **kwargs):
+    """The output of a call, and that of the same call through Keras."""
+    with torch.no_grad():
+        direct = model(*args, **kwargs)
+        with through_keras():
+            return direct, model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize("training", [True, False, None])
+@pytest.mark.parametrize(
+    ("make", "inputs"), [(classifier, PIXELS), (lm, PAIRS), (lm, {"token_ids": IDS})]
+)
+def test_a_model_gives_the_same_bits(make, inputs, training, dtype, keras_calls):
+    model = make(dtype)
+    keras_calls.clear()
+    with torch.no_grad():
+        direct = model(inputs, training=training)
+    assert len(keras_calls) <= 3  # the head has a policy of its own in mixed precision
+    with through_keras(), torch.no_grad():
+        assert torch.equal(direct, model(inputs, training=training))
+    assert model.name in keras_calls
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (classifier, IMAGES),
+        (classifier, PIXELS.double()),
+        (classifier, (PIXELS * 10).int()),
+        (lm, IDS),
+        (lm, IDS[..., None]),
+        (lm, {**PAIRS, "token_ids": TOKENS}),
+        (lm, {**PAIRS, "positions": torch.arange(9)}),
+        (lm, {**PAIRS, "padding_mask": MASK.bool()}),
+    ],
+)
+def test_inputs_of_other_kinds(make, inputs):
+    direct, whole = both(make("mixed_bfloat16"), inputs)
+    assert torch.equal(direct, whole)
+
+
+@pytest.mark.parametrize("inputs", [PIXELS[0], PIXELS[:, :16], {"images": PIXELS}])
+def test_inputs_that_do_not_fit_end_as_in_keras(inputs):
+    model = classifier()
+    with through_keras(), pytest.raises(Exception) as wanted:
+        model(inputs)
+    with pytest.raises(type(wanted.value)) as found:
+        model(inputs)
+    assert str(found.value) == str(wanted.value)
+
+
+def test_hooks_and_compiled_parts_are_called():
+    model, seen = classifier(), []
+    before = model(PIXELS)
+    for module in (model, model.backbone, model.backbone.blocks[1].attention.query_dense):
+        handle = module.register_forward_hook(lambda layer, args, y: seen.append(layer.name))
+        model(PIXELS)
+        assert seen.pop() == module.name
+        handle.remove()
+    assert torch.equal(model(PIXELS), before) and not seen
+
+    def compiler(graph, examples):
+        seen.append(len(examples))
+        return graph.forward
+
+    model.backbone.blocks[0].mlp.compile(backend=compiler)
+    with torch.no_grad():
+        torch.testing.assert_close(model(PIXELS), before)
+    assert len(seen) == 1
+
+
+def test_losses_of_the_last_call_go():
+    model = classifier()
+    dense = model.backbone.blocks[0].attention.query_dense
+    dense.activity_regularizer = keras.regularizers.L2(0.1)
+    for _ in range(2):
+        model(PIXELS)
+        assert len(model.losses) == 1
+    dense.activity_regularizer = None
+    model(PIXELS)
+    assert not model.losses
+
+    class Added(layers.Dense):
+        def call(self, x, training=False):
+            self.add_loss(keras.ops.sum(x))
+            return super().call(x)
+
+    own = Added(16, name="output")
+    own.build((None, 16))
+    with keras_internals.changing(model.backbone.blocks[0].attention):
+        model.backbone.blocks[0].attention.output_dense = own
+    for _ in range(2):
+        model(PIXELS)
+        assert len(model.losses) == 1
+
+
+def test_inside_a_model_of_the_users():
+    backbone = vit(dropout_rate=0.5)
+    inputs = keras.Input((32, 32, 3))
+    model = keras.Model(inputs, keras.layers.Dense(3)(backbone(inputs)[:, 0]))
+    keras.utils.set_random_seed(2)
+    direct = [model(PIXELS, training=t) for t in (True, False, None)]
+    again = vit(dropout_rate=0.5)
+    other = keras.models.clone_model(model, call_function=lambda layer, *a, **k: layer(*a, **k))
+    other.set_weights(model.get_weights())
+    assert not torch.equal(direct[0], direct[1]) and torch.equal(direct[1], direct[2])
+    with through_keras():
+        assert torch.equal(other(PIXELS, training=False), direct[1])
+    assert again.built
+
+
+def test_a_change_between_calls_is_seen():
+    model = classifier()
+    before = model(PIXELS)
+    model.backbone.call = lambda x, **_: torch.zeros(2, 17, 16)
+    assert not torch.equal(model(PIXELS), before)
+    del model.backbone.call
+    assert torch.equal(model(PIXELS), before)
+    dispatch.reset_decisions()
+    with generic_only("attention"):
+        model(PIXELS)
+    assert dispatch.decisions()["attention"]["override"] == 0
+    assert dispatch.decisions()["dense"]["override"] > 0
+    model.enable_lora(2)
+    for variable in model.trainable_variables:
+        if "lora_b" in variable.path:
+            variable.assign(keras.ops.ones(variable.shape))
+    direct, whole = both(model, PIXELS)
+    assert torch.equal(direct, whole) and not torch.equal(direct, before)
