@@ -10,7 +10,15 @@ import pytest
 
 from arrays import to_numpy
 from family_table import row_of, run
-from kmodels.models import GemmaBackbone, GemmaCausalLM, Llama3CausalLM, Qwen3CausalLM
+from kmodels.models import (
+    GemmaBackbone,
+    GemmaCausalLM,
+    GemmaCausalLMPreprocessor,
+    Llama3CausalLM,
+    Qwen3CausalLM,
+)
+from kmodels.text import Tokenizer
+from kmodels.text.training import train_tokenizer
 from kmodels.weights import read_safetensors
 from refusals import refused
 from tolerances import tolerance
@@ -233,6 +241,9 @@ def test_what_the_converter_makes_of_a_directory_is_read_and_written(references,
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
+        ("gemma", {"global_rope_wavelength": 500.0, "local_rope_wavelength": 500.0}),
+        ("gemma2", {"query_head_dim_normalize": True, "attention_logit_soft_cap": 3.0}),
+        ("gemma3", {"global_rope_scaling_factor": 8.0}),
         ("gemma4", {}),
         ("gemma4", {"tie_word_embeddings": False}),
         ("llama3", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -246,13 +257,16 @@ def test_what_the_converter_makes_of_a_directory_is_read_and_written(references,
 def test_a_model_comes_back_bit_for_bit(tmp_path, family, changes):
     model = debug(family, **changes)
     again = type(model).from_preset(model.export_to_gguf(tmp_path / "it.gguf", "float32"))
+    # Norms are stored with the 1 that llama.cpp does not add.
+    near, limit = (2.4e-7, tolerance("logits")) if family in GEMMAS else (0, 0)
     for left, right in zip(model.weights, again.weights, strict=True):
         assert left.path == right.path
-        np.testing.assert_array_equal(to_numpy(left), to_numpy(right), err_msg=left.path)
+        found, held = to_numpy(right), to_numpy(left)
+        np.testing.assert_allclose(found, held, rtol=0, atol=near, err_msg=left.path)
     if family == "gemma4":
         blocks = [[m.backbone.config.block(i) for i in range(4)] for m in (model, again)]
         assert blocks[0] == blocks[1]
-    else:
+    elif family not in GEMMAS:
         # What counts in training alone is in no file, and the length is that of published models.
         config = model.backbone.config
         config = {
@@ -262,10 +276,10 @@ def test_a_model_comes_back_bit_for_bit(tmp_path, family, changes):
         }
         assert again.backbone.config.to_dict() == config
     ids = np.arange(24).reshape(2, 12)
-    np.testing.assert_array_equal(run(again, ids), run(model, ids))
+    np.testing.assert_allclose(run(again, ids), run(model, ids), rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("family", TASKS)
+@pytest.mark.parametrize("family", ["gemma3", *TASKS])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])
 def test_smaller_types_are_as_near_as_they_can_be(tmp_path, family, dtype):
     import gguf
@@ -281,11 +295,12 @@ def test_smaller_types_are_as_near_as_they_can_be(tmp_path, family, dtype):
         assert np.abs(to_numpy(right) - held).max() <= 1.01 * step * np.abs(held).max(), left.path
     kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
     small = {"float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
-    table = "per_layer_token_embd.weight" if family == "gemma4" else "output.weight"
+    tables = {"gemma3": "token_embd.weight", "gemma4": "per_layer_token_embd.weight"}
+    table = tables.get(family, "output.weight")
     whole = ("output_norm.weight", "blk.0.attn_norm.weight")
     if family != "llama3":
         whole += ("blk.0.attn_q_norm.weight",)
-    if family != "qwen3":
+    if family in ("gemma4", "llama3"):
         whole += ("rope_freqs.weight",)
     if family == "gemma4":
         whole += ("blk.0.layer_output_scale.weight",)
@@ -397,6 +412,7 @@ def test_broken_files_are_named(tmp_path):
     refused(message, read, tmp_path / "llama.gguf")
 
 
+SCALED = {"query_head_dim_normalize": True, "query_pre_attention_scalar": 5.0}
 UNTIED = {"tie_word_embeddings": False}
 LARGER = {"vocab_size_per_layer_input": 340}
 # No channel turns so often that it lies between the two.
@@ -408,6 +424,9 @@ SHARING = {"layer_types": [LOCAL, "full_attention", LOCAL, LOCAL], "num_kv_share
     ("family", "changes", "message"),
     [
         ("gemma", UNTIED, "Gemma has no place for tie_word_embeddings=False; use ex"),
+        ("gemma2", SCALED, "gemma2 has no place for query_scale="),
+        ("gemma2", {"sliding_window_pattern": 1}, "gemma2 has no place for window of layer 0=None"),
+        ("gemma2", {"final_logit_soft_cap": None}, "final_logit_soft_cap=None"),
         ("gemma2", UNTIED, "Gemma has no place for tie_word_embeddings=False; use ex"),
         ("gemma4", LARGER, "vocab_size_per_layer_input=340, which is to be"),
         ("gemma4", SHARING, "keys and values of these layers for those that share"),
@@ -426,6 +445,40 @@ def test_what_a_file_has_no_place_for_is_named(tmp_path, family, changes, messag
     message = rf"(a GGUF file of|llama.cpp's) .*{message}"
     refused(message, debug(family, **changes).export_to_gguf, tmp_path / "it.gguf")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_leaves_the_former(tmp_path):
+    (path := tmp_path / "it.gguf").write_bytes(b"before")
+    model = debug("gemma2")
+    refused(r"ends in \.gguf", model.export_to_gguf, tmp_path / "it.bin")
+    message = "'int3'; GGUF files are written as float32, bfloat16, fl"
+    refused(message, model.export_to_gguf, path, "int3")
+    refused(
+        "has no place for final_logit",
+        debug("gemma2", final_logit_soft_cap=None).export_to_gguf,
+        path,
+    )
+    model.backbone.enable_lora(2)
+    refused("no place for LoRA adapters; call merge_lora first", model.export_to_gguf, path)
+    assert [x.read_bytes() for x in tmp_path.iterdir()] == [b"before"]
+
+
+def test_a_vocabulary_of_scores_goes_along(tmp_path):
+    texts = ["the cat sat on the mat", "the dog sat on the log, and the cat ate the rat"] * 4
+    tokenizer = train_tokenizer(texts, 400)
+    size = tokenizer.vocabulary_size()
+    model = debug("gemma", vocabulary_size=size + 3)
+    model.preprocessor = GemmaCausalLMPreprocessor(tokenizer)
+    model.export_to_gguf(tmp_path / "model.gguf")
+    again = Tokenizer.from_file(tmp_path / "model.gguf")
+    for text in (*texts[:2], "  The Ca t\n\n… ratatat <start_of_turn>user\nhät 貓<eos>"):
+        assert again.tokenize(text) == tokenizer.tokenize(text)
+        assert again.detokenize(again.tokenize(text)) == tokenizer.detokenize(
+            tokenizer.tokenize(text)
+        )
+    assert again.start_token_id == tokenizer.start_token_id
+    assert again.stop_token_ids == tokenizer.stop_token_ids
+    assert again.vocabulary_size() == size + 3
 
 
 # === Llama 3 ===

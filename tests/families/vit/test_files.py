@@ -624,3 +624,45 @@ def test_presets_have_as_many_parameters_as_timms_models(preset):
     with torch.device("meta"):
         theirs = timm.create_model(COUNTS[preset], num_classes=0)
     assert count_of(preset) == sum(x.numel() for x in theirs.parameters())
+
+
+# === npz ===
+
+
+@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+def test_a_vit_written_as_npz_is_the_same_vit(pooling, tmp_path):
+    backbone = ViTBackbone.from_preset(
+        "vit_debug",
+        use_class_token=pooling == "token",
+        position_over_prefix=True,
+        mlp_dim=128,
+    )
+    model = ViTImageClassifier(backbone, 7, pooling=pooling)
+    path = model.export_to_npz(tmp_path / "model.npz")
+    again = ViTImageClassifier.from_preset(path)
+    for name, variable in variables(again).items():
+        np.testing.assert_array_equal(to_numpy(variable), to_numpy(variables(model)[name]), name)
+    images = np.random.default_rng(0).normal(size=(2, *backbone.config.image_shape))
+    images = images.astype("float32")
+    np.testing.assert_allclose(
+        to_numpy(again(images)), to_numpy(model(images)), rtol=0, atol=tolerance("logits")
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "lost"),
+    [
+        ({"approximate_gelu": True}, {}, "no place for approximate_gelu=True; write hf or timm"),
+        ({"layer_norm_epsilon": 1e-5}, {}, "layer_norm_epsilon=1e-05"),
+        ({"layer_scale": 0.1}, {}, "no place for .*attention_scale"),
+        ({"use_mha_bias": False}, {}, "cannot hold linear layers without biases"),
+        ({"image_shape": (16, 32, 3)}, {}, "holds only square images, not 2 x 4 patches; write hf"),
+        ({}, {"pooling": "gap"}, "pooling='gap'"),
+        ({}, {"activation": "softmax"}, "activation='softmax'"),
+    ],
+)
+def test_what_an_npz_file_has_no_place_for(fields, settings, lost, tmp_path):
+    model = ViTImageClassifier(ViTBackbone.from_preset("vit_debug", **fields), 3, **settings)
+    refused(lost, model.export_to_npz, tmp_path / "model.npz")
+    refused(r"ends in \.npz", model.export_to_npz, tmp_path / "model.bin")
+    assert not list(tmp_path.iterdir())
