@@ -78,6 +78,7 @@ def numpy_rollout(attentions, fuse, discard=0.0):
     return np.stack(found)
 
 
+@pytest.mark.each_backend("nightly")
 def test_attention_maps_and_rollout(case):
     maps = interpret.attention_maps(case.model, case.images)
     assert len(maps) == len(case.attentions)
@@ -108,6 +109,7 @@ def test_grad_cam(case):
         assert np.abs(last - found).max() > 1e-2
 
 
+@pytest.mark.each_backend("nightly")
 def test_similar_patches(case):
     backbone = case.model
     if case.name != "dinov3":

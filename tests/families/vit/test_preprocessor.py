@@ -164,8 +164,7 @@ def test_a_preprocessor_comes_from_a_model_or_a_name(tmp_path):
     with pytest.raises(InputError, match="a ViTImageClassifierPreprocessor, not a ViTImageConv"):
         ViTImageConverter.from_preset(tmp_path / "own")
     (tmp_path / "own" / "preprocessor.json").write_text("[")
-    with pytest.raises(InputError, match="is not readable JSON"):
-        ViTImageClassifierPreprocessor.from_preset(tmp_path / "own")
+    refused("is not readable JSON", ViTImageClassifierPreprocessor.from_preset, tmp_path / "own")
 
 
 def test_a_preprocessor_is_an_object_that_can_be_called():
@@ -188,6 +187,7 @@ def test_an_image_converter_has_the_arguments_of_keras_hub():
 
 
 @pytest.mark.needs("tensorflow")
+@pytest.mark.each_backend
 def test_tf_data_maps_a_preprocessor():
     import tensorflow as tf
 
@@ -198,6 +198,10 @@ def test_tf_data_maps_a_preprocessor():
     assert images.shape == (3, 4, 6, 3)
     np.testing.assert_array_equal(images, preprocessor(x))
     np.testing.assert_array_equal(labels, np.arange(3))
+    masks = tf.data.Dataset.from_tensor_slices((x, x[..., 0]))
+    _, masks = masks.map(ViTImageSegmenterPreprocessor((9, 7))).batch(3).get_single_element()
+    np.testing.assert_array_equal(masks, x[..., 0])
+    assert masks.dtype == "int32"
     alone = data.map(lambda x, y: x).batch(2).map(preprocessor)
     assert alone.element_spec.shape.as_list() == [None, 4, 6, 3]
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[[1.0], [2.0, 3.0]]]))

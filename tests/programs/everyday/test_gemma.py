@@ -7,19 +7,18 @@ import pytest
 import gemma3_processor_case
 import gemma4_vision_case
 from kmodels import models
-from kmodels.core.errors import InputError
 from kmodels.models import (
     Gemma3CausalLM,
     Gemma3CausalLMPreprocessor,
     GemmaBackbone,
     GemmaCausalLM,
     GemmaCausalLMPreprocessor,
-    GemmaTextEmbedder,
 )
 from kmodels.models.gemma_vision.gemma3 import PRESETS as PRESETS3
 from kmodels.models.gemma_vision.gemma4 import PRESETS as PRESETS4
 from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
+from refusals import refused
 
 
 @pytest.mark.nightly("tensorflow")
@@ -54,8 +53,7 @@ def test_some_rows_weigh_more():
         found = model.evaluate(x, y, sample_weight=weights, verbose=0)
         assert found == pytest.approx(wanted, rel=1e-5)
     message = r"sample_weight has the shape \(4,\) beside targets of \(4, 6\)"
-    with pytest.raises(InputError, match=message):
-        model.fit(x, y, sample_weight=weights[:, 0], verbose=0)
+    refused(message, model.fit, x, y, sample_weight=weights[:, 0], verbose=0)
 
 
 def test_batches_are_continued_one_after_another():
@@ -98,28 +96,6 @@ def test_padded_rows_and_beam_search_are_those_of_transformers(tmp_path):
     np.testing.assert_array_equal(ours["token_ids"], theirs.numpy())
 
 
-@pytest.mark.each_backend("nightly")
-def test_vectors_inside_a_model_of_ones_own(references):
-    """A classifier over the vectors, trained by Keras, the embedder frozen."""
-    embedder = GemmaTextEmbedder.from_preset(references / "embedding_gemma" / "gemma" / "model")
-    embedder.trainable = False
-    inputs = embedder.input
-    y = keras.layers.Dense(2, name="classes")(embedder(inputs))
-    model = keras.Model(inputs, y)
-    model.compile(
-        keras.optimizers.Adam(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    things = {"a fox": "quick", "a dog": "lazy", "rain": "wet", "a cat": "brown"}
-    texts = [(f"what is {thing}?", f"{thing} is {how}.") for thing, how in things.items()]
-    x = embedder.preprocessor([text for pair in texts for text in pair])
-    labels = np.arange(8) % 2
-    before = embedder.get_weights()
-    history = model.fit(x, labels, epochs=12, verbose=0).history["loss"]
-    assert history[-1] < 0.5 * history[0]
-    for old, new in zip(before, embedder.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-
-
 # === Texts ===
 
 TEXTS = ["the cat sat", "a dog ran", "one and two", "no more rain"]
@@ -154,19 +130,6 @@ def test_a_preprocessor_in_a_pipeline_of_each_framework(tokenizer):
     np.testing.assert_array_equal(batch[2], weights)
 
 
-@pytest.mark.each_backend("nightly")
-def test_fit_learns_a_list_of_texts_and_validates_on_another(tokenizer):
-    preprocessor = GemmaCausalLMPreprocessor(tokenizer, sequence_length=8)
-    model = gemma(preprocessor)
-    model.compile(optimizer=keras.optimizers.Adam(5e-3))
-    history = model.fit(TEXTS, batch_size=2, epochs=8, validation_data=TEXTS[:2], verbose=0).history
-    assert float(history["val_loss"][-1]) < 0.5 * float(history["val_loss"][0])
-    assert model.evaluate(TEXTS[:2], verbose=0)[0] == pytest.approx(
-        float(history["val_loss"][-1]), rel=1e-5
-    )
-    assert model.generate("the cat", max_length=8).startswith("the cat")
-
-
 def test_only_responses_count_and_some_count_more(tokenizer):
     preprocessor = Gemma3CausalLMPreprocessor(tokenizer, sequence_length=12)
     model = gemma(preprocessor, Gemma3CausalLM)
@@ -182,16 +145,6 @@ def test_only_responses_count_and_some_count_more(tokenizer):
     weights = weights * importance[:, None]
     wanted = (each * weights).sum() / weights.sum()
     assert loss == pytest.approx(wanted, rel=1e-5)
-
-
-def test_a_shorter_sequence_for_one_call(tokenizer):
-    preprocessor = GemmaCausalLMPreprocessor(tokenizer)
-    assert preprocessor(TEXTS)[1].shape == (4, 1024)
-    assert preprocessor(TEXTS, sequence_length=6)[1].shape == (4, 6)
-    preprocessor.sequence_length = 16
-    x, _, _ = preprocessor(TEXTS)
-    assert x["token_ids"].shape == (4, 16)
-    assert preprocessor.generate_postprocess(x) == TEXTS
 
 
 # === Texts with images ===

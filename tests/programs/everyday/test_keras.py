@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 
 import kmodels
 
@@ -34,49 +33,6 @@ def test_dense_in_a_sequential_model_is_keras_dense():
         losses.append(each.fit(x, y, epochs=3, shuffle=False, verbose=0).history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-4)
     assert losses[0][-1] < losses[0][0]
-
-
-def test_a_regularizer_adds_to_the_loss():
-    x = rng.normal(size=(4, 3)).astype("float32")
-    model = keras.Sequential([kmodels.layers.MLP(5, kernel_regularizer=keras.regularizers.L2(0.1))])
-    model.compile("sgd", "mse")
-    model(x)
-    penalty = 0.1 * sum((w**2).sum() for w in model.get_weights() if w.ndim == 2)
-    error = np.mean((model.predict(x, verbose=0) - x) ** 2)
-    np.testing.assert_allclose(model.evaluate(x, x, verbose=0), error + penalty, rtol=1e-5)
-
-
-@keras.saving.register_keras_serializable(package="everyday")
-class Classifier(keras.Model):
-    def __init__(self, classes=2, **kwargs):
-        super().__init__(**kwargs)
-        self.classes = classes
-        self.attention = kmodels.layers.Attention(2, dropout=0.1)
-        self.norm = kmodels.layers.LayerNorm()
-        self.head = keras.layers.Dense(classes)
-
-    def call(self, x, training=False):
-        x = x + self.attention(self.norm(x), training=training)
-        return self.head(keras.ops.mean(x, axis=1))
-
-    def get_config(self):
-        return {**super().get_config(), "classes": self.classes}
-
-
-@pytest.mark.nightly("tensorflow")
-@pytest.mark.each_backend
-def test_a_model_of_my_own_is_saved_and_goes_on_training(tmp_path):
-    labels = rng.integers(0, 2, 64)
-    x = rng.normal(size=(64, 5, 4)).astype("float32") + 3 * labels[:, None, None]
-    model = Classifier()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
-    model.fit(x, labels, epochs=2, verbose=0)
-    model.save(tmp_path / "mine.keras")
-    again = keras.saving.load_model(tmp_path / "mine.keras")
-    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
-    again.fit(x, labels, epochs=12, verbose=0)
-    assert again.evaluate(x, labels, verbose=0)[1] > 0.9
 
 
 def test_a_global_policy_reaches_every_layer():
