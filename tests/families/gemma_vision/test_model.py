@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from arrays import assert_equal, to_numpy
+from arrays import assert_equal
 from kmodels import presets
 from kmodels.core.errors import InputError
 from kmodels.models import (
@@ -16,9 +16,8 @@ from kmodels.models import (
     GemmaCausalLM,
 )
 from kmodels.weights import read_safetensors, write_safetensors
-from tolerances import tolerance
+from refusals import refused
 
-LIMIT = tolerance("logits")
 IMAGE, EACH = 320, 4
 
 
@@ -39,12 +38,6 @@ def batch(rows=2, images=1, length=15, seed=0):
 def fresh(**settings):
     keras.utils.set_random_seed(3)
     return Gemma3ImageTextLM.from_preset("gemma3_vision_debug", preprocessor=None, **settings)
-
-
-def labelled(inputs):
-    labels = np.roll(inputs["token_ids"], -1, axis=1)
-    weights = (labels != IMAGE).astype("float32")
-    return {"x": inputs, "y": np.minimum(labels, 319), "sample_weight": weights}
 
 
 def logits(model, inputs):
@@ -109,9 +102,7 @@ def test_settings_without_counterpart_are_named(folder, where, change, message):
     held = json.loads((folder / "config.json").read_text())
     (held[where] if where else held).update(change)
     (folder / "config.json").write_text(json.dumps(held))
-    with pytest.raises(InputError, match=message) as raised:
-        Gemma3ImageTextLM.from_preset(folder, load_weights=False)
-    assert "\n" not in str(raised.value)
+    refused(message, Gemma3ImageTextLM.from_preset, folder, load_weights=False)
 
 
 def test_a_tensor_that_is_missing_is_named(folder):
@@ -132,8 +123,7 @@ def test_a_tensor_that_is_missing_is_named(folder):
 )
 def test_configs_that_do_not_fit(change, message):
     given = fresh(load_weights=False).backbone.config.to_dict()
-    with pytest.raises(InputError, match=message):
-        Gemma3ImageTextConfig(**{**given, **change})
+    refused(message, Gemma3ImageTextConfig, **{**given, **change})
 
 
 def test_more_tokens_than_features_are_refused():
@@ -141,26 +131,11 @@ def test_more_tokens_than_features_are_refused():
     inputs["images"] = inputs["images"][:, :1]
     model, labels = fresh(), inputs["token_ids"]
     for call in (model, model.predict, lambda x: model.fit(x, labels)):
-        with pytest.raises(InputError, match="a row has 8 tokens for images, and its 1 images "):
-            call(inputs)
+        refused("a row has 8 tokens for images, and its 1 images ", call, inputs)
 
 
 def test_each_image_of_the_preset_takes_four_tokens():
     assert fresh().backbone.vision_encoder.num_vision_tokens_per_image == EACH
-
-
-def test_fit_learns_and_every_part_gets_a_gradient():
-    model, inputs = fresh(), batch(rows=4)
-    before = [to_numpy(weight).copy() for weight in model.trainable_weights]
-    model.compile(optimizer=keras.optimizers.Adam(3e-3))
-    history = model.fit(**labelled(inputs), batch_size=2, epochs=6, verbose=0).history
-    assert history["loss"][-1] < 0.9 * history["loss"][0]
-    still = [
-        weight.path
-        for weight, held in zip(model.trainable_weights, before, strict=True)
-        if np.array_equal(to_numpy(weight), held)
-    ]
-    assert not still
 
 
 def test_a_chat_reads_the_tower(folder):

@@ -142,7 +142,8 @@ def test_one_array_holds_the_caches_of_all_blocks():
     parts = []
     for start, end in ((0, 6), (6, 7), (7, 9)):
         new, index = map(keras.ops.convert_to_tensor, (ids[:, start:end], np.int32(start)))
-        logits, _, cache = extend(new, cache, index)
+        logits, hidden, cache = extend(new, cache, index)
+        assert tuple(hidden.shape) == (2, end - start, UNEVEN["hidden_dim"])
         parts.append(to_numpy(logits))
     expected, limit = model.predict(ids, verbose=0), tolerance("logits")
     np.testing.assert_allclose(np.concatenate(parts, 1), expected, rtol=0, atol=limit)
@@ -271,7 +272,6 @@ PROMPT = {"token_ids": [[3]], "padding_mask": [[1]]}
 
 
 def drawn(model, sampler):
-    """Tokens behind a prompt."""
     model.use_sampler(sampler)
     try:
         return model.generate(PROMPT, 6, stop_token_ids=None)["token_ids"].tolist()

@@ -93,7 +93,8 @@ ORDER = [
     ),
     (
         *("Qwen3Backbone", (20, 1, 2, 1, 4, 8, 16, 1e4, 2.0, 1e-3, 0.1, False, 7)),
-        {"rope_scaling_factor": 2.0, "tie_word_embeddings": False, "sliding_window_size": 7},
+        {"num_key_value_heads": 1, "head_dim": 4, "hidden_dim": 8, "rope_scaling_factor": 2.0}
+        | {"tie_word_embeddings": False, "sliding_window_size": 7},
     ),
     (
         *("Llama3Backbone", (20, 1, 2, 8, 16, 1, 1e4, 1.0, 8.0, 1.0, 4.0, 64, 1e-3, 0.1)),

@@ -43,15 +43,6 @@ def said(folder):
     return json.loads((folder / "texts.json").read_text())
 
 
-def test_positional_arguments_are_in_keras_hubs_order():
-    sizes = {
-        **{"vocabulary_size": 24, "num_layers": 2, "num_query_heads": 4, "num_key_value_heads": 2},
-        **{"head_dim": 6, "hidden_dim": 16, "intermediate_dim": 20},
-    }
-    config = Qwen3Backbone(*sizes.values()).config
-    assert {name: getattr(config, name) for name in sizes} == sizes
-
-
 @pytest.mark.parametrize(
     ("name", "said", "message"),
     [

@@ -6,7 +6,6 @@ import pytest
 from hub_case import run_backbone_test, run_preprocessing_layer_test, run_task_test
 from test_hub_lora import GEMMA3
 
-from arrays import to_numpy
 from kmodels.models import (
     Gemma3Backbone,
     Gemma3CausalLM,
@@ -18,7 +17,6 @@ from kmodels.models import (
     GemmaTokenizer,
 )
 from sentencepiece_files import NORMAL, UNKNOWN, sentencepiece_model, words_model
-from tolerances import tolerance
 
 pytestmark = pytest.mark.across
 
@@ -82,27 +80,6 @@ def test_backbone_basics(kind):
     run_backbone_test(cls, sizes, inputs, shape, **more)
 
 
-@pytest.mark.parametrize(("kind", "count", "layers"), [("gemma", 3216, 6), ("gemma3", 5752, 10)])
-def test_architecture_characteristics(kind, count, layers):
-    """So many parameters, and so many layers."""
-    cls, sizes, _ = KINDS[kind]
-    backbone = cls(**sizes)
-    assert backbone.count_params() == count
-    assert len(backbone.layers) == layers
-
-
-def test_sliding_window():
-    """A token of a local layer sees the window's tokens and no other before it."""
-    block = GemmaBackbone(**GEMMA_2).transformer_layers[0]
-    x = np.random.default_rng(0).normal(size=(1, 10, 16)).astype("float32")
-    before = to_numpy(block(x))
-    for place in range(10):
-        changed = x.copy()
-        changed[:, place] += 1.0
-        moved = np.abs(to_numpy(block(changed)) - before).max(-1)[0] > 0
-        assert moved.tolist() == [place <= at < place + 5 for at in range(10)]
-
-
 def test_five_of_six_blocks_of_gemma3_have_windows():
     blocks = Gemma3Backbone(**GEMMA3).transformer_layers
     assert [block.use_sliding_window_attention for block in blocks] == [True] * 5 + [False]
@@ -163,23 +140,6 @@ def test_generate_compilation(task):
     assert model.generate_function is None
 
 
-def test_cache_correctness(causal_lm, preprocessor):
-    """Token by token with a cache gives the logits of all at once."""
-    prepared = preprocessor([FOX, FOX])[0]
-    token_ids = prepared["token_ids"]
-    # An array beside a tensor, as what is computed of an array is one.
-    padding_mask = keras.ops.ones_like(prepared["padding_mask"])
-    whole = to_numpy(causal_lm({"token_ids": token_ids, "padding_mask": padding_mask}))
-    cache = keras.ops.zeros_like(causal_lm._build_cache(token_ids)[1])
-    for place in range(8):
-        new = token_ids[:, place : place + 1]
-        logits, hidden, cache = causal_lm.call_with_cache(new, cache, place)
-        assert tuple(hidden.shape) == (2, 1, 8)
-        np.testing.assert_allclose(
-            to_numpy(logits)[:, 0], whole[:, place], atol=tolerance("logits"), rtol=0
-        )
-
-
 def test_get_quantization_layer_structure(causal_lm):
     """The embeddings as a model and the blocks, for what quantizes block by block."""
     found = causal_lm.get_quantization_layer_structure("gptq")
@@ -230,35 +190,6 @@ def test_errors_missing_special_tokens():
     assert tokenizer.start_of_image_token_id == tokenizer.end_of_image_token_id == -1
 
 
-def test_preprocessor_basics(words):
-    """Texts become ids with start and end, labels one further, and weights where labels count."""
-    run_preprocessing_layer_test(
-        GemmaCausalLMPreprocessor,
-        {"tokenizer": words, "sequence_length": 8},
-        TEXTS[:1],
-        expected_output=(
-            {"token_ids": [[1, *IDS, 2, 0, 0]], "padding_mask": [[1, 1, 1, 1, 1, 1, 0, 0]]},
-            [[*IDS, 2, 0, 0, 0]],
-            [[1, 1, 1, 1, 1, 0, 0, 0]],
-        ),
-    )
-
-
-def test_text_preprocessor_basics(words3):
-    """A prompt and its response are one row; the response alone has weights."""
-    ids = [[1, *IDS3, ROUND3, 2, 0]]
-    run_preprocessing_layer_test(
-        Gemma3CausalLMPreprocessor,
-        {"tokenizer": words3, **SETTINGS},
-        {"prompts": TEXTS[:1], "responses": ["round"]},
-        expected_output=(
-            {"token_ids": ids, "padding_mask": [[1, 1, 1, 1, 1, 1, 1, 0]]},
-            [[*IDS3, ROUND3, 2, 0, 0]],
-            [[0, 0, 0, 0, 1, 1, 0, 0]],
-        ),
-    )
-
-
 def _without_ends(preprocessor, data, ids, weights):
     x, y, found = preprocessor(data)
     empty = 8 - len(ids)
@@ -276,10 +207,3 @@ def test_no_start_end_token(words, words3):
     preprocessor = Gemma3CausalLMPreprocessor(words3, **SETTINGS, **none)
     data = {"prompts": TEXTS[:1] * 4, "responses": ["round"] * 4}
     _without_ends(preprocessor, data, [*IDS3, ROUND3], [0, 0, 0, 1, 0, 0, 0, 0])
-
-
-def test_images_of_gemma3(words3):
-    """Images, of which keras-hub's test is, are refused in a line: the model is of text alone."""
-    preprocessor = Gemma3CausalLMPreprocessor(words3, image_converter=object())
-    with pytest.raises(ValueError, match="Gemma 3 takes only text here; leave 'images' out"):
-        preprocessor({"prompts": "the", "responses": "fox", "images": np.ones((8, 8, 3))})

@@ -102,7 +102,6 @@ def test_backbone_basics(name):
 
 @pytest.fixture(params=["ViT", "DeiT"])
 def classifier(request):
-    """A class of classifiers, and its arguments."""
     kind = request.param
     converter = getattr(models, f"{kind}ImageConverter")(image_size=(28, 28), scale=1 / 255.0)
     preprocessor = getattr(models, f"{kind}ImageClassifierPreprocessor")(image_converter=converter)
@@ -148,8 +147,7 @@ def test_pyramid_with_the_final_norm(name):
 # === SigLIP ===
 
 
-def test_arguments_by_position():
-    assert SigLIPVisionEncoder(16, 64, 2, 2, 128, image_shape=(64, 64, 3)).hidden_dim == 64
+def test_an_activation_that_is_not_there():
     with pytest.raises(InputError, match="intermediate_activation is 'tanh'; choose one of gelu"):
         SigLIPVisionEncoder(**SIGLIP, intermediate_activation="tanh")
 
