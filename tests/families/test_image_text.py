@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from kmodels import models
-from kmodels.core.errors import InputError
 from kmodels.generation import BeamSampler
 from kmodels.tools import plan
+from refusals import refused
 from tolerances import tolerance
 
 LIMIT = tolerance("logits")
@@ -66,8 +66,7 @@ def test_sizes_and_no_plan_of_memory(name):
     assert [w.path for w in backbone.vision_encoder.weights] == [
         w.path for w in backbone.weights if w.path.startswith("vision_encoder/")
     ]
-    with pytest.raises(InputError, match="the memory of images is not planned"):
-        plan.Plan(name, plan.Setup(2, 16))
+    refused("the memory of images is not planned", plan.Plan, name, plan.Setup(2, 16))
 
 
 @kinds
@@ -116,8 +115,7 @@ def test_beams_and_drafts_see_the_images(name):
     model.compile(sampler=BeamSampler(num_beams=1))
     np.testing.assert_array_equal(generate(), alone)
     model.compile(sampler="contrastive")
-    with pytest.raises(InputError, match="ContrastiveSampler reads no images here"):
-        generate()
+    refused("ContrastiveSampler reads no images here", generate)
 
 
 @kinds

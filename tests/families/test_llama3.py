@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.core.errors import InputError
 from kmodels.models import (
     Llama3CausalLM,
     Llama3CausalLMPreprocessor,
     Llama3Tokenizer,
 )
+from refusals import refused
 from tolerances import tolerance
 
 
@@ -38,8 +38,7 @@ def test_ids_begin_with_the_start_token_and_several_end_a_text(folder, said):
         assert tokenizer.tokenize(said["texts"]) == [ids[1:] for ids in said["ids"]]
         assert tokenizer.detokenize(said["ids"]) == said["texts"]
     for more in ({"merges": merges}, marks):
-        with pytest.raises(InputError, match="has its own merges and control tokens"):
-            Llama3Tokenizer(read.core, **more)
+        refused("has its own merges and control tokens", Llama3Tokenizer, read.core, **more)
 
 
 def test_the_chat_format_is_that_of_the_template(folder, said):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kmodels.checkpoint.state import slots
-from kmodels.core.errors import InputError
 from kmodels.models import ViTImageClassifier
 from kmodels.training import SGD, AdamW, Lamb, MomentumSGD, Muon, WarmupSchedule
 from kmodels.training.optimizers import depth_multipliers
+from refusals import refused
 from tolerances import tolerance
 
 PATHS = (
@@ -328,15 +328,13 @@ def test_slots_are_named_after_the_variables():
     ],
 )
 def test_wrong_settings(settings, message):
-    with pytest.raises(InputError, match=message):
-        AdamW(0.1, **settings)
+    refused(message, AdamW, 0.1, **settings)
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("make", [Lamb, Muon])
 def test_optimizers_of_matrices_have_no_amsgrad(make):
-    with pytest.raises(InputError, match=f"{make.__name__} has no amsgrad; leave it out"):
-        make(0.1, amsgrad=True)
+    refused(f"{make.__name__} has no amsgrad; leave it out", make, 0.1, amsgrad=True)
 
 
 @pytest.mark.parametrize(
@@ -375,8 +373,7 @@ def test_a_warm_up_that_does_not_end_is_named(caplog):
     ],
 )
 def test_wrong_schedules(arguments, message):
-    with pytest.raises(InputError, match=message):
-        WarmupSchedule(*arguments)
+    refused(message, WarmupSchedule, *arguments)
 
 
 def projections(seed=0):
@@ -500,9 +497,6 @@ def test_rates_by_epoch_are_deits():
         ({"final": -1.0}, "the final learning rate is -1.0"),
         ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
     ):
-        with pytest.raises(InputError, match=message):
-            WarmupSchedule(1.0, 10, **settings)
-    with pytest.raises(InputError, match="momentum is 0; give a share above 0"):
-        MomentumSGD(momentum=0)
-    with pytest.raises(InputError, match=r"momentum is 1\.5; give a number at least 0 and below 1"):
-        Muon(momentum=1.5)
+        refused(message, WarmupSchedule, 1.0, 10, **settings)
+    refused("momentum is 0; give a share above 0", MomentumSGD, momentum=0)
+    refused(r"momentum is 1\.5; give a number at least 0 and below 1", Muon, momentum=1.5)

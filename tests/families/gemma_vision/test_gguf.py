@@ -25,6 +25,7 @@ from kmodels.text.training import train_tokenizer
 from kmodels.tools import cli
 from kmodels.tools.convert import convert
 from kmodels.weights import read_safetensors
+from refusals import refused
 from tolerances import tolerance
 
 pytestmark = pytest.mark.needs("gguf")
@@ -257,9 +258,7 @@ def test_older_files_swap_the_names_of_the_mlp(files, tmp_path):
 def test_other_projectors_are_named(files, tmp_path, settings, message):
     shutil.copy(files / "float32" / "model.gguf", tmp_path)
     rewritten(files / "float32" / "mmproj-model.gguf", tmp_path / "mmproj.gguf", settings)
-    with pytest.raises(InputError, match=message) as raised:
-        Gemma3ImageTextLM.from_preset(tmp_path / "model.gguf")
-    assert "\n" not in str(raised.value)
+    refused(message, Gemma3ImageTextLM.from_preset, tmp_path / "model.gguf")
 
 
 def test_what_is_to_become_of_the_encoder_is_asked(model, tmp_path):
@@ -267,12 +266,10 @@ def test_what_is_to_become_of_the_encoder_is_asked(model, tmp_path):
     for given in ({}, {"text_only": True, "mmproj": beside}):
         with pytest.raises(InputError, match="give mmproj=FILE for the vision encoder, or text_on"):
             model.export_to_gguf(text, **given)
-    with pytest.raises(InputError, match="where the text goes; give another name"):
-        model.export_to_gguf(text, mmproj=text)
+    refused("where the text goes; give another name", model.export_to_gguf, text, mmproj=text)
     with pytest.raises(InputError, match=r"mmproj.bin must be a GGUF file"):
         model.export_to_gguf(text, mmproj=tmp_path / "mmproj.bin")
-    with pytest.raises(InputError, match="dtype is 'int4'"):
-        model.export_to_gguf(text, "int4", mmproj=beside)
+    refused("dtype is 'int4'", model.export_to_gguf, text, "int4", mmproj=beside)
     with pytest.raises(InputError, match="GemmaCausalLM has no vision encoder; leave mmproj out"):
         GemmaCausalLM.from_preset("gemma3_debug").export_to_gguf(text, mmproj=beside)
     assert not list(tmp_path.iterdir())

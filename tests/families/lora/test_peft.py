@@ -195,9 +195,8 @@ def test_files_that_mean_something_else_are_refused(adapter, plain, tmp_path, ch
     config |= change
     config = {name: value for name, value in config.items() if value != ABSENT}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=message) as caught:
-        plain.load_adapter(folder)
-    assert "\n" not in str(caught.value) and not adapters(plain)
+    refused(message, plain.load_adapter, folder)
+    assert not adapters(plain)
 
 
 def test_a_directory_without_one_of_its_files_is_refused(adapter, plain, tmp_path):
@@ -238,9 +237,8 @@ def file(tmp_path_factory):
 def test_a_file_of_another_model_is_refused(file, model, message):
     model = tiny(**model)
     trained = len(model.trainable_weights)
-    with pytest.raises(InputError, match=message) as caught:
-        model.load_lora_weights(file)
-    assert "\n" not in str(caught.value) and len(model.trainable_weights) == trained
+    refused(message, model.load_lora_weights, file)
+    assert len(model.trainable_weights) == trained
 
 
 def test_a_file_of_keras_hub_is_told_where_it_is_read(tmp_path):

@@ -15,11 +15,11 @@ from launch import ROOT, Process, jax_cache, jax_ranks, launch, torch_ranks
 
 from kmodels.checkpoint import format, manager, state
 from kmodels.core import processes
-from kmodels.core.errors import InputError
 from kmodels.core.files import atomic_directory
 from kmodels.distribution import distribute
 from kmodels.models import ViTImageClassifier
 from kmodels.weights.files import read_parts, write_parts
+from refusals import refused
 
 MESHES = {"jax": "fsdp=4", "torch": "fsdp=2"}
 OTHERS = {"jax": ["data=2,fsdp=2", "data=4"], "torch": ["data=2"]}
@@ -185,8 +185,7 @@ def test_any_cut_of_parts_gives_the_whole(tmp_path):
     for rows, columns in [((0, 5), (0, 4)), ((2, 4), (0, 2)), ((4, 5), (1, 3)), ((1, 1), (0, 4))]:
         index = slice(*rows), slice(*columns)
         np.testing.assert_array_equal(found["a"].part(index), whole["a"][index])
-    with pytest.raises(InputError, match=f"{tmp_path} lacks parts of a; copy the directory"):
-        read_parts(paths[:2] + paths[:1])
+    refused(f"{tmp_path} lacks parts of a; copy the directory", read_parts, paths[:2] + paths[:1])
 
 
 @pytest.mark.once

@@ -9,8 +9,8 @@ import run_in_parts
 from launch import ROOT, Process, jax_ranks, launch
 
 from kmodels.checkpoint.manager import CheckpointError
-from kmodels.core.errors import InputError
 from kmodels.training import load_orbax, save_orbax
+from refusals import refused
 
 SCRIPT = ROOT / "tests" / "loop" / "distribution" / "run_in_parts.py"
 
@@ -29,15 +29,13 @@ def test_bit_equal_on_any_mesh(tmp_path):
             _, model = run_in_parts.make(mesh)
             load_orbax(model, saved)
             assert run_in_parts.differing(model, expected) == []
-    with pytest.raises(InputError, match="orbax exists; give a new directory"):
-        save_orbax(model, saved)
+    refused("orbax exists; give a new directory", save_orbax, model, saved)
     _, wrong = run_in_parts.make(None, keras.optimizers.SGD)
     before = run_in_parts.values(wrong)
     with pytest.raises(CheckpointError, match="orbax belongs to another model or optimizer: opti"):
         load_orbax(wrong, saved)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty is not what save_orbax wrote"):
-        load_orbax(wrong, tmp_path / "empty")
+    refused("empty is not what save_orbax wrote", load_orbax, wrong, tmp_path / "empty")
     assert run_in_parts.differing(wrong, before) == []
 
 
@@ -47,5 +45,4 @@ def test_it_is_asked_for_where_it_is_not(backend, tmp_path, monkeypatch):
     message = "Orbax needs the jax backend" if backend != "jax" else "pip install 'kmodels.orbax.'"
     _, model = run_in_parts.make(None)
     for act in (save_orbax, load_orbax):
-        with pytest.raises(InputError, match=message):
-            act(model, tmp_path / "x")
+        refused(message, act, model, tmp_path / "x")

@@ -15,6 +15,7 @@ from kmodels.data import as_dataset
 from kmodels.data.pipeline.kinds import pipeline
 from kmodels.data.pipeline.shard import BatchSharding
 from kmodels.data.pipeline.stream import RayBatches
+from refusals import refused
 
 # Ray leaves a log file of each data set open, which the garbage collector finds in any later test.
 pytestmark = [
@@ -174,9 +175,7 @@ def test_iterators_of_ray_have_their_own_rows():
 
 def test_what_does_not_fit_is_said():
     data = rows()
-    with pytest.raises(InputError, match="MaterializedDataset makes its own batches, so y cannot"):
-        fit(model(), data, y=Y)
+    refused("MaterializedDataset makes its own batches, so y cannot", fit, model(), data, y=Y)
     with pytest.raises(InputError, match="validation_split needs arrays, not MaterializedDataset"):
         fit(model(), data, validation_split=0.5)
-    with pytest.raises(InputError, match="the data gave no batch; give at least one"):
-        fit(model(), data.limit(0))
+    refused("the data gave no batch; give at least one", fit, model(), data.limit(0))

@@ -7,6 +7,7 @@ import pytest
 from kmodels.core.errors import InputError
 from kmodels.distribution import ray
 from kmodels.runs import recipe
+from refusals import refused
 
 pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
 
@@ -51,9 +52,7 @@ pytestmark = [pytest.mark.across("torch"), pytest.mark.needs("ray")]
     ],
 )
 def test_settings(given, said, tmp_path):
-    with pytest.raises(InputError, match=said) as caught:
-        ray.run(**{"recipe_or_function": print, "storage": tmp_path, **given})
-    assert "\n" not in str(caught.value)
+    refused(said, ray.run, **{"recipe_or_function": print, "storage": tmp_path, **given})
 
 
 @pytest.mark.parametrize(
@@ -82,5 +81,4 @@ def test_without_ray(monkeypatch, tmp_path, capsys):
 
 
 def test_outside_of_a_worker():
-    with pytest.raises(InputError, match=r"directory\(\) is asked for outside of a worker of Ray"):
-        ray.directory()
+    refused(r"directory\(\) is asked for outside of a worker of Ray", ray.directory)

@@ -6,7 +6,7 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import layers, models
-from kmodels.core.errors import InputError
+from refusals import refused
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
@@ -30,12 +30,10 @@ if BACKEND == "jax":
             lambda dtype: models.ViTBackbone(**sizes, dtype=dtype),
             lambda dtype: task(models.ViTBackbone(**sizes), 3, head_dtype=dtype),
         ):
-            with pytest.raises(InputError, match=f"^dtype is {reason}"):
-                make("float64")
+            refused(f"^dtype is {reason}", make, "float64")
         keras.config.set_floatx("float64")
         try:
-            with pytest.raises(InputError, match=f"^floatx is {reason}"):
-                layers.Dense(2, dtype="float32")
+            refused(f"^floatx is {reason}", layers.Dense, 2, dtype="float32")
         finally:
             keras.config.set_floatx("float32")
 

@@ -6,6 +6,7 @@ import pytest
 import kmodels
 from kmodels.core import runtime
 from kmodels.core.errors import InputError
+from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +53,12 @@ def test_other_values_are_refused() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("fraction", [0.0, 1.5, -1.0])
 def test_memory_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(InputError, match=r"it must be in \(0, 1\]"):
-        runtime.memory_fraction(fraction)
+    refused(r"it must be in \(0, 1\]", runtime.memory_fraction, fraction)
 
 
 def test_memory_fraction_too_late() -> None:
     keras.ops.ones(()) + 1
     if keras.backend.backend() == "jax":
-        with pytest.raises(InputError, match="comes too late: jax has started its devices"):
-            runtime.memory_fraction(0.5)
+        refused("comes too late: jax has started its devices", runtime.memory_fraction, 0.5)
     else:  # torch can set it any time; TensorFlow without a GPU has nothing to limit
         runtime.memory_fraction(0.5)

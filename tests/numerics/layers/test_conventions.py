@@ -17,7 +17,6 @@ import pytest
 import kmodels
 from arrays import to_numpy
 from kmodels import layers
-from kmodels.core.errors import InputError
 from kmodels.models import (
     CLIPTextConfig,
     Gemma3VisionEncoder,
@@ -38,6 +37,7 @@ from kmodels.models.vit.layers import PatchEmbedding, Pooling, Tokens
 from kmodels.models.vit.model import Block
 from kmodels.models.vit.naflex.layers import NaFlexPatchEmbedding
 from kmodels.models.vit.segmentation.mask_transformer import MaskHead, Queries, Upscale
+from refusals import refused
 
 VIT = ViTConfig(
     image_shape=(8, 8, 3), patch_size=4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=12,
@@ -428,8 +428,7 @@ def test_all_train_inside_fit():
     ],
 )
 def test_wrong_settings_are_refused(make, message):
-    with pytest.raises(InputError, match=message):
-        make()
+    refused(message, make)
 
 
 @pytest.mark.once

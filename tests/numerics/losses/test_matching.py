@@ -8,9 +8,9 @@ import pytest
 
 from arrays import to_numpy
 from kmodels import transforms
-from kmodels.core.errors import InputError
 from kmodels.training import SetCriterion, set_criterion
 from kmodels.training.set_criterion import LabelTargets, MaskTargets, labels_of
+from refusals import refused
 from tolerances import tolerance
 
 rng = np.random.default_rng(0)
@@ -129,5 +129,4 @@ def test_gradients_and_weights_of_images():
     empty = value(np.full_like(labels, 255), masks, classes)
     shares = np.exp(classes) / np.exp(classes).sum(-1, keepdims=True)
     assert to_numpy(empty) == pytest.approx(2 * -np.log(shares[..., 3]).mean(), abs=1e-5)
-    with pytest.raises(InputError, match="train_num_points is 0; give at least 1"):
-        SetCriterion(3, train_num_points=0)
+    refused("train_num_points is 0; give at least 1", SetCriterion, 3, train_num_points=0)

@@ -9,6 +9,7 @@ import pytest
 from gradients import to_numpy, value_and_grad
 from kmodels import InputError
 from kmodels.training import CLIPLoss, ContrastiveLoss, SigLIPLoss
+from refusals import refused
 from tolerances import tolerance
 
 ROWS, WIDTH = 5, 12
@@ -171,8 +172,7 @@ def test_logits_that_are_not_square_are_refused(kind):
     ],
 )
 def test_settings_of_the_contrastive_loss_are_checked(settings, message):
-    with pytest.raises(InputError, match=message):
-        ContrastiveLoss(**settings)
+    refused(message, ContrastiveLoss, **settings)
 
 
 @pytest.mark.once

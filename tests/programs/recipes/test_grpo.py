@@ -20,7 +20,6 @@ SMALL = (
 
 @pytest.fixture
 def prompts(tmp_path):
-    """Prompts with a field for the reward function, and that function."""
     path = tmp_path / "prompts.jsonl"
     words = ("red", "blue", "green", "white", "black", "brown", "pink", "grey")
     rows = [{"prompt": f"A colour like {word}? ", "answer": word} for word in words]

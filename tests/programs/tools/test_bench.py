@@ -12,9 +12,9 @@ import keras
 import pytest
 
 from command_line import run
-from kmodels.core.errors import InputError
 from kmodels.tools.compare_backends import work
 from kmodels.tools.compare_backends.bench import LOSSES, Refused, differences
+from refusals import refused
 
 BACKEND = keras.backend.backend()
 
@@ -124,5 +124,4 @@ def test_a_refusal_is_listed_and_leaves_no_file(capsys, monkeypatch, tmp_path):
 
 
 def test_a_model_without_a_loss_of_its_own_is_refused():
-    with pytest.raises(InputError, match="which has no default loss; give a"):
-        work.make_model("clip_text_debug", "float32")
+    refused("which has no default loss; give a", work.make_model, "clip_text_debug", "float32")

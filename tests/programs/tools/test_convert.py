@@ -38,6 +38,7 @@ from kmodels.text import demo
 from kmodels.text.training import train_tokenizer
 from kmodels.tools import convert as converting
 from kmodels.tools.convert import FORMATS, Differs, convert, table
+from refusals import refused
 from tolerances import tolerance
 
 BACKEND = keras.backend.backend()
@@ -269,8 +270,7 @@ def test_a_runtime_that_fails_is_named_in_a_line(sources, tmp_path, monkeypatch)
         lambda name: stand_in if name.endswith("graphs_torch") else real(name),
     )
     message = r"peer cannot run the written file, which was not kept \(the cause\); try another"
-    with pytest.raises(InputError, match=message):
-        convert(sources("vit"), tmp_path / "out.npz", "npz")
+    refused(message, convert, sources("vit"), tmp_path / "out.npz", "npz")
     assert not list(tmp_path.iterdir())
 
 
@@ -342,8 +342,7 @@ def test_what_an_exporter_cannot_do_is_told_in_a_line(name, advice, sources, tmp
     monkeypatch.setattr(converting, "backend_module", lambda stem, seam: graphs)
     monkeypatch.setattr("kmodels.tools.convert.ExportFormat.check_backend", lambda form: None)
     told = rf"{name} could not be written from {BACKEND} \(no rule for erfc\); "
-    with pytest.raises(InputError, match=f"{told}({advice})$"):
-        convert(sources("vit"), destination_of(tmp_path, name), name)
+    refused(f"{told}({advice})$", convert, sources("vit"), destination_of(tmp_path, name), name)
     assert not list(tmp_path.iterdir())
 
 

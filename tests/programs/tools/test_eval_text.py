@@ -191,8 +191,7 @@ def test_chats_are_written_by_their_template(folder, tmp_path, capsys):
     ],
 )
 def test_a_wrong_record_is_one_line(records, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        read_tasks(lines(tmp_path / "x.jsonl", records))
+    refused(message, read_tasks, lines(tmp_path / "x.jsonl", records))
 
 
 def test_wrong_uses_give_a_line(folder, tmp_path, capsys):
@@ -412,5 +411,4 @@ def test_results_equal_those_of_lm_eval(kind, tmp_path, references, monkeypatch)
     ):
         with pytest.raises(InputError, match=message):
             get_model("kmodels")(**{"pretrained": str(folder), **values})
-    with pytest.raises(InputError, match="generate_until takes no num_beams"):
-        both("generate_until", [("a", {"num_beams": 2})])
+    refused("generate_until takes no num_beams", both, "generate_until", [("a", {"num_beams": 2})])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from command_line import run
-from kmodels.core.errors import InputError
 from kmodels.models import ViTImageClassifier
 from kmodels.tools.compare_backends.options import TOLERANCES, ParityOptions, Side
 from kmodels.tools.compare_backends.parity import difference, stages
+from refusals import refused
 
 BACKEND = keras.backend.backend()
 
@@ -162,5 +162,4 @@ def test_the_roundings_of_both_sides_add_up_by_their_squares():
     assert ParityOptions(sides[1], sides[1]).allowed == pytest.approx(half * 2**0.5)
     assert ParityOptions(*sides, tolerance=0.5).allowed == 0.5
     assert sides[0].label(sides[1]) == "jax float32"
-    with pytest.raises(InputError, match="batch_size is 0; give at least 1"):
-        ParityOptions(*sides, batch_size=0)
+    refused("batch_size is 0; give at least 1", ParityOptions, *sides, batch_size=0)
