@@ -1,12 +1,9 @@
 """Arrays of any backend as NumPy's."""
 
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-
-from kmodels.weights import read_safetensors
 
 
 def to_numpy(x: Any) -> np.ndarray:
@@ -20,14 +17,6 @@ def to_numpy(x: Any) -> np.ndarray:
     values = keras.ops.convert_to_numpy(x.value if isinstance(x, keras.Variable) else x)
     old = np.lib.NumpyVersion(np.__version__) < "2.0.0"
     return values.astype("float32") if old and values.dtype.name == "bfloat16" else values
-
-
-def assert_same_tensors(one: Path, other: Path) -> None:
-    """The safetensors of two directories have the same names and values."""
-    written, read = read_safetensors(one), read_safetensors(other)
-    assert set(written) == set(read)
-    for name, tensor in read.items():
-        np.testing.assert_array_equal(written[name].read(), tensor.read())
 
 
 def assert_equal(found: Any, wanted: Any, atol: float = 0.0) -> None:

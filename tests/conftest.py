@@ -54,7 +54,6 @@ def _default_backend() -> str:
 
 
 def _xla_flags(given: str) -> str:
-    """Returns the flags that are given, and ours that are not among them."""
     ours = [*XLA_FLAGS]
     if find_spec("jaxlib") and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
         ours.append(UNTIL_JAXLIB_0_11)

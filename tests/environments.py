@@ -290,7 +290,6 @@ def make_environment(name: str) -> bool:
 
 
 def main(names: list[str]) -> int:
-    """Make the named environments, two at a time."""
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown or not names:
         print(f"unknown {unknown}: name some of {', '.join(ENVIRONMENTS)}", file=sys.stderr)

@@ -17,7 +17,6 @@ BACKENDS = ("jax", "torch", "tensorflow")
 
 
 def load(script: Path) -> ModuleType:
-    """A script as a module."""
     sys.path.insert(0, str(script.parent))
     try:
         return importlib.import_module(script.stem)

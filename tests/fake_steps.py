@@ -64,7 +64,6 @@ def images(config: Any, rows: int) -> np.ndarray:
 
 
 def texts(rows: int, length: int, packed: bool = False) -> dict[str, np.ndarray]:
-    """Returns token ids with a mask, or with segments and positions."""
     ids = np.zeros((rows, length), "int32")
     others = ("segment_ids", "positions") if packed else ("padding_mask",)
     return {"token_ids": ids, **dict.fromkeys(others, ids)}

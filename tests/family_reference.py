@@ -67,7 +67,6 @@ class Reference:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """Token ids and their mask."""
         return {name: self.ids(name) for name in ("token_ids", "padding_mask")}
 
     def ids(self, name: str) -> np.ndarray:

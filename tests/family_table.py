@@ -287,7 +287,6 @@ class TextEmbedder(Reference):
 
     @property
     def texts(self) -> list[str]:
-        """What was encoded."""
         return json.loads((self.root / self.name).with_name("texts.json").read_text())["texts"]
 
     def batch(self) -> dict[str, Any]:

@@ -91,7 +91,6 @@ def core(rows: int = 420) -> tokenizers.Tokenizer:
 
 
 def write(folder: Path, template: str | None = TEMPLATE, rows: int = 420) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     core(rows).save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

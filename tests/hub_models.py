@@ -214,7 +214,6 @@ def output(model, x):
 
 
 def values(model):
-    """Weights by path."""
     return {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
 
 

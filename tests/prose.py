@@ -122,7 +122,6 @@ def fragments(text: str, check: Check) -> Iterator[CheckResult]:
 
 
 def checks() -> tuple[Check, ...]:
-    """The checks of this project."""
     return (
         *(
             Check(

@@ -17,7 +17,6 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
 def load(name: str) -> ModuleType:
-    """Returns a recipe by the name of its file, without the ending."""
     spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

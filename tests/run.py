@@ -151,7 +151,6 @@ def read_results(outcome: Outcome, results: Path) -> None:
 def run_suite(
     suite: tuple[str, str], arguments: list[str], processes: dict[tuple[str, str], int]
 ) -> Outcome:
-    """Run pytest in an environment under a backend and print what failed."""
     environment, backend = suite
     across = environment == "full"
     outcome, begun = Outcome(f"full:{backend}" if across else environment), time.monotonic()

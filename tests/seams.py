@@ -81,7 +81,6 @@ def seam_of(place: str, call: ast.Call, tree: ast.Module) -> Seam:
 
 @functools.cache
 def seams() -> list[Seam]:
-    """All seams, each once."""
     return sorted({seam_of(*call) for call in calls()})
 
 

@@ -133,7 +133,6 @@ def files_of_fit(folder: Path) -> dict[str, set[str]]:
 
 
 def main() -> int:
-    """Print the report."""
     for folder in ("src", "tests", "recipes", "benchmarks"):
         lines = lines_of(folder)
         print(f"{folder:<12}{len(lines):6d} files{sum(lines.values()):9,d} lines")

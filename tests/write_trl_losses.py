@@ -127,8 +127,6 @@ def log_probs(*shape: int, low: int = -128) -> np.ndarray:
 
 
 class Accelerator:
-    """One process."""
-
     device = torch.device("cpu")
     num_processes = 1
 

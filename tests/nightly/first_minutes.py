@@ -110,7 +110,6 @@ def notebooks(backend: str, folder: Path) -> list[Use]:
 
 
 def build_wheel(python: Path, folder: Path) -> Path:
-    """Builds the wheel and returns its path."""
     command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT]
     subprocess.run([str(part) for part in command], check=True)
     return next(folder.glob("*.whl"))

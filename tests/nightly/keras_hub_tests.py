@@ -156,7 +156,6 @@ class Counts:
         self.passed: dict[str, bool] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leaves out what is not counted."""
         counted = []
         for item in items:
             downloads = any(item.get_closest_marker(mark) for mark in DOWNLOADS)
@@ -173,7 +172,6 @@ class Counts:
         keras.utils.set_random_seed(0)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Notes a result."""
         if report.skipped:
             self.left["skipped"] += 1
         elif report.when == "call" or report.failed:
@@ -181,7 +179,6 @@ class Counts:
 
 
 def known(test: str) -> bool:
-    """Returns True for a test that is in `KNOWN`."""
     file, _, name = test.partition(".py::")
     return name.endswith(KNOWN.get(file.partition("__")[2], ())) and bool(file)
 

@@ -86,7 +86,6 @@ def subjects() -> dict[str, Subject]:
 
 
 def rows() -> list[Any]:
-    """The rows of the table of families."""
     from family_table import FAMILIES
 
     return [replace(row, root=REFERENCES) for row in FAMILIES]

@@ -102,7 +102,6 @@ def test_config_file_and_copies(make, x, tmp_path):
 
 
 def another(value):
-    """A value that differs."""
     kinds = {bool: lambda: not value, int: lambda: value + 1, dict: lambda: {"query": "to find"}}
     return kinds.get(type(value), lambda: "another")()
 
@@ -392,8 +391,6 @@ def sequential(backbone):
 
 @keras.saving.register_keras_serializable(package="contracts")
 class Own(keras.Model):
-    """A model with a backbone, and with a block of another."""
-
     def __init__(self, backbone, block, **kwargs):
         super().__init__(**kwargs)
         self.backbone, self.block = backbone, block

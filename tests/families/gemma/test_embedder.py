@@ -41,7 +41,6 @@ def folder(gemma, tmp_path):
 
 
 def change(file, **settings):
-    """Writes other settings to a file of settings."""
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
 
 

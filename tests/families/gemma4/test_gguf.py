@@ -16,7 +16,6 @@ pytestmark = pytest.mark.needs("gguf")
 
 
 def with_tokenizer(tokenizer, rows):
-    """A debug model with rows for a tokenizer."""
     model = GemmaCausalLM.from_preset("gemma4_debug", preprocessor=None, vocabulary_size=rows)
     model.preprocessor = model.preprocessor_class(tokenizer)
     return model

@@ -66,7 +66,6 @@ def train(settings: Any, folder: recipe.Folder) -> None:
 
 
 def main(path: str, *flags: str) -> int:
-    """Runs the recipe as its own file does."""
     rank, step, checkpoint = os.environ["KMODELS_TEST_DEATH"].split(" ", 2)
     own = next(os.environ[name] for name in RANKS if name in os.environ)
     died = Path(checkpoint).parents[1] / "died"

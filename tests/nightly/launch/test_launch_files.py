@@ -95,7 +95,6 @@ def smaller(name: str, folder: Path, changes: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Weights and records for a Gemma."""
     folder = tmp_path_factory.mktemp("nodes")
     keras.utils.set_random_seed(0)
     tokenizer = train_tokenizer(demo.texts()[:50], 300)

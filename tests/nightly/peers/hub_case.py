@@ -58,7 +58,6 @@ def assert_close(found: Any, wanted: Any) -> None:
 
 
 def batches(data: Any, size: int) -> Any:
-    """A data set of arrays in batches."""
     import tensorflow as tf
 
     if isinstance(data, tuple):  # labels may be a plain list

@@ -46,7 +46,6 @@ INPUTS = {"token_ids": np.ones((2, 5), "int32"), "padding_mask": np.ones((2, 5),
 
 
 def trained(backbone):
-    """The backbone after an epoch."""
     targets = np.random.default_rng(0).normal(size=(2, 5, backbone.config.hidden_dim))
     backbone.compile(optimizer="sgd", loss="mse")
     backbone.fit(INPUTS, targets, epochs=1, verbose=0)

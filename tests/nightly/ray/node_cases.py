@@ -120,7 +120,6 @@ CASES = {"spare": spare, "elastic": elastic}
 
 
 def drive(folder, names):
-    """Runs the cases on one cluster, and prints what they found."""
     from kmodels.distribution import ray
 
     found = {}

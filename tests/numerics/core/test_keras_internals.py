@@ -21,7 +21,6 @@ from private_names import is_private, names_in
 
 FILE = Path(keras_internals.__file__)
 BACKEND = keras.backend.backend()
-SINCE_316 = tuple(int(part) for part in keras.__version__.split(".")[:2]) >= (3, 16)
 # Attributes of the room's own classes that some class of Keras has too, and one name of Python.
 OWN = {"_count", "_first", "_found", "_model", "_names", "_numbers", "_over", "_path", "_step"}
 OWN.add("_getframe")

@@ -131,7 +131,6 @@ def recorded(monkeypatch) -> list:
 
 @pytest.fixture
 def interpreted(monkeypatch) -> None:
-    """Stands for a TPU."""
     as_on(monkeypatch, TPU, "splash", partial(kernels.splash, interpret=True))
 
 
@@ -238,7 +237,6 @@ def test_second_derivatives_are_plain() -> None:
 
 
 def gradient(dtype: str = "bfloat16", **keywords):
-    """The gradient of attention, with the arrays' shapes."""
 
     def run(query, key, value, weight):
         return jax.vjp(lambda *x: ops.attention(*x, **keywords), query, key, value)[1](weight)

@@ -272,7 +272,6 @@ def test_ids_are_no_classes(tmp_path, kind, label):
 
 
 def test_the_first_length_may_look_compressed(tmp_path):
-    """The first two bytes are those of gzip."""
     other = len(write_tfrecords(tmp_path / "a", [{"b": bytes(35000)}]).read_bytes()) - 16 - 35000
     path = write_tfrecords(tmp_path / "a.tfrecord", [{"b": bytes(0x8B1F - other)}])
     assert path.read_bytes()[:2] == b"\x1f\x8b"

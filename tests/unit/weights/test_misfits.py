@@ -48,7 +48,6 @@ def everything(model):
 
 
 def spoil(arrays, missing, misshapen, transposed):
-    """One of each kind."""
     found = {name: array for name, array in arrays.items() if name != missing}
     found["stray"] = np.zeros(3, "float32")
     found[misshapen] = np.concatenate([found[misshapen], found[misshapen][:1]])
