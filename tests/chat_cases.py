@@ -182,7 +182,7 @@ TURNS = {
     ],
     "thoughts apart": [(U, "a"), {"role": A, "content": "b", "reasoning_content": "hm\n"}],
     "thoughts by another name": [
-        *((U, "a"), {"role": A, "content": "b", "reasoning": "hm"}, (U, "c")),
+        *((U, "a"), {"role": A, "content": "b", "reasoning": "hm"}, (U, "c"))
     ],
     "no thinking": [(U, "a")],
     "thinking": [(U, "a")],

@@ -31,10 +31,7 @@ def batch_of(model: Any, rows: int = 2, length: int = 24, packed: bool = False) 
         return (images(config, rows),)
     if isinstance(model, models.ViTObjectDetector):
         boxes = np.full((rows, 4, 4), 0.5, "float32")
-        return images(config, rows), {
-            "boxes": boxes,
-            "class_labels": np.zeros((rows, 4), "int32"),
-        }
+        return images(config, rows), {"boxes": boxes, "class_labels": np.zeros((rows, 4), "int32")}
     if isinstance(model, models.ViTImageSegmenter | models.EoMTImageSegmenter):
         return images(config, rows), np.zeros((rows, *config.image_shape[:2]), "int32")
     if isinstance(model, models.ViTImageClassifier):

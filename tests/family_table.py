@@ -382,8 +382,7 @@ FAMILIES: list[Reference] = [
         lora={"targets": ("query", "token_embedding", "reverse_embeddings")},
     ),
     TextEmbedder(
-        *("embedding_gemma/gemma", GemmaTextEmbedder),
-        TextEmbedder.checks | {"bfloat16", "presets"},
+        *("embedding_gemma/gemma", GemmaTextEmbedder), TextEmbedder.checks | {"bfloat16", "presets"}
     ),
     TextEmbedder("embedding_gemma/last", GemmaTextEmbedder),
     TextEmbedder("embedding_gemma/first", GemmaTextEmbedder),
@@ -414,8 +413,7 @@ FAMILIES: list[Reference] = [
     *_image_texts("unified tower_small", IMAGE_TEXT, left=SOUNDS),
     *_image_texts("tower", FORWARD | {"greedy_tokens", "places", "presets"}),
     ImageText(
-        *("gemma4_vision/unified_causal", Gemma4ImageTextLM, FORWARD | {"presets"}),
-        image=155,
+        *("gemma4_vision/unified_causal", Gemma4ImageTextLM, FORWARD | {"presets"}), image=155
     ),
     *_decoders("llama3", Llama3CausalLM, "tied bias"),
     *_decoders("llama3", Llama3CausalLM, "untied", adapter="llama3/adapter"),
@@ -438,11 +436,7 @@ FAMILIES: list[Reference] = [
         "vit_kinds", "clip deit_model dinov2_giant dinov2_model siglip siglip2", settings=HEADLESS
     ),
     *_images(
-        "vit_kinds",
-        "clip_model siglip_model",
-        settings=HEADLESS,
-        left=TEXT,
-        prefix="vision_model.",
+        "vit_kinds", "clip_model siglip_model", settings=HEADLESS, left=TEXT, prefix="vision_model."
     ),
     *_images("vit_kinds", "clip_classes", checks=NPZ, left=(*TEXT, "vision_model.post_layernorm.")),
     *_images("vit_kinds", "siglip_classes", left=(*TEXT, "vision_model.head.")),

@@ -65,9 +65,4 @@ def variables(programs: Path, home: Path) -> dict[str, str]:
     flags = kept.pop("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if "device_count" not in flag]
     path = os.pathsep.join([str(programs), "/usr/bin", "/bin"])
-    return {
-        **kept,
-        "PATH": path,
-        "HOME": str(home),
-        "XLA_FLAGS": " ".join(flags),
-    }
+    return {**kept, "PATH": path, "HOME": str(home), "XLA_FLAGS": " ".join(flags)}

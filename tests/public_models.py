@@ -46,10 +46,7 @@ SIGLIP = {
     "vision_encoder": {**VIT, "use_class_token": False, "approximate_gelu": True},
     "text_encoder": SIGLIP_TEXT,
 }
-IDS = {
-    "token_ids": np.arange(10).reshape(2, 5) % 31,
-    "padding_mask": np.ones((2, 5), "int32"),
-}
+IDS = {"token_ids": np.arange(10).reshape(2, 5) % 31, "padding_mask": np.ones((2, 5), "int32")}
 PAIRS = {**IDS, "images": IMAGES}
 # Each row shows an image, whose four tokens stand behind the first.
 SEEN = {

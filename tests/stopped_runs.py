@@ -93,13 +93,7 @@ def fit(model, callbacks, epochs=EPOCHS, **settings):
 
 
 def run(
-    folder,
-    stops=(),
-    others=lambda: [],
-    optimizer=None,
-    epochs=EPOCHS,
-    kind=Checkpoint,
-    **settings,
+    folder, stops=(), others=lambda: [], optimizer=None, epochs=EPOCHS, kind=Checkpoint, **settings
 ):
     """Trains to the end, in as many parts as there are stops; each part is a process's worth."""
     for stop in (*stops, None):

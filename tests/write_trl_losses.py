@@ -112,11 +112,7 @@ GRPO: list[dict[str, Any]] = [
     {"normalization": normalization, "importance_sampling_level": level, **more}
     for normalization in ("grpo", "bnpo", "dr_grpo", "dapo")
     for level in ("token", "sequence")
-    for more in (
-        {},
-        {"epsilon": 0.1, "epsilon_high": 0.28, "beta": 0.04},
-        {"delta": 1.3},
-    )
+    for more in ({}, {"epsilon": 0.1, "epsilon_high": 0.28, "beta": 0.04}, {"delta": 1.3})
 ]
 LONGEST = 9  # max_completion_length
 ITEMS = 17  # tokens of an update per batch
@@ -168,10 +164,7 @@ def dpo(pair: dict[str, Any], settings: dict[str, Any]) -> tuple[float, list[flo
 
     def model(**_: Any) -> Any:
         return SimpleNamespace(
-            log_probs=tokens,
-            entropy=zero,
-            mean_logits=zero,
-            is_top1=zero.bool(),
+            log_probs=tokens, entropy=zero, mean_logits=zero, is_top1=zero.bool()
         )
 
     model.training = False

@@ -90,7 +90,7 @@ def test_parts_may_be_frozen_or_adapted_alone(name):
         assert not any("input_projection" in path for path in everywhere)
     else:
         assert {
-            *("vision_encoder/input_projection", "vision_encoder/patch_embedding"),
+            *("vision_encoder/input_projection", "vision_encoder/patch_embedding")
         } <= everywhere
         assert "unified" in name or "vision_encoder/block_1/gate" in everywhere
 

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from arrays import to_numpy
-from kmodels.models import (
-    Llama3CausalLM,
-    Llama3CausalLMPreprocessor,
-    Llama3Tokenizer,
-)
+from kmodels.models import Llama3CausalLM, Llama3CausalLMPreprocessor, Llama3Tokenizer
 from refusals import refused
 from tolerances import tolerance
 
@@ -68,10 +64,7 @@ def test_transformers_reads_queries_and_keys_of_a_gguf_file(tmp_path):
     import transformers
 
     # transformers reads neither rope_freqs.weight nor linear scaling from such files.
-    plain: dict[str, Any] = {
-        "rope_frequency_adjustment_factor": None,
-        "rope_low_freq_factor": None,
-    }
+    plain: dict[str, Any] = {"rope_frequency_adjustment_factor": None, "rope_low_freq_factor": None}
     plain |= {"rope_high_freq_factor": None, "rope_pretraining_sequence_length": None}
     model = Llama3CausalLM.from_preset("llama3_debug", preprocessor=None, **plain)
     model.export_to_gguf(tmp_path / "it.gguf", "float32")

@@ -91,11 +91,7 @@ FAULTS = {
         ("training/optimizers.py", "self.peak * (step + 1.0)", "self.peak * step"),
         ("training/optimizers.py", "0.5 * (1.0 + ops.cos", "0.5 * (1.0 - ops.cos"),
         ("training/optimizers.py", "self.decay_vectors or len(v.shape) > 1", "True"),
-        (
-            "training/optimizers.py",
-            "self.skipped.assign_add(1)",
-            "self.skipped.assign_add(2)",
-        ),
+        ("training/optimizers.py", "self.skipped.assign_add(1)", "self.skipped.assign_add(2)"),
         ("training/losses.py", "(1.0 - 2.0 * own)", "(2.0 * own - 1.0)"),
         ("checkpoint/manager.py", "older[max(keep, 1) - 1 :]", "older[max(keep, 1) :]"),
         (

@@ -188,20 +188,8 @@ def test_a_recipe_accepts_what_it_is_told(recipe, preset, setup, gibibytes):
 def test_nothing_is_proposed_that_does_not_help_enough():
     found = plan.Plan("vit_base_patch16_224", Setup(8), available=GIB // 64)
     settings = load("vit").Settings
-    refused(
-        "no set of flags makes it fit, use a smaller",
-        plan.check,
-        found,
-        settings,
-        ANYWAY,
-    )
-    refused(
-        "iB; use a smaller model; --ignore-memory-check",
-        plan.check,
-        found,
-        (),
-        ANYWAY,
-    )
+    refused("no set of flags makes it fit, use a smaller", plan.check, found, settings, ANYWAY)
+    refused("iB; use a smaller model; --ignore-memory-check", plan.check, found, (), ANYWAY)
 
 
 def test_the_command(capsys):

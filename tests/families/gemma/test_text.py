@@ -412,10 +412,7 @@ def test_what_is_saved_holds_the_preprocessor(preset):
     assert Tokenizer.from_file(preset).vocabulary_size() == 500
 
 
-PAIRS = {
-    "prompts": ["the cat", "a dog", "one", "two"],
-    "responses": [" sat", " ran", " 1", " 2"],
-}
+PAIRS = {"prompts": ["the cat", "a dog", "one", "two"], "responses": [" sat", " ran", " 1", " 2"]}
 TEXTS = [prompt + response for prompt, response in zip(*PAIRS.values(), strict=True)]
 RECORDS = [dict(zip(PAIRS, row, strict=True)) for row in zip(*PAIRS.values(), strict=True)]
 HALVES = [{name: column[i : i + 2] for name, column in PAIRS.items()} for i in (0, 2)]

@@ -52,8 +52,7 @@ def output(model, x):
 
 @pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.parametrize(
-    "images",
-    [pytest.param(0, marks=ONCE), pytest.param(1, marks=ONCE), pytest.param(2, marks=HUB)],
+    "images", [pytest.param(0, marks=ONCE), pytest.param(1, marks=ONCE), pytest.param(2, marks=HUB)]
 )
 def test_logits_are_keras_hubs(pair, images):
     theirs, ours = pair

@@ -10,11 +10,7 @@ import pytest
 from arrays import assert_equal
 from kmodels import presets
 from kmodels.core.errors import InputError
-from kmodels.models import (
-    Gemma3ImageTextConfig,
-    Gemma3ImageTextLM,
-    GemmaCausalLM,
-)
+from kmodels.models import Gemma3ImageTextConfig, Gemma3ImageTextLM, GemmaCausalLM
 from kmodels.weights import read_safetensors, write_safetensors
 from refusals import refused
 

@@ -129,12 +129,7 @@ def test_settings_of_a_call_are_those_of_a_sampler(compiled):
 
 def test_what_a_call_does_not_follow_is_one_line(compiled):
     chat = compiled.chat
-    refused(
-        "takes no max_tokens; did you mean max_new_tokens",
-        chat,
-        CHAT,
-        max_tokens=2,
-    )
+    refused("takes no max_tokens; did you mean max_new_tokens", chat, CHAT, max_tokens=2)
     refused("takes no enable_thinking", chat, CHAT, enable_thinking=False)
     refused("takes no tools", chat, CHAT, tools=[TOOL])
     refused("temperature is 'hot'; give a finite number", chat, CHAT, temperature="hot")
@@ -221,17 +216,11 @@ def test_numbers_of_numpy_are_numbers(compiled):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (
-            {"token_ids": [[2, 3]], "padding_mask": [[1]]},
-            r"padding_mask \(1, 1\)",
-        ),
+        ({"token_ids": [[2, 3]], "padding_mask": [[1]]}, r"padding_mask \(1, 1\)"),
         ({"token_ids": [[2, 3]], "padding_mask": [[1, 1]] * 2}, r"padding_mask \(2, 2\)"),
         (np.array(3), r"token_ids has shape \(\)"),
         (np.array([[[2, 3]]]), r"token_ids has shape \(1, 1, 2\)"),
-        (
-            {"token_ids": [[2]], "attention_mask": [[1]]},
-            "did you mean padding_mask",
-        ),
+        ({"token_ids": [[2]], "attention_mask": [[1]]}, "did you mean padding_mask"),
         ({"token_ids": [[2]], "positions": [[4]]}, "generate takes no positions"),
         ({"token_ids": [[2]], "images": [[4]]}, "generate takes no images"),
     ],

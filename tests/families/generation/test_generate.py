@@ -297,10 +297,7 @@ def test_shares_too_small_for_float32_keep_the_most_likely_token(model):
         (lambda _: Sampler(temperature=float("inf")), "temperature is inf; give a finite number"),
         (lambda _: Sampler(temperature=False), "temperature is False; give a finite number"),
         (lambda _: Sampler(repetition_penalty=1e-40), "repetition_penalty is 1e-40; give a num"),
-        (
-            lambda _: BeamSampler(length_penalty="1"),
-            "length_penalty is '1'; give a finite number",
-        ),
+        (lambda _: BeamSampler(length_penalty="1"), "length_penalty is '1'; give a finite number"),
         (lambda _: BeamSampler(length_penalty=5e3), "length_penalty is 5000.0; give a number"),
         (lambda _: ContrastiveSampler(alpha=float("nan")), "alpha is nan; give a finite number"),
         (lambda model: drawn(model, BeamSampler(temperature=0.0)), "BeamSampler divides by it"),

@@ -279,11 +279,7 @@ def test_prompts_with_images_as_tensors(make):
         ("Gemma3Backbone", (20, {"vocabulary_size": 20}), "got vocabulary_size by position and by"),
         ("Gemma4Backbone", ({"audio_encoder": 1},), "Gemma4Backbone reads no audio; leave audio_e"),
         ("CLIPVisionEncoder", ({"intermediate_output_index": 1},), "take the output of a block"),
-        (
-            "ViTImageConverter",
-            ({"bounding_box_format": "xywh"},),
-            "images have no bounding boxes",
-        ),
+        ("ViTImageConverter", ({"bounding_box_format": "xywh"},), "images have no bounding boxes"),
         ("Gemma4ImageConverter", ({"scale": 0.5},), "pixels go from 0 to 1: leave both out"),
         (
             "Gemma4CausalLMPreprocessor",

@@ -187,10 +187,7 @@ NO, NO_4 = "keras-hub's GemmaBackbone .*", "Gemma4Backbone has no counterpart fo
             "keras-hub's DeiTBackbone has no counterpart for pooling='distilled'",
         ),
         (lambda: vit({"layer_scale": 1.0}, {"num_classes": 3}), "a head .give model.backbone."),
-        (
-            lambda: vit({"layer_scale": 1.0, "layer_norm_epsilon": 1e-5}),
-            "layer_norm_epsilon=1e-05",
-        ),
+        (lambda: vit({"layer_scale": 1.0, "layer_norm_epsilon": 1e-5}), "layer_norm_epsilon=1e-05"),
         (lambda: vit({}, {"num_classes": 0, "pooling": "map"}), "a class token"),
         (lambda: vit(DINOV3), "DINOV3Backbone has no counterpart for pos_embed_rescale"),
         (lambda: gemma(query_pre_attention_scalar=99.0), NO + "a query scale of 0.100504"),

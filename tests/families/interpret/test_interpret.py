@@ -207,10 +207,7 @@ def test_what_is_refused():
             "layer is 'pooling'; choose one of tokens, block_0, block_1, final_norm, or a number",
         ),
         ({"layer": 2}, "layer is 2; the model has the blocks 0 to 1"),
-        (
-            {"target": 3},
-            "target is 3; give a class from 0 to 2, or one for each of the 2 images",
-        ),
+        ({"target": 3}, "target is 3; give a class from 0 to 2, or one for each of the 2 images"),
     ):
         refused(message, interpret.grad_cam, model, images, **settings)
     message = "ViTBackbone has no logits of classes; give a target that is a function"

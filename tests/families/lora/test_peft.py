@@ -165,10 +165,7 @@ ABSENT = "absent"
             {"init_lora_weights": "pissa_niter_4"},
             "init_lora_weights='pissa_niter_4', which changes the base too",
         ),
-        (
-            {"init_lora_weights": "OLoRA"},
-            "init_lora_weights='OLoRA', which changes the base too",
-        ),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA', which changes the base too"),
         (
             {"use_new_kind": True, "new_number": 3, "new_list": [], "new_flag": False},
             "unsupported kind: use_new_kind=True, new_number=3$",

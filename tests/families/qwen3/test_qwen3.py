@@ -143,9 +143,7 @@ def test_the_vocabulary_of_merges_and_the_template_go_along(folder, said, tmp_pa
     tokenizer.core.add_tokens(["<think>"])
     known = tokenizer.vocabulary_size()
     model = Qwen3CausalLM.from_preset(
-        "qwen3_debug",
-        vocabulary_size=known + 3,
-        preprocessor=Qwen3CausalLMPreprocessor(tokenizer),
+        "qwen3_debug", vocabulary_size=known + 3, preprocessor=Qwen3CausalLMPreprocessor(tokenizer)
     )
     path = model.export_to_gguf(tmp_path / "it.gguf")
     again = Qwen3CausalLM.from_preset(path).preprocessor.tokenizer

@@ -27,13 +27,7 @@ from kmodels.models import (
 from kmodels.models.vit.presets import PRESETS
 from kmodels.models.vit.weights import augreg, eva, timm_names
 from kmodels.models.vit.weights import timm as weights_timm
-from kmodels.weights import (
-    LazyArray,
-    export,
-    load,
-    read_safetensors,
-    write_safetensors,
-)
+from kmodels.weights import LazyArray, export, load, read_safetensors, write_safetensors
 from kmodels.weights.engine import variables
 from kmodels.weights.gather import values
 from public_models import random
@@ -632,10 +626,7 @@ def test_presets_have_as_many_parameters_as_timms_models(preset):
 @pytest.mark.parametrize("pooling", ["token", "gap", "map"])
 def test_a_vit_written_as_npz_is_the_same_vit(pooling, tmp_path):
     backbone = ViTBackbone.from_preset(
-        "vit_debug",
-        use_class_token=pooling == "token",
-        position_over_prefix=True,
-        mlp_dim=128,
+        "vit_debug", use_class_token=pooling == "token", position_over_prefix=True, mlp_dim=128
     )
     model = ViTImageClassifier(backbone, 7, pooling=pooling)
     path = model.export_to_npz(tmp_path / "model.npz")

@@ -208,10 +208,7 @@ ANY_SETTING = (
     *({"rescale_factor": 1 / 127.5}, {"image_mean": 0.4}, {"image_std": [0.1, 0.2, 0.3]}),
     *({"max_num_patches": 64}, {"do_center_crop": False}, {}),
 )
-OWN_CLASS = {
-    "Siglip2": NaFlexViTImageClassifierPreprocessor,
-    "Eomt": ViTImageSegmenterPreprocessor,
-}
+OWN_CLASS = {"Siglip2": NaFlexViTImageClassifierPreprocessor, "Eomt": ViTImageSegmenterPreprocessor}
 SHORTER = {"size": {"shortest_edge": 24}, "crop_size": CROP}
 SIZES = {"Siglip2": {}, "Bit": SHORTER, "CLIP": SHORTER}
 

@@ -341,10 +341,7 @@ def test_predict_is_what_keras_own_is(steps, at_once, backend):
 
 def test_several_outputs_are_logged_in_order():
     found = []
-    for fit, evaluate in (
-        (kmodels.fit, kmodels.evaluate),
-        (keras.Model.fit, keras.Model.evaluate),
-    ):
+    for fit, evaluate in ((kmodels.fit, kmodels.evaluate), (keras.Model.fit, keras.Model.evaluate)):
         keras.utils.set_random_seed(1)
         inputs = keras.Input((5,))
         outputs = {"a": keras.layers.Dense(1)(inputs), "b": keras.layers.Dense(2)(inputs)}

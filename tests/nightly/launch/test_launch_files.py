@@ -45,11 +45,7 @@ SLURM = {
     "--resume)": f"{SHORT})",
 }
 # torchrun starts the processes of a node: SLURM's own numbers stay.
-ON_TORCH = {
-    "--nproc-per-node=8": "--nproc-per-node=1",
-    ":29500": ":{port}",
-    "{samples}": "1",
-}
+ON_TORCH = {"--nproc-per-node=8": "--nproc-per-node=1", ":29500": ":{port}", "{samples}": "1"}
 ON_JAX = {
     "--ntasks-per-node=8": "--ntasks-per-node=1",
     "--gpus-per-node=8": "--gpus-per-node=1",

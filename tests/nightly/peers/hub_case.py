@@ -81,10 +81,7 @@ def run_serialization_test(instance: Any) -> None:
 
 
 def run_preprocessing_layer_test(
-    cls: type,
-    init_kwargs: Mapping[str, Any],
-    input_data: Any,
-    expected_output: Any,
+    cls: type, init_kwargs: Mapping[str, Any], input_data: Any, expected_output: Any
 ) -> None:
     """A tokenizer or preprocessor gives the same directly and in a data set, in batches or not."""
     layer = cls(**init_kwargs)
@@ -150,10 +147,7 @@ def run_vision_backbone_test(
 
 
 def run_task_test(
-    cls: type,
-    init_kwargs: Mapping[str, Any],
-    train_data: Any,
-    expected_output_shape: Any,
+    cls: type, init_kwargs: Mapping[str, Any], train_data: Any, expected_output_shape: Any
 ) -> None:
     """A task predicts and trains as it was made, on arrays, data sets, and preprocessed data sets.
 

@@ -3,11 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from hub_case import (
-    assert_close,
-    run_task_test,
-    run_vision_backbone_test,
-)
+from hub_case import assert_close, run_task_test, run_vision_backbone_test
 
 from kmodels import models
 from kmodels.core.errors import InputError

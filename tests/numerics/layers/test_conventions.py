@@ -374,9 +374,7 @@ def test_all_train_inside_fit():
         inputs.append(x)
         outputs.append(
             keras.ops.mean(
-                keras.ops.reshape(y, (-1, math.prod(y.shape[1:-1]))),
-                axis=-1,
-                keepdims=True,
+                keras.ops.reshape(y, (-1, math.prod(y.shape[1:-1]))), axis=-1, keepdims=True
             )
         )
     model = keras.Model(inputs, keras.ops.concatenate(outputs, axis=-1))

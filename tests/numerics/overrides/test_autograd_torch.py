@@ -16,11 +16,7 @@ from kmodels.core.errors import InputError
 if keras.backend.backend() == "torch":
     import torch
 
-    from kmodels.overrides import (
-        _backward_torch,
-        dense_torch,
-        grouped_dense_torch,
-    )
+    from kmodels.overrides import _backward_torch, dense_torch, grouped_dense_torch
 
     SOURCE = Path(kmodels.__file__).parent
     MASK = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()

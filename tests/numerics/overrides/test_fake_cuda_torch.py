@@ -29,10 +29,7 @@ if keras.backend.backend() != "torch" or not os.environ.get("KMODELS_FAKE_CUDA")
 
 import torch
 import torch.distributed as collectives
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from kmodels.core import keras_internals, runtime_torch
 from kmodels.distribution.engines import ddp_torch, fsdp_torch
@@ -215,8 +212,7 @@ STEPS = {
     "Gemma 4": Step(preset("gemma4_debug"), f"{DECODER} dropout", "sdpa varlen", change=lora),
     "Gemma 4, experts": Step(preset("gemma4_moe_debug"), f"{DECODER} grouped_dense", "sdpa varlen"),
     "Gemma 4 vision": Step(
-        preset("gemma4_vision_debug", GEMMA4),
-        *(f"{DECODER} dropout", "sdpa varlen", TURNED, lora),
+        preset("gemma4_vision_debug", GEMMA4), *(f"{DECODER} dropout", "sdpa varlen", TURNED, lora)
     ),
     "Gemma 4 unified": Step(
         preset("gemma4_unified_debug", GEMMA4), f"{DECODER} layer_norm", "flex sdpa"

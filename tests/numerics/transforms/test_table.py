@@ -30,18 +30,12 @@ OPS: dict[str, tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]]] 
     "cumsum": (lambda x: ops.cumsum(x * x, axis=1), lambda x: np.cumsum(x * x, 1)),
     "softmax": (lambda x: ops.softmax(x, axis=-1), _softmax),
     "logsumexp": (lambda x: ops.logsumexp(x, axis=1), lambda x: np.log(np.exp(x).sum(1))),
-    "matmul": (
-        lambda x: ops.matmul(x, ops.convert_to_tensor(W)) ** 2,
-        lambda x: (x @ W) ** 2,
-    ),
+    "matmul": (lambda x: ops.matmul(x, ops.convert_to_tensor(W)) ** 2, lambda x: (x @ W) ** 2),
     "reshape": (
         lambda x: ops.reshape(ops.transpose(ops.concatenate([x, x**2], 1)), (-1,)),
         lambda x: np.concatenate([x, x**2], 1).T.reshape(-1),
     ),
-    "take": (
-        lambda x: ops.take(x, np.array([2, 0]), axis=1) ** 2,
-        lambda x: x[:, [2, 0]] ** 2,
-    ),
+    "take": (lambda x: ops.take(x, np.array([2, 0]), axis=1) ** 2, lambda x: x[:, [2, 0]] ** 2),
 }
 
 
@@ -124,10 +118,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda op: transforms.jvp(_total(op), (X,), (Y,))[1],
         lambda plain: (_slope(plain, X) * Y).sum(),
     ),
-    "hessian": (
-        lambda op: transforms.hessian(_total(op))(X),
-        lambda plain: _curvature(plain, X),
-    ),
+    "hessian": (lambda op: transforms.hessian(_total(op))(X), lambda plain: _curvature(plain, X)),
     "jit(grad)": (
         lambda op: transforms.jit(transforms.grad(_total(op)))(X),
         lambda plain: _slope(plain, X),
@@ -137,10 +128,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda plain: np.stack([_slope(plain, X), _slope(plain, Y)]),
     ),
     "cond": (lambda op: _by_cond(op, ops.convert_to_tensor(X)), lambda plain: plain(X)),
-    "jit(cond)": (
-        lambda op: transforms.jit(lambda x: _by_cond(op, x))(X),
-        lambda plain: plain(X),
-    ),
+    "jit(cond)": (lambda op: transforms.jit(lambda x: _by_cond(op, x))(X), lambda plain: plain(X)),
     "jit(cond), else": (
         lambda op: transforms.jit(lambda x: _by_cond_else(op, x))(X),
         lambda plain: plain(X),
@@ -157,10 +145,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         lambda op: transforms.jit(lambda x: _by_for(op, x))(X),
         lambda plain: 3 * plain(X),
     ),
-    "jit(scan)": (
-        lambda op: transforms.jit(lambda x: _by_scan(op, x))(X),
-        lambda plain: plain(X),
-    ),
+    "jit(scan)": (lambda op: transforms.jit(lambda x: _by_scan(op, x))(X), lambda plain: plain(X)),
 }
 
 

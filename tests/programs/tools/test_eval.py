@@ -348,9 +348,7 @@ def test_ranks_are_those_of_the_vectors(tmp_path):
 
 @pytest.mark.across("torch")
 def test_retrieval_is_that_of_sentence_transformers(tmp_path):
-    from sentence_transformers.sentence_transformer.evaluation import (
-        InformationRetrievalEvaluator,
-    )
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     records, texts, vectors, (metrics, _) = retrieved(tmp_path)
     peer = InformationRetrievalEvaluator(

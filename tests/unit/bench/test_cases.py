@@ -146,10 +146,7 @@ def row(label, precision="float32", losses=(6.9, 6.8, 6.7), **facts):
         (row("b", keras="4"), "b: keras is '4', a has '3'"),
         (row("b", compute="bfloat16"), "b: compute is 'bfloat16', a has 'float32'"),
         (row("b", losses=(6.9, 6.79, 6.7)), "b: the loss of step 2 is 6.79, a has 6.8" + WITHIN),
-        (
-            row("b", losses=(math.nan, 6.8, 6.7)),
-            "b: the loss of step 1 is nan, a has 6.9" + WITHIN,
-        ),
+        (row("b", losses=(math.nan, 6.8, 6.7)), "b: the loss of step 1 is nan, a has 6.9" + WITHIN),
     ],
 )
 def test_what_differs_is_told(other, message):
