@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from kmodels.core.errors import InputError, one_line, shown
 from kmodels.core.files import atomic_write
 from kmodels.core.schema import read_json
+from kmodels.runs import console
 
 PROJECT = "kmodels"
 # The tracker's id of the run, for a resumed run; next to config.json.
@@ -108,7 +109,7 @@ def log_rows(tracker: Tracker, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         part = "batch" if row["row"] == "step" else "epoch"
         metrics = {f"{part}/{k}": v for k, v in row.items() if k not in ("row", "epoch", "step")}
-        tracker.log({"epoch": row["epoch"], **metrics}, row["step"])
+        _log(tracker, {"epoch": row["epoch"], **metrics}, row["step"])
 
 
 def finish(folder: Path) -> None:
@@ -120,7 +121,7 @@ def finish(folder: Path) -> None:
     if _open is not None:
         result = _read(folder / "result.json")
         metrics = {f"result/{name}": value for name, value in result.get("metrics", {}).items()}
-        _open.log(metrics, result.get("steps", 0))
+        _log(_open, metrics, result.get("steps", 0))
         _end(0)
 
 
@@ -129,11 +130,33 @@ def give_up() -> None:
     _end(1)
 
 
+def _log(tracker: Tracker, metrics: Mapping[str, Any], step: int) -> None:
+    """Records metrics; a tracker that fails is left out from then on, and costs no run."""
+    if tracker is not _open:
+        return
+    try:
+        # result.json has null for numbers that are not finite.
+        tracker.log({name: x for name, x in metrics.items() if x is not None}, step)
+    except Exception as error:
+        _say_failed(error)
+        _end(1)
+
+
 def _end(code: int) -> None:
     global _open
     tracker, _open = _open, None
-    if tracker is not None:
-        tracker.finish(code)
+    try:
+        if tracker is not None:
+            tracker.finish(code)
+    except Exception as error:
+        _say_failed(error)
+
+
+def _say_failed(error: Exception) -> None:
+    console.say(
+        f"--log-to failed ({one_line(error)}); the run continues without it, and history.csv has "
+        "its rows"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

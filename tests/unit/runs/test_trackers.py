@@ -161,6 +161,43 @@ def test_a_tracker_that_refuses_ends_in_one_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("broken", ["log", "finish"])
+def test_a_tracker_that_fails_costs_no_run(broken, tmp_path, monkeypatch, capsys):
+    calls = []
+
+    class Tracker:
+        run_id = shown_by = "1"
+
+        def log(self, metrics, step):
+            self.call("log", metrics)
+
+        def finish(self, code):
+            self.call("finish", code)
+
+        def call(self, name, value):
+            calls.append((name, value))
+            if name == broken:
+                raise ConnectionError("no route\nto the server")
+
+    monkeypatch.setattr(trackers, "check", lambda name: None)
+    monkeypatch.setitem(trackers._TRACKERS, "wandb", lambda *arguments: Tracker())
+    history = History(tmp_path / "history.csv")
+    history.tracker = trackers.start("wandb", tmp_path, {}, 0)
+    history.add([step(1)])
+    history.add([step(2)])
+    (tmp_path / "result.json").write_text(
+        '{"metrics": {"loss": null, "accuracy": 0.5}, "steps": 2}'
+    )
+    trackers.finish(tmp_path)
+    trackers.give_up()
+    assert len(read(tmp_path / "history.csv")) == 2
+    assert capsys.readouterr().out.count("failed (no route to the server); the run continues") == 1
+    names = [name for name, _ in calls]
+    assert names == (["log", "finish"] if broken == "log" else ["log"] * 3 + ["finish"])
+    assert calls[-1] == ("finish", broken == "log")
+    assert broken == "log" or calls[-2] == ("log", {"result/accuracy": 0.5})
+
+
 def read(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
