@@ -1,10 +1,11 @@
 """compare.html: results, different settings, curves and answers of several runs on one page."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kmodels.core.errors import InputError, pluralize
+from kmodels.core.errors import InputError, pluralize, printable
 from kmodels.core.files import local_path
 from kmodels.core.metric_names import best_of
 from kmodels.runs import console
@@ -133,13 +134,13 @@ class Comparison:
                 table = Table(title=title, title_justify="left", box=None, pad_edge=False)
                 table.add_column("")
                 for label in self.labels[part]:
-                    table.add_column(label, justify="right", overflow="fold")
+                    table.add_column(printable(label), justify="right", overflow="fold")
                 for name, cells in rows:
                     texts = [
-                        Text(f"{x['text']}*", style="bold") if x["best"] else Text(x["text"])
+                        Text(printable(x["text"]) + "*" * x["best"], "bold" if x["best"] else "")
                         for x in cells
                     ]
-                    table.add_row(name, *texts[part])
+                    table.add_row(printable(name), *texts[part])
                 terminal.print(table)
                 terminal.print()
         if any(cell["best"] for _, cells in self.results for cell in cells):
@@ -148,7 +149,7 @@ class Comparison:
 
 def _scores(name: str, metrics: Iterable[dict[str, Any]], marks: bool) -> list[dict[str, Any]]:
     values = [one.get(name) for one in metrics]
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and math.isfinite(value)]
     way = best_of(name)
     has_best = marks and way is not None and len(set(known)) > 1
     best = (max if way == "max" else min)(known) if has_best else None

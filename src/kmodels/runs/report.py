@@ -189,7 +189,9 @@ def _metrics(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], column: str) -> dict[int, float]:
-    return {int(row["step"]): row[column] for row in rows if isinstance(row.get(column), float)}
+    # JSON has no number that is not finite: with one, no chart of the page would be drawn.
+    values = ((int(row["step"]), row.get(column)) for row in rows)
+    return {step: x for step, x in values if isinstance(x, float) and math.isfinite(x)}
 
 
 def _thinned(

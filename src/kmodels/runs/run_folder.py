@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import math
 import sys
 import time
 from datetime import UTC, datetime
@@ -407,7 +408,8 @@ class Run:
     def best(self) -> tuple[str, dict[str, Any]] | None:
         """The metric that compares epochs, and the row of the best epoch."""
         name = self.notes.get("best") or "val_loss"
-        rows = [row for row in self.epochs if isinstance(row.get(name), float)]
+        values = ((row.get(name), row) for row in self.epochs)
+        rows = [row for x, row in values if isinstance(x, float) and math.isfinite(x)]
         if not rows:
             return None
         pick = max if best_of(name) == "max" else min

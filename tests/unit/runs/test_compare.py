@@ -1,12 +1,14 @@
 """kmodels compare: runs beside each other, in a terminal and on a page."""
 
+import json
+
 import pytest
 import run_folders
 
 from browser import check_fits, look
 from command_line import run
 from kmodels.core.metric_names import best_of
-from kmodels.runs.compare import Comparison
+from kmodels.runs.compare import Comparison, _scores
 from refusals import refused
 
 
@@ -30,6 +32,11 @@ def test_the_best_of_a_row_is_marked(better):
     assert [cell["text"] for cell in rows["test_accuracy"]] == ["0.9124", "0.9500"]
     assert not any(cell["best"] for cell in rows["val_accuracy"] + rows["loss"] + rows["steps"])
     assert [cell["text"] for cell in rows["best val_accuracy"]] == ["0.7500", "0.7500"]
+
+
+def test_a_value_that_is_not_finite_is_not_the_best():
+    metrics = [{"accuracy": x} for x in (float("nan"), 0.5, 0.75)]
+    assert [cell["best"] for cell in _scores("accuracy", metrics, True)] == [False, False, True]
 
 
 def test_settings_that_differ(runs):
@@ -69,6 +76,17 @@ def test_the_command(better, tmp_path, monkeypatch, capsys):
     assert shown.splitlines()[-1] == "compare.html"
     assert run("compare", *better, "--out", "both.html") == 0
     assert (tmp_path / "both.html").read_text() == (tmp_path / "compare.html").read_text()
+
+
+def test_texts_of_a_run_do_not_control_the_terminal(better, tmp_path, monkeypatch, capsys):
+    path = better[0] / "config.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "data": "\x1b]0;a\x07", "\x1b[2J": 1})
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run("compare", *better) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\\x1b[2J" in shown
 
 
 def test_more_runs_than_a_terminal_has_room_for(tmp_path, capsys, monkeypatch):

@@ -93,6 +93,16 @@ def test_the_best_epoch_is_that_of_its_metric(tmp_path):
     assert read(accuracies).best[1]["epoch"] == 2
 
 
+def test_numbers_that_are_not_finite_cost_no_chart_and_are_not_the_best(tmp_path):
+    folder = run_folders.write(tmp_path / "run", notes={"best": "val_accuracy"})
+    text = (folder / "history.csv").read_text()
+    (folder / "history.csv").write_text(text.replace("0.75", "nan").replace(",2.0,", ",inf,"))
+    assert read(folder).best[1]["val_accuracy"] == 0.5
+    page = report.write(folder).read_text()
+    charts = re.search('id="charts">(.*?)</script>', page, re.DOTALL)[1]
+    json.loads(charts, parse_constant=lambda name: pytest.fail(name))
+
+
 def test_mistakes_are_the_surest_and_the_least_sure(run):
     _, labels, shares = run
     said, sure = shares.argmax(1), shares.max(1)
