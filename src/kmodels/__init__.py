@@ -7,6 +7,7 @@ from typing import Any
 from kmodels.core.environment import check_backend as _check_backend
 from kmodels.core.environment import check_keras as _check_keras
 from kmodels.core.environment import choose_backend as _choose_backend
+from kmodels.core.environment import report_misspelt as _report_misspelt
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _MODULES = (
 __all__ = ["__version__", *_EXPORTS, *_MODULES]
 
 _check_keras()
+_report_misspelt()
 _choose_backend()
 if "keras" in sys.modules:  # Without it there is no table yet.
     from kmodels import registration

@@ -11,6 +11,7 @@ Keras reads KERAS_BACKEND when it is imported, and nothing changes its backend a
 A missing or outdated Keras is reported at the same moment.
 """
 
+import difflib
 import json
 import os
 import re
@@ -53,6 +54,33 @@ def check_keras() -> None:
         print(f"kmodels: {line}", file=sys.stderr)
         raise SystemExit(2)
     raise ImportError(line)
+
+
+# All variables of kmodels.
+VARIABLES = (
+    *("KMODELS_BENCH_PYTHON", "KMODELS_DIRECT_CALLS", "KMODELS_GENERIC_OPS", "KMODELS_PREFETCH"),
+    *("KMODELS_PROCESS_SECONDS", "KMODELS_RAY_DIRECTORY", "KMODELS_SMALL"),
+)
+
+
+def report_misspelt() -> None:
+    """Prints a line for each variable whose name is almost one of kmodels'."""
+    for name in sorted(os.environ):
+        near = difflib.get_close_matches(name, VARIABLES, 1, 0.8)
+        if name.startswith("KMODELS") and name not in VARIABLES and near:
+            print(f"kmodels: {name} is not read; did you mean {near[0]}?", file=sys.stderr)
+
+
+def is_on(name: str, default: str = "0") -> bool:
+    """Returns the value of a variable that is "1" or "0".
+
+    Raises:
+        InputError: for any other value.
+    """
+    text = os.environ.get(name) or default
+    if text not in ("0", "1"):
+        raise InputError(f"{name} is {text!r}; give 1 or 0, or unset it")
+    return text == "1"
 
 
 def choose_backend() -> None:
@@ -148,15 +176,22 @@ def _configured() -> str | None:
 
 # Variables in which launchers say how many processes they have started.
 _STARTED = ("WORLD_SIZE", "KERAS_DISTRIBUTION_NUM_PROCESSES")
+# The same of srun and mpirun, which may also start runs that have nothing to do with each other.
+_SCHEDULED = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-def started_processes() -> tuple[str, int] | None:
+def started_processes(is_joint: bool = False) -> tuple[str, int] | None:
     """Returns the variable and the number of processes of a launcher; None for one process.
+
+    Args:
+        is_joint: True if the run asks for a mesh, so that the processes of srun and mpirun belong
+            together; torchrun, which srun may start, says otherwise by WORLD_SIZE.
 
     Raises:
         InputError: for a variable that is not a number.
     """
-    for name in _STARTED:
+    scheduled = _SCHEDULED if is_joint and "WORLD_SIZE" not in os.environ else ()
+    for name in (*_STARTED, *scheduled):
         text = os.environ.get(name) or "1"
         if not text.isdecimal():
             raise InputError(f"{name} is {text!r}; give a whole number from 0")

@@ -83,7 +83,7 @@ def join() -> None:
     """
     if _engine is not None:
         _engine.join(limit())
-    if count() == 1 and (started := started_processes()):
+    if count() == 1 and (started := started_processes(is_joint=True)):
         name, number = started
         raise InputError(
             f"{name} is {number}, and {backend()} joins no processes by it, so each would train "

@@ -5,7 +5,6 @@ tenth of a millisecond of Python for each part of a block, more than the kernels
 and has no effect if a part gets plain tensors in the dtype of its policy. Then it is skipped.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import keras
 
 from kmodels.core import keras_internals
 from kmodels.core.dispatch import backend_module, settle, unsettle
+from kmodels.core.environment import is_on
 
 ENVIRONMENT = "KMODELS_DIRECT_CALLS"
 
@@ -77,7 +77,7 @@ class DirectCalls(Protocol):
 
 _backend = backend_module("kmodels.layers.direct_calls", DirectCalls, optional=True)
 _models: Any = _backend  # for methods that need a backend
-_off = os.environ.get(ENVIRONMENT, "1") == "0"
+_off = not is_on(ENVIRONMENT, "1")
 
 
 def declines(layer: keras.layers.Layer, args: tuple, kwargs: dict[str, Any]) -> str | None:

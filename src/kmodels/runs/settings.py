@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import inspect
 import json
-import os
 import typing
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import typer
 import yaml
 
+from kmodels.core.environment import is_on
 from kmodels.core.errors import HIDDEN, InputError, check_names, one_line
 from kmodels.core.files import local_path
 from kmodels.core.schema import read_json
@@ -189,7 +189,7 @@ def _idle(parsed: Any) -> Iterator[tuple[str, str]]:
 
 
 def _defaults(settings: type) -> dict[str, Any]:
-    small = os.environ.get("KMODELS_SMALL") == "1"
+    small = is_on("KMODELS_SMALL")
     return {
         field.name: field.metadata["small"]
         if small and field.metadata["small"] is not None

@@ -60,6 +60,7 @@ def test_wrong_spec(spec, message):
     [
         ("WORLD_SIZE=2", "WORLD_SIZE is 2, and torch joins no processes by it"),
         ("KERAS_DISTRIBUTION_NUM_PROCESSES=3", "NUM_PROCESSES is 3, and torch joins no processes"),
+        ("SLURM_STEP_NUM_TASKS=4", "SLURM_STEP_NUM_TASKS is 4, and torch joins no processes by"),
         ("WORLD_SIZE=x", "WORLD_SIZE is 'x'; give a whole number"),
         ("RANK=0", "RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
         ("RANK=2 WORLD_SIZE=2", "RANK is 2 and WORLD_SIZE 2; ranks are 0 to WORLD_SIZE - 1"),

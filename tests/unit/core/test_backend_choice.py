@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
@@ -161,6 +162,21 @@ def test_processes_with_an_old_keras(tmp_path, words, code):
     assert done.returncode == code
     assert "and 3.5.0 is installed; pip install" in done.stderr.splitlines()[-1]
     assert done.stderr.count("\n") == 1 or code == 1
+
+
+def test_variables_with_another_name_or_value_are_told(monkeypatch, capsys):
+    named = (set(re.findall(r"\bKMODELS_[A-Z_]+", p.read_text())) for p in SOURCE.rglob("*.py"))
+    assert set().union(*named) == set(environment.VARIABLES)
+    monkeypatch.setenv("KMODELS_GENERIC_OP", "all")
+    monkeypatch.setenv("KMODELS_OF_SOMEBODY", "all")
+    environment.report_misspelt()
+    line = "kmodels: KMODELS_GENERIC_OP is not read; did you mean KMODELS_GENERIC_OPS?\n"
+    assert capsys.readouterr().err == line
+    for value, answer in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("KMODELS_SMALL", value)
+        assert environment.is_on("KMODELS_SMALL") is answer
+    monkeypatch.setenv("KMODELS_SMALL", "yes")
+    refused("KMODELS_SMALL is 'yes'; give 1 or 0", environment.is_on, "KMODELS_SMALL")
 
 
 def test_a_fresh_home_works_twice(tmp_path):
